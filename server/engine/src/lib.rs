@@ -13,6 +13,7 @@
 
 pub mod apply;
 pub mod clocks;
+pub mod functions;
 pub mod inbox;
 pub mod namespace;
 pub mod store;

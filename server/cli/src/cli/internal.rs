@@ -7,8 +7,8 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::launcher::{self, exec_shim};
 use clap::{Args, CommandFactory as _};
-use tidewater_cli::launcher::{self, exec_shim};
 
 /// The arguments of `__child`.
 #[derive(Debug, Args)]
@@ -76,7 +76,7 @@ pub(crate) struct PagesArgs {
 
 /// Writes man pages and completions, for the installer.
 pub(crate) fn pages(args: &PagesArgs) -> ExitCode {
-    match tidewater_cli::manpages::write("tidewater", &super::Cli::command(), &args.prefix) {
+    match crate::manpages::write("tidewater", &super::Cli::command(), &args.prefix) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             super::complain(format_args!("{}: {error}", args.prefix.display()));

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::doctor::{Chosen, Machine, Question, choose, draw, examine};
 use clap::Args;
 use serde::Serialize;
-use tidewater_cli::doctor::{Chosen, Machine, Question, choose, draw, examine};
 use tidewater_engine::store::Hugepages;
 use tidewater_service::server::CAPACITY_DEFAULT;
 

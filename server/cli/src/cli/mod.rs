@@ -91,7 +91,8 @@ struct BusyPollArgs {
 }
 
 /// Runs the command line. A wrong one exits with code 2, as clap does by itself.
-pub(crate) fn main() -> ExitCode {
+/// Runs the program with the arguments of this process, and returns its exit code.
+pub fn main() -> ExitCode {
     tidewater_topology::hostinfo::raise_open_files();
     match Cli::parse().command {
         Command::Run(args) => run::run(args),

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::launcher::{Control, ReadyLine};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use tidewater_cli::launcher::{Control, ReadyLine};
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::token::read_file;
 use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};

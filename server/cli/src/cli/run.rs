@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use clap::Args;
-use tidewater_cli::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_service::server::BusyPoll;

@@ -325,8 +325,11 @@ impl Applier {
                 Ok(Next::Empty) => break,
                 Ok(Next::Skipped) => bytes += LINE_BYTES,
                 Ok(Next::Frame(header)) => {
-                    if header.kind != FrameKind::PushDense {
-                        rows += header.count as usize;
+                    match header.kind {
+                        FrameKind::PushDense => {}
+                        // A function may take as long as a full batch: the other rings come next.
+                        FrameKind::Update | FrameKind::Reduce => rows = most.1,
+                        _ => rows += header.count as usize,
                     }
                     // A frame with an unsent answer is not done: it would be taken again and again.
                     if let Err(e) = self.frame(n, &header, &payload) {

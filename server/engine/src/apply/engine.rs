@@ -12,6 +12,7 @@ use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::limits::ROW_DIM_MAX;
 
 use super::Refusal;
+use super::function::FunctionRunner;
 use super::pending::Pending;
 use super::sums::Sums;
 use super::table::{Store, Table};
@@ -62,6 +63,7 @@ pub struct Engine {
     /// Why this applier cannot continue: acknowledged state is not what it should be.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
+    pub(super) functions: FunctionRunner,
 }
 
 impl std::fmt::Debug for Engine {
@@ -102,6 +104,7 @@ impl Engine {
             moved: Vec::new(),
             failed: None,
             deferred: Vec::new(),
+            functions: FunctionRunner::new(),
         })
     }
 
@@ -190,6 +193,7 @@ impl Engine {
             FrameKind::Resolve => self.resolve(sender.namespace, header, payload),
             FrameKind::Clock => self.clock(sender, header),
             FrameKind::Pad => Ok(Effect::Applied),
+            FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload),
         }
     }
 

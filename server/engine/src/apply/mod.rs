@@ -8,6 +8,7 @@ pub mod applier;
 pub mod command;
 mod describe;
 pub mod engine;
+mod function;
 mod gather;
 pub mod kernels;
 pub mod pending;

@@ -3,10 +3,12 @@
 //! A cursor reads a partition to save, move or copy it. A row that is removed drops out, a row
 //! created meanwhile comes at the end or in a reused slot; no row comes twice.
 
+use std::ops::Range;
+
 use tidewater_protocol::layout::row::RowLocation;
 
 use super::redo::RowPlace;
-use super::sparse::SparseShard;
+use super::sparse::{Partition, SparseShard};
 
 /// Position of the iteration. Plain numbers: it stays valid as long as the shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,6 +18,47 @@ pub struct RowCursor {
 }
 
 impl SparseShard {
+    /// Number of slots that a partition has taken, with rows or without; 0 for a partition of another
+    /// applier. A row keeps its slot until it is removed, so slots number the rows for calls that
+    /// cover a partition in several frames.
+    pub fn slots(&self, partition: u32) -> u64 {
+        let rows = self.partitions.get(partition as usize);
+        let runs = rows.and_then(Option::as_ref).map(|rows| &rows.runs[..]);
+        runs.unwrap_or_default()
+            .iter()
+            .map(|run| u64::from(run.len))
+            .sum()
+    }
+
+    /// Appends the rows in `slots` of a partition to `places`. Slots without a row are left out. Cost:
+    /// a step for each run of the partition (1,024 slots), a row's header for each slot.
+    pub fn rows_in_slots(&self, partition: u32, slots: Range<u64>, places: &mut Vec<RowPlace>) {
+        let rows = self.partitions.get(partition as usize);
+        let Some(rows) = rows.and_then(Option::as_ref) else {
+            return;
+        };
+        let mut before = 0;
+        for run in &rows.runs {
+            let (first, end) = (before, before + u64::from(run.len));
+            before = end;
+            let used = first + u64::from(run.used);
+            for slot in slots.start.max(first)..slots.end.min(used) {
+                let slot = RowLocation::new(0, run.extent, run.first + (slot - first) as u32);
+                places.extend(self.row_in(rows, slot));
+            }
+            if end >= slots.end {
+                return;
+            }
+        }
+    }
+
+    /// The row in a slot of a partition; `None` for a slot without one.
+    fn row_in(&self, rows: &Partition, slot: RowLocation) -> Option<RowPlace> {
+        let place = self.extents.place(slot)?;
+        let loc = rows.index.get(place.key)?;
+        ((loc.extent(), loc.slot()) == (slot.extent(), slot.slot())).then_some(place)
+    }
+
     /// The next row of a partition; `None` at the end. Cost: one row's header, more over vacant
     /// slots.
     pub fn next_row(&self, partition: u32, cursor: &mut RowCursor) -> Option<(u64, RowPlace)> {
@@ -31,10 +74,7 @@ impl SparseShard {
             }
             let slot = RowLocation::new(0, run.extent, run.first + cursor.slot);
             cursor.slot += 1;
-            if let Some(place) = self.extents.place(slot)
-                && let Some(loc) = rows.index.get(place.key)
-                && (loc.extent(), loc.slot()) == (slot.extent(), slot.slot())
-            {
+            if let Some(place) = self.row_in(rows, slot) {
                 return Some((place.key, place));
             }
         }

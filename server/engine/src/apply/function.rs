@@ -1,0 +1,466 @@
+//! Functions at the data: runs the function of an UPDATE or REDUCE frame on one piece of a partition.
+//!
+//! A piece is copied out of the store, the function runs on the copy, and an update is stored as an
+//! assignment of the complete piece. So a function that fails changes nothing, an update follows the
+//! pushes of its ring and is applied once like them, and optimizer state follows as for an assignment.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use tidewater_expression::{Evaluator, Partial, Program, Reduction};
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::function::{
+    FUNCTION_INPUTS_MAX, FunctionBody, FunctionCall, FunctionProblem,
+};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
+use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
+use tidewater_protocol::limits::{FRAME_ROWS_MAX, FUNCTION_BYTES_MAX};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::{DType, PushOp, TableSpec};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::push::wrong_operation;
+use super::table::{Store, Table};
+use crate::functions::{Elements, ElementsMut, FunctionError, Functions, Piece, registered};
+use crate::namespace::FrameSender;
+use crate::store::redo::{Progress, Redo, RowPlace};
+
+/// Bytes of a result that fit a reply.
+const RESULT_BYTES_MAX: usize = 64 << 10;
+const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES);
+
+/// The functions of one applier, with the program and the buffers that it used last.
+#[derive(Debug, Default)]
+pub(super) struct FunctionRunner {
+    registered: Arc<Functions>,
+    f32: Workspace<f32>,
+    f64: Workspace<f64>,
+    i32: Workspace<i32>,
+    i64: Workspace<i64>,
+}
+
+impl FunctionRunner {
+    /// A runner with the functions of this process.
+    pub(super) fn new() -> Self {
+        Self {
+            registered: registered(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Private copies of a piece. They grow to one piece and are kept.
+#[derive(Debug)]
+struct Workspace<T> {
+    inputs: [Vec<T>; FUNCTION_INPUTS_MAX],
+    out: Vec<T>,
+    keys: Vec<u64>,
+    /// Last program, its parameters, and what it was made from: calls come in many frames.
+    program: Vec<u8>,
+    parameters: Vec<f64>,
+    evaluator: Option<(Evaluator<T>, usize)>,
+}
+
+impl<T> Default for Workspace<T> {
+    fn default() -> Self {
+        Self {
+            inputs: [const { Vec::new() }; FUNCTION_INPUTS_MAX],
+            out: Vec::new(),
+            keys: Vec::new(),
+            program: Vec::new(),
+            parameters: Vec::new(),
+            evaluator: None,
+        }
+    }
+}
+
+/// Element type of a table, for functions.
+trait Element:
+    tidewater_expression::Element + FromBytes + IntoBytes + Immutable + Default + Copy
+{
+    fn elements(values: &[Self]) -> Elements<'_>;
+    fn elements_mut(values: &mut [Self]) -> ElementsMut<'_>;
+}
+
+macro_rules! element {
+    ($type:ty, $variant:ident) => {
+        impl Element for $type {
+            fn elements(values: &[Self]) -> Elements<'_> {
+                Elements::$variant(values)
+            }
+            fn elements_mut(values: &mut [Self]) -> ElementsMut<'_> {
+                ElementsMut::$variant(values)
+            }
+        }
+    };
+}
+element!(f32, F32);
+element!(f64, F64);
+element!(i32, I32);
+element!(i64, I64);
+
+/// Elements that a frame covers.
+struct Span {
+    /// First element, row or slot.
+    first: u64,
+    /// Number of elements.
+    elements: usize,
+    /// Index of the first element for expressions.
+    first_index: u64,
+    /// Whether each row has its own index 0 (sparse tables).
+    by_row: bool,
+}
+
+impl Engine {
+    /// Runs the function of a frame.
+    pub(super) fn function(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let malformed = FunctionProblem::Malformed.with(payload.len() as u64);
+        let call = FunctionCall::decode(payload).ok_or(malformed)?;
+        let table = self.known(sender.namespace, header.table)?;
+        if call.body == FunctionBody::Slots {
+            return self.count_slots(header);
+        }
+        if header.kind == FrameKind::Update && table.at_clock() {
+            return Err(FunctionProblem::AtTick.with(0));
+        }
+        let spec = Arc::clone(&table.spec);
+        for (n, &input) in (0..).zip(&call.tables[..call.inputs]) {
+            let alike = self.known(sender.namespace, input)?;
+            let same = input == header.table
+                || are_alike(&alike.spec, &spec) && !matches!(alike.store, Store::Sparse(_));
+            if !same && !mutants::on(Mutant::FunctionInputsUnlike) {
+                return Err(FunctionProblem::Input.with(n));
+            }
+        }
+        let span = self.span(header, &call, &spec)?;
+        let mut runner = std::mem::take(&mut self.functions);
+        let named = &runner.registered;
+        let done = match spec.dtype {
+            DType::F32 => self.run(header, &call, &span, &mut runner.f32, named),
+            DType::F64 => self.run(header, &call, &span, &mut runner.f64, named),
+            DType::I32 => self.run(header, &call, &span, &mut runner.i32, named),
+            DType::I64 => self.run(header, &call, &span, &mut runner.i64, named),
+        };
+        self.functions = runner;
+        done
+    }
+
+    fn count_slots(&mut self, header: &FrameHeader) -> Result<Effect, Refusal> {
+        let table = self.tables.get(&header.table);
+        let Some(Store::Sparse(shard)) = table.map(|table| &table.store) else {
+            return Err(wrong_operation(header));
+        };
+        self.reply.clear();
+        self.reply
+            .extend_from_slice(&shard.slots(header.partition).to_le_bytes());
+        Ok(Effect::Reply { count: 1 })
+    }
+
+    /// Checks the elements of a frame against its table, and fills `self.places` for a table of rows.
+    fn span(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        spec: &TableSpec,
+    ) -> Result<Span, Refusal> {
+        let (first, count) = (call.first, u64::from(header.count));
+        let dim = spec.dim();
+        let table = &self.tables[&header.table];
+        let by_range = matches!(table.store, Store::Blocks(_));
+        let most = match by_range {
+            true => FUNCTION_BYTES_MAX / spec.dtype.size(),
+            false => (FUNCTION_BYTES_MAX / spec.row_bytes()).clamp(1, FRAME_ROWS_MAX),
+        };
+        if count > most as u64 || count == 0 {
+            return Err(FunctionProblem::TooLong.with(most as u64));
+        }
+        let not_owned = RejectReason::WrongOwner { first, count };
+        let end = first.checked_add(count).ok_or(not_owned)?;
+        self.places.clear();
+        match &table.store {
+            Store::Blocks(blocks) if blocks.owns_range(first, count) => {}
+            Store::Blocks(_) => return Err(not_owned),
+            Store::Rows(rows) => {
+                for row in first..end {
+                    self.places.push(rows.place(row).ok_or(not_owned)?);
+                }
+            }
+            Store::Sparse(shard) => {
+                let slots = shard.slots(header.partition);
+                if end > slots {
+                    let (index, size) = (first, slots);
+                    return Err(RejectReason::IndexOutOfRange { index, size });
+                }
+                shard.rows_in_slots(header.partition, first..end, &mut self.places);
+            }
+        }
+        let by_row = matches!(table.store, Store::Sparse(_));
+        let elements = match by_range {
+            true => count as usize,
+            false => self.places.len() * dim,
+        };
+        let first_index = match &table.store {
+            Store::Blocks(_) => first,
+            Store::Rows(_) => first * dim as u64,
+            Store::Sparse(_) => 0,
+        };
+        Ok(Span {
+            first,
+            elements,
+            first_index,
+            by_row,
+        })
+    }
+
+    /// Runs a function on a checked span.
+    fn run<T: Element>(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        span: &Span,
+        work: &mut Workspace<T>,
+        named: &Functions,
+    ) -> Result<Effect, Refusal> {
+        let needed = match call.body {
+            FunctionBody::Expression(program) => work.prepare(program, call)?.1,
+            _ => call.inputs,
+        };
+        for (n, &input) in call.tables[..needed].iter().enumerate() {
+            work.inputs[n].resize(span.elements, T::default());
+            let bytes = work.inputs[n].as_mut_bytes();
+            self.copy_piece(input, header.table, span, bytes);
+        }
+        let reply = &mut self.reply;
+        reply.clear();
+        let spec = Arc::clone(&self.tables[&header.table].spec);
+        let dim = spec.dim();
+        let update = header.kind == FrameKind::Update;
+        match call.body {
+            FunctionBody::Expression(_) => {
+                let Some((evaluator, _)) = &mut work.evaluator else {
+                    unreachable!("the evaluator was prepared");
+                };
+                let inputs: [&[T]; FUNCTION_INPUTS_MAX] =
+                    std::array::from_fn(|n| &work.inputs[n][..]);
+                let inputs = &inputs[..needed];
+                let rows = match span.by_row {
+                    true => dim,
+                    false => span.elements.max(1),
+                };
+                if update {
+                    work.out.resize(span.elements, T::default());
+                    for (n, out) in work.out.chunks_mut(rows).enumerate() {
+                        let piece = cut(inputs, n * rows..n * rows + out.len());
+                        evaluator.map(&piece[..inputs.len()], span.first_index, out);
+                    }
+                } else {
+                    let reduction = Reduction::from_code(call.reduction);
+                    let unknown = FunctionProblem::Reduction.with(call.reduction.into());
+                    let reduction = reduction.ok_or(unknown)?;
+                    let mut partial = Partial::empty(reduction, T::DTYPE);
+                    for first in (0..span.elements).step_by(rows) {
+                        let count = rows.min(span.elements - first);
+                        let piece = cut(inputs, first..first + count);
+                        let piece = &piece[..inputs.len()];
+                        evaluator.reduce(piece, span.first_index, count, reduction, &mut partial);
+                    }
+                    reply.extend_from_slice(&partial.encode());
+                }
+            }
+            FunctionBody::Named { name, arguments } => {
+                let unknown = FunctionProblem::Unknown.with(named.len() as u64);
+                let function = named.find(name).ok_or(unknown)?;
+                work.out.resize(span.elements, T::default());
+                let mut out = std::mem::take(&mut work.out);
+                self.copy_piece(header.table, header.table, span, out.as_mut_bytes());
+                work.keys.clear();
+                work.keys.extend(self.places.iter().map(|place| place.key));
+                let inputs: Vec<Elements<'_>> = work.inputs[..call.inputs]
+                    .iter()
+                    .map(|values| T::elements(values))
+                    .collect();
+                let piece = Piece {
+                    first_index: span.first_index,
+                    dim,
+                    keys: &work.keys,
+                    inputs: &inputs,
+                };
+                let reply = &mut self.reply;
+                // A panic leaves only private copies half changed, and these are dropped.
+                let ran = catch_unwind(AssertUnwindSafe(|| match update {
+                    true => function.update(arguments, &piece, T::elements_mut(&mut out)),
+                    false => function.reduce(arguments, &piece, T::elements(&out), reply),
+                }));
+                work.out = out;
+                match ran {
+                    Ok(Ok(())) => {}
+                    Ok(Err(FunctionError(number))) => {
+                        return Err(FunctionProblem::Refused.with(number));
+                    }
+                    Err(_) => return Err(FunctionProblem::Panicked.with(0)),
+                }
+            }
+            FunctionBody::Slots => unreachable!("slots are counted before the piece is read"),
+        }
+        if !update {
+            if self.reply.len() > RESULT_BYTES_MAX {
+                let (bytes, slot) = (self.reply.len() as u64, RESULT_BYTES_MAX as u64);
+                return Err(RejectReason::ReplyTooLarge { bytes, slot });
+            }
+            return Ok(Effect::Reply { count: 1 });
+        }
+        self.store_piece(header, span, work.out.as_bytes())?;
+        Ok(Effect::Applied)
+    }
+
+    /// Copies a piece of a table into private memory. The span is one of `target`, which has the same
+    /// shape.
+    fn copy_piece(&mut self, table: u32, target: u32, span: &Span, out: &mut [u8]) {
+        let Some(found) = self.tables.get_mut(&table) else {
+            unreachable!("table {table} has been found");
+        };
+        let row_bytes = found.spec.row_bytes();
+        let read = match &mut found.store {
+            Store::Blocks(blocks) => blocks
+                .read_range(span.first, out)
+                .map_err(|e| e.to_string()),
+            Store::Rows(rows) if table != target => {
+                let mut chunks = (span.first..).zip(out.chunks_exact_mut(row_bytes));
+                chunks.try_for_each(|(row, out)| {
+                    let place = rows.place(row).ok_or("another applier's row")?;
+                    rows.rows().read(place, out).map_err(|e| e.to_string())
+                })
+            }
+            Store::Rows(_) | Store::Sparse(_) => {
+                let rows = found.rows();
+                let rows = rows.unwrap_or_else(|| unreachable!("table {table} has rows"));
+                let mut chunks = self.places.iter().zip(out.chunks_exact_mut(row_bytes));
+                chunks
+                    .try_for_each(|(place, out)| rows.read(*place, out).map_err(|e| e.to_string()))
+            }
+        };
+        assert!(
+            read.is_ok(),
+            "a piece of table {table} from {}: {read:?}",
+            span.first
+        );
+    }
+
+    /// Stores an updated piece.
+    fn store_piece(
+        &mut self,
+        header: &FrameHeader,
+        span: &Span,
+        values: &[u8],
+    ) -> Result<(), Refusal> {
+        let progress = self.progress(0);
+        let Some(table) = self.tables.get_mut(&header.table) else {
+            unreachable!("table {} has been found", header.table);
+        };
+        let is_checked = table.spec.finite_check && !mutants::on(Mutant::FunctionStoresUnchecked);
+        if is_checked && !table.kernel().all_finite(values) {
+            return Err(not_finite(table, span, &self.places, values));
+        }
+        let stored = store(
+            table,
+            &self.redo,
+            progress,
+            span.first,
+            &self.places,
+            values,
+        );
+        if let Err(e) = stored {
+            let table = header.table;
+            self.fail(format_args!(
+                "a function's result for table {table} could not be stored: {e}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn store(
+    table: &mut Table,
+    redo: &Redo,
+    progress: Progress,
+    first: u64,
+    places: &[RowPlace],
+    values: &[u8],
+) -> Result<(), String> {
+    if let Store::Blocks(blocks) = &mut table.store {
+        let stored = blocks.apply_range(redo, progress, first, PushOp::Assign, values);
+        return stored.map_err(|e| e.to_string());
+    }
+    let rows = table.rows();
+    let rows = rows.unwrap_or_else(|| unreachable!("a table without blocks has rows"));
+    let stored = rows.apply_all(redo, progress, places, PushOp::Assign, values);
+    stored.map_err(|e| e.to_string())
+}
+
+/// The first element of a result that is not finite.
+#[cold]
+fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) -> Refusal {
+    let mut elements = values.chunks_exact(table.spec.dtype.size());
+    let bad = elements.position(|element| !table.kernel().all_finite(element));
+    let Some(at) = bad else {
+        unreachable!("all of {} bytes are finite", values.len());
+    };
+    let key = match places.get(at / table.spec.dim()) {
+        Some(place) => place.key,
+        None => span.first + at as u64,
+    };
+    let row = at as u64;
+    RejectReason::NotFinite { row, key }
+}
+
+/// Whether elements of equal index lie on the same applier: the same shape, type and partitions.
+fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
+    (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
+}
+
+/// A part of each input.
+fn cut<'a, T>(inputs: &[&'a [T]], part: Range<usize>) -> [&'a [T]; FUNCTION_INPUTS_MAX] {
+    std::array::from_fn(|n| inputs.get(n).map_or(&[][..], |input| &input[part.clone()]))
+}
+
+impl<T: Element> Workspace<T> {
+    /// The evaluator of a program with the call's parameters: the last one if it is the same.
+    fn prepare(
+        &mut self,
+        program: &[u8],
+        call: &FunctionCall<'_>,
+    ) -> Result<&mut (Evaluator<T>, usize), Refusal> {
+        let parameters = call.parameters();
+        let bits = |value: &f64| value.to_bits();
+        let same = self.program == program
+            && self
+                .parameters
+                .iter()
+                .map(bits)
+                .eq(parameters.clone().map(|p| p.to_bits()));
+        if !same || self.evaluator.is_none() {
+            let problem = FunctionProblem::Expression.with(program.len() as u64);
+            self.evaluator = None;
+            self.program.clear();
+            self.program.extend_from_slice(program);
+            self.parameters.clear();
+            self.parameters.extend(parameters);
+            let decoded = Program::decode(program).map_err(|_| problem)?;
+            let evaluator = Evaluator::new(&decoded, &self.parameters).map_err(|_| problem)?;
+            self.evaluator = Some((evaluator, decoded.inputs()));
+        }
+        match &mut self.evaluator {
+            Some(prepared) if prepared.1 <= call.inputs => Ok(prepared),
+            _ => Err(FunctionProblem::Expression.with(program.len() as u64)),
+        }
+    }
+}
