@@ -103,6 +103,14 @@ pub enum ClientError {
         /// The system's error text or the exceeded limit, and the remedy.
         why: String,
     },
+    /// A text is not an expression of the element type.
+    #[error("expression {text:?}: {source}")]
+    Expression {
+        /// Text of the expression.
+        text: String,
+        /// Defect, with its position in bytes.
+        source: tidewater_expression::ExpressionError,
+    },
     /// A lane failed in a way that recovery cannot repair.
     #[error(transparent)]
     Lane(#[from] LaneError),
@@ -152,7 +160,40 @@ fn describe(reason: RejectReason) -> String {
         RejectReason::BadClock { clock, expected } => {
             format!("clock {clock} where {expected} is due")
         }
+        RejectReason::Function { problem, number } => describe_problem(problem, number),
         _ => format!("refused: {reason:?}"),
+    }
+}
+
+/// Describes in words why a function could not be run.
+fn describe_problem(problem: u64, number: u64) -> String {
+    use tidewater_protocol::layout::function::FunctionProblem as Problem;
+    match Problem::from_code(problem) {
+        Some(Problem::Malformed) => format!("the call of {number} bytes is not one"),
+        Some(Problem::Expression) => format!(
+            "the expression of {number} bytes is damaged, or of another element type, or lacks inputs or \
+             parameters"
+        ),
+        Some(Problem::Input) => format!(
+            "input {number} is not like the target: give it the same shape, type and partitions"
+        ),
+        Some(Problem::AtTick) => {
+            "the table takes effect at ticks; functions update tables of immediate effect".into()
+        }
+        Some(Problem::Unknown) => format!(
+            "the servers' program has {number} functions, and none of this name; register it there"
+        ),
+        Some(Problem::Panicked) => {
+            "the function panicked; the servers' log has its message, and nothing was changed"
+                .into()
+        }
+        Some(Problem::TooLong) => format!("a frame covers at most {number} elements or rows"),
+        Some(Problem::Reduction) => format!("reduction {number} is not one of this element type"),
+        Some(Problem::Refused) if number == u64::MAX => {
+            "the function does not provide this kind of call (update or reduce)".into()
+        }
+        Some(Problem::Refused) => format!("the function refused its input with number {number}"),
+        None => format!("function problem {problem} with number {number}, of a later version"),
     }
 }
 

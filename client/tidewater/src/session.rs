@@ -3,6 +3,7 @@
 #![deny(clippy::cast_possible_truncation)]
 
 mod arrivals;
+mod function;
 mod pull;
 mod push;
 

@@ -270,6 +270,11 @@ impl TableState {
         blocks(&self.spec)
     }
 
+    /// The rows of a dense table with layout `rows`, cut into partitions.
+    pub(crate) fn row_ranges(&self) -> Option<Ranges> {
+        dense_ranges(&self.spec).filter(|_| !self.is_blocks())
+    }
+
     /// The lane to the owner of a key or row.
     #[inline]
     pub(crate) fn lane_of(&self, key: u64) -> Option<usize> {

@@ -1,0 +1,128 @@
+//! Functions that run where the data is: expressions over tables, reductions, and functions that the
+//! servers' program registered by name.
+
+pub(crate) mod exchange;
+pub(crate) mod pieces;
+
+use std::ops::Range;
+
+use tidewater_expression::{ExpressionError, Program};
+pub use tidewater_expression::{Reduction, Scalar};
+use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
+
+use crate::error::ClientError;
+use crate::table::{Element, Table};
+
+/// Typed expression over elements of tables: compiled once, sent with each call.
+///
+/// `x`, `y` and `z` are the elements of up to three tables at the same place, `p0` to `p15` numbers that
+/// a call gives, and `index` the element's index in its table, row-major (in sparse tables, its column).
+/// The crate `tidewater-expression` documents the language.
+///
+/// ```
+/// use tidewater::Expression;
+///
+/// let relu = Expression::<f32>::parse("max(p0 * x + y, 0)")?;
+/// assert_eq!((relu.inputs(), relu.parameters()), (2, 1));
+/// let error = Expression::<f32>::parse("x + ").unwrap_err();
+/// assert!(error.to_string().contains('4')); // the position
+/// # Ok::<(), tidewater::ClientError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expression<T> {
+    pub(crate) encoded: Vec<u8>,
+    inputs: usize,
+    parameters: usize,
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Expression<T> {
+    /// Compiles an expression for tables of `T`.
+    ///
+    /// # Errors
+    /// [`ClientError::Expression`] with the position of the first defect.
+    pub fn parse(text: &str) -> Result<Self, ClientError> {
+        let program = Program::parse(text, T::DTYPE);
+        let program = program.map_err(|source| wrong_expression(text, source))?;
+        let mut encoded = Vec::new();
+        program.encode(&mut encoded);
+        Ok(Self {
+            encoded,
+            inputs: program.inputs(),
+            parameters: program.parameters(),
+            element: std::marker::PhantomData,
+        })
+    }
+
+    /// Number of input tables that it needs: 3 if it names `z`, 2 if `y`, 1 if `x`.
+    pub const fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Number of parameters that it needs.
+    pub const fn parameters(&self) -> usize {
+        self.parameters
+    }
+}
+
+fn wrong_expression(text: &str, source: ExpressionError) -> ClientError {
+    ClientError::Expression {
+        text: text.to_owned(),
+        source,
+    }
+}
+
+/// Inputs of a call. The default runs over all of the target, with the target as `x`.
+#[derive(Debug, Clone)]
+pub struct FunctionArgs<'a, T> {
+    /// Tables of `x`, `y` and `z`. They have the target's shape, element type and number of partitions;
+    /// a sparse table is only combined with itself. Empty: `x` is the target.
+    pub inputs: &'a [&'a Table<T>],
+    /// Values of the parameters `p0`, `p1`, ...
+    pub parameters: &'a [f64],
+    /// Elements of a range table, or rows of layout `rows`, that the call covers. `None`: all.
+    pub range: Option<Range<u64>>,
+}
+
+impl<T> Default for FunctionArgs<'_, T> {
+    fn default() -> Self {
+        Self {
+            inputs: &[],
+            parameters: &[],
+            range: None,
+        }
+    }
+}
+
+impl<T: Element> FunctionArgs<'_, T> {
+    /// Checks the inputs of an expression against the call; `Err` describes the defect.
+    pub(crate) fn check(&self, expression: &Expression<T>) -> Result<(), String> {
+        let inputs = self.inputs.len().max(1);
+        if inputs < expression.inputs {
+            return Err(format!(
+                "the expression has {} inputs and the call {inputs}",
+                expression.inputs
+            ));
+        }
+        if self.parameters.len() != expression.parameters {
+            return Err(format!(
+                "the expression has {} parameters (up to p{}) and the call {}",
+                expression.parameters,
+                expression.parameters.saturating_sub(1),
+                self.parameters.len()
+            ));
+        }
+        self.check_limits()
+    }
+
+    pub(crate) fn check_limits(&self) -> Result<(), String> {
+        let (inputs, parameters) = (self.inputs.len(), self.parameters.len());
+        match inputs <= FUNCTION_INPUTS_MAX && parameters <= FUNCTION_PARAMETERS_MAX {
+            true => Ok(()),
+            false => Err(format!(
+                "{inputs} inputs and {parameters} parameters; the most are {FUNCTION_INPUTS_MAX} and \
+                 {FUNCTION_PARAMETERS_MAX}"
+            )),
+        }
+    }
+}

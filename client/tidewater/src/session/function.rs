@@ -1,0 +1,303 @@
+//! Calls of functions that run where the data is.
+
+use std::ops::Range;
+
+use tidewater_expression::Partial;
+use tidewater_protocol::layout::frame::FrameKind;
+use tidewater_protocol::layout::function::{
+    FUNCTION_BODY_BYTES_MAX, FunctionBody, FunctionPayload,
+};
+use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_protocol::table::{Apply, Shape};
+use tidewater_runtime::clock::Deadline;
+
+use super::Client;
+use crate::error::ClientError;
+use crate::function::exchange::{by_lane, count_slots, header_of, request_all};
+use crate::function::pieces::{FramePiece, dense_pieces, slot_pieces};
+use crate::function::{Expression, FunctionArgs, Reduction, Scalar};
+use crate::push::Ticket;
+use crate::table::{Element, Table};
+
+/// Frames of an update after which they are sent: appliers begin while the next ones are built.
+const SEND_FRAMES: usize = 16;
+
+impl Client {
+    /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
+    /// later pushes, pulls and functions of this client see its effect; its ticket reports when it is
+    /// applied. It is applied exactly once. It covers the rows that exist when it begins.
+    ///
+    /// A frame of at most 256 KiB of elements changes all of its elements or none. Where a frame is
+    /// refused (a NaN in a table with `finite_check`), other frames of the call may have taken effect.
+    ///
+    /// ```
+    /// # use tidewater::{Embedded, Expression, FunctionArgs, PullOptions, SyncMode, TableBuilder};
+    /// # fn main() -> Result<(), tidewater::ClientError> {
+    /// # let cluster = Embedded::start(1, 1)?;
+    /// # let mut client = cluster.client(0, SyncMode::Asp)?;
+    /// let table = TableBuilder::blocks::<f64>("x", 1, 4);
+    /// let table = client.create_table::<f64>(table.spec())?;
+    /// let ramp = Expression::parse("p0 * index")?;
+    /// let args = FunctionArgs { parameters: &[0.5], ..FunctionArgs::default() };
+    /// let ticket = client.update(&table, &ramp, &args)?;
+    /// client.wait_applied(&ticket)?;
+    /// let mut values = [0.0; 4];
+    /// client.pull_dense(&table, 0, &mut values, PullOptions::default())?;
+    /// assert_eq!(values, [0.0, 0.5, 1.0, 1.5]);
+    /// # client.finish()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for inputs unlike the target, a range outside it, missing parameters,
+    /// or a table that takes effect at ticks. A deadline when a ring stays full.
+    ///
+    /// # Cost
+    /// A frame for each 256 KiB of elements (or 2,048 rows); each element is read, computed, and stored
+    /// like a pushed one, on its applier.
+    pub fn update<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        function: &Expression<T>,
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Ticket, ClientError> {
+        let op = "update";
+        let checked = args.check(function);
+        self.check_call(op, target, checked)?;
+        let body = FunctionBody::Expression(&function.encoded);
+        self.send_update(op, target, body, args)
+    }
+
+    /// Computes an expression for each element of `target` and combines the values. `None`: there is
+    /// no element. It sees this client's earlier pushes, and those of others as a pull does; elements
+    /// that change meanwhile are seen before or after, in pieces of 256 KiB.
+    ///
+    /// Sums of floats accumulate in f64 with compensation. The order is fixed by the table's definition,
+    /// so the result has the same bits on any number of servers (for sparse tables, up to the order in
+    /// which rows were created).
+    ///
+    /// # Errors
+    /// As [`Client::update`]; a server's refusal.
+    ///
+    /// # Cost
+    /// A request for each 256 KiB of elements (or 2,048 rows), eight of a lane under way at once.
+    pub fn reduce<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        function: &Expression<T>,
+        reduction: Reduction,
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Option<Scalar>, ClientError> {
+        let op = "reduce";
+        let checked = args.check(function);
+        self.check_call(op, target, checked)?;
+        let body = FunctionBody::Expression(&function.encoded);
+        let results = self.request_results(op, target, body, reduction as u8, args)?;
+        let mut total = Partial::empty(reduction, T::DTYPE);
+        for result in &results {
+            let partial = Partial::decode(result, reduction, T::DTYPE);
+            let partial = partial.map_err(|_| ClientError::Protocol {
+                server: "a server".into(),
+                what: format!("a partial result of {} bytes", result.len()),
+            })?;
+            total.combine(&partial);
+        }
+        Ok(total.value())
+    }
+
+    /// Runs an update function that the servers' program registered under `name`. Order, atomicity and
+    /// exactly-once as in [`Client::update`]; a function that fails changes nothing of its frame.
+    ///
+    /// # Errors
+    /// As [`Client::update`]. The ticket fails when the servers have no such function, or it refuses.
+    pub fn call_update<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        name: &str,
+        arguments: &[u8],
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Ticket, ClientError> {
+        let op = "call_update";
+        let checked = check_named(name, arguments).and_then(|()| args.check_limits());
+        self.check_call(op, target, checked)?;
+        self.send_update(op, target, FunctionBody::Named { name, arguments }, args)
+    }
+
+    /// Runs a reducing function that the servers' program registered under `name`. Returns the results
+    /// of all pieces, in the order of their elements.
+    ///
+    /// # Errors
+    /// As [`Client::reduce`].
+    pub fn call_reduce<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        name: &str,
+        arguments: &[u8],
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Vec<Vec<u8>>, ClientError> {
+        let op = "call_reduce";
+        let checked = check_named(name, arguments).and_then(|()| args.check_limits());
+        self.check_call(op, target, checked)?;
+        let body = FunctionBody::Named { name, arguments };
+        self.request_results(op, target, body, 0, args)
+    }
+
+    /// Turns a defect of a call into an error that names the table.
+    fn check_call<T: Element>(
+        &self,
+        op: &'static str,
+        target: &Table<T>,
+        checked: Result<(), String>,
+    ) -> Result<(), ClientError> {
+        let state = self.tables.find(op, target.named())?;
+        checked.map_err(|what| state.wrong(op, what))
+    }
+
+    /// Checks that the inputs of a call are like its target. Returns their numbers.
+    fn input_ids<T: Element>(
+        &self,
+        op: &'static str,
+        target: &Table<T>,
+        body: FunctionBody<'_>,
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Vec<u32>, ClientError> {
+        let state = self.tables.find(op, target.named())?;
+        if args.inputs.is_empty() {
+            return Ok(match body {
+                FunctionBody::Expression(_) => vec![state.id.0],
+                FunctionBody::Named { .. } | FunctionBody::Slots => Vec::new(),
+            });
+        }
+        let mut ids = Vec::with_capacity(args.inputs.len());
+        for input in args.inputs {
+            let other = self.tables.find(op, input.named())?;
+            let same = other.id == state.id;
+            let alike = (other.spec.shape, other.spec.partitions)
+                == (state.spec.shape, state.spec.partitions);
+            if !same && (!alike || state.is_sparse()) && !on(Mutant::FunctionInputsUnlike) {
+                let what = format!(
+                    "input \"{}\" is not like it: elements of one index must lie together, so shape, \
+                     block size and number of partitions must be equal, and sparse tables are not \
+                     combined",
+                    other.name()
+                );
+                return Err(state.wrong(op, what));
+            }
+            ids.push(other.id.0);
+        }
+        Ok(ids)
+    }
+
+    /// The pieces that a call covers.
+    fn pieces<T: Element>(
+        &mut self,
+        op: &'static str,
+        target: &Table<T>,
+        range: Option<Range<u64>>,
+        deadline: Deadline,
+    ) -> Result<Vec<FramePiece>, ClientError> {
+        let state = self.tables.find(op, target.named())?;
+        let pieces = match (state.spec.shape, range) {
+            (Shape::Sparse { .. }, Some(_)) => {
+                let what = "a sparse table has no range; leave it out".into();
+                return Err(state.wrong(op, what));
+            }
+            (Shape::Sparse { .. }, None) => {
+                let slots = count_slots(&mut self.lanes, state, deadline)?;
+                slot_pieces(state, &slots)
+            }
+            (Shape::Dense { rows, cols, .. }, range) => {
+                let (end, what) = match state.is_blocks() {
+                    true => (rows * u64::from(cols), "elements"),
+                    false => (rows, "rows"),
+                };
+                let range = range.unwrap_or(0..end);
+                if range.end > end || range.start > range.end {
+                    let what = format!("{what} {}..{} of {end}", range.start, range.end);
+                    return Err(state.wrong(op, what));
+                }
+                dense_pieces(state, range)
+            }
+        };
+        pieces.ok_or_else(|| state.wrong(op, "a partition has no known owner".into()))
+    }
+
+    fn send_update<T: Element>(
+        &mut self,
+        op: &'static str,
+        target: &Table<T>,
+        body: FunctionBody<'_>,
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Ticket, ClientError> {
+        let deadline = self.deadline();
+        let state = self.tables.find(op, target.named())?;
+        if matches!(state.spec.effect, Apply::AtTick(_)) {
+            let what =
+                "it takes effect at ticks; functions update tables of immediate effect".into();
+            return Err(state.wrong(op, what));
+        }
+        let tables = self.input_ids(op, target, body, args)?;
+        let pieces = self.pieces(op, target, args.range.clone(), deadline)?;
+        let state = self.tables.find(op, target.named())?;
+        let mut payload = FunctionPayload::new(body, 0, &tables, args.parameters);
+        let mut ticket = Ticket::of(self.tables.client, state.id);
+        self.lanes.counters.pushes += 1;
+        // Pieces of all lanes in turn, so that all appliers work at once.
+        let mut queues = by_lane(&pieces, self.lanes.len());
+        let mut unsent = 0;
+        while queues.iter().any(|queue| !queue.is_empty()) {
+            for queue in &mut queues {
+                let Some(n) = queue.pop_front() else { continue };
+                let piece = pieces[n];
+                let header = header_of(state, FrameKind::Update, piece);
+                let bytes = payload.at(piece.first);
+                let fill = |to: &mut [u8]| to.copy_from_slice(bytes);
+                let seq = self
+                    .lanes
+                    .build(piece.lane, header, bytes.len(), fill, deadline)?;
+                ticket.add(piece.lane, seq);
+                unsent += 1;
+            }
+            if unsent >= SEND_FRAMES {
+                self.lanes.send_all(deadline)?;
+                unsent = 0;
+            }
+        }
+        self.lanes.send_all(deadline)?;
+        Ok(ticket)
+    }
+
+    fn request_results<T: Element>(
+        &mut self,
+        op: &'static str,
+        target: &Table<T>,
+        body: FunctionBody<'_>,
+        reduction: u8,
+        args: &FunctionArgs<'_, T>,
+    ) -> Result<Vec<Vec<u8>>, ClientError> {
+        let deadline = self.deadline();
+        let state = self.tables.find(op, target.named())?;
+        self.clock.gate(&mut self.lanes, state.spec.domain)?;
+        let tables = self.input_ids(op, target, body, args)?;
+        let pieces = self.pieces(op, target, args.range.clone(), deadline)?;
+        let state = self.tables.find(op, target.named())?;
+        let mut payload = FunctionPayload::new(body, reduction, &tables, args.parameters);
+        request_all(&mut self.lanes, state, &pieces, &mut payload, deadline)
+    }
+}
+
+fn check_named(name: &str, arguments: &[u8]) -> Result<(), String> {
+    if !(1..=255).contains(&name.len()) {
+        return Err(format!(
+            "the name of a function has 1 to 255 bytes, not {}",
+            name.len()
+        ));
+    }
+    let bytes = 2 + name.len() + arguments.len();
+    match bytes <= FUNCTION_BODY_BYTES_MAX {
+        true => Ok(()),
+        false => Err(format!(
+            "name and arguments of {bytes} bytes; the most are {FUNCTION_BODY_BYTES_MAX}"
+        )),
+    }
+}
