@@ -13,6 +13,8 @@ mod storm;
 mod clocks;
 #[path = "sim/exactly_once.rs"]
 mod exactly_once;
+#[path = "sim/functions.rs"]
+mod functions;
 #[path = "sim/pulls.rs"]
 mod pulls;
 #[path = "sim/slots.rs"]

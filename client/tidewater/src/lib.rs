@@ -57,6 +57,7 @@ pub mod counters;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod error;
+pub mod function;
 pub mod interrupt;
 mod lanes;
 #[cfg(feature = "embedded")]
@@ -67,6 +68,7 @@ pub mod push;
 mod replies;
 pub mod session;
 pub mod table;
+pub mod vector;
 pub mod walltime;
 
 pub use buffer::RegisteredBuffer;
@@ -76,6 +78,7 @@ pub use counters::Counters;
 #[cfg(feature = "embedded")]
 pub use embedded::Embedded;
 pub use error::ClientError;
+pub use function::{Expression, FunctionArgs, Reduction, Scalar};
 #[cfg(feature = "embedded")]
 pub use launched::{Launch, LaunchRole};
 pub use link::Loaded;
@@ -83,10 +86,14 @@ pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};
 pub use table::{AnyTable, Element, Table, TableBuilder};
+/// Functions by name, for programs that are servers themselves.
+#[cfg(feature = "embedded")]
+pub use tidewater_engine::functions;
 pub use tidewater_launch::TransportChoice;
 pub use tidewater_protocol::table::{
     Apply, DType, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
+pub use vector::{Evaluation, Vector, VectorId, VectorSpace};
 
 /// Compiles the example of the README.
 #[cfg(all(doctest, feature = "embedded"))]

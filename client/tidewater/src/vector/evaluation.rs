@@ -1,0 +1,284 @@
+//! Cost and gradient of a problem whose data all workers share: one worker runs the solver, every worker
+//! evaluates its part.
+//!
+//! ```text
+//! solver (rank 0)                               the other workers
+//! evaluate(w): number, slot of w -> calls       serve(): sees the number, pulls w
+//!              its own part                              its part -> gradient of the rank, cost, done
+//! sums gradients and costs in rank order
+//! ```
+//! The gradients lie like the vectors, so that their sum is a function at the data. It is made in rank
+//! order: the result has the same bits in each run and on any number of servers.
+
+use std::time::{Duration, Instant};
+
+use tidewater_protocol::table::{Optimizer, PushOp};
+
+use super::operations::Float;
+use super::space::{Vector, VectorId, VectorSpace};
+use crate::error::ClientError;
+use crate::function::{Expression, FunctionArgs};
+use crate::pull::PullOptions;
+use crate::table::{Table, TableBuilder};
+
+/// Polls of a table between sleeps, and the sleep.
+const POLLS: u32 = 100;
+const SLEEP: Duration = Duration::from_micros(50);
+/// Longest time until all workers have made their end.
+const MEETING: Duration = Duration::from_secs(600);
+/// Number of the call that ends the workers' service.
+const END: i64 = -1;
+
+/// A problem's evaluation by all workers of a job.
+///
+/// `part(weights, gradient)` adds the gradient of this worker's data to `gradient` (zeroes at first) and
+/// returns the cost of its data. Every worker makes one with the same names; rank 0 evaluates, the
+/// others [serve](Evaluation::serve).
+///
+/// ```
+/// use tidewater::{Embedded, Evaluation, SyncMode, VectorSpace};
+///
+/// # fn main() -> Result<(), tidewater::ClientError> {
+/// // Two workers hold one summand each of |w - 1|^2 + |w - 3|^2.
+/// let cluster = Embedded::start(1, 2)?;
+/// let work = |rank: u32| {
+///     let space = VectorSpace::<f64>::new(cluster.client(rank, SyncMode::Asp)?, "v", 4)?;
+///     let centre = f64::from(2 * rank + 1);
+///     let part = move |w: &[f64], gradient: &mut [f64]| {
+///         for (g, w) in gradient.iter_mut().zip(w) {
+///             *g += 2.0 * (w - centre);
+///         }
+///         w.iter().map(|w| (w - centre) * (w - centre)).sum::<f64>()
+///     };
+///     let mut evaluation = Evaluation::new(&space, part)?;
+///     if rank > 0 {
+///         return evaluation.serve();
+///     }
+///     let (cost, gradient) = evaluation.evaluate(&space.filled(2.0)?)?;
+///     assert_eq!((cost, gradient.pull()?), (8.0, vec![0.0; 4]));
+///     evaluation.finish()
+/// };
+/// std::thread::scope(|scope| {
+///     let other = scope.spawn(|| work(1));
+///     work(0)?;
+///     other.join().expect("no panic")
+/// })
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Evaluation<T, F> {
+    space: VectorSpace<T>,
+    part: F,
+    /// Row 0: number of the call, slot and generation of its vector.
+    calls: Table<i64>,
+    /// Row r: last call that rank r has answered.
+    done: Table<i64>,
+    costs: Table<f64>,
+    gradients: Vec<Table<T>>,
+    add: Expression<T>,
+    number: i64,
+    /// Last point with its cost and gradient: solvers ask for both one after the other.
+    last: Option<(VectorId, f64, Vector<T>)>,
+    /// Evaluations so far.
+    evaluations: u64,
+}
+
+impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
+    /// Makes this worker's end. All workers of the job call it.
+    ///
+    /// # Errors
+    /// The coordinator's refusal when tables do not fit; a deadline.
+    pub fn new(space: &VectorSpace<T>, part: F) -> Result<Self, ClientError> {
+        let workers = space.client().workers().max(1);
+        let name = |what: &str| format!("{}/{what}", space.name());
+        let rows = |what: &str, rows: u32| {
+            TableBuilder::rows::<i64>(&name(what), rows.into(), 3).partitions(1)
+        };
+        let costs = TableBuilder::rows::<f64>(&name("costs"), workers.into(), 1);
+        let costs = costs.optimizer(Optimizer::None).finite_check(false);
+        let mut client = space.client();
+        let calls = client.create_table(rows("calls", 1).spec())?;
+        let done = client.create_table(rows("done", workers).spec())?;
+        let costs = client.create_table(costs.partitions(1).spec())?;
+        let gradients = (0..workers)
+            .map(|rank| {
+                client.create_table(space.builder(&name(&format!("gradient/{rank}"))).spec())
+            })
+            .collect::<Result<_, _>>()?;
+        // An earlier use of the names has left its numbers.
+        let rank = u64::from(client.rank().0);
+        let mut reset = client.push_rows(&done, &[rank], &[0; 3], PushOp::Assign)?;
+        if rank == 0 {
+            reset.merge(&client.push_rows(&calls, &[0], &[0; 3], PushOp::Assign)?);
+        }
+        client.wait_applied(&reset)?;
+        client.barrier(&name("evaluation"), MEETING)?;
+        drop(client);
+        Ok(Self {
+            space: space.clone(),
+            part,
+            calls,
+            done,
+            costs,
+            gradients,
+            add: Expression::parse("x + y")?,
+            number: 0,
+            last: None,
+            evaluations: 0,
+        })
+    }
+
+    /// Evaluates parts for rank 0 until it finishes.
+    ///
+    /// # Errors
+    /// The end of the job, the loss of a server; a call of another program on the same names.
+    pub fn serve(&mut self) -> Result<(), ClientError> {
+        loop {
+            let call = self.next_call()?;
+            if call[0] == END {
+                return Ok(());
+            }
+            let (slot, generation) = (call[1] as u32, call[2] as u64);
+            let name = format!("{}/{slot}", self.space.name());
+            let table = self.space.client().open_table::<T>(&name)?;
+            let id = VectorId { slot, generation };
+            tracing::debug!(number = call[0], ?id, "evaluates");
+            self.answer(&table, call[0])?;
+        }
+    }
+
+    /// Waits for a call with a new number.
+    fn next_call(&mut self) -> Result<[i64; 3], ClientError> {
+        let known = self.number;
+        let mut call = [0; 3];
+        let table = self.calls;
+        self.poll(|space| {
+            let mut client = space.client();
+            client.pull_rows(&table, &[0], &mut call, PullOptions::default())?;
+            Ok(call[0] != known)
+        })?;
+        self.number = call[0];
+        Ok(call)
+    }
+
+    /// Polls until `ready` returns true.
+    fn poll(
+        &self,
+        mut ready: impl FnMut(&VectorSpace<T>) -> Result<bool, ClientError>,
+    ) -> Result<(), ClientError> {
+        let mut polls = 0;
+        while !ready(&self.space)? {
+            polls += 1;
+            if polls % POLLS == 0 {
+                self.space.client().progress()?;
+                std::thread::sleep(SLEEP);
+            }
+        }
+        Ok(())
+    }
+
+    /// Evaluates this worker's part at the elements of a table, and publishes gradient, cost and number.
+    fn answer(&mut self, weights: &Table<T>, number: i64) -> Result<(), ClientError> {
+        let dim = self.space.dim() as usize;
+        let mut at = vec![T::default(); dim];
+        let mut gradient = vec![T::default(); dim];
+        let pulled = PullOptions::default();
+        self.space
+            .client()
+            .pull_dense(weights, 0, &mut at, pulled)?;
+        let cost = (self.part)(&at, &mut gradient);
+        let mut client = self.space.client();
+        let rank = client.rank().0;
+        let mine = &self.gradients[rank as usize];
+        let row = [u64::from(rank)];
+        let mut ticket = client.push_dense(mine, 0, &gradient, PushOp::Assign)?;
+        ticket.merge(&client.push_rows(&self.costs, &row, &[cost], PushOp::Assign)?);
+        // The number says that the others can be read.
+        client.wait_applied(&ticket)?;
+        let ticket = client.push_rows(&self.done, &row, &[number, 0, 0], PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    }
+
+    /// Cost and gradient at `weights`, summed over all workers in rank order. The last result is kept: a
+    /// second call for the same vector evaluates nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] on another worker than rank 0; the failure of an earlier operation of
+    /// the space; the end of the job.
+    pub fn evaluate(&mut self, weights: &Vector<T>) -> Result<(f64, Vector<T>), ClientError> {
+        self.space.check()?;
+        if let Some((id, cost, gradient)) = &self.last
+            && *id == weights.id()
+        {
+            return Ok((*cost, gradient.clone()));
+        }
+        let rank = self.space.client().rank().0;
+        if rank != 0 {
+            return Err(ClientError::Argument {
+                op: "evaluate",
+                table: self.space.name().to_owned(),
+                what: format!("this is rank {rank}; rank 0 evaluates and the others serve"),
+            });
+        }
+        self.evaluations += 1;
+        let started = Instant::now();
+        let id = weights.id();
+        let number = self.number + 1;
+        self.number = number;
+        // The elements are complete before the others see the number.
+        self.space.client().flush()?;
+        self.call([number, i64::from(id.slot), id.generation as i64])?;
+        self.answer(&weights.table(), number)?;
+        self.wait_for_all(number)?;
+        let mut costs = vec![0.0; self.gradients.len()];
+        let ranks: Vec<u64> = (0..costs.len() as u64).collect();
+        let gradient = Vector::of_table(&self.space, &self.gradients[0])?;
+        let mut client = self.space.client();
+        client.pull_rows(&self.costs, &ranks, &mut costs, PullOptions::default())?;
+        for other in &self.gradients[1..] {
+            let args = FunctionArgs {
+                inputs: &[&gradient.table(), other],
+                ..FunctionArgs::default()
+            };
+            // Later operations come after it; its refusal is found by the next wait.
+            let _ticket = client.update(&gradient.table(), &self.add, &args)?;
+        }
+        // Workers overwrite their gradients at the next call.
+        client.flush()?;
+        drop(client);
+        let cost = costs.iter().sum();
+        tracing::debug!(number, cost, took = ?started.elapsed(), "evaluated");
+        self.last = Some((id, cost, gradient.clone()));
+        Ok((cost, gradient))
+    }
+
+    fn call(&self, call: [i64; 3]) -> Result<(), ClientError> {
+        let mut client = self.space.client();
+        let ticket = client.push_rows(&self.calls, &[0], &call, PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    }
+
+    fn wait_for_all(&self, number: i64) -> Result<(), ClientError> {
+        let ranks: Vec<u64> = (0..self.gradients.len() as u64).collect();
+        let mut done = vec![0; ranks.len() * 3];
+        self.poll(|space| {
+            let mut client = space.client();
+            client.pull_rows(&self.done, &ranks, &mut done, PullOptions::default())?;
+            Ok(done.chunks_exact(3).all(|row| row[0] == number))
+        })
+    }
+
+    /// Number of evaluations so far: passes over the data.
+    pub const fn evaluations(&self) -> u64 {
+        self.evaluations
+    }
+
+    /// Ends the service of the other workers.
+    ///
+    /// # Errors
+    /// A deadline; the end of the job.
+    pub fn finish(&mut self) -> Result<(), ClientError> {
+        self.last = None;
+        self.call([END, 0, 0])
+    }
+}

@@ -1,0 +1,233 @@
+//! Unmodified solvers of argmin on vectors of the servers: the same path as on local vectors, the same
+//! bits on any number of servers, and an error where a server is lost.
+//!
+//! The problem is logistic regression on the public set a9a, whose optimum is about log-loss 0.3228
+//! without a penalty. The set is read from `TIDEWATER_TEST_DATA`, or from `../shared/data` next to the
+//! workspace.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "a test says what it measured")]
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use argmin::core::{CostFunction, Error, Executor, Gradient, IterState, State};
+use argmin::solver::linesearch::condition::ArmijoCondition;
+use argmin::solver::linesearch::{BacktrackingLineSearch, MoreThuenteLineSearch};
+use argmin::solver::quasinewton::LBFGS;
+use tidewater::{Embedded, Evaluation, SyncMode, Vector, VectorSpace};
+use tidewater_train::data::{Dataset, ReadOptions, read};
+
+/// Features of a9a, and the intercept.
+const DIM: usize = 124;
+const L1: f64 = 0.001;
+/// Iterations that no run reaches.
+const MOST: u64 = 200;
+
+fn a9a() -> Option<Dataset> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
+    let folder = std::env::var_os("TIDEWATER_TEST_DATA").map_or(beside, PathBuf::from);
+    let file = folder.join("a9a.train.libsvm");
+    if !file.exists() {
+        println!("SKIPPED: no {}", file.display());
+        return None;
+    }
+    Some(read(&file, &ReadOptions::default()).unwrap())
+}
+
+/// Adds gradient and cost of the rows of a part: mean logistic loss over all rows, and a small L2
+/// penalty in part 0 that makes the optimum one point.
+fn part(data: &Dataset, part: usize, parts: usize, w: &[f64], gradient: &mut [f64]) -> f64 {
+    let scale = 1.0 / data.rows() as f64;
+    let mut cost = 0.0;
+    for row in data.iter().skip(part).step_by(parts) {
+        let mut score = w[DIM - 1];
+        for (key, value) in row.keys.iter().zip(row.values) {
+            score += w[*key as usize] * f64::from(*value);
+        }
+        let sign = if row.label > 0.5 { 1.0 } else { -1.0 };
+        let margin = sign * score;
+        cost += scale * ((-margin.abs()).exp().ln_1p() + (-margin).max(0.0));
+        let slope = -scale * sign / (1.0 + margin.exp());
+        gradient[DIM - 1] += slope;
+        for (key, value) in row.keys.iter().zip(row.values) {
+            gradient[*key as usize] += slope * f64::from(*value);
+        }
+    }
+    if part == 0 {
+        for (g, w) in gradient.iter_mut().zip(w) {
+            *g += 1e-6 * w;
+            cost += 0.5e-6 * w * w;
+        }
+    }
+    cost
+}
+
+struct Local<'a>(&'a Dataset);
+
+impl CostFunction for Local<'_> {
+    type Param = Vec<f64>;
+    type Output = f64;
+
+    fn cost(&self, w: &Self::Param) -> Result<f64, Error> {
+        Ok(part(self.0, 0, 1, w, &mut [0.0; DIM]))
+    }
+}
+
+impl Gradient for Local<'_> {
+    type Param = Vec<f64>;
+    type Gradient = Vec<f64>;
+
+    fn gradient(&self, w: &Self::Param) -> Result<Self::Gradient, Error> {
+        let mut gradient = vec![0.0; DIM];
+        part(self.0, 0, 1, w, &mut gradient);
+        Ok(gradient)
+    }
+}
+
+/// The same problem, evaluated by workers: `RefCell` because argmin's traits take `&self`.
+struct Remote<F>(RefCell<Evaluation<f64, F>>);
+
+impl<F: FnMut(&[f64], &mut [f64]) -> f64> CostFunction for &Remote<F> {
+    type Param = Vector<f64>;
+    type Output = f64;
+
+    fn cost(&self, w: &Self::Param) -> Result<f64, Error> {
+        Ok(self.0.borrow_mut().evaluate(w)?.0)
+    }
+}
+
+impl<F: FnMut(&[f64], &mut [f64]) -> f64> Gradient for &Remote<F> {
+    type Param = Vector<f64>;
+    type Gradient = Vector<f64>;
+
+    fn gradient(&self, w: &Self::Param) -> Result<Self::Gradient, Error> {
+        Ok(self.0.borrow_mut().evaluate(w)?.1)
+    }
+}
+
+/// Result of a solver.
+#[derive(Debug, Clone, PartialEq)]
+struct Solved {
+    iterations: u64,
+    cost: f64,
+    weights: Vec<f64>,
+}
+
+/// Runs LBFGS, or OWL-QN where the penalty is not 0.
+macro_rules! solve {
+    ($problem:expr, $start:expr, $l1:expr, $weights:expr) => {{
+        let (problem, start, l1): (_, _, f64) = ($problem, $start, $l1);
+        if l1 > 0.0 {
+            let search = BacktrackingLineSearch::new(ArmijoCondition::new(1e-4)?);
+            let solver = LBFGS::new(search, 7).with_l1_regularization(l1)?;
+            let solver = solver.with_tolerance_cost(1e-6)?;
+            finish!(Executor::new(problem, solver), start, $weights)
+        } else {
+            let solver = LBFGS::new(MoreThuenteLineSearch::new(), 7);
+            let solver = solver.with_tolerance_cost(1e-6)?;
+            finish!(Executor::new(problem, solver), start, $weights)
+        }
+    }};
+}
+
+macro_rules! finish {
+    ($executor:expr, $start:expr, $weights:expr) => {{
+        let configure = |state: IterState<_, _, (), (), (), f64>| state.param($start).max_iters(MOST);
+        let done = $executor.configure(configure).ctrlc(false).run()?;
+        let state = done.state();
+        let best = state
+            .get_best_param()
+            .ok_or_else(|| Error::msg("no result"))?;
+        Ok(Solved {
+            iterations: state.get_iter(),
+            cost: state.get_best_cost(),
+            weights: $weights(best),
+        })
+    }};
+}
+
+fn solve_here(data: &Dataset, l1: f64) -> Result<Solved, Error> {
+    solve!(Local(data), vec![0.0; DIM], l1, |w: &Vec<f64>| w.clone())
+}
+
+/// Solves with `workers` workers on `servers` servers; prints operations and passes over the data.
+fn solve_there(data: &Dataset, l1: f64, servers: u32, workers: u32) -> Result<Solved, Error> {
+    let cluster = Embedded::start(servers, workers).unwrap();
+    let space_of = |rank: u32| {
+        let client = cluster.client(rank, SyncMode::Asp).unwrap();
+        VectorSpace::<f64>::with_partitions(client, "w", DIM as u64, 1).unwrap()
+    };
+    std::thread::scope(|scope| {
+        for rank in 1..workers {
+            scope.spawn(move || {
+                let share =
+                    |w: &[f64], g: &mut [f64]| part(data, rank as usize, workers as usize, w, g);
+                let mut evaluation = Evaluation::new(&space_of(rank), share).unwrap();
+                evaluation.serve().unwrap();
+            });
+        }
+        let space = space_of(0);
+        let share = |w: &[f64], g: &mut [f64]| part(data, 0, workers as usize, w, g);
+        let evaluation = Evaluation::new(&space, share).unwrap();
+        let problem = Remote(RefCell::new(evaluation));
+        let start = space.zeros().unwrap();
+        let weights = |w: &Vector<f64>| w.pull().unwrap();
+        let solved = solve!(&problem, start, l1, weights);
+        let mut evaluation = problem.0.into_inner();
+        evaluation.finish().unwrap();
+        space.check().unwrap();
+        if let Ok(solved) = &solved {
+            let iterations = solved.iterations.max(1);
+            let counters = *space.client().counters();
+            println!(
+                "{servers} servers, {workers} workers: {} iterations, cost {:.9}; {} passes over the data; \
+                 an iteration: {} calls, {} frames; at most {} vectors",
+                solved.iterations,
+                solved.cost,
+                evaluation.evaluations(),
+                counters.pushes / iterations,
+                counters.frames / iterations,
+                space.usage().1
+            );
+        }
+        solved
+    })
+}
+
+fn same_path(data: &Dataset, l1: f64) {
+    let here = solve_here(data, l1).unwrap();
+    println!(
+        "local: {} iterations, cost {:.9}",
+        here.iterations, here.cost
+    );
+    let mut first: Option<Solved> = None;
+    for servers in 1..=3 {
+        let there = solve_there(data, l1, servers, 2).unwrap();
+        assert_eq!(there.iterations, here.iterations);
+        assert!(
+            (there.cost - here.cost).abs() < 1e-6,
+            "{} {}",
+            there.cost,
+            here.cost
+        );
+        let zeros = |w: &[f64]| w.iter().filter(|w| **w == 0.0).count();
+        assert_eq!(zeros(&there.weights), zeros(&here.weights));
+        let first = first.get_or_insert_with(|| there.clone());
+        assert_eq!(there, *first, "the same bits on any number of servers");
+    }
+}
+
+#[test]
+fn lbfgs_follows_local_path() {
+    if let Some(data) = a9a() {
+        same_path(&data, 0.0);
+    }
+}
+
+#[test]
+fn owlqn_follows_local_path() {
+    if let Some(data) = a9a() {
+        same_path(&data, L1);
+    }
+}

@@ -1,0 +1,174 @@
+//! Vectors on the servers, against the same operations on vectors here.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use tidewater::{ClientError, Embedded, Expression, SyncMode, Vector, VectorSpace};
+
+const DIM: usize = 40_003;
+
+fn space(cluster: &Embedded, name: &str, dim: usize) -> VectorSpace<f64> {
+    let client = cluster.client(0, SyncMode::Asp).unwrap();
+    VectorSpace::new(client, name, dim as u64).unwrap()
+}
+
+fn numbers(seed: u64) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 11) as f64 / (1_u64 << 51) as f64 - 2.0
+    };
+    (0..DIM).map(|_| next()).collect()
+}
+
+type Unary = (
+    &'static str,
+    fn(&Vector<f64>) -> Result<Vector<f64>, ClientError>,
+    fn(f64) -> f64,
+);
+type Binary = (
+    &'static str,
+    fn(&Vector<f64>, &Vector<f64>) -> Result<Vector<f64>, ClientError>,
+    fn(f64, f64) -> f64,
+);
+
+/// Every operation gives the bits of its local counterpart.
+#[test]
+fn operations_match_local_vectors() {
+    let cluster = Embedded::start(2, 1).unwrap();
+    let space = space(&cluster, "s", DIM);
+    let (a, b) = (numbers(1), numbers(2));
+    let (x, y) = (space.from_slice(&a).unwrap(), space.from_slice(&b).unwrap());
+    let same = |name: &str, vector: &Vector<f64>, expected: &dyn Fn(usize) -> f64| {
+        let result = vector.pull().unwrap();
+        let wrong = (0..DIM).find(|&n| {
+            let (have, want) = (result[n], expected(n));
+            have.to_bits() != want.to_bits() && !(have.is_nan() && want.is_nan())
+        });
+        assert_eq!(wrong, None, "{name}");
+    };
+    let unary: [Unary; 10] = [
+        ("neg", Vector::neg, |x| -x),
+        ("abs", Vector::abs, f64::abs),
+        ("signum", Vector::signum, f64::signum),
+        ("sqrt", Vector::sqrt, f64::sqrt),
+        ("floor", Vector::floor, f64::floor),
+        ("ceil", Vector::ceil, f64::ceil),
+        ("round", Vector::round, f64::round),
+        ("scale", |x| x.scale(0.3), |x| x * 0.3),
+        ("rsub", |x| x.rsub_scalar(1.5), |x| 1.5 - x),
+        (
+            "soft",
+            |x| x.soft_threshold(0.5),
+            |x| match x {
+                x if x > 0.5 => x - 0.5,
+                x if x < -0.5 => x + 0.5,
+                _ => 0.0,
+            },
+        ),
+    ];
+    for (name, on_servers, here) in unary {
+        same(name, &on_servers(&x).unwrap(), &|n| here(a[n]));
+    }
+    let binary: [Binary; 7] = [
+        ("add", Vector::add, |x, y| x + y),
+        ("sub", Vector::sub, |x, y| x - y),
+        ("mul", Vector::mul, |x, y| x * y),
+        ("div", Vector::div, |x, y| x / y),
+        ("min", Vector::min, f64::min),
+        ("max", Vector::max, f64::max),
+        (
+            "scaled_add",
+            |x, y| x.scaled_add(y, 0.7),
+            |x, y| x + 0.7 * y,
+        ),
+    ];
+    for (name, on_servers, here) in binary {
+        same(name, &on_servers(&x, &y).unwrap(), &|n| here(a[n], b[n]));
+    }
+    // The result of an operation in place, also with itself as input.
+    let mut z = x.copy().unwrap();
+    z.axpy(2.0, &y).unwrap();
+    let copy = z.clone();
+    z.mul_assign(&copy).unwrap();
+    same("in place", &z, &|n| {
+        (a[n] + 2.0 * b[n]) * (a[n] + 2.0 * b[n])
+    });
+    same("clone", &copy, &|n| a[n] + 2.0 * b[n]);
+    same("operators", &(&(&x + &y) * 2.0), &|n| (a[n] + b[n]) * 2.0);
+    let mut mapped = space.zeros().unwrap();
+    let own = Expression::parse("x * y + p0").unwrap();
+    mapped.map(&own, &[&x, &y], &[0.125]).unwrap();
+    same("map", &mapped, &|n| a[n] * b[n] + 0.125);
+    same("x stays", &x, &|n| a[n]);
+
+    let close = |have: f64, want: f64| {
+        let error = (have - want).abs() / want.abs().max(1.0);
+        assert!(error < 1e-12, "{have} for {want}");
+    };
+    close(
+        x.dot(&y).unwrap(),
+        a.iter().zip(&b).map(|(x, y)| x * y).sum(),
+    );
+    close(x.sum().unwrap(), a.iter().sum());
+    close(x.asum().unwrap(), a.iter().map(|x| x.abs()).sum());
+    close(
+        x.nrm2().unwrap(),
+        a.iter().map(|x| x * x).sum::<f64>().sqrt(),
+    );
+    close(
+        x.largest().unwrap(),
+        a.iter().copied().fold(f64::MIN, f64::max),
+    );
+    close(
+        x.smallest().unwrap(),
+        a.iter().copied().fold(f64::MAX, f64::min),
+    );
+    close(x.nnz().unwrap(), DIM as f64);
+    assert!(x.is_near(&x.clone(), 1e-300).unwrap());
+    assert!(!x.is_near(&y, 1e-3).unwrap());
+    space.check().unwrap();
+}
+
+/// Dropped vectors give their tables back at once, and a reused one holds nothing of its last use.
+#[test]
+fn dropped_vectors_are_reused_empty() {
+    let cluster = Embedded::start(1, 1).unwrap();
+    let space = space(&cluster, "s", 1_000);
+    let keep = space.filled(1.0).unwrap();
+    let old = space.filled(5.0).unwrap();
+    let id = old.id();
+    assert!(space.table_of(id).is_ok());
+    drop(old);
+    assert!(space.table_of(id).is_err(), "a dropped vector");
+    for _ in 0..1_000 {
+        let fresh = keep.zeros_like().unwrap();
+        assert_eq!(fresh.id().slot, id.slot);
+        assert_ne!(fresh.id().generation, id.generation);
+    }
+    assert_eq!(keep.zeros_like().unwrap().asum().unwrap(), 0.0);
+    assert!(space.table_of(id).is_err(), "another use of the slot");
+    assert_eq!(space.usage(), (1, 2));
+    let busy = space.clone().release().unwrap_err();
+    assert!(busy.to_string().contains('1'), "{busy}");
+    drop(keep);
+    space.into_client().unwrap().finish().unwrap();
+}
+
+/// Vectors of two spaces do not lie together: an error before anything is sent, kept by operators.
+#[test]
+fn foreign_vector_is_refused_and_kept() {
+    let cluster = Embedded::start(1, 1).unwrap();
+    let one = space(&cluster, "one", 10);
+    let two = one.another("two", 10).unwrap();
+    let (x, y) = (one.filled(1.0).unwrap(), two.filled(1.0).unwrap());
+    let refused = x.add(&y).unwrap_err();
+    assert!(refused.to_string().contains("\"two\""), "{refused}");
+    assert!(x.dot(&y).is_err());
+    one.check().unwrap();
+    let _unchanged = &x + &y;
+    let kept = one.check().unwrap_err();
+    assert!(kept.to_string().contains("\"two\""), "{kept}");
+    one.check().unwrap();
+}
