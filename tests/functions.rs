@@ -356,11 +356,100 @@ impl Function for Add {
     }
 }
 
+/// A handle in the manner of ps-lite: a row is a sum and the number of pushes that made it; a push
+/// brings one value a key, a pull returns their mean.
+struct Mean;
+
+impl Function for Mean {
+    fn update(
+        &self,
+        _: &[u8],
+        piece: &Piece<'_>,
+        target: ElementsMut<'_>,
+    ) -> Result<(), FunctionError> {
+        let (ElementsMut::F64(rows), [Elements::F64(pushed)]) = (target, piece.inputs) else {
+            return Err(FunctionError(2));
+        };
+        if pushed.len() != piece.keys.len() {
+            return Err(FunctionError(3));
+        }
+        for (row, value) in rows.chunks_exact_mut(piece.dim).zip(*pushed) {
+            row[0] += value;
+            row[1] += 1.0;
+        }
+        Ok(())
+    }
+
+    fn reduce(
+        &self,
+        _: &[u8],
+        piece: &Piece<'_>,
+        target: Elements<'_>,
+        result: &mut Vec<u8>,
+    ) -> Result<(), FunctionError> {
+        let Elements::F64(rows) = target else {
+            return Err(FunctionError(2));
+        };
+        for row in rows.chunks_exact(piece.dim) {
+            let mean = if row[1] > 0.0 { row[0] / row[1] } else { 0.0 };
+            result.extend_from_slice(&mean.to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// A push and a pull whose meaning the server's program decides, on rows by key and by index.
+#[test]
+fn handle_decides_pushes_and_pulls() {
+    register_all();
+    let (_cluster, mut client) = cluster(2, 2);
+    let sparse = TableBuilder::sparse::<f64>("sparse", 2);
+    let rows = TableBuilder::rows::<f64>("rows", 30_000, 2);
+    let spread: Vec<u64> = (0..5_000_u64).map(|n| n * n * 1_000_003).collect();
+    let dense: Vec<u64> = (0..5_000).map(|n| n * 6).collect();
+    for (spec, keys) in [(sparse, spread), (rows, dense)] {
+        let table = client.create_table::<f64>(spec.spec()).unwrap();
+        let values: Vec<f64> = (0..keys.len()).map(|n| n as f64).collect();
+        for factor in [1.0, 2.0, 6.0] {
+            let values: Vec<f64> = values.iter().map(|x| factor * x).collect();
+            let ticket = client
+                .call_rows(&table, "mean", &[], &keys, &values)
+                .unwrap();
+            client.wait_applied(&ticket).unwrap();
+        }
+        let mut means = vec![-1.0; keys.len()];
+        client
+            .call_pull(&table, "mean", &[], &keys, &mut means)
+            .unwrap();
+        let expected: Vec<f64> = values.iter().map(|x| 3.0 * x).collect();
+        assert_eq!(means, expected);
+
+        let twice = client
+            .call_rows(&table, "mean", &[], &[6, 6], &[1.0, 1.0])
+            .unwrap_err();
+        assert!(twice.to_string().contains("key 1"), "{twice}");
+        let ticket = client.call_rows(&table, "mean", &[], &keys, &[]).unwrap();
+        let refused = client.wait_applied(&ticket).unwrap_err();
+        assert!(refused.to_string().contains("number 3"), "{refused}");
+        let wrong = client.call_pull(&table, "mean", &[], &keys, &mut vec![0.0; 10_000]);
+        assert!(
+            matches!(wrong, Err(ClientError::Protocol { .. })),
+            "{wrong:?}"
+        );
+    }
+}
+
+/// Registers the functions of all tests: a process does so once.
+fn register_all() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| register(Functions::default().with("add", Add).with("mean", Mean)).unwrap());
+}
+
 /// Functions by name: the same bits as an expression; a panic, a refusal and a missing function are
 /// errors of their caller, and the server goes on.
 #[test]
 fn named_function_runs_or_refuses() {
-    register(Functions::default().with("add", Add)).unwrap();
+    register_all();
     let (_cluster, mut client) = cluster(2, 2);
     let x = values(ELEMENTS, 4);
     let (a, b) = (
@@ -382,7 +471,7 @@ fn named_function_runs_or_refuses() {
     for (name, arguments, expected) in [
         ("add", &[13][..], "panicked"),
         ("add", &[], "number 1"),
-        ("subtract", &[5], "1 functions"),
+        ("subtract", &[5], "2 functions"),
     ] {
         let ticket = client.call_update(&a, name, arguments, &args).unwrap();
         let refused = client.wait_applied(&ticket).unwrap_err();

@@ -133,7 +133,8 @@ macro_rules! solve {
 
 macro_rules! finish {
     ($executor:expr, $start:expr, $weights:expr) => {{
-        let configure = |state: IterState<_, _, (), (), (), f64>| state.param($start).max_iters(MOST);
+        let configure =
+            |state: IterState<_, _, (), (), (), f64>| state.param($start).max_iters(MOST);
         let done = $executor.configure(configure).ctrlc(false).run()?;
         let state = done.state();
         let best = state
@@ -173,7 +174,8 @@ fn solve_there(data: &Dataset, l1: f64, servers: u32, workers: u32) -> Result<So
         let problem = Remote(RefCell::new(evaluation));
         let start = space.zeros().unwrap();
         let weights = |w: &Vector<f64>| w.pull().unwrap();
-        let solved = solve!(&problem, start, l1, weights);
+        let solve = || -> Result<Solved, Error> { solve!(&problem, start, l1, weights) };
+        let solved = solve();
         let mut evaluation = problem.0.into_inner();
         evaluation.finish().unwrap();
         space.check().unwrap();
@@ -230,4 +232,46 @@ fn owlqn_follows_local_path() {
     if let Some(data) = a9a() {
         same_path(&data, L1);
     }
+}
+
+/// A server that is lost in the middle ends the solver with an error or a reason, in bounded time.
+#[test]
+fn lost_server_ends_the_solver() {
+    let cluster = RefCell::new(Some(Embedded::start(2, 1).unwrap()));
+    let mut client = cluster
+        .borrow()
+        .as_ref()
+        .unwrap()
+        .client(0, SyncMode::Asp)
+        .unwrap();
+    client.set_timeout(std::time::Duration::from_secs(5));
+    let space = VectorSpace::<f64>::new(client, "w", 50).unwrap();
+    let mut calls = 0;
+    // Rosenbrock's valley takes many iterations.
+    let share = |w: &[f64], g: &mut [f64]| {
+        calls += 1;
+        if calls == 5 {
+            drop(cluster.borrow_mut().take());
+        }
+        let mut cost = 0.0;
+        for n in 0..w.len() - 1 {
+            let (a, b) = (w[n + 1] - w[n] * w[n], 1.0 - w[n]);
+            cost += 100.0 * a * a + b * b;
+            g[n] += -400.0 * w[n] * a - 2.0 * b;
+            g[n + 1] += 200.0 * a;
+        }
+        cost
+    };
+    let problem = Remote(RefCell::new(Evaluation::new(&space, share).unwrap()));
+    let start = space.filled(-1.0).unwrap();
+    let weights = |_: &Vector<f64>| Vec::new();
+    let solve = || -> Result<Solved, Error> { solve!(&problem, start, 0.0, weights) };
+    let solved = solve();
+    println!("{solved:?}");
+    if let Ok(solved) = &solved {
+        assert!(solved.iterations < 10, "{solved:?}");
+    }
+    let again = space.zeros();
+    let again = again.and_then(|point| problem.0.borrow_mut().evaluate(&point));
+    assert!(again.is_err());
 }

@@ -189,6 +189,9 @@ fn describe_problem(problem: u64, number: u64) -> String {
         }
         Some(Problem::TooLong) => format!("a frame covers at most {number} elements or rows"),
         Some(Problem::Reduction) => format!("reduction {number} is not one of this element type"),
+        Some(Problem::Order) => format!(
+            "key {number} of the frame is not above the one before it; sort the keys and leave out repetitions"
+        ),
         Some(Problem::Refused) if number == u64::MAX => {
             "the function does not provide this kind of call (update or reduce)".into()
         }

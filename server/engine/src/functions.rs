@@ -75,7 +75,8 @@ pub struct Piece<'a> {
     pub dim: usize,
     /// Keys of its rows (sparse tables), or their indices (layout `rows`); empty for a range table.
     pub keys: &'a [u64],
-    /// Elements of the other tables of the call, at the same places.
+    /// Elements of the other tables of the call, at the same places. In a call with keys: the values
+    /// that came with it, as one input; any number of them.
     pub inputs: &'a [Elements<'a>],
 }
 

@@ -183,6 +183,8 @@ mutants! {
     FunctionInputsUnlike = "function-inputs-unlike";
     /// A reduction combines its pieces in the order of their replies.
     ReductionByArrival = "reduction-by-arrival";
+    /// A function gets keys that repeat, and loses all changes of such a row but the last.
+    FunctionKeysUnordered = "function-keys-unordered";
     /// A function's result is stored before all of it is checked.
     FunctionStoresUnchecked = "function-stores-unchecked";
 }

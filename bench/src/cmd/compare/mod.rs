@@ -7,6 +7,7 @@
 mod arena;
 mod audits;
 mod crowd;
+mod functions;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod lane;
 mod memory;

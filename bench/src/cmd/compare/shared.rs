@@ -5,7 +5,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidewater::{Client, SyncMode};
 
 use super::arena::{Arena, Metric};
-use super::{audits, crowd, train};
+use super::{audits, crowd, functions, train};
 use crate::args::{Transport, Wire};
 use crate::bed::child::pin;
 use crate::bed::{Bed, BedConfig};
@@ -28,6 +28,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     crowd::contests(arena, name)?;
     audits::contests(arena, name)?;
     if arena.args.transport.wire() == Some(Wire::Memory) {
+        functions::contests(arena, name)?;
         train::contest(arena)?;
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! servers' program registered by name.
 
 pub(crate) mod exchange;
+pub(crate) mod keyed;
 pub(crate) mod pieces;
 
 use std::ops::Range;

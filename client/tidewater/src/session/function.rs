@@ -10,10 +10,12 @@ use tidewater_protocol::layout::function::{
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Apply, Shape};
 use tidewater_runtime::clock::Deadline;
+use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
 use crate::function::exchange::{by_lane, count_slots, header_of, request_all};
+use crate::function::keyed::{RowsScratch, row_chunks, rows_header};
 use crate::function::pieces::{FramePiece, dense_pieces, slot_pieces};
 use crate::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::push::Ticket;
@@ -21,6 +23,8 @@ use crate::table::{Element, Table};
 
 /// Frames of an update after which they are sent: appliers begin while the next ones are built.
 const SEND_FRAMES: usize = 16;
+
+const AT_TICK: &str = "it takes effect at ticks; functions update tables of immediate effect";
 
 impl Client {
     /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
@@ -142,6 +146,131 @@ impl Client {
         self.request_results(op, target, body, 0, args)
     }
 
+    /// Runs an update function that the servers' program registered on the rows of `keys`, which are
+    /// created if they are missing. `values` travel with the keys, equally many for each: the function
+    /// gets those of its frame as one input. So a server's program decides what a push means. Order and
+    /// exactly-once are those of [`Client::push_rows`].
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for keys that are not ascending or repeat, values that are not a
+    /// multiple of the keys, a range table, or a table that takes effect at ticks.
+    pub fn call_rows<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        name: &str,
+        arguments: &[u8],
+        keys: &[u64],
+        values: &[T],
+    ) -> Result<Ticket, ClientError> {
+        let op = "call_rows";
+        self.check_rows(op, target, name, arguments, keys, values.len())?;
+        let deadline = self.deadline();
+        let state = self.tables.find(op, target.named())?;
+        if matches!(state.spec.effect, Apply::AtTick(_)) {
+            return Err(state.wrong(op, AT_TICK.into()));
+        }
+        self.lanes.counters.pushes += 1;
+        let mut ticket = Ticket::of(self.tables.client, state.id);
+        let each = values.len() / keys.len().max(1);
+        let chunks = row_chunks(&mut self.lanes, state, keys, each * size_of::<T>())
+            .map_err(|what| state.wrong(op, what))?;
+        let mut scratch = RowsScratch::default();
+        for chunk in &chunks {
+            scratch.fill(keys, values, each, &chunk.rows);
+            let call = scratch.call(name, arguments);
+            let header = rows_header(state, FrameKind::Update, chunk.rows.len());
+            let fill = |to: &mut [u8]| call.encode(to);
+            let bytes = call.payload_bytes();
+            let seq = self
+                .lanes
+                .build(chunk.lane, header, bytes, fill, deadline)?;
+            ticket.add(chunk.lane, seq);
+        }
+        self.lanes.send_all(deadline)?;
+        Ok(ticket)
+    }
+
+    /// Runs a reducing function that the servers' program registered on the rows of `keys`, which are
+    /// created if they are missing. It appends equally many elements for each key of a frame; `out` gets
+    /// them in the order of the keys. So a server's program decides what a pull returns.
+    ///
+    /// # Errors
+    /// As [`Client::call_rows`]; [`ClientError::Protocol`] when the function returns another number of
+    /// elements.
+    pub fn call_pull<T: Element>(
+        &mut self,
+        target: &Table<T>,
+        name: &str,
+        arguments: &[u8],
+        keys: &[u64],
+        out: &mut [T],
+    ) -> Result<(), ClientError> {
+        let op = "call_pull";
+        self.check_rows(op, target, name, arguments, keys, out.len())?;
+        let deadline = self.deadline();
+        let state = self.tables.find(op, target.named())?;
+        self.clock.gate(&mut self.lanes, state.spec.domain)?;
+        let state = self.tables.find(op, target.named())?;
+        let each = out.len() / keys.len().max(1);
+        let chunks = row_chunks(&mut self.lanes, state, keys, each * size_of::<T>())
+            .map_err(|what| state.wrong(op, what))?;
+        let mut scratch = RowsScratch::default();
+        let (mut payload, mut reply) = (Vec::new(), Vec::new());
+        for chunk in &chunks {
+            scratch.fill::<T>(keys, &[], 0, &chunk.rows);
+            let call = scratch.call(name, arguments);
+            payload.resize(call.payload_bytes(), 0);
+            call.encode(&mut payload);
+            let header = rows_header(state, FrameKind::Reduce, chunk.rows.len());
+            let lanes = &mut self.lanes;
+            lanes.exchange(chunk.lane, state, header, &payload, &mut reply, deadline)?;
+            let bytes = each * size_of::<T>();
+            if reply.len() != chunk.rows.len() * bytes {
+                return Err(ClientError::Protocol {
+                    server: lanes.name(chunk.lane).to_owned(),
+                    what: format!(
+                        "function \"{name}\" returned {} bytes for {} keys; {bytes} for each are due",
+                        reply.len(),
+                        chunk.rows.len()
+                    ),
+                });
+            }
+            for (row, bytes) in chunk.rows.iter().zip(reply.chunks_exact(bytes.max(1))) {
+                let row = *row as usize;
+                out[row * each..(row + 1) * each]
+                    .as_mut_bytes()
+                    .copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a call with keys.
+    fn check_rows<T: Element>(
+        &self,
+        op: &'static str,
+        target: &Table<T>,
+        name: &str,
+        arguments: &[u8],
+        keys: &[u64],
+        elements: usize,
+    ) -> Result<(), ClientError> {
+        let state = self.tables.find(op, target.named())?;
+        let unordered = keys.windows(2).position(|pair| pair[0] >= pair[1]);
+        let checked = check_named(name, arguments).and_then(|()| match unordered {
+            _ if state.is_blocks() => Err("the table is by ranges; use call_update".into()),
+            Some(at) if !on(Mutant::FunctionKeysUnordered) => Err(format!(
+                "key {} is not above the one before it; sort the keys and leave out repetitions",
+                at + 1
+            )),
+            _ if !elements.is_multiple_of(keys.len().max(1)) => {
+                Err(format!("{elements} elements for {} keys", keys.len()))
+            }
+            _ => Ok(()),
+        });
+        checked.map_err(|what| state.wrong(op, what))
+    }
+
     /// Turns a defect of a call into an error that names the table.
     fn check_call<T: Element>(
         &self,
@@ -165,7 +294,7 @@ impl Client {
         if args.inputs.is_empty() {
             return Ok(match body {
                 FunctionBody::Expression(_) => vec![state.id.0],
-                FunctionBody::Named { .. } | FunctionBody::Slots => Vec::new(),
+                _ => Vec::new(),
             });
         }
         let mut ids = Vec::with_capacity(args.inputs.len());
@@ -232,9 +361,7 @@ impl Client {
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
         if matches!(state.spec.effect, Apply::AtTick(_)) {
-            let what =
-                "it takes effect at ticks; functions update tables of immediate effect".into();
-            return Err(state.wrong(op, what));
+            return Err(state.wrong(op, AT_TICK.into()));
         }
         let tables = self.input_ids(op, target, body, args)?;
         let pieces = self.pieces(op, target, args.range.clone(), deadline)?;

@@ -4,17 +4,17 @@
 //! assignment of the complete piece. So a function that fails changes nothing, an update follows the
 //! pushes of its ring and is applied once like them, and optimizer state follows as for an assignment.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tidewater_expression::{Evaluator, Partial, Program, Reduction};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{
-    FUNCTION_INPUTS_MAX, FunctionBody, FunctionCall, FunctionProblem,
+    FUNCTION_INPUTS_MAX, FunctionBody, FunctionCall, FunctionProblem, NamedRows,
 };
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::{FRAME_ROWS_MAX, FUNCTION_BYTES_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -23,12 +23,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::push::wrong_operation;
+use super::push::{word, wrong_operation};
 use super::table::{Store, Table};
-use crate::functions::{Elements, ElementsMut, FunctionError, Functions, Piece, registered};
+use crate::functions::{
+    Elements, ElementsMut, Function, FunctionError, Functions, Piece, registered,
+};
 use crate::namespace::FrameSender;
 use crate::store::redo::{Progress, Redo, RowPlace};
 
+/// Elements of a range that are copied and evaluated at once.
+const ELEMENTS_AT_ONCE: usize = 4_096;
 /// Bytes of a result that fit a reply.
 const RESULT_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES);
@@ -104,6 +108,7 @@ element!(i32, I32);
 element!(i64, I64);
 
 /// Elements that a frame covers.
+#[derive(Debug, Clone, Copy)]
 struct Span {
     /// First element, row or slot.
     first: u64,
@@ -111,8 +116,20 @@ struct Span {
     elements: usize,
     /// Index of the first element for expressions.
     first_index: u64,
-    /// Whether each row has its own index 0 (sparse tables).
-    by_row: bool,
+    /// Whether the rows are those of keys, in `places`; `first` has no meaning then.
+    keyed: bool,
+}
+
+impl Span {
+    /// At most `elements` of it from `at` on. Only of a range, or all of it.
+    fn part(&self, at: usize, elements: usize) -> Self {
+        Self {
+            first: self.first + at as u64,
+            elements: elements.min(self.elements - at),
+            first_index: self.first_index + at as u64,
+            ..*self
+        }
+    }
 }
 
 impl Engine {
@@ -141,7 +158,10 @@ impl Engine {
                 return Err(FunctionProblem::Input.with(n));
             }
         }
-        let span = self.span(header, &call, &spec)?;
+        let span = match call.body {
+            FunctionBody::NamedRows(rows) => self.span_of_rows(header, &rows, &spec)?,
+            _ => self.span(header, &call, &spec)?,
+        };
         let mut runner = std::mem::take(&mut self.functions);
         let named = &runner.registered;
         let done = match spec.dtype {
@@ -159,9 +179,13 @@ impl Engine {
         let Some(Store::Sparse(shard)) = table.map(|table| &table.store) else {
             return Err(wrong_operation(header));
         };
+        let not_owned = RejectReason::WrongOwner {
+            first: header.partition.into(),
+            count: 1,
+        };
+        let slots = shard.slots(header.partition).ok_or(not_owned)?;
         self.reply.clear();
-        self.reply
-            .extend_from_slice(&shard.slots(header.partition).to_le_bytes());
+        self.reply.extend_from_slice(&slots.to_le_bytes());
         Ok(Effect::Reply { count: 1 })
     }
 
@@ -195,7 +219,7 @@ impl Engine {
                 }
             }
             Store::Sparse(shard) => {
-                let slots = shard.slots(header.partition);
+                let slots = shard.slots(header.partition).ok_or(not_owned)?;
                 if end > slots {
                     let (index, size) = (first, slots);
                     return Err(RejectReason::IndexOutOfRange { index, size });
@@ -203,7 +227,6 @@ impl Engine {
                 shard.rows_in_slots(header.partition, first..end, &mut self.places);
             }
         }
-        let by_row = matches!(table.store, Store::Sparse(_));
         let elements = match by_range {
             true => count as usize,
             false => self.places.len() * dim,
@@ -217,7 +240,45 @@ impl Engine {
             first,
             elements,
             first_index,
-            by_row,
+            keyed: false,
+        })
+    }
+
+    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created.
+    fn span_of_rows(
+        &mut self,
+        header: &FrameHeader,
+        rows: &NamedRows<'_>,
+        spec: &TableSpec,
+    ) -> Result<Span, Refusal> {
+        let count = rows.rows();
+        let table = &self.tables[&header.table];
+        let most = (FUNCTION_BYTES_MAX / spec.row_bytes()).clamp(1, FRAME_ROWS_MAX);
+        if matches!(table.store, Store::Blocks(_)) {
+            return Err(wrong_operation(header));
+        }
+        if count == 0 || count > most || count != header.count as usize {
+            return Err(FunctionProblem::TooLong.with(most as u64));
+        }
+        let size = spec.dtype.size();
+        if !rows.values.len().is_multiple_of(size) {
+            return Err(RejectReason::WrongLength {
+                bytes: rows.values.len() as u64,
+                expected: rows.values.len().next_multiple_of(size) as u64,
+            });
+        }
+        let key = |row: usize| word(rows.keys, row * 8);
+        let ordered = (1..count).find(|&row| key(row - 1) >= key(row));
+        if let Some(row) = ordered.filter(|_| !mutants::on(Mutant::FunctionKeysUnordered)) {
+            return Err(FunctionProblem::Order.with(row as u64));
+        }
+        (0..count).try_for_each(|row| table.check_key(key(row)))?;
+        self.find_rows(header.table, count, |row| (key(row), RowLocation::NONE))?;
+        Ok(Span {
+            first: 0,
+            elements: count * spec.dim(),
+            first_index: 0,
+            keyed: true,
         })
     }
 
@@ -228,98 +289,139 @@ impl Engine {
         call: &FunctionCall<'_>,
         span: &Span,
         work: &mut Workspace<T>,
-        named: &Functions,
+        registered: &Functions,
     ) -> Result<Effect, Refusal> {
-        let needed = match call.body {
-            FunctionBody::Expression(program) => work.prepare(program, call)?.1,
-            _ => call.inputs,
-        };
-        for (n, &input) in call.tables[..needed].iter().enumerate() {
-            work.inputs[n].resize(span.elements, T::default());
-            let bytes = work.inputs[n].as_mut_bytes();
-            self.copy_piece(input, header.table, span, bytes);
-        }
-        let reply = &mut self.reply;
-        reply.clear();
-        let spec = Arc::clone(&self.tables[&header.table].spec);
-        let dim = spec.dim();
-        let update = header.kind == FrameKind::Update;
+        self.reply.clear();
         match call.body {
-            FunctionBody::Expression(_) => {
-                let Some((evaluator, _)) = &mut work.evaluator else {
-                    unreachable!("the evaluator was prepared");
-                };
-                let inputs: [&[T]; FUNCTION_INPUTS_MAX] =
-                    std::array::from_fn(|n| &work.inputs[n][..]);
-                let inputs = &inputs[..needed];
-                let rows = match span.by_row {
-                    true => dim,
-                    false => span.elements.max(1),
-                };
+            FunctionBody::Expression(program) => {
+                self.evaluate(header, call, program, span, work)?;
+            }
+            FunctionBody::Named { name, .. } | FunctionBody::NamedRows(NamedRows { name, .. }) => {
+                let unknown = FunctionProblem::Unknown.with(registered.len() as u64);
+                let function = registered.find(name).ok_or(unknown)?;
+                self.call_named(header, call, function, span, work)?;
+            }
+            FunctionBody::Slots => unreachable!("slots are counted before a piece is read"),
+        }
+        if header.kind == FrameKind::Update {
+            self.store_piece(header, span, work.out.as_bytes())?;
+            return Ok(Effect::Applied);
+        }
+        let (bytes, slot) = (self.reply.len() as u64, RESULT_BYTES_MAX as u64);
+        if bytes > slot {
+            return Err(RejectReason::ReplyTooLarge { bytes, slot });
+        }
+        Ok(Effect::Reply { count: 1 })
+    }
+
+    /// Evaluates an expression: an update's values go to `work.out`, a partial result to the reply.
+    fn evaluate<T: Element>(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        program: &[u8],
+        span: &Span,
+        work: &mut Workspace<T>,
+    ) -> Result<(), Refusal> {
+        let inputs = work.prepare(program, call)?.1;
+        let update = header.kind == FrameKind::Update;
+        let reduction = match Reduction::from_code(call.reduction) {
+            Some(reduction) => reduction,
+            None if update => Reduction::Sum, // of nothing
+            None => return Err(FunctionProblem::Reduction.with(call.reduction.into())),
+        };
+        let mut partial = Partial::empty(reduction, T::DTYPE);
+        let Some((mut evaluator, needed)) = work.evaluator.take() else {
+            unreachable!("the evaluator was prepared");
+        };
+        let table = &self.tables[&header.table];
+        let all = span.elements.max(1);
+        // Elements that are copied at once: those of a range stay in the cache until they are used.
+        let (at_once, row) = match &table.store {
+            Store::Blocks(_) => (ELEMENTS_AT_ONCE, ELEMENTS_AT_ONCE),
+            Store::Rows(_) => (all, all),
+            Store::Sparse(_) => (all, table.spec.dim()),
+        };
+        work.out
+            .resize(if update { span.elements } else { 0 }, T::default());
+        for at in (0..span.elements).step_by(at_once) {
+            let part = span.part(at, at_once);
+            for (n, &input) in call.tables[..inputs].iter().enumerate() {
+                work.inputs[n].resize(part.elements, T::default());
+                let bytes = work.inputs[n].as_mut_bytes();
+                self.copy_piece(input, header.table, &part, bytes);
+            }
+            for first in (0..part.elements).step_by(row) {
+                let cut = first..part.elements.min(first + row);
+                let pieces: [&[T]; FUNCTION_INPUTS_MAX] =
+                    std::array::from_fn(|n| match n < inputs {
+                        true => &work.inputs[n][cut.clone()],
+                        false => &[][..],
+                    });
+                let pieces = &pieces[..inputs];
                 if update {
-                    work.out.resize(span.elements, T::default());
-                    for (n, out) in work.out.chunks_mut(rows).enumerate() {
-                        let piece = cut(inputs, n * rows..n * rows + out.len());
-                        evaluator.map(&piece[..inputs.len()], span.first_index, out);
-                    }
+                    let out = &mut work.out[at + cut.start..at + cut.end];
+                    evaluator.map(pieces, part.first_index, out);
                 } else {
-                    let reduction = Reduction::from_code(call.reduction);
-                    let unknown = FunctionProblem::Reduction.with(call.reduction.into());
-                    let reduction = reduction.ok_or(unknown)?;
-                    let mut partial = Partial::empty(reduction, T::DTYPE);
-                    for first in (0..span.elements).step_by(rows) {
-                        let count = rows.min(span.elements - first);
-                        let piece = cut(inputs, first..first + count);
-                        let piece = &piece[..inputs.len()];
-                        evaluator.reduce(piece, span.first_index, count, reduction, &mut partial);
-                    }
-                    reply.extend_from_slice(&partial.encode());
+                    let count = cut.len();
+                    evaluator.reduce(pieces, part.first_index, count, reduction, &mut partial);
                 }
             }
-            FunctionBody::Named { name, arguments } => {
-                let unknown = FunctionProblem::Unknown.with(named.len() as u64);
-                let function = named.find(name).ok_or(unknown)?;
-                work.out.resize(span.elements, T::default());
-                let mut out = std::mem::take(&mut work.out);
-                self.copy_piece(header.table, header.table, span, out.as_mut_bytes());
-                work.keys.clear();
-                work.keys.extend(self.places.iter().map(|place| place.key));
-                let inputs: Vec<Elements<'_>> = work.inputs[..call.inputs]
-                    .iter()
-                    .map(|values| T::elements(values))
-                    .collect();
-                let piece = Piece {
-                    first_index: span.first_index,
-                    dim,
-                    keys: &work.keys,
-                    inputs: &inputs,
-                };
-                let reply = &mut self.reply;
-                // A panic leaves only private copies half changed, and these are dropped.
-                let ran = catch_unwind(AssertUnwindSafe(|| match update {
-                    true => function.update(arguments, &piece, T::elements_mut(&mut out)),
-                    false => function.reduce(arguments, &piece, T::elements(&out), reply),
-                }));
-                work.out = out;
-                match ran {
-                    Ok(Ok(())) => {}
-                    Ok(Err(FunctionError(number))) => {
-                        return Err(FunctionProblem::Refused.with(number));
-                    }
-                    Err(_) => return Err(FunctionProblem::Panicked.with(0)),
-                }
-            }
-            FunctionBody::Slots => unreachable!("slots are counted before the piece is read"),
         }
+        work.evaluator = Some((evaluator, needed));
         if !update {
-            if self.reply.len() > RESULT_BYTES_MAX {
-                let (bytes, slot) = (self.reply.len() as u64, RESULT_BYTES_MAX as u64);
-                return Err(RejectReason::ReplyTooLarge { bytes, slot });
-            }
-            return Ok(Effect::Reply { count: 1 });
+            self.reply.extend_from_slice(&partial.encode());
         }
-        self.store_piece(header, span, work.out.as_bytes())?;
-        Ok(Effect::Applied)
+        Ok(())
+    }
+
+    /// Calls a function of the user's own: an update's values go to `work.out`, a result to the reply.
+    fn call_named<T: Element>(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        function: &dyn Function,
+        span: &Span,
+        work: &mut Workspace<T>,
+    ) -> Result<(), Refusal> {
+        for (n, &input) in call.tables[..call.inputs].iter().enumerate() {
+            work.inputs[n].resize(span.elements, T::default());
+            self.copy_piece(input, header.table, span, work.inputs[n].as_mut_bytes());
+        }
+        work.out.resize(span.elements, T::default());
+        self.copy_piece(header.table, header.table, span, work.out.as_mut_bytes());
+        work.keys.clear();
+        work.keys.extend(self.places.iter().map(|place| place.key));
+        let (inputs, arguments) = match call.body {
+            FunctionBody::Named { arguments, .. } => (call.inputs, arguments),
+            FunctionBody::NamedRows(rows) => {
+                work.inputs[0].resize(rows.values.len() / size_of::<T>(), T::default());
+                work.inputs[0].as_mut_bytes().copy_from_slice(rows.values);
+                (1, rows.arguments)
+            }
+            FunctionBody::Expression(_) | FunctionBody::Slots => {
+                unreachable!("a function was found by its name")
+            }
+        };
+        let inputs = work.inputs[..inputs].iter();
+        let inputs: Vec<Elements<'_>> = inputs.map(|values| T::elements(values)).collect();
+        let piece = Piece {
+            first_index: span.first_index,
+            dim: self.tables[&header.table].spec.dim(),
+            keys: &work.keys,
+            inputs: &inputs,
+        };
+        let (out, reply) = (&mut work.out, &mut self.reply);
+        // A panic leaves only private copies half changed, and these are dropped.
+        let ran = catch_unwind(AssertUnwindSafe(|| match header.kind {
+            FrameKind::Update => function.update(arguments, &piece, T::elements_mut(out)),
+            _ => function.reduce(arguments, &piece, T::elements(out), reply),
+        }));
+        match ran {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(FunctionError(number))) => Err(FunctionProblem::Refused.with(number)),
+            Err(_) => Err(FunctionProblem::Panicked.with(0)),
+        }
     }
 
     /// Copies a piece of a table into private memory. The span is one of `target`, which has the same
@@ -333,7 +435,7 @@ impl Engine {
             Store::Blocks(blocks) => blocks
                 .read_range(span.first, out)
                 .map_err(|e| e.to_string()),
-            Store::Rows(rows) if table != target => {
+            Store::Rows(rows) if table != target && !span.keyed => {
                 let mut chunks = (span.first..).zip(out.chunks_exact_mut(row_bytes));
                 chunks.try_for_each(|(row, out)| {
                     let place = rows.place(row).ok_or("another applier's row")?;
@@ -425,11 +527,6 @@ fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) ->
 /// Whether elements of equal index lie on the same applier: the same shape, type and partitions.
 fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
     (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
-}
-
-/// A part of each input.
-fn cut<'a, T>(inputs: &[&'a [T]], part: Range<usize>) -> [&'a [T]; FUNCTION_INPUTS_MAX] {
-    std::array::from_fn(|n| inputs.get(n).map_or(&[][..], |input| &input[part.clone()]))
 }
 
 impl<T: Element> Workspace<T> {

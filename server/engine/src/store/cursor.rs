@@ -18,16 +18,12 @@ pub struct RowCursor {
 }
 
 impl SparseShard {
-    /// Number of slots that a partition has taken, with rows or without; 0 for a partition of another
-    /// applier. A row keeps its slot until it is removed, so slots number the rows for calls that
-    /// cover a partition in several frames.
-    pub fn slots(&self, partition: u32) -> u64 {
-        let rows = self.partitions.get(partition as usize);
-        let runs = rows.and_then(Option::as_ref).map(|rows| &rows.runs[..]);
-        runs.unwrap_or_default()
-            .iter()
-            .map(|run| u64::from(run.len))
-            .sum()
+    /// Number of slots that a partition has taken, with rows or without; `None` for a partition of
+    /// another applier. A row keeps its slot until it is removed, so slots number the rows for calls
+    /// that cover a partition in several frames.
+    pub fn slots(&self, partition: u32) -> Option<u64> {
+        let rows = self.partitions.get(partition as usize)?.as_ref()?;
+        Some(rows.runs.iter().map(|run| u64::from(run.len)).sum())
     }
 
     /// Appends the rows in `slots` of a partition to `places`. Slots without a row are left out. Cost:

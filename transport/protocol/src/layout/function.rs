@@ -5,10 +5,15 @@
 //! +8  u8 body kind | u8 reduction (REDUCE) | u8 inputs | u8 parameters | u32 bytes of the body
 //! +16 u32 table of input x | u32 y | u32 z | u32 zero       unused inputs are zero
 //! +32 f64 parameters
-//! ..  body: an encoded expression; or u16 length of a name, the name, its arguments; or nothing
+//! ..  body: 1 an encoded expression
+//!           2 u16 length of a name, the name, its arguments
+//!           3 nothing (number of slots)
+//!           4 u16 length of a name, u16 zero, u32 bytes of the arguments, u32 rows, the name, the
+//!             arguments, the keys of the rows (u64, ascending), values
 //! ```
 //! The header's `count` is the number of elements, rows or slots from `first` on; its `partition` holds
 //! all of them; its `table` is the target. `FUNCTION_BYTES_MAX` and `FRAME_ROWS_MAX` limit the count.
+//! With body 4, `count` is the number of rows, in any partitions of the applier, and `first` is 0.
 
 use super::reject::RejectReason;
 
@@ -35,6 +40,95 @@ pub enum FunctionBody<'a> {
     },
     /// Number of slots of a sparse partition.
     Slots,
+    /// Function that the server's program registered, on the rows of some keys.
+    NamedRows(NamedRows<'a>),
+}
+
+/// Call of a named function on the rows of some keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedRows<'a> {
+    /// Name of the function; 1 to 255 bytes of UTF-8.
+    pub name: &'a str,
+    /// Arguments in the function's own encoding.
+    pub arguments: &'a [u8],
+    /// Keys, 8 bytes each.
+    pub keys: &'a [u8],
+    /// Values that come with the call, in the table's element type; may be empty.
+    pub values: &'a [u8],
+}
+
+impl<'a> NamedRows<'a> {
+    fn decode(body: &'a [u8]) -> Option<Self> {
+        let (head, rest) = body.split_at_checked(12)?;
+        let &[name_low, name_high, 0, 0, ref numbers @ ..] = head else {
+            return None;
+        };
+        let (numbers, _) = numbers.as_chunks::<4>();
+        let number = |n: usize| u32::from_le_bytes(numbers[n]) as usize;
+        let len = usize::from(u16::from_le_bytes([name_low, name_high]));
+        let (name, rest) = rest.split_at_checked(len)?;
+        let (arguments, rest) = rest.split_at_checked(number(0))?;
+        let (keys, values) = rest.split_at_checked(number(1).checked_mul(8)?)?;
+        let name = name_of(name)?;
+        Some(Self {
+            name,
+            arguments,
+            keys,
+            values,
+        })
+    }
+
+    /// Number of rows.
+    pub const fn rows(&self) -> usize {
+        self.keys.len() / 8
+    }
+
+    /// Bytes of a payload with such a call.
+    pub const fn payload_bytes(&self) -> usize {
+        HEAD_BYTES
+            + 12
+            + self.name.len()
+            + self.arguments.len()
+            + self.keys.len()
+            + self.values.len()
+    }
+
+    /// Encodes the payload of a frame with this call into `out`.
+    ///
+    /// # Panics
+    /// If `out` does not have [`Self::payload_bytes`].
+    pub fn encode(&self, out: &mut [u8]) {
+        let (head, body) = out.split_at_mut(HEAD_BYTES);
+        head.fill(0);
+        head[8] = 4;
+        head[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        let name = self.name.len() as u16;
+        let arguments = self.arguments.len() as u32;
+        let rows = self.rows() as u32;
+        let parts: [&[u8]; 8] = [
+            &name.to_le_bytes(),
+            &[0; 2],
+            &arguments.to_le_bytes(),
+            &rows.to_le_bytes(),
+            self.name.as_bytes(),
+            self.arguments,
+            self.keys,
+            self.values,
+        ];
+        let mut rest = body;
+        for part in parts {
+            let (now, later) = rest.split_at_mut(part.len());
+            now.copy_from_slice(part);
+            rest = later;
+        }
+        assert!(rest.is_empty(), "{} bytes are left", rest.len());
+    }
+}
+
+/// The name of a function; `None` if it is too long or no text.
+fn name_of(name: &[u8]) -> Option<&str> {
+    let fits = (1..=255).contains(&name.len());
+    std::str::from_utf8(name).ok().filter(|_| fits)
 }
 
 /// Decoded payload of a function's frame.
@@ -77,6 +171,8 @@ pub enum FunctionProblem {
     Reduction = 8,
     /// The user's function refused its arguments or its input. Number: the function's own.
     Refused = 9,
+    /// Keys are not in ascending order, without repetition. Number: position of the first such key.
+    Order = 10,
 }
 
 impl FunctionProblem {
@@ -92,6 +188,7 @@ impl FunctionProblem {
             7 => Self::TooLong,
             8 => Self::Reduction,
             9 => Self::Refused,
+            10 => Self::Order,
             _ => return None,
         })
     }
@@ -121,7 +218,12 @@ impl<'a> FunctionCall<'a> {
             return None;
         }
         let (parameters, body) = rest.split_at_checked(parameters * 8)?;
-        if body.len() != u32::from_le_bytes(*len) as usize || body.len() > FUNCTION_BODY_BYTES_MAX {
+        let most = if kind == 4 {
+            usize::MAX
+        } else {
+            FUNCTION_BODY_BYTES_MAX
+        };
+        if body.len() != u32::from_le_bytes(*len) as usize || body.len() > most {
             return None;
         }
         let body = match kind {
@@ -130,13 +232,13 @@ impl<'a> FunctionCall<'a> {
                 let (len, rest) = body.split_first_chunk::<2>()?;
                 let len = usize::from(u16::from_le_bytes(*len));
                 let (name, arguments) = rest.split_at_checked(len)?;
-                let name = std::str::from_utf8(name).ok()?;
-                if name.is_empty() || len > 255 {
-                    return None;
-                }
+                let name = name_of(name)?;
                 FunctionBody::Named { name, arguments }
             }
             3 if body.is_empty() => FunctionBody::Slots,
+            4 if first == 0 && reduction == 0 && inputs == 0 && parameters.is_empty() => {
+                FunctionBody::NamedRows(NamedRows::decode(body)?)
+            }
             _ => return None,
         };
         Some(Self {
@@ -187,6 +289,9 @@ impl FunctionPayload {
                 2
             }
             FunctionBody::Slots => 3,
+            FunctionBody::NamedRows(_) => {
+                unreachable!("calls with keys are encoded frame by frame")
+            }
         };
         assert!(
             encoded.len() <= FUNCTION_BODY_BYTES_MAX,
@@ -246,18 +351,40 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_call_decode_to_their_parts() {
+        let rows = NamedRows {
+            name: "handle",
+            arguments: &[7],
+            keys: &[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0],
+            values: &[0, 0, 128, 63],
+        };
+        let mut bytes = vec![9; rows.payload_bytes()];
+        rows.encode(&mut bytes);
+        let call = FunctionCall::decode(&bytes).unwrap();
+        assert_eq!(call.body, FunctionBody::NamedRows(rows));
+        assert_eq!((rows.rows(), call.inputs), (2, 0));
+        assert_eq!(FunctionCall::decode(&bytes[..bytes.len() - 1]), None);
+    }
+
+    #[test]
     fn problem_codes_are_dense() {
         let codes: Vec<u8> = (0..64)
             .filter_map(FunctionProblem::from_code)
             .map(|problem| problem as u8)
             .collect();
-        assert_eq!(codes, (1..=9).collect::<Vec<u8>>());
+        assert_eq!(codes, (1..=10).collect::<Vec<u8>>());
     }
 
     proptest! {
         #[test]
         fn decoding_is_total(bytes in prop::collection::vec(any::<u8>(), 0..96)) {
             if let Some(call) = FunctionCall::decode(&bytes) {
+                if let FunctionBody::NamedRows(rows) = call.body {
+                    let mut again = vec![0; rows.payload_bytes()];
+                    rows.encode(&mut again);
+                    prop_assert_eq!(again, bytes);
+                    return Ok(());
+                }
                 let tables = &call.tables[..call.inputs];
                 let parameters: Vec<f64> = call.parameters().collect();
                 let mut again = FunctionPayload::new(call.body, call.reduction, tables, &parameters);

@@ -1,0 +1,100 @@
+//! Frames of calls with keys: the keys of each lane, cut into frames.
+
+use tidewater_lanes::num::count;
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::function::NamedRows;
+use tidewater_protocol::limits::{FRAME_ROWS_MAX, FUNCTION_BYTES_MAX};
+use zerocopy::IntoBytes;
+
+use crate::lanes::Lanes;
+use crate::pull;
+use crate::table::Element;
+use crate::table::state::TableState;
+
+/// Bytes that a frame keeps for names and arguments.
+const HEAD_BYTES: usize = 9 << 10;
+
+/// Most bytes of a result: 64 KiB, as of an applier's other results.
+const RESULT_BYTES_MAX: usize = 64 << 10;
+
+/// Rows of one frame, by their position among the keys.
+#[derive(Debug)]
+pub(crate) struct RowChunk {
+    pub(crate) lane: usize,
+    pub(crate) rows: Vec<u32>,
+}
+
+/// Cuts keys into frames, each with keys of one lane in their order. `bytes` travel with a key. `Err`
+/// describes the defect.
+pub(crate) fn row_chunks(
+    lanes: &mut Lanes,
+    table: &TableState,
+    keys: &[u64],
+    bytes: usize,
+) -> Result<Vec<RowChunk>, String> {
+    let mut by_lane = vec![Vec::new(); lanes.len()];
+    for (row, &key) in keys.iter().enumerate() {
+        let lane = table
+            .lane_of(key)
+            .ok_or_else(|| format!("row {key} is past the end"))?;
+        by_lane[lane].push(count(row));
+    }
+    let mut chunks = Vec::new();
+    for (lane, rows) in by_lane.into_iter().enumerate() {
+        let room = lanes.get(lane).ring.payload_bytes_max();
+        let fits = room.saturating_sub(HEAD_BYTES) / (8 + bytes);
+        let results = RESULT_BYTES_MAX / bytes.max(1);
+        let work = (FUNCTION_BYTES_MAX / table.row.payload_bytes).clamp(1, FRAME_ROWS_MAX);
+        let most = fits.min(results).min(work);
+        if most == 0 {
+            return Err(format!(
+                "{bytes} bytes for each key; a frame has room for fewer"
+            ));
+        }
+        chunks.extend(rows.chunks(most).map(|rows| RowChunk {
+            lane,
+            rows: rows.to_vec(),
+        }));
+    }
+    Ok(chunks)
+}
+
+pub(crate) fn rows_header(table: &TableState, kind: FrameKind, rows: usize) -> FrameHeader {
+    pull::request(table, kind, rows, false)
+}
+
+/// Keys and values of one frame.
+#[derive(Debug, Default)]
+pub(crate) struct RowsScratch {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+impl RowsScratch {
+    /// Takes some keys, and `each` values of each.
+    pub(crate) fn fill<T: Element>(
+        &mut self,
+        keys: &[u64],
+        values: &[T],
+        each: usize,
+        rows: &[u32],
+    ) {
+        self.keys.clear();
+        self.values.clear();
+        for &row in rows {
+            let row = row as usize;
+            self.keys.extend_from_slice(&keys[row].to_le_bytes());
+            let values = &values[row * each..(row + 1) * each];
+            self.values.extend_from_slice(values.as_bytes());
+        }
+    }
+
+    pub(crate) fn call<'a>(&'a self, name: &'a str, arguments: &'a [u8]) -> NamedRows<'a> {
+        NamedRows {
+            name,
+            arguments,
+            keys: &self.keys,
+            values: &self.values,
+        }
+    }
+}
