@@ -11,6 +11,8 @@ mod storm;
 
 #[path = "sim/clocks.rs"]
 mod clocks;
+#[path = "sim/collectives.rs"]
+mod collectives;
 #[path = "sim/exactly_once.rs"]
 mod exactly_once;
 #[path = "sim/functions.rs"]

@@ -11,7 +11,7 @@ pub mod raw;
 pub mod stale;
 
 use stale::{LostStatuses, StalePort};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
@@ -102,6 +102,8 @@ pub struct Rig {
     pub world: World,
     pub servers: Arc<Vec<Server>>,
     tables: Arc<Vec<TableInfo>>,
+    /// Workers that wait at the barrier, and how often it has opened.
+    barrier: Arc<Mutex<(u32, u64)>>,
     shape: Shape,
     seed: u64,
 }
@@ -194,6 +196,7 @@ impl Rig {
             world,
             servers: Arc::new(servers),
             tables: Arc::new(tables),
+            barrier: Arc::default(),
             shape,
             seed,
         }
@@ -265,7 +268,7 @@ impl Rig {
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
         let mut client = Client::from_parts(Parts {
-            coordinator: Box::new(Catalogue(Arc::clone(&self.tables))),
+            coordinator: Box::new(Coordinator(self.clone())),
             servers: parts,
             parker: Box::new(parker),
             rank: WorkerId(rank),
@@ -450,24 +453,39 @@ impl Drop for Link {
     }
 }
 
-/// The table catalogue of the cluster.
-struct Catalogue(Arc<Vec<TableInfo>>);
+/// The coordinator of the cluster: its tables and one barrier.
+struct Coordinator(Rig);
 
-impl CoordinatorLink for Catalogue {
+impl CoordinatorLink for Coordinator {
     fn create_table(&mut self, spec: &TableSpec, d: Deadline) -> Result<TableInfo, ClientError> {
         self.open_table(&spec.name, d)
     }
 
     fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
-        Ok(self.0.iter().find(|t| t.spec.name == name).unwrap().clone())
+        let tables = &self.0.tables;
+        Ok(tables.iter().find(|t| t.spec.name == name).unwrap().clone())
     }
 
     fn release_table(&mut self, _: TableId, _: Deadline) -> Result<(), ClientError> {
         unreachable!("tests of this rig release no table")
     }
 
-    fn barrier(&mut self, _: &str, _: u32, _: Deadline) -> Result<(), ClientError> {
-        unreachable!("tests of this rig use no barrier")
+    fn barrier(&mut self, _: &str, count: u32, _: Deadline) -> Result<(), ClientError> {
+        let opened = {
+            let mut state = self.0.barrier.lock().unwrap();
+            let opened = state.1;
+            state.0 += 1;
+            if state.0 == count {
+                *state = (0, opened + 1);
+            }
+            opened
+        };
+        let mut pause = FIRST_LOOK;
+        while self.0.barrier.lock().unwrap().1 == opened {
+            self.0.world.pause(pause);
+            pause = (2 * pause).min(LAST_LOOK);
+        }
+        Ok(())
     }
 
     fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {

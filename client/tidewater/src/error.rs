@@ -5,6 +5,8 @@ use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::wire::refusal::Refusal;
 
+use crate::collective::CollectiveError;
+
 /// Why a call failed. Unless the variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -80,6 +82,15 @@ pub enum ClientError {
         table: String,
         /// What is wrong and what would be right.
         what: String,
+    },
+    /// The workers' calls of a collective operation do not fit together, or a worker is missing.
+    #[error("{op}: {source}")]
+    Collective {
+        /// Name of the call.
+        op: &'static str,
+        /// Cause, with the ranks of the workers.
+        #[source]
+        source: CollectiveError,
     },
     /// A server sent an invalid message; the server or the network is broken.
     #[error("protocol error from server {server}: {what}")]

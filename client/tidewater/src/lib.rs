@@ -28,6 +28,7 @@
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
 //! | [`Ticket`] | whether a push is applied, or the reason of its rejection |
 //! | [`SyncMode`] | BSP, SSP, ASP |
+//! | [`collective`], [`ReduceOp`] | values that all workers exchange: gather, reduce, broadcast |
 //! | [`walltime::Walltime`] | a common last step of all workers before the batch system ends the job |
 //! | [`Counters`] | counts that show which path ran |
 //!
@@ -52,6 +53,7 @@
 
 mod buffer;
 pub mod clock;
+pub mod collective;
 pub mod connect;
 pub mod counters;
 #[cfg(feature = "embedded")]
@@ -73,6 +75,7 @@ pub mod walltime;
 
 pub use buffer::RegisteredBuffer;
 pub use clock::SyncMode;
+pub use collective::{CollectiveError, ReduceOp};
 pub use connect::Job;
 pub use counters::Counters;
 #[cfg(feature = "embedded")]

@@ -4,6 +4,7 @@
 
 mod arrivals;
 mod function;
+mod collectives;
 mod pull;
 mod push;
 
@@ -61,6 +62,7 @@ pub struct Client {
     later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
     buffers: Buffers,
+    collective: collectives::State,
     rank: WorkerId,
     workers: u32,
     timeout: Duration,
@@ -95,6 +97,7 @@ impl Client {
             later: LaterPulls::default(),
             by_lane,
             buffers: Buffers::default(),
+            collective: collectives::State::default(),
             rank: parts.rank,
             workers: parts.workers,
             timeout: DATA_DEADLINE,
@@ -120,15 +123,7 @@ impl Client {
         if self.rank.0 == 0 {
             return Ok(true);
         }
-        let deadline = self.deadline();
-        let Some(link) = self.lanes.link(0) else {
-            return Ok(false);
-        };
-        let live = match link.clocks(DomainId(0), deadline) {
-            Ok(live) => live,
-            Err(e) => return Err(self.lanes.blame(e)),
-        };
-        let lowest = live.iter().map(|&(rank, _)| rank).min();
+        let lowest = self.live_workers()?.into_iter().min();
         Ok(lowest == Some(self.rank) && !mutants::on(Mutant::RankZeroLeads))
     }
 
@@ -334,7 +329,6 @@ impl Client {
     /// control connection is restored before its session ends.
     ///
     /// # Errors
-    /// When a server or the coordinator is lost.
     /// When a server or the coordinator is lost.
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();

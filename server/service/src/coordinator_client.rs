@@ -427,7 +427,8 @@ impl Enlisted {
 
     fn save(&self, node: &dyn Orders, namespace: &str, dir: &str) -> Result<SavedPart, Refusal> {
         let of_job = self.tables.values().filter(|(job, _)| job == namespace);
-        let tables: Vec<TableInfo> = of_job.map(|(_, table)| table.clone()).collect();
+        let tables = of_job.map(|(_, table)| table.clone());
+        let tables: Vec<TableInfo> = tables.filter(|t| !t.spec.is_transient()).collect();
         let nonce = getrandom::u64().map_err(|error| {
             Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
         })?;

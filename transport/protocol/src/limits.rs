@@ -262,6 +262,8 @@ pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
 pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
 /// Jobs (namespaces) that one coordinator serves at a time.
 pub const JOBS_MAX: usize = 256;
+/// Bytes of values that a worker may give to one collective call. More belongs in a table.
+pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
 /// Barriers of a job with waiting workers: one for each thing to wait for, not for each step.
 pub const BARRIERS_MAX: usize = 1_024;
 /// Time for the commands of one save or load. A longer one has a server that hangs.

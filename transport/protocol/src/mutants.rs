@@ -145,6 +145,12 @@ mutants! {
     LivenessNotHeld = "liveness-not-held";
     /// Programs keep the soft limit of open files that they were started with.
     DescriptorsNotRaised = "descriptors-not-raised";
+    /// Collective calls assign all rounds to one buffer.
+    CollectiveOneBuffer = "collective-one-buffer";
+    /// Collective calls take rows of another round for values.
+    CollectiveRoundIgnored = "collective-round-ignored";
+    /// Collective calls begin with the caller's own values instead of those of rank 0.
+    CollectiveRankOrder = "collective-rank-order";
     /// A client accepts a handle or ticket of another client.
     ForeignHandle = "foreign-handle";
     /// A client keeps the descriptors of a table that it has released.

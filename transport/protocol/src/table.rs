@@ -253,7 +253,16 @@ pub struct TableSpec {
     pub partitions: u32,
 }
 
+/// First characters of the names of transient tables.
+pub const TRANSIENT_PREFIX: &str = "tidewater/";
+
 impl TableSpec {
+    /// Whether the table holds only what is under way between workers: its name begins with
+    /// [`TRANSIENT_PREFIX`]. It is part of no saved model, and its clock domain does not count as used.
+    pub fn is_transient(&self) -> bool {
+        self.name.starts_with(TRANSIENT_PREFIX)
+    }
+
     /// Returns the elements of one row.
     pub const fn dim(&self) -> usize {
         match self.shape {

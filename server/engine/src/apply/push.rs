@@ -322,7 +322,8 @@ impl Engine {
         let Err(full) = self.pending.room(header.payload_len as usize) else {
             return Ok(Some(false));
         };
-        let of_job = self.tables.values().filter(|t| t.namespace == namespace);
+        let counts = |t: &&Table| t.namespace == namespace && !t.spec.is_transient();
+        let of_job = self.tables.values().filter(counts);
         let domains = of_job.fold(ticked, |seen, t| seen | 1 << t.spec.domain.0);
         let several = domains.count_ones() > 1 && !mutants::on(Mutant::WaitAcrossDomains);
         match several || mutants::on(Mutant::EarlyFrameRefused) {

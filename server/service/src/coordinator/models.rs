@@ -158,7 +158,7 @@ impl Coordinator {
             .values()
             .filter(|table| table.namespace == model.namespace);
         let tables = of_job
-            .filter(|table| table.stage == Stage::Ready)
+            .filter(|table| table.stage == Stage::Ready && !table.info.spec.is_transient())
             .map(|table| SavedTable {
                 id: table.info.id.0,
                 spec: table.info.spec.clone(),

@@ -1,0 +1,80 @@
+//! Errors of collective calls. Each names the ranks that it is about.
+
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::limits::COLLECTIVE_BYTES_MAX;
+
+/// Why a collective call failed, although every worker that has not left the job made one.
+///
+/// Where nothing else is said, all workers receive the same error, and their next calls fit together
+/// again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A worker gives more or fewer elements than worker 0.
+    #[error(
+        "worker {rank} gives {given} elements and worker 0 gives {expected}; give as many on each worker"
+    )]
+    Length {
+        /// The lowest rank with another length than worker 0.
+        rank: WorkerId,
+        /// Number of its elements.
+        given: u64,
+        /// Number of worker 0's elements.
+        expected: u64,
+    },
+    /// A worker makes another call than worker 0: another operation, element type or root.
+    #[error(
+        "worker {rank} calls {given} and worker 0 calls {expected}; all workers make the same calls in \
+         the same order"
+    )]
+    Call {
+        /// The lowest rank with another call than worker 0.
+        rank: WorkerId,
+        /// Its call, with element type and root.
+        given: String,
+        /// The call of worker 0.
+        expected: String,
+    },
+    /// The values are too long.
+    #[error(
+        "{bytes} bytes on each worker; the most is {COLLECTIVE_BYTES_MAX}: use a table for more"
+    )]
+    TooLong {
+        /// Bytes of a worker's values.
+        bytes: u64,
+    },
+    /// A broadcast of a worker that does not exist.
+    #[error("there is no worker {root} to broadcast from: the job has {workers}, from 0")]
+    Root {
+        /// Rank of the root as given.
+        root: u32,
+        /// Number of workers of the job.
+        workers: u32,
+    },
+    /// Workers have finished or are lost, and gave no values to this call. No later call succeeds.
+    #[error("no values of {}: finished or lost before this call", names(.ranks))]
+    Left {
+        /// Ranks of the missing workers, ascending.
+        ranks: Vec<WorkerId>,
+    },
+    /// The rows of a worker are of another round: an earlier call failed there or here, and was not
+    /// repeated, or the worker was lost a moment ago. The workers fit together again when each has
+    /// repeated the call that failed for it.
+    #[error(
+        "worker {rank} is at round {theirs} and this worker at round {ours}; repeat the call that \
+         failed on either, or find out whether worker {rank} was lost"
+    )]
+    OutOfStep {
+        /// The lowest rank of another round.
+        rank: WorkerId,
+        /// Round of its rows, with the part of the call.
+        theirs: String,
+        /// Round of this call, with its part.
+        ours: String,
+    },
+}
+
+fn names(ranks: &[WorkerId]) -> String {
+    let names: Vec<String> = ranks.iter().map(|rank| format!("worker {rank}")).collect();
+    names.join(", ")
+}

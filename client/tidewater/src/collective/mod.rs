@@ -1,0 +1,67 @@
+//! Collective calls: each worker gives a few values, and every worker receives a result of all.
+//!
+//! [`Client::all_gather`], [`Client::all_reduce`] and [`Client::broadcast`] are for what workers agree
+//! on between steps: sums of losses, numbers of batches, a seed. They move no clock, so that they work
+//! alike under BSP, SSP and ASP. Parameters belong in tables.
+//!
+//! # Protocol
+//! The values travel through two tables of the job with immediate effect; the coordinator moves no data.
+//! A call consists of rounds. In round `g` a worker assigns its rows of buffer `g mod 2`, waits at a
+//! barrier, and reads the rows of all. It cannot overwrite them before barrier `g + 1` is open, at which
+//! each worker arrives after its reads of round `g`. Two buffers are therefore enough for any number of
+//! calls.
+//!
+//! Each row carries its round, call and length. A row of another round is no value: its worker has left,
+//! or made other calls. The first round carries up to 480 bytes, each further one up to 31.5 KiB.
+//!
+//! # Cost
+//! A round is a push, a request to the coordinator, and a read of a row of each worker. Memory of the
+//! servers: 1 KiB for each worker, and 64 KiB more after the first call of more than 480 bytes. A job
+//! without such calls has neither table.
+//!
+//! ```
+//! use tidewater::{ClientError, Embedded, ReduceOp, SyncMode};
+//!
+//! # fn main() -> Result<(), ClientError> {
+//! let cluster = Embedded::start(1, 2)?;
+//! let work = |rank: u32| -> Result<(), ClientError> {
+//!     let mut client = cluster.client(rank, SyncMode::Asp)?;
+//!     let mut sums = [f64::from(rank), 1.0];
+//!     client.all_reduce(&mut sums, ReduceOp::Sum)?;
+//!     assert_eq!(sums, [1.0, 2.0]);
+//!     assert_eq!(client.all_gather(&[i64::from(rank)])?, [0, 1]);
+//!     let mut seed = [i64::from(rank) + 7];
+//!     client.broadcast(1, &mut seed)?;
+//!     assert_eq!(seed, [8]);
+//!     client.finish()
+//! };
+//! std::thread::scope(|scope| {
+//!     let other = scope.spawn(|| work(1));
+//!     work(0)?;
+//!     other.join().expect("the worker does not panic")
+//! })
+//! # }
+//! ```
+//!
+//! [`Client::all_gather`]: crate::Client::all_gather
+//! [`Client::all_reduce`]: crate::Client::all_reduce
+//! [`Client::broadcast`]: crate::Client::broadcast
+
+mod error;
+mod fold;
+mod rows;
+
+pub use error::CollectiveError;
+pub(crate) use fold::fold;
+pub(crate) use rows::{Call, Header, Kind, RowsOf, agree};
+
+/// Reduction of [`Client::all_reduce`](crate::Client::all_reduce), element by element in rank order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// The sum, beginning with the value of rank 0. Integers wrap.
+    Sum,
+    /// The least value. NaN if any is NaN; of equal values (0 and -0) that of the lowest rank.
+    Min,
+    /// The greatest value. NaN if any is NaN; of equal values (0 and -0) that of the lowest rank.
+    Max,
+}

@@ -1,0 +1,320 @@
+//! Rows in which the values of collective calls travel, and their headers.
+
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_protocol::table::{
+    Apply, DType, DenseLayout, Init, Optimizer, Shape, TRANSIENT_PREFIX, TableSpec,
+};
+
+use super::error::CollectiveError;
+
+/// Words of a row before its values: round, call, elements, part.
+const HEADER_WORDS: usize = 4;
+/// Buffers of a worker's rows, used by turns.
+const BUFFERS: u64 = 2;
+
+/// One of the two tables of the collective calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowsOf {
+    /// Rows of the first round of a call. One row a worker: a call of a few values is one round.
+    First,
+    /// Rows of the further rounds. Several short rows a worker, which fit the smallest ring.
+    Further,
+}
+
+impl RowsOf {
+    const fn words(self) -> usize {
+        match self {
+            Self::First => 64,
+            Self::Further => 256,
+        }
+    }
+
+    /// Rows of a worker in one round.
+    const fn rows(self) -> u64 {
+        match self {
+            Self::First => 1,
+            Self::Further => 16,
+        }
+    }
+
+    /// Bytes of values in a row.
+    pub(crate) const fn row_bytes(self) -> usize {
+        (self.words() - HEADER_WORDS) * size_of::<i64>()
+    }
+
+    /// Bytes of values of a worker in one round.
+    pub(crate) const fn round_bytes(self) -> usize {
+        self.row_bytes() * self.rows() as usize
+    }
+
+    /// The definition of the table. It is in clock domain 0, which every job has, and reads of it wait
+    /// for no clock.
+    pub(crate) fn spec(self, workers: u32) -> TableSpec {
+        let (name, partitions) = match self {
+            Self::First => ("collective", 1),
+            Self::Further => ("collective-parts", 64),
+        };
+        TableSpec {
+            name: format!("{TRANSIENT_PREFIX}{name}"),
+            shape: Shape::Dense {
+                rows: u64::from(workers) * BUFFERS * self.rows(),
+                cols: self.words() as u32,
+                layout: DenseLayout::Rows,
+            },
+            dtype: DType::I64,
+            optimizer: Optimizer::None,
+            init: Init::Zeros,
+            seed: 0,
+            effect: Apply::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions,
+        }
+    }
+
+    /// Indices of the rows of a worker in a round with `bytes` of values. A round without values has
+    /// a row, too.
+    pub(crate) fn keys(self, round: u64, workers: u32, rank: u32, bytes: usize) -> Vec<u64> {
+        let buffer = match on(Mutant::CollectiveOneBuffer) {
+            true => 0,
+            false => round % BUFFERS,
+        };
+        let first = (buffer * u64::from(workers) + u64::from(rank)) * self.rows();
+        let rows = bytes.div_ceil(self.row_bytes()).max(1) as u64;
+        (first..first + rows).collect()
+    }
+
+    /// Makes the rows of `values`, each with the header, and appends them to `to`.
+    pub(crate) fn pack(self, header: Header, values: &[u8], to: &mut Vec<i64>) {
+        let rows = values.len().div_ceil(self.row_bytes()).max(1);
+        for row in 0..rows {
+            let from = (row * self.row_bytes()).min(values.len());
+            let part = &values[from..values.len().min(from + self.row_bytes())];
+            to.extend(header.words());
+            let words = part.chunks(size_of::<i64>()).map(|bytes| {
+                let mut word = [0; size_of::<i64>()];
+                word[..bytes.len()].copy_from_slice(bytes);
+                i64::from_le_bytes(word)
+            });
+            let filled = part.len().div_ceil(size_of::<i64>());
+            to.extend(words);
+            to.extend(std::iter::repeat_n(0, self.words() - HEADER_WORDS - filled));
+        }
+    }
+
+    /// The rows of one worker: their headers.
+    pub(crate) fn headers(self, rows: &[i64]) -> impl Iterator<Item = Header> + '_ {
+        rows.chunks_exact(self.words()).map(Header::of)
+    }
+
+    /// Copies `bytes` of values of one worker out of its rows.
+    pub(crate) fn unpack(self, rows: &[i64], bytes: usize, to: &mut Vec<u8>) {
+        to.clear();
+        for row in rows.chunks_exact(self.words()) {
+            to.extend(
+                row[HEADER_WORDS..]
+                    .iter()
+                    .flat_map(|word| word.to_le_bytes()),
+            );
+            to.truncate(bytes);
+        }
+    }
+
+    /// Elements of a row.
+    pub(crate) const fn dim(self) -> usize {
+        self.words()
+    }
+}
+
+/// Operation of a collective call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Gather = 1,
+    Sum = 2,
+    Min = 3,
+    Max = 4,
+    Broadcast = 5,
+}
+
+/// A collective call, without its length. All workers make the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    pub(crate) dtype: DType,
+    /// Rank of the worker that gives values; 0 for calls in which all do.
+    pub(crate) root: u32,
+}
+
+impl Call {
+    const fn word(self) -> u64 {
+        self.kind as u64 | (self.dtype.code() as u64) << 8 | (self.root as u64) << 32
+    }
+
+    /// Names the call of a word of a row, which another program may have written.
+    fn name(word: u64) -> String {
+        let [kind, dtype, _, _, root @ ..] = word.to_le_bytes();
+        let call = match kind {
+            1 => "all_gather",
+            2 => "all_reduce (sum)",
+            3 => "all_reduce (min)",
+            4 => "all_reduce (max)",
+            5 => "broadcast",
+            _ => return format!("an unknown operation ({word:#x})"),
+        };
+        let of = match DType::from_code(dtype) {
+            Some(dtype) => format!("{call} of {dtype:?}").to_lowercase(),
+            None => format!("{call} of an unknown type"),
+        };
+        match kind {
+            5 => format!("{of} from worker {}", u32::from_le_bytes(root)),
+            _ => of,
+        }
+    }
+}
+
+/// Header of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Number of the round, from 1 on, over all calls of the worker.
+    pub(crate) round: u64,
+    call: u64,
+    /// Number of elements of the whole call.
+    pub(crate) elements: u64,
+    /// Number of the round in its call.
+    pub(crate) part: u64,
+}
+
+impl Header {
+    /// Makes the header of the first round of a call.
+    pub(crate) const fn new(round: u64, call: Call, elements: u64) -> Self {
+        let (call, part) = (call.word(), 0);
+        Self {
+            round,
+            call,
+            elements,
+            part,
+        }
+    }
+
+    const fn words(self) -> [i64; HEADER_WORDS] {
+        [
+            self.round.cast_signed(),
+            self.call.cast_signed(),
+            self.elements.cast_signed(),
+            self.part.cast_signed(),
+        ]
+    }
+
+    fn of(row: &[i64]) -> Self {
+        let word = |n: usize| row.get(n).copied().unwrap_or_default().cast_unsigned();
+        Self {
+            round: word(0),
+            call: word(1),
+            elements: word(2),
+            part: word(3),
+        }
+    }
+
+    /// Whether a row with this header belongs to the same round as `other`.
+    pub(crate) fn is_of_round(&self, other: &Self) -> bool {
+        (self.round, self.part) == (other.round, other.part) || on(Mutant::CollectiveRoundIgnored)
+    }
+
+    /// Round and part for an error.
+    pub(crate) fn position(&self) -> String {
+        match self.part {
+            0 => self.round.to_string(),
+            part => format!("{} (part {part} of its call)", self.round),
+        }
+    }
+}
+
+/// Finds the first difference between the calls of the workers, `headers` in rank order.
+///
+/// # Errors
+/// [`CollectiveError::Call`] before [`CollectiveError::Length`]; the same at every worker.
+pub(crate) fn agree(headers: &[Header]) -> Result<(), CollectiveError> {
+    let Some(first) = headers.first() else {
+        return Ok(());
+    };
+    let others = || headers.iter().zip(0..).skip(1);
+    if let Some((other, rank)) = others().find(|(h, _)| h.call != first.call) {
+        return Err(CollectiveError::Call {
+            rank: WorkerId(rank),
+            given: Call::name(other.call),
+            expected: Call::name(first.call),
+        });
+    }
+    match others().find(|(h, _)| h.elements != first.elements) {
+        Some((other, rank)) => Err(CollectiveError::Length {
+            rank: WorkerId(rank),
+            given: other.elements,
+            expected: first.elements,
+        }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALL: Call = Call {
+        kind: Kind::Gather,
+        dtype: DType::F64,
+        root: 0,
+    };
+
+    #[test]
+    fn values_survive_their_rows() {
+        for of in [RowsOf::First, RowsOf::Further] {
+            for bytes in [0, 1, 8, 479, of.row_bytes(), of.round_bytes()] {
+                let values: Vec<u8> = (0..bytes.min(of.round_bytes())).map(|n| n as u8).collect();
+                let header = Header::new(7, CALL, 3);
+                let (mut rows, mut back) = (Vec::new(), Vec::new());
+                of.pack(header, &values, &mut rows);
+                let keys = of.keys(7, 4, 2, values.len());
+                assert_eq!(rows.len(), keys.len() * of.dim());
+                assert!(of.headers(&rows).all(|h| h == header));
+                of.unpack(&rows, values.len(), &mut back);
+                assert_eq!(back, values);
+            }
+        }
+    }
+
+    /// In two adjacent rounds no two workers have a row in common.
+    #[test]
+    fn rows_of_adjacent_rounds_are_distinct() {
+        for of in [RowsOf::First, RowsOf::Further] {
+            let all =
+                |round| (0..5).flat_map(move |rank| of.keys(round, 5, rank, of.round_bytes()));
+            let mut keys: Vec<u64> = all(8).chain(all(9)).collect();
+            keys.sort_unstable();
+            let rows = of.spec(5).shape;
+            let expected: Vec<u64> = (0..keys.len() as u64).collect();
+            assert_eq!(keys, expected, "{rows:?}");
+            of.spec(5).validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn differing_calls_are_named() {
+        let of = |call, elements| Header::new(3, call, elements);
+        let other = Call {
+            kind: Kind::Broadcast,
+            dtype: DType::I32,
+            root: 2,
+        };
+        assert_eq!(agree(&[of(CALL, 4), of(CALL, 4)]), Ok(()));
+        let length = agree(&[of(CALL, 4), of(CALL, 4), of(CALL, 5)]).unwrap_err();
+        assert_eq!(
+            length.to_string(),
+            "worker 2 gives 5 elements and worker 0 gives 4; give as many on each worker"
+        );
+        let call = agree(&[of(CALL, 4), of(other, 9)]).unwrap_err().to_string();
+        let expected =
+            "worker 1 calls broadcast of i32 from worker 2 and worker 0 calls all_gather of f64";
+        assert!(call.starts_with(expected), "{call}");
+    }
+}
