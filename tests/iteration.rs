@@ -349,6 +349,28 @@ fn two_domains_are_refused_what_is_needed() {
     }
 }
 
+/// Collective calls use no clock domain: an early push of another domain waits for its turn after them.
+#[test]
+fn early_push_waits_after_collective_calls() {
+    let cluster = job(2, 0);
+    let [mut first, mut early] =
+        [0, 1].map(|rank| client(&cluster, rank, "default", SyncMode::Bsp));
+    vector(&mut first, "five", 1_000, 5);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| first.all_gather(&[0; 100]).unwrap());
+        assert_eq!(early.all_gather(&[1; 100]).unwrap()[..100], [0; 100]);
+        other.join().unwrap();
+    });
+    let table = early.open_table::<f32>("five").unwrap();
+    let pushed = early.push_dense(&table, 0, &[1.0; 1_000], PushOp::Sum);
+    early.set_timeout(Duration::from_millis(200));
+    let waited = early.wait_applied(&pushed.unwrap());
+    assert!(
+        matches!(waited, Err(ClientError::Deadline { .. })),
+        "{waited:?}"
+    );
+}
+
 /// A program lets no rank tick before all have pushed, and has no budget for it: the push without room
 /// ends at its deadline.
 #[test]
