@@ -26,6 +26,7 @@
 //! | [`TableBuilder`], [`Table`], [`AnyTable`] | table definitions; typed and untyped handles |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
+//! | [`PushBuffer`] | updates that are added up by key and pushed together |
 //! | [`Ticket`] | whether a push is applied, or the reason of its rejection |
 //! | [`SyncMode`] | BSP, SSP, ASP |
 //! | [`collective`], [`ReduceOp`] | values that all workers exchange: gather, reduce, broadcast |
@@ -87,7 +88,7 @@ pub use launched::{Launch, LaunchRole};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
-pub use session::{Client, Parts};
+pub use session::{Client, Parts, PushBuffer};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]

@@ -7,6 +7,7 @@ mod function;
 mod collectives;
 mod pull;
 mod push;
+mod push_buffer;
 
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ use crate::push::combine::Combiner;
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
+
+pub use push_buffer::PushBuffer;
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
 pub struct Parts {

@@ -151,6 +151,10 @@ mutants! {
     CollectiveRoundIgnored = "collective-round-ignored";
     /// Collective calls begin with the caller's own values instead of those of rank 0.
     CollectiveRankOrder = "collective-rank-order";
+    /// A push buffer drops the rows below its threshold at a flush.
+    RemainderForgotten = "remainder-forgotten";
+    /// A push buffer pushes all of its rows again after a flush that had built some frames.
+    FailedFlushAgain = "failed-flush-again";
     /// A client accepts a handle or ticket of another client.
     ForeignHandle = "foreign-handle";
     /// A client keeps the descriptors of a table that it has released.

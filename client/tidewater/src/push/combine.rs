@@ -50,7 +50,7 @@ impl Combiner {
 
 /// Computes `acc += row`; integers wrap. A counted loop, because whether a zip is inlined here depends
 /// on what else is compiled.
-fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
+pub(crate) fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $add:expr) => {{
             const N: usize = size_of::<$t>();
@@ -72,6 +72,28 @@ fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
         DType::F64 => each!(f64, |a: f64, b: f64| a + b),
         DType::I32 => each!(i32, i32::wrapping_add),
         DType::I64 => each!(i64, i64::wrapping_add),
+    }
+}
+
+/// The largest magnitude of a row's elements. NaN counts as infinite.
+pub(crate) fn magnitude(dtype: DType, row: &[u8]) -> f64 {
+    macro_rules! each {
+        ($t:ty) => {{
+            let (row, _) = row.as_chunks::<{ size_of::<$t>() }>();
+            let of = |bytes: &[u8; size_of::<$t>()]| (<$t>::from_le_bytes(*bytes) as f64).abs();
+            row.iter()
+                .map(of)
+                .fold(0.0, |most, one| match one.is_nan() {
+                    true => f64::INFINITY,
+                    false => most.max(one),
+                })
+        }};
+    }
+    match dtype {
+        DType::F32 => each!(f32),
+        DType::F64 => each!(f64),
+        DType::I32 => each!(i32),
+        DType::I64 => each!(i64),
     }
 }
 
@@ -119,6 +141,16 @@ mod tests {
         check!(DType::F64, f64);
         check!(DType::I32, i32);
         check!(DType::I64, i64);
+    }
+
+    #[test]
+    fn magnitude_is_the_largest_of_a_row() {
+        let of = |values: &[f32]| magnitude(DType::F32, &bytes(values));
+        assert_eq!(of(&[1.0, -3.0, 2.0]).to_bits(), 3.0f64.to_bits());
+        assert_eq!(of(&[]).to_bits(), 0.0f64.to_bits());
+        assert!(of(&[1.0, f32::NAN, 2.0]).is_infinite());
+        let least = magnitude(DType::I64, &i64::MIN.to_le_bytes());
+        assert_eq!(least.to_bits(), (2.0f64.powi(63)).to_bits());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::Client;
 use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
-use crate::lanes::Interrupt;
+use crate::lanes::{Interrupt, Lanes};
 use crate::pull;
 use crate::push::Ticket;
 use crate::push::combine::Combiner;
@@ -80,13 +80,7 @@ impl Client {
         let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
         for (lane, rows) in self.by_lane.iter().enumerate() {
-            let room = self
-                .lanes
-                .get(lane)
-                .ring
-                .payload_bytes_max()
-                .saturating_sub(128);
-            let most = (room / (row_bytes + 16)).clamp(1, FRAME_ROWS_MAX);
+            let most = rows_of_frame(&mut self.lanes, lane, row_bytes);
             for chunk in rows.chunks(most) {
                 let locs = state.is_sparse();
                 let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
@@ -100,6 +94,49 @@ impl Client {
             }
         }
         Ok(ticket)
+    }
+
+    /// Checks the lengths of an update of rows, as [`Client::push_rows`] does.
+    pub(super) fn check_rows<T: Element>(
+        &self,
+        op: &'static str,
+        table: &Table<T>,
+        keys: &[u64],
+        elements: usize,
+    ) -> Result<(), ClientError> {
+        let state = self.tables.find(op, table.named())?;
+        if state.is_blocks() {
+            return Err(state.wrong(op, "the table is by ranges; use push_dense".into()));
+        }
+        if keys.len().checked_mul(table.dim) != Some(elements) || !is_countable(keys) {
+            return Err(state.wrong(op, sizes(elements, keys, table.dim)));
+        }
+        match keys.iter().find(|&&key| state.lane_of(key).is_none()) {
+            Some(key) => Err(state.wrong(op, format!("row {key} is past the end"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Keys in the first `frames` frames of the last push of rows, which failed after it had built them.
+    pub(super) fn keys_of_frames<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        mut frames: u64,
+    ) -> Vec<u64> {
+        let row_bytes = table.dim * T::DTYPE.size();
+        let mut built = Vec::new();
+        for (lane, rows) in self.by_lane.iter().enumerate() {
+            let most = rows_of_frame(&mut self.lanes, lane, row_bytes);
+            for chunk in rows.chunks(most) {
+                if frames == 0 {
+                    return built;
+                }
+                frames -= 1;
+                let key = |&row: &u32| self.combiner.keys.get(row as usize).copied();
+                built.extend(chunk.iter().filter_map(key));
+            }
+        }
+        built
     }
 
     /// Pushes elements `first ..` of a range table.
@@ -299,6 +336,13 @@ impl Client {
             Some((lane, why)) => Err(self.refusal(None, lane, why)),
         }
     }
+}
+
+/// Most rows of a table that one frame of a lane's ring takes.
+#[inline]
+fn rows_of_frame(lanes: &mut Lanes, lane: usize, row_bytes: usize) -> usize {
+    let room = lanes.get(lane).ring.payload_bytes_max().saturating_sub(128);
+    (room / (row_bytes + 16)).clamp(1, FRAME_ROWS_MAX)
 }
 
 fn push_header(
