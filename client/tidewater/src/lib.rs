@@ -26,6 +26,7 @@
 //! | [`TableBuilder`], [`Table`], [`AnyTable`] | table definitions; typed and untyped handles |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
+//! | [`CachedTable`] | rows that are pulled again only when they are older than the staleness allows |
 //! | [`PushBuffer`] | updates that are added up by key and pushed together |
 //! | [`Ticket`] | whether a push is applied, or the reason of its rejection |
 //! | [`SyncMode`] | BSP, SSP, ASP |
@@ -88,7 +89,7 @@ pub use launched::{Launch, LaunchRole};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
-pub use session::{Client, Parts, PushBuffer};
+pub use session::{CachedTable, Client, Parts, PushBuffer};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]

@@ -4,6 +4,7 @@
 
 mod arrivals;
 mod function;
+mod cached_table;
 mod collectives;
 mod pull;
 mod push;
@@ -31,6 +32,7 @@ use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
+pub use cached_table::CachedTable;
 pub use push_buffer::PushBuffer;
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
@@ -354,12 +356,32 @@ impl Client {
     /// # Errors
     /// When a server is lost.
     pub fn global_clock(&mut self) -> Result<u64, ClientError> {
+        self.slowest(DomainId(0))
+    }
+
+    fn slowest(&mut self, domain: DomainId) -> Result<u64, ClientError> {
         let deadline = self.deadline();
         self.lanes.wait("look at the clock", deadline, |lanes| {
             Ok((0..lanes.len())
-                .map(|l| lanes.get(l).clock(DomainId(0)).min)
+                .map(|l| lanes.get(l).clock(domain).min)
                 .min())
         })
+    }
+
+    /// This worker's clock in the domain of a table, and the clock up to which a row that is pulled now
+    /// may be used; `None` under ASP.
+    fn usable_to<T: Element>(
+        &mut self,
+        table: &Table<T>,
+    ) -> Result<(u64, Option<u64>), ClientError> {
+        let domain = self.tables.find("pull_rows", table.named())?.spec.domain;
+        let clock = self.clock.at(domain);
+        let Some(staleness) = self.clock.sync.staleness() else {
+            return Ok((clock, None));
+        };
+        // The pull waits until the slowest worker has ended as many iterations as this bound allows.
+        let slowest = self.slowest(domain)?.max(clock.saturating_sub(staleness));
+        Ok((clock, Some(slowest.saturating_add(staleness))))
     }
 
     /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers

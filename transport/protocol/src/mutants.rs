@@ -151,6 +151,8 @@ mutants! {
     CollectiveRoundIgnored = "collective-round-ignored";
     /// Collective calls begin with the caller's own values instead of those of rank 0.
     CollectiveRankOrder = "collective-rank-order";
+    /// A cached table uses its rows whatever the clock is.
+    CachedRowsNeverAge = "cached-rows-never-age";
     /// A push buffer drops the rows below its threshold at a flush.
     RemainderForgotten = "remainder-forgotten";
     /// A push buffer pushes all of its rows again after a flush that had built some frames.

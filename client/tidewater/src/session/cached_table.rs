@@ -1,0 +1,170 @@
+//! Rows of a table kept at the client for as long as SSP allows.
+
+use std::collections::HashMap;
+
+use tidewater_protocol::mutants::{Mutant, on};
+
+use super::Client;
+use crate::error::ClientError;
+use crate::pull::PullOptions;
+use crate::table::{Element, Table};
+
+/// A cache of rows under BSP and SSP: a row is pulled again when it is older than the staleness allows.
+///
+/// A pull at clock `c` under `SSP(s)` must show the iterations before `c - s`. A row that was read when
+/// the slowest worker was at clock `g` shows all before `g`, and stays in use up to clock `g + s`. Under
+/// BSP (`s = 0`) a row is therefore pulled once an iteration, and has the values of a direct pull of a
+/// table that takes effect at the tick. Under ASP nothing bounds the age of a row: every call pulls.
+///
+/// **Read your writes is not given.** A row shows this client's pushes up to the time at which it was
+/// pulled; [`forget`](Self::forget) makes the next call pull it. Rows of a call may be of different
+/// ages, each within the bound.
+///
+/// The cache holds a bounded number of rows; the row that was pulled first gives way.
+///
+/// # Examples
+/// ```
+/// use tidewater::{CachedTable, ClientError, Embedded, PullOptions, SyncMode, TableBuilder};
+///
+/// # fn main() -> Result<(), ClientError> {
+/// let cluster = Embedded::start(1, 1)?;
+/// let mut client = cluster.client(0, SyncMode::Ssp(2))?;
+/// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("weights", 2).spec())?;
+/// let mut cached = CachedTable::new(&table, 1_000);
+/// let mut row = [1.0; 2];
+/// for _ in 0..6 {
+///     cached.pull_rows(&mut client, &[7], &mut row, PullOptions::default())?;
+///     client.tick()?;
+/// }
+/// assert!(cached.hits() > 0);
+/// # client.finish()
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CachedTable<T: Element> {
+    table: Table<T>,
+    capacity: usize,
+    /// Slot of each cached key.
+    index: HashMap<u64, usize>,
+    /// Key of each slot, and the clock up to which its row may be used.
+    slots: Vec<(u64, u64)>,
+    values: Vec<T>,
+    /// Slot that is reused next, once all are in use.
+    oldest: usize,
+    hits: u64,
+    misses: u64,
+}
+
+impl<T: Element> CachedTable<T> {
+    /// Makes an empty cache of at most `rows` rows of a table by rows.
+    pub fn new(table: &Table<T>, rows: usize) -> Self {
+        Self {
+            table: *table,
+            capacity: rows,
+            index: HashMap::new(),
+            slots: Vec::new(),
+            values: Vec::new(),
+            oldest: 0,
+            hits: 0,
+            misses: 0,
+        }
+    }
+
+    /// Pulls rows like [`Client::pull_rows`], those of the cache without a read.
+    ///
+    /// # Errors
+    /// As [`Client::pull_rows`].
+    pub fn pull_rows(
+        &mut self,
+        client: &mut Client,
+        keys: &[u64],
+        out: &mut [T],
+        options: PullOptions,
+    ) -> Result<(), ClientError> {
+        let dim = self.table.dim();
+        client.check_rows("pull_rows", &self.table, keys, out.len())?;
+        let (clock, usable_to) = client.usable_to(&self.table)?;
+        let mut missing = Vec::new();
+        for (&key, row) in keys.iter().zip(out.chunks_exact_mut(dim)) {
+            match self.index.get(&key) {
+                Some(&slot) if self.is_usable(slot, clock) => {
+                    row.copy_from_slice(&self.values[slot * dim..(slot + 1) * dim]);
+                }
+                _ => missing.push(key),
+            }
+        }
+        self.hits += (keys.len() - missing.len()) as u64;
+        self.misses += missing.len() as u64;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        let mut rows = vec![T::default(); missing.len() * dim];
+        client.pull_rows(&self.table, &missing, &mut rows, options)?;
+        for (&key, row) in keys.iter().zip(out.chunks_exact_mut(dim)) {
+            if let Ok(at) = missing.binary_search(&key) {
+                row.copy_from_slice(&rows[at * dim..(at + 1) * dim]);
+            }
+        }
+        if let Some(usable_to) = usable_to {
+            for (&key, row) in missing.iter().zip(rows.chunks_exact(dim)) {
+                self.keep(key, row, usable_to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops rows, so that the next call pulls them: for example rows that this client has pushed to.
+    pub fn forget(&mut self, keys: &[u64]) {
+        for key in keys {
+            self.index.remove(key);
+        }
+    }
+
+    /// Number of rows that calls took from the cache.
+    pub const fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Number of rows that calls had to pull.
+    pub const fn misses(&self) -> u64 {
+        self.misses
+    }
+
+    /// Number of rows in the cache, usable or not.
+    pub fn rows(&self) -> usize {
+        self.index.len()
+    }
+
+    fn is_usable(&self, slot: usize, clock: u64) -> bool {
+        clock <= self.slots[slot].1 || on(Mutant::CachedRowsNeverAge)
+    }
+
+    /// Stores a pulled row, in place of its older version, in a free slot, or in the oldest one.
+    fn keep(&mut self, key: u64, row: &[T], usable_to: u64) {
+        let dim = self.table.dim();
+        let slot = match self.index.get(&key) {
+            Some(&slot) => slot,
+            None if self.slots.len() < self.capacity => {
+                self.values.extend_from_slice(row);
+                self.slots.push((key, usable_to));
+                self.slots.len() - 1
+            }
+            None if self.capacity == 0 => return,
+            None => {
+                let slot = self.oldest;
+                self.oldest = (slot + 1) % self.capacity;
+                // A forgotten key may have got another slot since.
+                let old = self.slots[slot].0;
+                if self.index.get(&old) == Some(&slot) {
+                    self.index.remove(&old);
+                }
+                slot
+            }
+        };
+        self.index.insert(key, slot);
+        self.slots[slot] = (key, usable_to);
+        self.values[slot * dim..(slot + 1) * dim].copy_from_slice(row);
+    }
+}
