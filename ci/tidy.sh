@@ -5,6 +5,7 @@ LINES_MAX=600     # longer files say why in their first line ("long: ...")
 SAFETY_REACH=4    # lines above an `unsafe` in which its SAFETY argument starts
 scratch_dir
 findings=$SCRATCH/findings.txt
+paths=$SCRATCH/paths # what ci/lib/rust_paths.awk prints of all sources
 : >"$findings"
 
 # Patterns are written with [] so that this file does not find itself.
@@ -31,18 +32,19 @@ long_files() {
 
 # Every `unsafe` block and impl has its argument near; clippy sees only the configured build.
 unargued_unsafe() {
-    git_files '*.rs' | xargs -0 awk -f ci/lib/rust_paths.awk |
-        awk -F '\t' '$1 == "word" && ($3 == "{" || $3 == "impl") { print $2 }' |
-        while IFS=: read -r file line; do
-            from=$((line > SAFETY_REACH ? line - SAFETY_REACH : 1))
-            grep -q 'SAFETY:' <<<"$(sed -n "${from},${line}p" "$file")" ||
-                say "$file:$line: unsafe without a SAFETY comment"
-        done
+    awk -F '\t' '$1 == "word" && ($3 == "{" || $3 == "impl") { print $2 }' "$paths" |
+        awk -F : -v reach="$SAFETY_REACH" '
+            $1 != file { file = $1; n = 0; while ((getline text < file) > 0) line[++n] = text; close(file) }
+            {
+                argued = 0
+                for (i = $2 - reach; i <= $2; i++) if (line[i] ~ /SAFETY:/) argued = 1
+                if (!argued) print $0 ": unsafe without a SAFETY comment"
+            }'
 }
 
 # Paths that one place may name, and what pure code may not: a dependency and the compiler hold the rest.
 paths_at_home() {
-    git_files '*.rs' | xargs -0 awk -f ci/lib/rust_paths.awk | awk -F '\t' '
+    awk -F '\t' '
         $1 != "path" { next }
         { file = $2; sub(/:[0-9]+$/, "", file) }
         $4 ~ /^(std|core|loom)::sync::(atomic(::|$)|\*$|self$)/ &&
@@ -52,7 +54,8 @@ paths_at_home() {
         $4 ~ /^(rdma_sys|rdma_mummy_sys)(::|$)/ &&
             file != "transport/verbs/src/ffi.rs" { print $2 ": names " $4 "; only transport/verbs/src/ffi.rs may" }
         file ~ /^transport\/protocol\/src\/(layout|wire)/ && file !~ /\/tests(\.rs$|\/)/ && $5 != "test" &&
-            $4 ~ /^std::(env|fs|io|net|os|process|thread)(::|$)/ { print $2 ": formats are pure and may not name " $4 }'
+            $4 ~ /^std::(env|fs|io|net|os|process|thread)(::|$)/ { print $2 ": formats are pure and may not name " $4 }
+    ' "$paths"
 }
 
 # Relative links of the Markdown files lead to a file, and their anchors to a heading.
@@ -91,23 +94,28 @@ headings() {
 
 # Each mutant has a row in docs/TESTING.md, and each row a test that exists.
 mutant_table() {
-    local mutant crate target test
+    local mutant crate target test required functions
     [[ -f docs/TESTING.md ]] || { say "docs/TESTING.md:1: missing"; return; }
-    mutant_rows | while IFS=$'\t' read -r mutant crate target test; do
-        grep -qxF -- "$mutant" <<<"$(mutants)" ||
+    mutants >"$SCRATCH/mutants"
+    mutant_rows >"$SCRATCH/rows"
+    cut -f1 "$SCRATCH/rows" >"$SCRATCH/caught"
+    while IFS=$'\t' read -r mutant crate target test; do
+        grep -qxF -- "$mutant" "$SCRATCH/mutants" ||
             say "docs/TESTING.md:1: $mutant is not in transport/protocol/src/mutants.rs"
-        git_files "$(crate_folder "$crate")/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
+        functions=$SCRATCH/functions.$crate # names of the crate's functions, once for all of its rows
+        [[ -e $functions ]] ||
+            git_files "$(crate_folder "$crate")/*.rs" | { xargs -0 -r grep -hoE 'fn [A-Za-z0-9_]+' || true; } >"$functions"
+        grep -qxF -- "fn ${test##*::}" "$functions" ||
             say "docs/TESTING.md:1: $mutant: no test ${test##*::} in $crate"
-    done
-    # <<<: grep -q ends early, and with pipefail its writer's SIGPIPE would be a finding.
-    mutants | while IFS= read -r mutant; do
-        grep -qxF -- "$mutant" <<<"$(mutant_rows | cut -f1)" && continue
-        if [[ $(budget | awk -F '\t' '$1 == "stage.mutants" && $2 == "required" { print $3 }') == true ]]; then
+    done <"$SCRATCH/rows"
+    required=$(budget | awk -F '\t' '$1 == "stage.mutants" && $2 == "required" { print $3 }')
+    while IFS= read -r mutant; do
+        if [[ $required == true ]]; then
             say "docs/TESTING.md:1: no test catches the mutant $mutant"
         else
             warn "no test catches the mutant $mutant yet"
         fi
-    done
+    done < <(grep -vxF -f "$SCRATCH/caught" "$SCRATCH/mutants")
 }
 
 # A flake has its commit and its cause.
@@ -117,6 +125,7 @@ flakes() {
 }
 
 source ci/lib/mutants.sh
+git_files '*.rs' | xargs -0 awk -f ci/lib/rust_paths.awk >"$paths"
 {
     flakes
     long_files
