@@ -265,6 +265,7 @@ echo '{"reason":"compiler-artifact","package_id":"path+file:///x#tidewater-servi
 SH
     cat >"$SCRATCH/bin/fake" <<'SH'
 #!/usr/bin/env bash
+echo "${TIDEWATER_MUTANT:-none}" >>"$0.runs"
 [[ $2 == known ]] && echo "running 1 test" || { echo "running 0 tests"; exit 0; }
 [[ -z ${TIDEWATER_MUTANT:-} || $TIDEWATER_MUTANT == at-clock-off ]] || kill -ABRT $$
 [[ ${TIDEWATER_MUTANT:-} != "$CATCHES" ]] || { echo "test result: FAILED. 0 passed; 1 failed;"; exit 101; }
@@ -276,17 +277,45 @@ SH
     mutant_case at-clock-off '' known 'fails even without it' 1
     mutant_case tick-before-apply '-' known 'dies .* instead of failing' 1
     mutant_case at-clock-off at-clock-off unknown 'no test of that name' 1
+    mutants_of_one_test
+}
+
+# mutant_table ROW...: the table that the copy has, of "MUTANT CRATE TARGET TEST".
+mutant_table() {
+    printf '\n| mutant | crate | target | test |\n|---|---|---|---|\n' >"$COPY/docs/TESTING.md"
+    printf '%s\n' "$@" | sed 's/ / | /g; s/.*/| & |/' >>"$COPY/docs/TESTING.md"
+}
+
+# mutants_sh CATCHES TEXT CODE: ci/mutants.sh of the copy, where the mutant CATCHES fails its test.
+mutants_sh() {
+    local code=0
+    rm -f "$SCRATCH/bin/fake.runs"
+    (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$1 ./ci/mutants.sh) >"$OUT" 2>&1 || code=$?
+    if [[ $code -eq $3 ]] && grep -qE "$2" "$OUT"; then outcome ok "mutants.sh says: $2"; else
+        outcome no "mutants.sh must say: $2 (exit code $code)"
+    fi
 }
 
 # mutant_case MUTANT CATCHES TEST TEXT CODE
 mutant_case() {
-    local code=0
-    printf '\n| mutant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
-        "$1" "$3" >"$COPY/docs/TESTING.md"
-    (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/mutants.sh) >"$OUT" 2>&1 || code=$?
-    if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "mutants.sh says: $4"; else
-        outcome no "mutants.sh must say: $4 (exit code $code)"
-    fi
+    mutant_table "$1 tidewater-service lib $3"
+    mutants_sh "$2" "$4" "$5"
+}
+
+# Mutants of one test: it runs once without them, and the rows are those of the table, in its order.
+mutants_of_one_test() {
+    mutant_table 'at-clock-off tidewater-service lib known' 'nagle-left-on tidewater-service lib unknown' \
+        'tick-before-apply tidewater-service lib known'
+    mutants_sh at-clock-off '^mutants: 1/3 caught$' 1
+    if [[ $(sed -n 's/^\([a-z-]*\)  *\(caught\|no test\|dies\).*/\1/p' "$OUT" | xargs) == "at-clock-off nagle-left-on tick-before-apply" ]]; then
+        outcome ok "mutants.sh: rows in the order of the table"
+    else outcome no "mutants.sh: rows in the order of the table"; fi
+    # The unknown test is run once as well, to find that it is unknown.
+    if [[ $(sort "$SCRATCH/bin/fake.runs" | xargs) == "at-clock-off none none tick-before-apply" ]]; then
+        outcome ok "mutants.sh: a test of two mutants runs once without them"
+    else outcome no "mutants.sh: a test of two mutants runs once without them"; fi
+    mutant_table 'block-without-fence tidewater-runtime loom known'
+    mutants_sh '' '^mutants: 0/0 caught$' 1
 }
 
 mkdir -p "$ORIGINAL"
