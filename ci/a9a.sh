@@ -13,7 +13,7 @@ FTRL_AUC_MIN=0.895 FTRL_ZEROS_MIN=0.30
 [[ -d $DATA ]] || nothing_to_run "no folder ../shared/data with the public sets"
 [[ -f $TRAIN && -f $TEST ]] || die "${DATA} holds no a9a.train.libsvm or a9a.test.dummy"
 
-cargo build --locked --profile ci -p tidewater-cli -p tidewater-train --bins
+build_tests
 PATH=$PWD/target/ci:$PATH
 scratch_dir
 passed=0 failed=0

@@ -12,7 +12,7 @@ S=$SCRATCH/s
 NS=tw-launch-$$ # network namespaces
 trap 'slurm_down; networks_down; rm -rf -- "$SCRATCH"' EXIT
 
-cargo build --locked --profile ci -p tidewater-cli -p tidewater-train --bins --features "$FEATURES"
+build_tests
 PATH=$PWD/target/ci:$PATH
 cd "$SCRATCH"
 tidewater-train generate --rows 3000 --features 500 --out train
