@@ -2,6 +2,8 @@
 # From a clone to a trained model: builds Tidewater, makes a data set, and trains on it with two
 # servers and four workers, each a process of its own. Needs rustup and a C compiler, which it installs
 # only if CI_INSTALL=1 asks for it (Debian, as root). Leaves nothing behind but target/.
+#
+# QUICKSTART_PROGRAMS=DIR: uses the programs in DIR and builds nothing.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -33,8 +35,11 @@ row() {
 say "1. Toolchain and build (the first build takes some minutes)"
 need_cc
 need_rust
-cargo build --locked --release -p tidewater-cli -p tidewater-train --bins
-BIN=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release
+BIN=${QUICKSTART_PROGRAMS:-}
+if [[ -z $BIN ]]; then
+    cargo build --locked --release -p tidewater-cli -p tidewater-train --bins
+    BIN=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release
+fi
 export PATH=$BIN:$PATH
 
 say "2. A data set: $TRAIN_ROWS rows to train on, $TEST_ROWS to test"
