@@ -24,6 +24,7 @@ export CARGO_ARGUMENTS
 SKIPPED=()
 passed=0 failed=0
 SERVICE=
+WHEEL= # what builds it
 
 ok() { passed=$((passed + 1)) && say "ok: $*"; }
 not_ok() { failed=$((failed + 1)) && say "FAILED: $*"; }
@@ -80,7 +81,7 @@ service_stop() {
     SERVICE=
 }
 
-trap 'service_stop; rm -rf -- "$SCRATCH"' EXIT
+trap 'service_stop; end_jobs; rm -rf -- "$SCRATCH"' EXIT
 
 build_all() {
     build_tests
@@ -262,21 +263,39 @@ test_torch() {
     attempt "torch_lr.py learns" "${RUN[@]}" "$torch/bin/python" "$PYTHON_EXAMPLES/torch_lr.py" && cat "$SCRATCH/log"
 }
 
-# test_python: the wheel is built with what pip brings, and used in an environment that has it and
-# numpy alone.
-test_python() {
-    local tools=target/tools/python fresh=$SCRATCH/python
-    has_venv || apt_install python3 python3-venv || { skip "Python: no python3 with venv"; return; }
+# build_wheel: into $SCRATCH/wheels, with what pip brings; NOTHING_TO_RUN without it.
+build_wheel() {
+    local tools=$REPO_ROOT/target/tools/python
     if [[ ! -x $tools/bin/maturin ]]; then
         rm -rf "$tools"
-        if ! python3 -m venv "$tools" >"$SCRATCH/log" 2>&1 || ! "$tools/bin/pip" install --quiet 'maturin>=1.7,<2' >>"$SCRATCH/log" 2>&1; then
-            skip "Python: no venv with maturin: $(tail -n 1 "$SCRATCH/log")"
-            return
-        fi
+        { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet 'maturin>=1.7,<2'; } || return "$NOTHING_TO_RUN"
     fi
+    CARGO_TARGET_DIR=$REPO_ROOT/target timeout 600 "$tools/bin/maturin" build --quiet --locked --profile ci \
+        --manifest-path client/python/Cargo.toml --out "$SCRATCH/wheels"
+}
+
+# start_wheel: builds it beside the tests of other languages. From here to `test_python` no other command builds.
+start_wheel() {
+    has_venv || apt_install python3 python3-venv || { skip "Python: no python3 with venv"; return; }
+    build_wheel >"$SCRATCH/wheel.log" 2>&1 &
+    WHEEL=$!
+}
+
+# test_python: the wheel is used in an environment that has it and numpy alone.
+test_python() {
+    local code=0 fresh=$SCRATCH/python
+    [[ -n $WHEEL ]] || return 0
+    wait "$WHEEL" || code=$?
+    if ((code == NOTHING_TO_RUN)); then
+        skip "Python: no venv with maturin: $(tail -n 1 "$SCRATCH/wheel.log")"
+        return
+    elif ((code != 0)); then
+        not_ok "the wheel is built (exit code $code)"
+        tail -n 20 "$SCRATCH/wheel.log" | sed 's/^/    /'
+        return
+    fi
+    ok "the wheel is built"
     attempt "the Python crate is formatted" cargo fmt --check --manifest-path client/python/Cargo.toml
-    LIMIT=600 CARGO_TARGET_DIR=$REPO_ROOT/target attempt "the wheel is built" "$tools/bin/maturin" build --quiet --locked --profile ci \
-        --manifest-path client/python/Cargo.toml --out "$SCRATCH/wheels" || return 0
     python3 -m venv "$fresh"
     if ! attempt "pip installs the wheel" "$fresh/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl; then return 0; fi
     simulates python "${RUN[@]}" "$fresh/bin/python" "$PYTHON_EXAMPLES/heat.py"
@@ -304,6 +323,7 @@ if same_numbers "$SCRATCH/rust.txt" "$SCRATCH/other.txt" >"$SCRATCH/log"; then n
     ok "the comparison notices: $(head -n 1 "$SCRATCH/log")"
 fi
 test_install
+start_wheel
 test_library
 test_c
 test_hostile
