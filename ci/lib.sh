@@ -22,6 +22,9 @@ NOTHING_TO_RUN=77
 FEATURES=mutants,verbs-dlopen     # of the one build
 FLAKES=$REPO_ROOT/ci/flakes.tsv   # tests that may be repeated once
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
+TEST_JOBS=1                       # test binaries that run at a time, see run_test_binaries
+# Crate and target of the test binaries that run alone: they measure times or change the pools of hugepages.
+SERIAL=("tidewater-tests stress" "tidewater-tests table_growth" "tidewater-tests hugepages" "tidewater-bench binary")
 
 # note TEXT: shown in the stage's line of the final table.
 note() {
@@ -126,32 +129,93 @@ repeat_flakes() {
     done
 }
 
-# run_test_binaries include|exclude TARGET [ARGUMENT...]: runs those test binaries one after another,
-# the way cargo would, and reports their counts per crate. Fails if any binary fails.
+# is_serial CRATE TARGET: whether no other test may run beside this binary.
+is_serial() {
+    [[ " ${SERIAL[*]/%/,}" == *" $1 $2,"* ]]
+}
+
+# end_jobs: ends what the background jobs of this shell run, which ignore SIGINT as they do.
+end_jobs() {
+    local jobs
+    jobs=$(jobs -p | paste -sd ,)
+    [[ -z $jobs ]] || pkill -TERM -P "$jobs" || true
+}
+
+# run_test_binary LOG CRATE TARGET FOLDER EXECUTABLE [ARGUMENT...]: the way cargo would. What it prints goes to LOG, and
+# to the screen where one runs at a time; exit code and seconds go to LOG.end.
+run_test_binary() {
+    local log=$1 folder=$4 exe=$5 status=0 began=$SECONDS
+    say "--- $2 $3"
+    shift 5
+    if ((TEST_JOBS == 1)); then
+        (cd "$folder" && CARGO_MANIFEST_DIR=$folder exec "$exe" "$@" </dev/null) 2>&1 | tee "$log" || status=$?
+    else
+        (cd "$folder" && CARGO_MANIFEST_DIR=$folder exec "$exe" "$@" </dev/null) >"$log" 2>&1 || status=$?
+    fi
+    say "$status $((SECONDS - began))" >"$log.new"
+    mv "$log.new" "$log.end"
+}
+
+# judge_test_binary LOG CRATE TARGET FOLDER EXECUTABLE: reports its counts per crate; fails if the binary has failed.
+judge_test_binary() {
+    local log=$1 crate=$2 target=$3 folder=$4 exe=$5 p f i status seconds failed=0
+    read -r status seconds <"$log.end"
+    read -r p f i < <(summarize "$log")
+    if ((status != 0)) && (cd "$folder" && CARGO_MANIFEST_DIR=$folder repeat_flakes "$crate" "$target" "$exe" "$log"); then
+        p=$((p + f)) f=0
+    elif ((status != 0)); then
+        failed=1
+        ((f > 0)) || f=1 # it died before it could tell
+        say "--- $crate $target FAILED; to repeat: $(repeat_command "$crate" "$target")"
+    fi
+    report "$crate" "$p" "$f" "$i"
+    say "--- $crate $target: $p passed, $f failed, $i ignored, $seconds s"
+    return "$failed"
+}
+
+# run_test_binaries include|exclude TARGET [ARGUMENT...]: runs those test binaries, TEST_JOBS at a time, and those of
+# SERIAL alone; reports their counts per crate. Fails if any binary fails. A binary that failed is judged at the end,
+# when nothing runs beside the tests that are repeated.
 run_test_binaries() {
-    local how=$1 named=$2 failed=0 crate target folder exe log p f i began status
+    local how=$1 named=$2 failed=0 n binary
+    local -a binaries active=() late=()
     shift 2
     [[ -n ${SCRATCH:-} ]] || scratch_dir
-    log=$SCRATCH/test.log
-    while IFS=$'\t' read -r crate target folder exe; do
-        began=$SECONDS
-        say "--- $crate $target"
-        status=0
-        (cd "$folder" && CARGO_MANIFEST_DIR=$folder "$exe" "$@" </dev/null) 2>&1 |
-            tee "$log" || status=$?
-        read -r p f i < <(summarize "$log")
-        if ((status != 0)) && (cd "$folder" && CARGO_MANIFEST_DIR=$folder repeat_flakes "$crate" "$target" "$exe" "$log"); then
-            p=$((p + f)) f=0
-        elif ((status != 0)); then
-            failed=1
-            ((f > 0)) || f=1 # it died before it could tell
-            say "--- $crate $target FAILED; to repeat: $(repeat_command "$crate" "$target")"
-        fi
-        report "$crate" "$p" "$f" "$i"
-        say "--- $crate $target: $p passed, $f failed, $i ignored, $((SECONDS - began)) s"
-    done < <(awk -F '\t' -v how="$how" -v t="$named" \
-        '($2 == t) == (how == "include")' "$TEST_BINARIES")
+    rm -f "$SCRATCH"/test.*
+    mapfile -t binaries < <(awk -F '\t' -v how="$how" -v t="$named" '($2 == t) == (how == "include")' "$TEST_BINARIES")
+    for n in "${!binaries[@]}"; do
+        IFS=$'\t' read -ra binary <<<"${binaries[n]}"
+        if ((TEST_JOBS == 1)) || is_serial "${binary[@]:0:2}"; then late+=("$n") && continue; fi
+        while ((${#active[@]} == TEST_JOBS)); do
+            wait -n || (($? != 127)) || break 2 # 127: none is left to wait for
+            judge_ended
+        done
+        run_test_binary "$SCRATCH/test.$n" "${binary[@]}" "$@" &
+        active+=("$n")
+    done
+    wait
+    judge_ended
+    ((${#active[@]} == 0)) || die "${#active[@]} test binaries ended without an exit code"
+    for n in "${late[@]}"; do
+        IFS=$'\t' read -ra binary <<<"${binaries[n]}"
+        [[ -e $SCRATCH/test.$n.end ]] || TEST_JOBS=1 run_test_binary "$SCRATCH/test.$n" "${binary[@]}" "$@"
+        judge_test_binary "$SCRATCH/test.$n" "${binary[@]}" || failed=1
+    done
     return "$failed"
+}
+
+# judge_ended: of the binaries in `active` (of run_test_binaries) shows what those printed that have ended.
+judge_ended() {
+    local n binary
+    local -a still=()
+    for n in "${active[@]}"; do
+        if [[ ! -e $SCRATCH/test.$n.end ]]; then still+=("$n") && continue; fi
+        IFS=$'\t' read -ra binary <<<"${binaries[n]}"
+        say "--- ${binary[0]} ${binary[1]} printed:"
+        cat "$SCRATCH/test.$n"
+        if grep -q '^0 ' "$SCRATCH/test.$n.end"; then judge_test_binary "$SCRATCH/test.$n" "${binary[@]}"; else late+=("$n"); fi
+    done
+    active=("${still[@]}")
 }
 
 # crate_folder CRATE: the folder of a package of the workspace.

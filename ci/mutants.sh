@@ -3,12 +3,11 @@
 # the same test passes without it. A suite that cannot find these would not find a real one.
 #
 # A test runs alone in its process: once without a mutant, then once with each of its own. JOBS tests run side by side,
-# except those of SERIAL. With its mutant a test mostly waits, for what does not come: hence two for each core.
+# except those of SERIAL (ci/lib.sh). With its mutant a test mostly waits, for what does not come: hence two for each core.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/mutants.sh
 JOBS=$((2 * $(nproc)))
 TEST_SECONDS=120 # a test that hangs has not caught the defect
-SERIAL=("tidewater-tests stress") # crate and target of tests that measure; in their own program they take turns, too
 TESTS=()           # crate, target and test, each once, in the order of the table
 declare -A ROWS_OF # a test's rows of the table
 ROWS=()            # the table's rows
@@ -99,18 +98,16 @@ print_rows() {
     done
 }
 
-# is_serial KEY: whether the test runs with no other beside it.
-is_serial() {
+# runs_alone KEY: whether the test runs with no other beside it.
+runs_alone() {
     local crate target _
     read -r crate target _ <<<"$1"
-    [[ " ${SERIAL[*]/%/,}" == *" $crate $target,"* ]]
+    is_serial "$crate" "$target"
 }
 
-# interrupted SIGNAL: a job of the shell ignores SIGINT, and so does its test.
+# interrupted SIGNAL: ends the tests, and prints the rows.
 interrupted() {
-    local jobs
-    jobs=$(jobs -p | paste -sd ,)
-    [[ -z $jobs ]] || pkill -TERM -P "$jobs" || true
+    end_jobs
     print_rows all
     exit $((128 + $1))
 }
@@ -122,12 +119,12 @@ scratch_dir
 trap 'interrupted 2' INT
 trap 'interrupted 15' TERM
 for test in "${TESTS[@]}"; do
-    if is_serial "$test"; then (check_test "$test"); fi
+    if runs_alone "$test"; then (check_test "$test"); fi
 done
 print_rows
 running=0
 for test in "${TESTS[@]}"; do
-    ! is_serial "$test" || continue
+    ! runs_alone "$test" || continue
     if ((running == JOBS)); then
         wait -n || true
         running=$((running - 1))

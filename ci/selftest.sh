@@ -178,10 +178,10 @@ test_sources() {
         <<<$'[dependencies.tidewater-topology]\nworkspace = true'
 }
 
-# flaky TEST...: text for a stage that runs one test binary in which these tests fail at the first run.
+# flaky TEST...: text for a stage that runs a test binary in which these tests fail at the first run, as each of TARGETS.
 FLAKY='flaky() {
     printf "%s\n" "#!/usr/bin/env bash" "FAILS=\"$*\"" "source $PWD/fake.sh" >fake && chmod +x fake
-    printf "c\tt\t%s\t%s\n" "$PWD" "$PWD/fake" >binaries
+    for target in ${TARGETS:-t}; do printf "c\t%s\t%s\t%s\n" "$target" "$PWD" "$PWD/fake"; done >binaries
     printf "c t a::listed\tabc\twhy\n" >flakes
     rm -f again
     FLAKES=$PWD/flakes TEST_BINARIES=$PWD/binaries
@@ -189,7 +189,8 @@ FLAKY='flaky() {
 }'
 FAKE='if [[ ${1:-} == --exact ]]; then echo "running 1 test"; echo "test result: ok. 1 passed; 0 failed; 0 ignored;"; exit 0; fi
 echo "running 2 tests"; echo "failures:"; for t in $FAILS; do echo "    a::$t"; done
-set -- $FAILS; echo "test result: FAILED. $((2 - $#)) passed; $# failed; 0 ignored;"; exit 101'
+set -- $FAILS; (($# > 0)) || { echo "test result: ok. 2 passed; 0 failed; 0 ignored;"; exit 0; }
+echo "test result: FAILED. $((2 - $#)) passed; $# failed; 0 ignored;"; exit 101'
 
 # changed_host: what a stage changes of the host is put back. It needs root, and a pool of hugepages or ip.
 changed_host() {
@@ -236,6 +237,10 @@ test_all_sh() {
     all_sh 1 '^FAILED: tests' "a test that is not listed is not repeated"
     no_stages && stage tests 'flaky listed other'
     all_sh 1 '^FAILED: tests' "a listed flake beside another failure is not repeated"
+    no_stages && stage tests 'TEST_JOBS=2 SERIAL=("c v"); TARGETS="t u v w"; flaky'
+    all_sh 0 '^tests +ok .* 8 tests$' "test binaries side by side, one of them alone"
+    no_stages && stage tests 'TEST_JOBS=2; TARGETS="t u"; flaky listed'
+    all_sh 1 '^tests +FAILED .* 4 tests, 1 FAILED, 1 REPEATED$' "a failure and a listed flake side by side"
     no_stages && stage temporary 'mktemp -d >seen; exit 1'
     all_sh 1 '^FAILED: temporary' "a stage that leaves a temporary file"
     if [[ -s $COPY/seen && ! -e $(<"$COPY/seen") ]]; then outcome ok "all.sh: removes it"; else
