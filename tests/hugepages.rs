@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
-use tidewater::{Embedded, PullOptions, SyncMode, TableBuilder};
+use tidewater::{ClusterConfig, JoinOptions, PullOptions, SyncMode, TableBuilder};
 use tidewater_engine::store::hugepages::{NoHugepages, choose};
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
 use tidewater_engine::store::{Backing, Hugepages, ServerMemory, StoreError};
@@ -25,7 +25,6 @@ use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_runtime::mem::{MemError, Pages, Region};
-use tidewater_service::embedded::ClusterConfig;
 use tidewater_topology::{HugePool, Topology};
 
 const CAPACITY: usize = 32 << 20;
@@ -113,17 +112,18 @@ fn tables_live_in_hugepages_over_each_transport() {
     let Some(_pool) = pool(2 * PAGES) else { return };
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let before = available();
-        let cluster = Embedded::with(&ClusterConfig {
+        let config = ClusterConfig {
             servers: 2,
             appliers: 2,
             capacity: CAPACITY,
             hugepages: HUGE,
             transport,
             ..ClusterConfig::default()
-        })
-        .unwrap();
+        };
+        let joined = JoinOptions::from(config).join().unwrap();
+        let job = joined.into_job().unwrap();
         assert_eq!(before - available(), 2 * PAGES, "{transport:?}");
-        let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+        let mut client = job.client(SyncMode::Asp).unwrap();
         let spec = TableBuilder::sparse::<f32>("t", 16);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let keys: Vec<u64> = (0..5_000).map(|k| k * 0x9e37_79b9).collect();
@@ -135,7 +135,7 @@ fn tables_live_in_hugepages_over_each_transport() {
         client.pull_rows(&table, &keys, &mut out, options).unwrap();
         assert!(out == values, "{transport:?}");
         client.finish().unwrap();
-        drop((client, cluster));
+        drop((client, job));
         // The last page is freed with the last thread that held a memory.
         let patience = Deadline::after(Duration::from_secs(10));
         while available() != before && !patience.passed() {

@@ -240,9 +240,8 @@ fn late_pull_is_timeout_and_lane_lives() {
 #[test]
 #[ignore = "needs 14 GiB of memory and a minute"]
 fn ranges_of_more_than_4_gib_are_whole() {
-    use tidewater::{Embedded, PullMode};
+    use tidewater::{ClusterConfig, JoinOptions, PullMode};
     use tidewater_protocol::table::{Init, Reduce};
-    use tidewater_service::embedded::ClusterConfig;
     let elements = (1u64 << 30) + (1 << 14);
     let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
         .block_bytes(256 << 10)
@@ -257,8 +256,9 @@ fn ranges_of_more_than_4_gib_are_whole() {
             capacity: 9 << 30,
             ..ClusterConfig::default()
         };
-        let cluster = Embedded::with(&config).unwrap();
-        let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+        let joined = JoinOptions::from(config).join().unwrap();
+        let job = joined.into_job().unwrap();
+        let mut client = job.client(SyncMode::Asp).unwrap();
         client.set_timeout(Duration::from_secs(600));
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let mut out = vec![0f32; elements as usize];

@@ -10,10 +10,9 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use tidewater::{Embedded, PullOptions, SyncMode, TableBuilder};
+use tidewater::{ClusterConfig, JoinOptions, PullOptions, SyncMode, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
-use tidewater_service::embedded::ClusterConfig;
 
 /// Whether Nagle's algorithm is off, for each open TCP connection of this process.
 fn no_delay() -> Vec<bool> {
@@ -47,8 +46,9 @@ fn tcp_connections_send_at_once() {
         capacity: 64 << 20,
         ..ClusterConfig::default()
     };
-    let cluster = Embedded::with(&config).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let job = JoinOptions::from(config).join().unwrap();
+    let job = job.into_job().unwrap();
+    let mut client = job.client(SyncMode::Asp).unwrap();
     let table = TableBuilder::sparse::<i64>("t", 1).partitions(4);
     let table = client.create_table::<i64>(table.spec()).unwrap();
     let keys: Vec<u64> = (0..64).collect();

@@ -9,11 +9,12 @@
 use std::time::Duration;
 
 use tidewater::walltime::Walltime;
-use tidewater::{Client, ClientError, Embedded, PullOptions, SyncMode, TableBuilder};
+use tidewater::{
+    Client, ClientError, ClusterConfig, Job, JoinOptions, PullOptions, SyncMode, TableBuilder,
+};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_service::coordinator::LostWorker;
-use tidewater_service::embedded::ClusterConfig;
 
 /// Longer than any operation here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
@@ -21,13 +22,18 @@ const WORKERS: u32 = 3;
 /// More steps than a run makes before it handles a signal.
 const STEPS: u64 = 2_000;
 
-fn cluster(on_lost: LostWorker) -> Embedded {
+fn cluster(on_lost: LostWorker) -> Job {
     let config = ClusterConfig {
         workers: WORKERS,
         on_lost,
         ..ClusterConfig::default()
     };
-    Embedded::with(&config).unwrap()
+    joined(config)
+}
+
+fn joined(config: ClusterConfig) -> Job {
+    let joined = JoinOptions::from(config).join().unwrap();
+    joined.into_job().unwrap()
 }
 
 fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + Sync) -> Vec<T> {
@@ -41,9 +47,9 @@ fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + Sync) -> Vec
     })
 }
 
-fn clients(cluster: &Embedded, sync: SyncMode) -> Vec<Client> {
+fn clients(cluster: &Job, sync: SyncMode) -> Vec<Client> {
     (0..WORKERS)
-        .map(|rank| cluster.client(rank, sync).unwrap())
+        .map(|rank| cluster.client_of(rank, sync).unwrap())
         .collect()
 }
 
@@ -169,9 +175,9 @@ fn a_latecomer_of_a_service_is_refused() {
         workers: 0,
         ..ClusterConfig::default()
     };
-    let cluster = Embedded::with(&config).unwrap();
-    let mut first = cluster.client(0, SyncMode::Bsp).unwrap();
-    let mut second = cluster.client(1, SyncMode::Bsp).unwrap();
+    let cluster = joined(config);
+    let mut first = cluster.client_of(0, SyncMode::Bsp).unwrap();
+    let mut second = cluster.client_of(1, SyncMode::Bsp).unwrap();
     let spec = TableBuilder::rows::<f32>("t", 4, 1);
     let table = first.create_table::<f32>(spec.spec()).unwrap();
     first.tick().unwrap();
@@ -181,7 +187,7 @@ fn a_latecomer_of_a_service_is_refused() {
     while first.global_clock().unwrap() == 0 {
         assert!(!soon.passed(), "at {:?}", clock::now());
     }
-    let refused = cluster.client(2, SyncMode::Bsp);
+    let refused = cluster.client_of(2, SyncMode::Bsp);
     let Err(ClientError::Environment(text)) = refused else {
         panic!("{refused:?}");
     };
@@ -191,7 +197,7 @@ fn a_latecomer_of_a_service_is_refused() {
     );
     assert!(text.contains("workers=N"), "{text}");
     // It may push and pull freely.
-    let mut late = cluster.client(3, SyncMode::Asp).unwrap();
+    let mut late = cluster.client_of(3, SyncMode::Asp).unwrap();
     let table_of = late.open_table::<f32>("t").unwrap();
     let ticket = late
         .push_rows(&table_of, &[1], &[2.0], PushOp::Sum)

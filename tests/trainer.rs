@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use common::Cluster;
 use tempfile::TempDir;
-use tidewater::{Client, Embedded, Missing, PullOptions, SyncMode};
+use tidewater::{Client, JoinOptions, Missing, PullOptions, SyncMode};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::Optimizer;
 use tidewater_service::checkpoint::{Manifest, read_manifest};
@@ -417,8 +417,9 @@ fn run_of(
     config: &Config,
     asked: (&[u64], Option<(u32, usize)>),
 ) -> Vec<End> {
-    let cluster = Embedded::start(servers, workers).unwrap();
-    let connect = |rank| cluster.client(rank, config.sync).unwrap();
+    let joined = JoinOptions::embedded(servers, workers).join().unwrap();
+    let job = joined.into_job().unwrap();
+    let connect = |rank| job.client_of(rank, config.sync).unwrap();
     train_with(connect, workers, config, asked)
 }
 

@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tidewater::{ClientError, PullOptions, TableBuilder};
+use tidewater::{ClientError, PullOptions, SyncMode, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::{self, Deadline};
@@ -66,9 +66,10 @@ fn a_missing_coordinator() {
     let mut cluster = Cluster::coordinator(1);
     cluster.address.clone_from(&address);
     let began = clock::now();
-    let mut job = cluster.job(TransportChoice::Auto);
-    job.join_timeout = Duration::from_millis(700);
-    let error = job.connect().unwrap_err();
+    let mut options = cluster.options(TransportChoice::Auto);
+    options.join_timeout = Some(Duration::from_millis(700));
+    let job = options.join().unwrap().into_job().unwrap();
+    let error = job.client(SyncMode::Asp).unwrap_err();
     let took = began.elapsed();
     assert!(matches!(error, ClientError::Control { .. }), "{error}");
     assert!(error.to_string().contains(&address), "{error}");

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tidewater::connect::JoinConfig;
-use tidewater::{Client, Job};
+use tidewater::{Client, JoinOptions, SyncMode};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::wire::handshake::JobToken;
 
@@ -113,15 +112,26 @@ impl Cluster {
         write_token(&self.folder, "other", TOKEN + 1)
     }
 
-    /// The worker's parameters for the join.
-    pub(crate) fn job(&self, transport: TransportChoice) -> Job {
-        let mut join = JoinConfig::new(&self.address, JobToken::new([TOKEN; 32]));
-        join.rank = Some(0);
-        Job::new(join, transport)
+    /// The secret of the cluster.
+    pub(crate) fn token(&self) -> JobToken {
+        JobToken::new([TOKEN; 32])
+    }
+
+    /// The worker's options for the join.
+    pub(crate) fn options(&self, transport: TransportChoice) -> JoinOptions {
+        JoinOptions {
+            coordinator: Some(self.address.clone()),
+            token: Some(self.token()),
+            rank: Some(0),
+            transport: Some(transport),
+            ..JoinOptions::default()
+        }
     }
 
     pub(crate) fn client(&self, transport: TransportChoice) -> Client {
-        let mut client = self.job(transport).connect().unwrap();
+        let joined = self.options(transport).join().unwrap();
+        let job = joined.into_job().unwrap();
+        let mut client = job.client(SyncMode::Asp).unwrap();
         client.set_timeout(Duration::from_secs(60));
         client
     }

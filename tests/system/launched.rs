@@ -1,7 +1,6 @@
 //! Processes of a launcher, which is the test: its variables, and processes that start late, twice or
 //! never. `ci/launch.sh` tests real launchers.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -14,11 +13,7 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidewater::connect::JoinOptions;
-use tidewater::launched::{Launch, LaunchRole};
-use tidewater::{ClientError, SyncMode};
 use tidewater_launch::{BootstrapRecord, directory};
-use tidewater_protocol::wire::control::Part;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
@@ -26,9 +21,9 @@ use crate::proc::marked;
 use crate::rig::{LIMIT, command, data, new_mark, tidewater, trainer, turn};
 
 /// Processes as a launcher starts them, in a separate folder. Dropping it kills them.
-struct Started {
+pub(crate) struct Started {
     processes: Vec<(u32, Child)>,
-    folder: TempDir,
+    pub(crate) folder: TempDir,
     mark: String,
     variable: String,
     /// Standard input of the next process.
@@ -37,7 +32,7 @@ struct Started {
 }
 
 impl Started {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let turn = turn();
         let (mark, variable) = new_mark();
         Self {
@@ -73,7 +68,7 @@ impl Started {
         self.processes.push((rank, started.spawn().unwrap()));
     }
 
-    fn server(&mut self, rank: u32, vars: &str, more: &[&str]) {
+    pub(crate) fn server(&mut self, rank: u32, vars: &str, more: &[&str]) {
         let arguments = ["server", "--hugepages", "off"];
         self.start(rank, &tidewater(), &[&arguments, more].concat(), vars);
     }
@@ -85,7 +80,7 @@ impl Started {
     }
 
     /// Waits for all processes; returns exit code and output of each, in start order.
-    fn end(mut self) -> (Vec<(i32, String)>, TempDir) {
+    pub(crate) fn end(mut self) -> (Vec<(i32, String)>, TempDir) {
         let deadline = Deadline::after(LIMIT);
         let mut ended = Vec::new();
         for (number, (rank, process)) in self.processes.iter_mut().enumerate() {
@@ -133,7 +128,7 @@ impl Drop for Started {
     }
 }
 
-const FLUX: &str = "FLUX_TASK_RANK=% FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=% FLUX_JOB_ID=f2xY \
+pub(crate) const FLUX: &str = "FLUX_TASK_RANK=% FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=% FLUX_JOB_ID=f2xY \
                     TIDEWATER_INTERFACE=lo";
 const TORCH: &str = "RANK=% WORLD_SIZE=4 LOCAL_RANK=% LOCAL_WORLD_SIZE=4 MASTER_ADDR=localhost \
                      MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none";
@@ -185,7 +180,7 @@ fn launchers_that_are_not_at_hand_by_their_variables() {
     assert!(models.iter().all(|model| *model == models[0]), "{models:?}");
 }
 
-const BY_HAND: &str = "TIDEWATER_RANK=% TIDEWATER_SIZE=3 TIDEWATER_RENDEZVOUS=meet \
+pub(crate) const BY_HAND: &str = "TIDEWATER_RANK=% TIDEWATER_SIZE=3 TIDEWATER_RENDEZVOUS=meet \
                        TIDEWATER_INTERFACE=lo";
 
 #[test]
@@ -440,152 +435,4 @@ fn alone_without_servers_or_without_a_way_to_meet_is_said_and_never_a_silent_job
         ended[0].1
     );
     assert_eq!(ended[1].0, 0, "one process is a job of one: {}", ended[1].1);
-}
-
-/// Parses variables from lines `NAME=value`.
-fn variables(text: &str) -> Vec<(OsString, OsString)> {
-    let pairs = text
-        .split_whitespace()
-        .filter_map(|pair| pair.split_once('='));
-    pairs
-        .map(|(name, value)| (name.into(), value.into()))
-        .collect()
-}
-
-/// Default options with a timeout for tests.
-fn patient() -> JoinOptions {
-    JoinOptions {
-        join_timeout: Some(Duration::from_secs(20)),
-        ..JoinOptions::default()
-    }
-}
-
-/// Rank and number of workers.
-type Bound = Result<(u32, u32), ClientError>;
-
-/// Runs four processes of Flux: a server that runs the coordinator, and three workers by
-/// `JoinOptions`. Returns the workers' results, and the server's exit code and output.
-fn bound(said: [JoinOptions; 3]) -> (Vec<Bound>, (i32, String)) {
-    let mut started = Started::new();
-    let meet = started.folder.path().join("meet");
-    let vars = format!("{FLUX} TIDEWATER_RENDEZVOUS={}", meet.display());
-    started.server(0, &vars, &["--join-timeout", "20s"]);
-    let workers = said
-        .into_iter()
-        .zip(1..)
-        .map(|(wanted, rank): (JoinOptions, u32)| {
-            let vars = variables(&vars.replace('%', &rank.to_string()));
-            std::thread::spawn(move || {
-                let mut client = wanted.job_from_vars(vars)?.sync(SyncMode::Bsp).connect()?;
-                let told = (client.rank().0, client.workers());
-                client.finish()?;
-                Ok(told)
-            })
-        });
-    let workers: Vec<_> = workers.collect();
-    let told = workers.into_iter().map(|worker| worker.join().unwrap());
-    (told.collect(), started.end().0.remove(0))
-}
-
-#[test]
-fn a_binding_finds_the_job_of_its_launcher() {
-    let agrees = JoinOptions {
-        rank: Some(2),
-        workers: Some(3),
-        ..patient()
-    };
-    let (told, (code, said)) = bound([patient(), patient(), agrees]);
-    assert_eq!(code, 0, "{said}");
-    let told: Vec<_> = told.into_iter().map(Result::unwrap).collect();
-    assert_eq!(told, [(0, 3), (1, 3), (2, 3)]);
-
-    let told = |text: &str| {
-        patient()
-            .job_from_vars(variables(text))
-            .unwrap_err()
-            .to_string()
-    };
-    let first = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1";
-    assert!(told(first).contains("servers come first: start it as in `mpirun"));
-    let alone = first.replace("SIZE=2", "SIZE=1");
-    assert!(told(&alone).contains("Open MPI has started this process alone"));
-    assert!(told("HOME=/").contains("names no job"));
-}
-
-#[test]
-fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
-    // Like an MPI library that does not know this launcher.
-    let singleton = JoinOptions {
-        rank: Some(0),
-        workers: Some(1),
-        ..patient()
-    };
-    let (told, _) = bound([patient(), singleton.clone(), patient()]);
-    let said = told[1].as_ref().unwrap_err().to_string();
-    let expected = "says that it is worker 0 of 1, and as rank 2 of 4 of Flux it is worker 1 of 3";
-    assert!(
-        said.contains(expected) && said.contains("own MPI"),
-        "{said}"
-    );
-    // With a service, each would have been a job of one.
-    let told = |wanted: &JoinOptions, text: &str| {
-        let job = wanted.job_from_vars(variables(text));
-        job.unwrap_err().to_string()
-    };
-    let ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1";
-    let service = format!("{ompi} TIDEWATER_COORDINATOR=localhost:1 TIDEWATER_SERVERS=1");
-    let said = told(&singleton, &service);
-    assert!(
-        said.contains("only worker, and Open MPI says that it is rank 1 of 2"),
-        "{said}"
-    );
-    let named = JoinOptions {
-        coordinator: Some("localhost:1".into()),
-        ..singleton.clone()
-    };
-    assert!(told(&named, ompi).contains("only worker"));
-    let own = JoinOptions {
-        namespace: Some("mine".into()),
-        ..singleton
-    };
-    assert!(
-        told(&own, &service).contains("TIDEWATER_TOKEN_FILE"),
-        "else it is let go on"
-    );
-}
-
-#[test]
-fn a_program_brings_the_card_to_its_processes_itself() {
-    let launch = Launch {
-        interface: Some("lo".into()),
-        ..Launch::default()
-    };
-    let host = launch.host(3).unwrap();
-    let card = host.card();
-    let (launch, card) = (&launch, &card);
-    std::thread::scope(|scope| {
-        let server = scope.spawn(move || {
-            let entered = launch.enter_by_card(card, (0, 3), Part::Server, Some(host));
-            let Ok(LaunchRole::Server(seat)) = entered else {
-                panic!("{entered:?}")
-            };
-            seat.run(&[]).unwrap();
-        });
-        for rank in [1, 2] {
-            scope.spawn(move || {
-                let entered = launch.enter_by_card(card, (rank, 3), Part::Worker, None);
-                let Ok(LaunchRole::Worker(seat)) = entered else {
-                    panic!("{entered:?}")
-                };
-                let mut client = seat.job().clone().sync(SyncMode::Bsp).connect().unwrap();
-                assert_eq!(client.rank().0, rank - 1);
-                client.finish().unwrap();
-                drop(client);
-                seat.end();
-            });
-        }
-        server.join().unwrap();
-    });
-    let error = launch.enter_by_card(&card[..20], (1, 3), Part::Worker, None);
-    assert!(error.unwrap_err().to_string().contains("no card"));
 }

@@ -15,6 +15,7 @@ mod crowded;
 mod deaths;
 mod hosts;
 mod idle;
+mod joins;
 mod killed;
 mod launched;
 mod locked;

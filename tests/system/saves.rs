@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater::table::TableBuilder;
-use tidewater::{Client, Embedded, PullOptions, SyncMode};
+use tidewater::{Client, JoinOptions, PullOptions, SyncMode};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
@@ -151,8 +151,9 @@ const FULL: &str = "SYSTEM_TEST_FULL_DISK";
 fn saves_to_a_full_disk() {
     let dir = PathBuf::from(std::env::var_os(FULL).unwrap());
     let path = dir.to_str().unwrap();
-    let cluster = Embedded::start(2, 1).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let joined = JoinOptions::embedded(2, 1).join().unwrap();
+    let job = joined.into_job().unwrap();
+    let mut client = job.client(SyncMode::Asp).unwrap();
     assign(&mut client, 1.0);
     client.save(path, LIMIT).unwrap();
     let (manifest, before) = (read_manifest(&dir).unwrap(), rows(&dir));

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tidewater::connect::{ConnectConfig, JoinOptions, NetCoordinatorLink, NetServerLink};
+use tidewater::JoinOptions;
+use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater::link::ServerLink as _;
 use tidewater_lanes::fabric::{SPIN, TransportKind};
 use tidewater_lanes::wake::OsParker;
-use tidewater_launch::TransportChoice;
 use tidewater_runtime::clock::Deadline;
 
 use crate::by_hand::Cluster;
@@ -101,16 +101,21 @@ fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
             ("TIDEWATER_TOKEN_FILE", file.clone().into_os_string()),
             ("TIDEWATER_RDMA_TIMEOUT", timeout.into()),
         ];
-        let wanted = JoinOptions {
+        let options = JoinOptions {
             coordinator: coordinator.map(str::to_owned),
             token_file: coordinator.map(|_| file.clone()),
             ..JoinOptions::default()
         };
-        wanted.job_from_vars(said.map(|(name, value)| (name.into(), value)))
+        options
+            .join_from_vars(said.map(|(name, value)| (name.into(), value)))
+            .map(|joined| joined.into_job().unwrap())
     };
     for named in [None, Some("127.0.0.1:1")] {
         for (said, exponent) in [("9", 9), ("", 14)] {
-            assert_eq!(job(said, named).unwrap().rdma_timeout.exponent(), exponent);
+            assert_eq!(
+                job(said, named).unwrap().rdma_timeout().exponent(),
+                exponent
+            );
         }
         let wrong = job("16", named).unwrap_err().to_string();
         assert!(wrong.contains("TIDEWATER_RDMA_TIMEOUT"), "{wrong}");
@@ -120,7 +125,7 @@ fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
 /// Transport of a session with server 0, for a client that acts as if on another host.
 fn between_hosts(cluster: &Cluster, rdma_device: Option<&str>) -> TransportKind {
     let deadline = Deadline::after(Duration::from_secs(60));
-    let mut join = cluster.job(TransportChoice::Auto).join;
+    let mut join = JoinConfig::new(&cluster.address, cluster.token());
     join.rank = Some(0);
     let (mut coordinator, joined) = NetCoordinatorLink::join(&join, deadline).unwrap();
     let members = coordinator.wait_servers(joined.servers_expected, deadline);

@@ -12,8 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::Pid;
-use tidewater::connect::JoinConfig;
-use tidewater::{Client, Job, SyncMode};
+use tidewater::{Client, JoinOptions, Joined, SyncMode};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_service::coordinator::{
@@ -66,6 +65,17 @@ fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
 fn rdma_timeout() -> Result<RdmaTimeout, String> {
     let said = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
     Ok(said.unwrap_or_default())
+}
+
+/// Joins a measured cluster and connects the worker.
+fn client(job: JoinOptions, sync: SyncMode) -> Result<Client, BenchError> {
+    match job.join()? {
+        Joined::Worker(job) => Ok(job.client(sync)?),
+        Joined::Served => Err(BenchError::Process {
+            name: "a client".into(),
+            why: "it has joined as a server".into(),
+        }),
+    }
 }
 
 /// A running cluster. Dropping it ends it; its clients must be dropped first.
@@ -152,15 +162,15 @@ impl Bed {
     /// # Errors
     /// If a server cannot be reached over the requested transport.
     pub fn client(&self, rank: u32, sync: SyncMode) -> Result<Client, BenchError> {
-        let mut join = JoinConfig::new(self.coordinator.clone(), self.token.clone());
-        join.rank = Some(rank);
-        let mut job = Job::new(join, self.config.transport.choice()).sync(sync);
-        job.rdma_device.clone_from(&self.config.rdma_device);
-        job.rdma_timeout = rdma_timeout().map_err(|why| BenchError::Process {
-            name: "a client".into(),
-            why,
-        })?;
-        Ok(job.connect()?)
+        let job = JoinOptions {
+            coordinator: Some(self.coordinator.clone()),
+            token: Some(self.token.clone()),
+            rank: Some(rank),
+            transport: Some(self.config.transport.choice()),
+            rdma_device: self.config.rdma_device.clone(),
+            ..JoinOptions::default()
+        };
+        client(job, sync)
     }
 
     /// Parameters of a worker that runs in its own process.

@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidewater::connect::JoinConfig;
-use tidewater::{Client, Job, PullOptions, SyncMode};
+use tidewater::{Client, JoinOptions, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;
@@ -238,12 +237,15 @@ fn join(start: &Start) -> Result<Client, BenchError> {
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
     let sync: SyncMode = start.sync.parse().map_err(failed)?;
     let device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
-    let mut config = JoinConfig::new(start.coordinator.clone(), token);
-    config.rank = Some(start.rank);
-    let mut job = Job::new(config, start.transport.choice()).sync(sync);
-    job.rdma_device = device;
-    job.rdma_timeout = super::rdma_timeout().map_err(failed)?;
-    Ok(job.connect()?)
+    let job = JoinOptions {
+        coordinator: Some(start.coordinator.clone()),
+        token: Some(token),
+        rank: Some(start.rank),
+        transport: Some(start.transport.choice()),
+        rdma_device: device,
+        ..JoinOptions::default()
+    };
+    super::client(job, sync)
 }
 
 fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {

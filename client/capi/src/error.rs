@@ -68,7 +68,7 @@ impl From<ClientError> for Failure {
             },
             ClientError::Argument { .. } => tw_status::TW_ERR_ARGUMENT,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
-            ClientError::Environment(_) => tw_status::TW_ERR_ENVIRONMENT,
+            ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
             _ => tw_status::TW_ERR_LOST,
         };
         Self::new(status, error)

@@ -72,7 +72,7 @@ impl tw_session {
 
     /// Joins the job and opens a session with every server.
     pub(crate) fn open(choices: &SessionChoices) -> Result<Box<Self>, Failure> {
-        let mut client = choices.job.connect()?;
+        let mut client = choices.job.client(choices.sync)?;
         if let Some(timeout) = choices.timeout {
             client.set_timeout(timeout);
         }

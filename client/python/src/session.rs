@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tidewater::{AnyTable, Client, ClientError, connect};
+use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
@@ -41,19 +41,20 @@ pub(crate) struct Session {
 }
 
 impl JoinOptions {
-    /// Converts to the client's options. Making a job of these may wait for others: not under the
-    /// interpreter lock.
-    fn told(&self) -> PyResult<connect::JoinOptions> {
+    /// Converts to the client's options. Joining by them may wait for other processes, and must not
+    /// hold the interpreter lock.
+    fn for_client(&self) -> PyResult<tidewater::JoinOptions> {
         let transport = self.transport.as_deref().map(options::transport);
-        Ok(connect::JoinOptions {
+        Ok(tidewater::JoinOptions {
             coordinator: self.coordinator.clone(),
             token_file: self.token_file.as_ref().map(Into::into),
             namespace: self.namespace.clone(),
-            rdma_device: None,
             rank: self.rank,
             workers: self.workers,
             transport: transport.transpose()?,
             join_timeout: options::seconds("join_timeout", self.join_timeout)?,
+            worker_only: true,
+            ..tidewater::JoinOptions::default()
         })
     }
 }
@@ -96,6 +97,17 @@ impl Drop for Session {
     }
 }
 
+/// Joins the job and connects its worker.
+fn connect(options: tidewater::JoinOptions, sync: SyncMode) -> Result<Client, ClientError> {
+    match options.join()? {
+        Joined::Worker(job) => job.client(sync),
+        Joined::Served => {
+            let what = "the library has joined as a server: a defect, please report it";
+            Err(ClientError::Launch(what.into()))
+        }
+    }
+}
+
 fn defect() -> PyErr {
     Error::new_err("an earlier call failed inside the library; close the session and report it")
 }
@@ -131,12 +143,11 @@ impl Session {
             clock_timeout,
             join_timeout,
         };
-        let told = wanted.told()?;
+        let join = wanted.for_client()?;
         let sync = options::sync(sync)?;
         let usual = options::seconds("timeout", timeout)?;
         let clock = options::seconds("clock_timeout", clock_timeout)?;
-        let connected = py.detach(|| told.job()?.sync(sync).connect());
-        let mut client = connected.map_err(raised)?;
+        let mut client = py.detach(|| connect(join, sync)).map_err(raised)?;
         if let Some(timeout) = usual {
             client.set_timeout(timeout);
         }

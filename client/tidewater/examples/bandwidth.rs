@@ -8,11 +8,10 @@
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use std::error::Error;
-use std::path::Path;
 
-use tidewater::connect::JoinConfig;
-use tidewater::{Client, ClientError, Job, PullOptions, PushOp, TableBuilder, TransportChoice};
-use tidewater_launch::token;
+use tidewater::{
+    Client, ClientError, JoinOptions, Joined, PullOptions, PushOp, SyncMode, TableBuilder,
+};
 use tidewater_runtime::clock::now;
 
 const BYTES: usize = 1 << 20;
@@ -23,11 +22,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let usage = "usage: bandwidth COORDINATOR TOKEN_FILE";
     let (coordinator, file) = arguments.next().zip(arguments.next()).ok_or(usage)?;
-    let token = token::read_file(Path::new(&file))?;
-    let mut join = JoinConfig::new(coordinator, token);
-    join.namespace = "bandwidth".into();
-    join.workers = 1;
-    let mut client = Job::new(join, TransportChoice::Auto).connect()?;
+    let options = JoinOptions {
+        coordinator: Some(coordinator),
+        token_file: Some(file.into()),
+        namespace: Some("bandwidth".into()),
+        workers: Some(1),
+        ..JoinOptions::default()
+    };
+    let Joined::Worker(job) = options.join()? else {
+        return Ok(());
+    };
+    let mut client = job.client(SyncMode::Asp)?;
     let spec = TableBuilder::blocks::<f32>("t", 16, (BYTES / 4 / 16) as u32);
     let table = client.create_table::<f32>(spec.spec())?;
     let mut array = vec![1.0f32; BYTES / 4];
@@ -46,7 +51,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let carrier = client.transport().map_or("-".into(), |t| t.to_string());
     println!("rust {carrier} pull {BYTES} {pull:.0} MB/s");
     println!("rust {carrier} push {BYTES} {push:.0} MB/s");
-    Ok(client.finish()?)
+    client.finish()?;
+    Ok(job.leave()?)
 }
 
 /// Megabytes a second of the fastest round.

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Job, Launch, LaunchRole, Optimizer, PullOptions, PushOp, Reduce, SyncMode,
+    Client, ClientError, JoinOptions, Joined, Optimizer, PullOptions, PushOp, Reduce, SyncMode,
     Table, TableBuilder,
 };
 
@@ -53,23 +53,15 @@ struct Tables {
 }
 
 fn main() -> Result<(), ClientError> {
-    match Launch::default().enter()? {
-        LaunchRole::Worker(seat) => {
-            simulate(seat.job())?;
-            seat.end();
-            Ok(())
-        }
-        LaunchRole::Server(seat) => seat.run(&[]),
-        _ => simulate(&Job::from_env()?.ok_or_else(|| {
-            let what = "start this under `tidewater run --servers 2 --workers 2 --`, or mpirun";
-            ClientError::Environment(what.into())
-        })?),
-    }
+    let Joined::Worker(job) = JoinOptions::default().join()? else {
+        return Ok(()); // a server of the job, as by TIDEWATER_SERVERS under mpirun
+    };
+    simulate(job.client(SyncMode::Bsp)?)?;
+    job.leave()
 }
 
-/// Simulates as one worker, from joining the job to leaving it.
-fn simulate(job: &Job) -> Result<(), ClientError> {
-    let mut client = job.clone().sync(SyncMode::Bsp).connect()?;
+/// Simulates as one worker, to the end of its part in the job.
+fn simulate(mut client: Client) -> Result<(), ClientError> {
     let (rank, workers) = (client.rank().0 as usize, client.workers() as usize);
     let tables = tables(&mut client, workers)?;
     let mut strip = Strip::new(rank, workers);

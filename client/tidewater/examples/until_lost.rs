@@ -2,7 +2,7 @@
 //! prints how long that pull took, and the error. Evidence for statements about servers that vanish.
 //!
 //! ```text
-//! until_lost MILLISECONDS         as a worker of a job, whose environment says which
+//! tidewater run --servers 2 --workers 1 -- until_lost MILLISECONDS
 //! ```
 
 #![allow(clippy::print_stdout, reason = "a program")]
@@ -10,7 +10,9 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, Job, PullOptions, Table, TableBuilder};
+use tidewater::{
+    Client, ClientError, JoinOptions, Joined, PullOptions, SyncMode, Table, TableBuilder,
+};
 use tidewater_runtime::clock::now;
 
 /// Pulls before the first line is printed: all lanes are open by then.
@@ -21,8 +23,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         .nth(1)
         .ok_or("usage: until_lost MILLISECONDS")?;
     let timeout = Duration::from_millis(milliseconds.parse()?);
-    let job = Job::from_env()?.ok_or("the environment names no job")?;
-    let mut client = job.connect()?;
+    let Joined::Worker(job) = JoinOptions::default().join()? else {
+        return Ok(());
+    };
+    let mut client = job.client(SyncMode::Asp)?;
     let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("t", 1).spec())?;
     let options = PullOptions {
         timeout,

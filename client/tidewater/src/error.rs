@@ -103,6 +103,11 @@ pub enum ClientError {
     /// The job's environment is incomplete or contradicts itself.
     #[error("{0}")]
     Environment(String),
+    /// This process is alone: neither a launcher nor a `TIDEWATER_*` variable gives it a job. A program
+    /// may start a cluster of its own then
+    /// ([`JoinOptions::embedded`](crate::JoinOptions::embedded)).
+    #[error("{0}")]
+    NoJob(String),
     /// The processes of a launch do not meet, or not as a job; names the missing ones.
     #[error("{0}")]
     Launch(String),

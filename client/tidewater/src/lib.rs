@@ -1,28 +1,34 @@
 //! Tidewater's client: typed tables, one-sided pulls, pushes, clocks.
 //!
 //! # Quick start
-//! [`Job::from_env`] joins the job that `tidewater run` started; `Embedded` (feature `embedded`, on
-//! by default) runs a cluster inside the program. Either gives a [`Client`].
+//! [`JoinOptions::join`] joins the job of this process: the one that `tidewater run`, `mpirun` or `srun`
+//! started, that of a running service, or a cluster inside the process (feature `embedded`, on by
+//! default). [`Job::client`] then gives a [`Client`].
 //!
-//! ```no_run
-//! use tidewater::{Client, ClientError, Job, PullOptions, PushOp, SyncMode, TableBuilder};
+//! ```
+//! use tidewater::{ClientError, JoinOptions, Joined, PullOptions, PushOp, SyncMode, TableBuilder};
 //!
-//! fn count(keys: &[u64]) -> Result<(), ClientError> {
-//!     let job = Job::from_env()?.ok_or_else(|| {
-//!         ClientError::Environment("start this under `tidewater run`".into())
-//!     })?;
-//!     let mut client: Client = job.sync(SyncMode::Asp).connect()?;
+//! fn main() -> Result<(), ClientError> {
+//!     let options = JoinOptions::embedded(1, 1); // in a launched job: JoinOptions::default()
+//!     let Joined::Worker(job) = options.join()? else {
+//!         return Ok(()); // this process was a server of the job
+//!     };
+//!     let mut client = job.client(SyncMode::Asp)?;
 //!     let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
-//!     let ticket = client.push_rows(&table, keys, &vec![1; keys.len()], PushOp::Sum)?;
+//!     let keys = [3, 1 << 40];
+//!     let ticket = client.push_rows(&table, &keys, &[1; 2], PushOp::Sum)?;
 //!     client.wait_applied(&ticket)?;
-//!     let mut counts = vec![0; keys.len()];
-//!     client.pull_rows(&table, keys, &mut counts, PullOptions::default())?;
-//!     client.finish()
+//!     let mut counts = [0; 2];
+//!     client.pull_rows(&table, &keys, &mut counts, PullOptions::default())?;
+//!     assert_eq!(counts, [1, 1]);
+//!     client.finish()?;
+//!     job.leave()
 //! }
 //! ```
 //!
 //! | type | for |
 //! |---|---|
+//! | [`JoinOptions`], [`Joined`], [`Job`] | the job of this process, and its clients |
 //! | [`TableBuilder`], [`Table`], [`AnyTable`] | table definitions; typed and untyped handles |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
@@ -36,14 +42,14 @@
 //!
 //! # Thread safety
 //! A [`Client`] belongs to the thread that made it: every call takes `&mut self`, and nothing in it is
-//! locked. Each thread of a worker makes its own client. Only one thread of a worker may tick, or push
-//! to tables that take effect at the clock.
+//! locked. A client is a worker of the job with a rank of its own: threads that work in parallel are
+//! workers each.
 //!
 //! # Resource clean-up
 //! Dropping a client ends its sessions and frees its memory. Pushed data stays pushed; failures that no
 //! ticket waited for are lost. [`Client::finish`] reports that the worker is done, so that no clock
-//! waits for it. [`Client::fail`] reports that it cannot go on, with the reason. Drop clients before
-//! their `Embedded`.
+//! waits for it. [`Client::fail`] reports that it cannot go on, with the reason. [`Job::leave`] comes
+//! after the clients: it waits for the other processes where this one keeps a part of the job.
 //!
 //! # Cost
 //! Over shared memory a warm pull is loads, a hash and a copy: no system call, no server thread, no
@@ -58,14 +64,10 @@ pub mod clock;
 pub mod collective;
 pub mod connect;
 pub mod counters;
-#[cfg(feature = "embedded")]
-pub mod embedded;
 pub mod error;
 pub mod function;
 pub mod interrupt;
 mod lanes;
-#[cfg(feature = "embedded")]
-pub mod launched;
 pub mod link;
 pub mod pull;
 pub mod push;
@@ -78,14 +80,10 @@ pub mod walltime;
 pub use buffer::RegisteredBuffer;
 pub use clock::SyncMode;
 pub use collective::{CollectiveError, ReduceOp};
-pub use connect::Job;
+pub use connect::{Job, JoinOptions, Joined};
 pub use counters::Counters;
-#[cfg(feature = "embedded")]
-pub use embedded::Embedded;
 pub use error::ClientError;
 pub use function::{Expression, FunctionArgs, Reduction, Scalar};
-#[cfg(feature = "embedded")]
-pub use launched::{Launch, LaunchRole};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
@@ -94,10 +92,12 @@ pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;
-pub use tidewater_launch::TransportChoice;
+pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 pub use tidewater_protocol::table::{
     Apply, DType, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
+#[cfg(feature = "embedded")]
+pub use tidewater_service::embedded::ClusterConfig;
 pub use vector::{Evaluation, Vector, VectorId, VectorSpace};
 
 /// Compiles the example of the README.

@@ -51,7 +51,7 @@ pub struct Parts {
     pub sync: SyncMode,
 }
 
-/// A worker's client. It belongs to one thread; other threads of the worker make their own.
+/// A worker's client, from [`Job::client`](crate::Job::client). It belongs to one thread.
 ///
 /// # Resource clean-up
 /// Dropping it ends the session. Pushed data stays pushed; wait for the tickets that matter. Dropping
@@ -84,8 +84,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Makes a client from existing connections. Most programs use [`crate::Job`] or the embedded
-    /// cluster.
+    /// Makes a client from existing connections. Most programs use [`Job::client`](crate::Job::client).
     ///
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring of an impossible size.

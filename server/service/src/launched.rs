@@ -70,7 +70,7 @@ pub enum LaunchedError {
 /// Membership in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
 #[derive(Debug)]
 pub struct JobMember {
-    seat: Membership,
+    membership: Membership,
     listen: IpAddr,
     /// Ends after the membership: it waits until the coordinator has ended.
     hosted: Option<Hosted>,
@@ -92,22 +92,23 @@ pub fn join_job(
         0 => Some(Hosted::start(place, own, deadline)?),
         _ => None,
     };
-    let seat = match &mut hosted {
+    let membership = match &mut hosted {
         // Rank 0 registers as the others do, but has the record already.
         Some(hosted) => {
-            let attended = rendezvous::attend_by(&hosted.card, place, part, (deadline, deadline));
+            let registered =
+                rendezvous::register_by(&hosted.record, place, part, deadline, deadline);
             // All have registered, or this is the end: the record has served its purpose. It stays
             // nowhere if this process is killed, as launchers do when another one has ended.
             let pending = std::mem::take(&mut hosted.pending);
-            let seat = attended?;
+            let membership = registered?;
             pending.settle().map_err(RendezvousError::Meet)?;
-            seat
+            membership
         }
         None => rendezvous::register(place, part, deadline)?,
     };
-    let listen = own.unwrap_or_else(|| reached_from_elsewhere(place, &seat));
+    let listen = own.unwrap_or_else(|| reached_from_elsewhere(place, &membership));
     Ok(JobMember {
-        seat,
+        membership,
         listen,
         hosted,
     })
@@ -120,7 +121,7 @@ pub fn join_job(
 /// [`LaunchedError`]; nothing is left behind.
 pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError> {
     let own = interface.map(interface_address).transpose()?;
-    Hosted::listen(&Place::by_card(0, size), own)
+    Hosted::listen(&Place::by_record(0, size), own)
 }
 
 /// As [`join_job`], by a bootstrap record that the program has distributed itself; rank 0 has
@@ -129,7 +130,7 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
 pub fn join_by_record(
-    card: &BootstrapRecord,
+    record: &BootstrapRecord,
     place: &Place,
     part: Part,
     interface: Option<&str>,
@@ -137,10 +138,10 @@ pub fn join_by_record(
     deadline: Deadline,
 ) -> Result<JobMember, LaunchedError> {
     let own = interface.map(interface_address).transpose()?;
-    let seat = rendezvous::attend_by(card, place, part, (deadline, deadline))?;
-    let listen = own.unwrap_or(seat.local);
+    let membership = rendezvous::register_by(record, place, part, deadline, deadline)?;
+    let listen = own.unwrap_or(membership.local);
     Ok(JobMember {
-        seat,
+        membership,
         listen,
         hosted,
     })
@@ -148,8 +149,8 @@ pub fn join_by_record(
 
 impl JobMember {
     /// The process's numbers in the job, and the coordinator's address.
-    pub const fn seat(&self) -> &Membership {
-        &self.seat
+    pub const fn membership(&self) -> &Membership {
+        &self.membership
     }
 
     /// Whether this process runs the coordinator.
@@ -165,7 +166,7 @@ impl JobMember {
             coordinator,
             token,
             ..
-        } = &self.seat;
+        } = &self.membership;
         let mut config =
             ServerProcessConfig::new(coordinator, token.clone(), ServerId(numbers.number));
         config.local_rank = numbers.local_number;
@@ -185,7 +186,7 @@ impl JobMember {
             servers,
             workers,
             ..
-        } = self.seat.numbers;
+        } = self.membership.numbers;
         let of = match part {
             Part::Server => servers,
             Part::Worker | Part::Both => workers,
@@ -193,7 +194,7 @@ impl JobMember {
         let (host, part) = (hostinfo::host_name(), part.name());
         let Membership {
             coordinator, local, ..
-        } = &self.seat;
+        } = &self.membership;
         let local = if self.listen == *local {
             local.to_string()
         } else {
@@ -208,8 +209,10 @@ impl JobMember {
     /// Ends this process's part. At rank 0 it waits for the coordinator, which ends when the last
     /// worker has.
     pub fn end(self) {
-        let Self { seat, hosted, .. } = self;
-        drop(seat);
+        let Self {
+            membership, hosted, ..
+        } = self;
+        drop(membership);
         if let Some(hosted) = hosted {
             hosted.wait();
         }
@@ -219,7 +222,7 @@ impl JobMember {
 /// The coordinator, on a thread of the process of rank 0.
 #[derive(Debug)]
 pub struct Hosted {
-    card: BootstrapRecord,
+    record: BootstrapRecord,
     /// Dropping it ends the coordinator, which reads end of file.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -243,7 +246,7 @@ impl Hosted {
             });
         }
         let mut hosted = Self::listen(place, own)?;
-        hosted.pending = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
+        hosted.pending = meeting::publish(place, &hosted.record, deadline).map_err(met)?;
         Ok(hosted)
     }
 
@@ -255,7 +258,7 @@ impl Hosted {
             _ => token::random()?,
         };
         let listening = listen(place, own, &token)?.gathering(place.size, place.hosts.clone());
-        let card = BootstrapRecord::new(place.size, token, reachable_at(place, own, &listening));
+        let record = BootstrapRecord::new(place.size, token, reachable_at(place, own, &listening));
         let (stop, told) = UnixStream::pair().map_err(|source| LaunchedError::System {
             operation: "make a socket pair",
             source,
@@ -271,7 +274,7 @@ impl Hosted {
             source,
         })?;
         Ok(Self {
-            card,
+            record,
             stop: Some(stop),
             thread: Some(thread),
             pending: Pending::default(),
@@ -279,8 +282,8 @@ impl Hosted {
     }
 
     /// The bootstrap record for the other processes. It is a secret.
-    pub const fn card(&self) -> &BootstrapRecord {
-        &self.card
+    pub const fn record(&self) -> &BootstrapRecord {
+        &self.record
     }
 
     /// Waits until the coordinator has ended by itself.
@@ -366,11 +369,11 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
 
 /// The address of this process on its way to the coordinator. Where the host's own name leads to
 /// loopback (Debian's 127.0.1.1), it is one that other hosts reach too.
-fn reached_from_elsewhere(place: &Place, seat: &Membership) -> IpAddr {
-    let went_by_name = is_name(&seat.coordinator) && seat.local.is_loopback();
+fn reached_from_elsewhere(place: &Place, membership: &Membership) -> IpAddr {
+    let went_by_name = is_name(&membership.coordinator) && membership.local.is_loopback();
     let elsewhere = || routable_addresses().first().copied();
     let needed = went_by_name && !place.is_one_host();
-    needed.then(elsewhere).flatten().unwrap_or(seat.local)
+    needed.then(elsewhere).flatten().unwrap_or(membership.local)
 }
 
 /// Whether the host of `HOST:PORT` is neither an address nor "localhost", by which loopback is meant.

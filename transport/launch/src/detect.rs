@@ -122,7 +122,7 @@ pub struct Place {
 
 impl Place {
     /// The place of a process in a program that distributes the bootstrap record itself.
-    pub const fn by_card(rank: u32, size: u32) -> Self {
+    pub const fn by_record(rank: u32, size: u32) -> Self {
         Self {
             source: Source::BootstrapRecord,
             rank,

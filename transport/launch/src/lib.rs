@@ -22,6 +22,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 pub mod token;
+mod vars;
 
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
@@ -34,6 +35,7 @@ pub use detect::{
 pub use device::{RdmaDevice, RdmaTimeout};
 pub use pmi1::PmiError;
 pub use token::TokenError;
+pub use vars::LaunchVars;
 
 use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_protocol::wire::handshake::JobToken;
@@ -183,35 +185,6 @@ impl TransportChoice {
             Self::Verbs => "verbs",
         }
     }
-
-    /// The value of `TIDEWATER_TRANSPORT`, also for a process that has no coordinator yet.
-    ///
-    /// # Errors
-    /// It names no transport.
-    pub fn from_env() -> Result<Option<Self>, EnvError> {
-        Vars::new(std::env::vars_os()).parsed("TIDEWATER_TRANSPORT")
-    }
-}
-
-/// The values of `TIDEWATER_APPLIERS` and `TIDEWATER_SERVERS`, also for a process that has no coordinator
-/// yet.
-///
-/// # Errors
-/// They are no such numbers.
-pub fn counts_from_env() -> Result<(Option<u16>, Option<u32>), EnvError> {
-    let vars = Vars::new(std::env::vars_os());
-    let appliers = vars.number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?;
-    let appliers = appliers.and_then(|count| u16::try_from(count).ok());
-    Ok((appliers, vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?))
-}
-
-/// The value of `TIDEWATER_SERVERS_IN_RANKS`.
-///
-/// # Errors
-/// It is neither 0 nor 1.
-pub fn servers_in_ranks_from_env() -> Result<bool, EnvError> {
-    let said = Vars::new(std::env::vars_os()).number("TIDEWATER_SERVERS_IN_RANKS", 0, 1)?;
-    Ok(said == Some(1))
 }
 
 impl FromStr for TransportChoice {

@@ -137,13 +137,13 @@ pub fn register(
             // Each of its addresses is tried.
             deadline.min(Deadline::after(TRY * tries))
         };
-        match attend_by(&card, place, part, (limit, deadline)) {
+        match register_by(&card, place, part, limit, deadline) {
             Err(RendezvousError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
             }
-            Ok(seat) => {
+            Ok(membership) => {
                 pending.settle()?;
-                return Ok(seat);
+                return Ok(membership);
             }
             Err(error) => {
                 pending.give_up();
@@ -153,16 +153,17 @@ pub fn register(
     }
 }
 
-/// Registers with the coordinator of a record. Tries to reach it until the first of the two deadlines, and
-/// waits for the others until the second.
+/// Registers with the coordinator of a record. Tries to reach it until `reach`, and waits for the other
+/// processes until `deadline`.
 ///
 /// # Errors
 /// [`RendezvousError`].
-pub fn attend_by(
+pub fn register_by(
     card: &BootstrapRecord,
     place: &Place,
     part: Part,
-    (reach, deadline): (Deadline, Deadline),
+    reach: Deadline,
+    deadline: Deadline,
 ) -> Result<Membership, RendezvousError> {
     let (rank, size) = (place.rank, place.size);
     let origin = place.rendezvous.as_ref();

@@ -210,3 +210,45 @@ fn misspelt_variables_are_found_and_the_table_is_sorted() {
     assert_eq!(unknown, ["TIDEWATER_", "TIDEWATER_RANKS"]);
     assert!(VARIABLES.is_sorted_by_key(|variable| variable.name));
 }
+
+fn launch_vars(vars: &[(&str, &str)]) -> Result<LaunchVars, EnvError> {
+    let vars = vars.iter();
+    LaunchVars::from_vars(vars.map(|&(name, value)| (name.into(), value.into())))
+}
+
+#[test]
+fn launched_process_reads_its_settings() {
+    let vars = launch_vars(&[
+        ("TIDEWATER_APPLIERS", "4"),
+        ("TIDEWATER_SERVERS", "2"),
+        ("TIDEWATER_SERVERS_IN_RANKS", "1"),
+        ("TIDEWATER_INTERFACE", "ib0"),
+        ("TIDEWATER_TRANSPORT", "tcp"),
+        ("TIDEWATER_RDMA_DEVICE", ""),
+        ("TIDEWATER_RDMA_TIMEOUT", "10"),
+    ]);
+    let vars = vars.unwrap();
+    assert_eq!((vars.appliers, vars.servers), (Some(4), Some(2)));
+    assert!(vars.servers_in_ranks);
+    assert_eq!(vars.interface.as_deref(), Some("ib0"));
+    assert_eq!(vars.transport, Some(TransportChoice::Tcp));
+    assert_eq!(vars.rdma_device, None, "an empty variable counts as unset");
+    assert_eq!(vars.rdma_timeout.unwrap().exponent(), 10);
+    let unset = launch_vars(&[("TIDEWATER_SERVERS_IN_RANKS", "0"), ("HOME", "/")]);
+    assert_eq!(unset.unwrap(), LaunchVars::default());
+}
+
+#[test]
+fn impossible_setting_is_named() {
+    for (name, value) in [
+        ("TIDEWATER_APPLIERS", "0"),
+        ("TIDEWATER_SERVERS", "0"),
+        ("TIDEWATER_SERVERS_IN_RANKS", "2"),
+        ("TIDEWATER_TRANSPORT", "fast"),
+        ("TIDEWATER_RDMA_DEVICE", "../x"),
+        ("TIDEWATER_RDMA_TIMEOUT", "7"),
+    ] {
+        let error = launch_vars(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(value), "{error}");
+    }
+}

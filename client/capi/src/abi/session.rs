@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
-use tidewater::connect::JoinOptions;
+use tidewater::{JoinOptions, Joined};
 
 use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 use crate::convert::{self, SessionChoices};
@@ -224,6 +224,8 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         workers: (options.workers != 0).then_some(options.workers),
         transport: convert::transport(options.transport)?,
         join_timeout: convert::seconds("join_timeout_s", options.join_timeout_s)?,
+        worker_only: true,
+        ..JoinOptions::default()
     };
     // An error in the options is reported at once, not after the wait for a job's processes.
     let sync = convert::sync(options.sync, options.staleness)?;
@@ -231,8 +233,13 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
     let timeout = convert::seconds("timeout_s", options.timeout_s)?;
     let clock_timeout = convert::seconds("clock_timeout_s", options.clock_timeout_s)?;
     let interval = u64::from(options.progress_interval_us);
+    let Joined::Worker(job) = wanted.join()? else {
+        let what = "the library has joined as a server: a defect, please report it";
+        return Err(Failure::new(tw_status::TW_ERR_PANIC, what));
+    };
     Ok(SessionChoices {
-        job: wanted.job()?.sync(sync),
+        job,
+        sync,
         level,
         timeout,
         clock_timeout,

@@ -1,14 +1,14 @@
-//! Makes a [`Client`]: joins the job that the environment or the caller names.
+//! The job of this process: makes its clients, and keeps the parts of the job that run in the process.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::rendezvous::Membership;
-use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice};
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::sync::Arc;
+#[cfg(feature = "embedded")]
+use tidewater_service::embedded::Cluster;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::SyncMode;
@@ -19,120 +19,186 @@ use crate::session::{Client, Parts};
 /// Time for coordinator and servers to start: the processes of a job start in any order.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A job to join, and the settings of its connections.
-#[derive(Debug, Clone)]
+/// A job that this process works in, from [`JoinOptions::join`](super::JoinOptions::join).
+///
+/// A client is a worker: each rank has one client, and each client belongs to one thread. A process that
+/// a launcher started is one worker and makes one client. In an embedded cluster and in a job of a
+/// service, a process that claims no rank may make several, each on its own thread.
+///
+/// # Resource clean-up
+/// Keep the job while its clients live: the coordinator, and servers, may run in this process. Call
+/// [`Job::leave`] when they have finished. Dropping the job instead ends those parts at once, and with
+/// them the job of all processes.
+///
+/// # Example
+/// ```
+/// use tidewater::{ClientError, JoinOptions, Joined, SyncMode};
+///
+/// fn main() -> Result<(), ClientError> {
+///     let options = JoinOptions::embedded(1, 2); // 1 server, 2 workers
+///     let Joined::Worker(job) = options.join()? else {
+///         return Ok(());
+///     };
+///     assert_eq!(job.workers(), Some(2));
+///     let work = |rank| {
+///         let mut client = job.client_of(rank, SyncMode::Bsp)?;
+///         assert_eq!(client.rank().0, rank);
+///         client.tick()?; // both workers: BSP waits for the other one
+///         client.finish()
+///     };
+///     std::thread::scope(|scope| {
+///         let other = scope.spawn(|| work(1));
+///         work(0)?;
+///         other.join().expect("no panic")
+///     })?;
+///     job.leave()
+/// }
+/// ```
+#[derive(Debug)]
 pub struct Job {
     /// Coordinator, token, namespace, rank, number of workers.
-    pub join: JoinConfig,
-    /// Transport of the lanes.
-    pub transport: TransportChoice,
-    /// RDMA device to use. `None`: the one that has the address from which a server is reached.
-    pub rdma_device: Option<RdmaDevice>,
-    /// Time after which queue pairs send a packet again.
-    pub rdma_timeout: RdmaTimeout,
-    /// How far workers may drift apart.
-    pub sync: SyncMode,
-    /// Longest time until coordinator and servers are reachable.
-    pub join_timeout: Duration,
-    /// Membership of a worker that a launcher started.
-    seat: Option<Arc<Membership>>,
+    pub(super) join: JoinConfig,
+    pub(super) transport: TransportChoice,
+    pub(super) rdma_device: Option<RdmaDevice>,
+    pub(super) rdma_timeout: RdmaTimeout,
+    pub(super) join_timeout: Duration,
+    /// Number of workers, if it is known before a client connects.
+    pub(super) workers: Option<u32>,
+    /// Whether a launcher started its processes, servers too.
+    pub(super) launched: bool,
+    /// Line of [`Job::describe`] for a process that keeps a part of its launch.
+    pub(super) line: Option<String>,
+    pub(super) held: Held,
+}
+
+/// Parts of the job that this process keeps. Dropping them ends them.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// Coordinator and servers are elsewhere.
+    Nothing,
+    /// Registration of a launched worker. Until it has a client the coordinator sees by it that the
+    /// process lives.
+    Membership { _membership: Box<Membership> },
+    /// Membership, and perhaps the coordinator and a server.
+    #[cfg(feature = "embedded")]
+    Launched(Box<super::launch::LaunchedParts>),
+    /// A cluster of threads of this process.
+    #[cfg(feature = "embedded")]
+    Embedded(Box<Cluster>),
 }
 
 impl Job {
-    /// The job of this process's environment (`TIDEWATER_*`, as `tidewater run` sets them); `None`
-    /// where there is none.
-    ///
-    /// # Errors
-    /// [`ClientError::Environment`] when the variables contradict each other or this process is
-    /// not a worker.
-    pub fn from_env() -> Result<Option<Self>, ClientError> {
-        Self::from_vars(std::env::vars_os())
-    }
-
-    /// Like [`Job::from_env`], from the given variables: for a program with flags that override its
-    /// environment.
-    ///
-    /// # Errors
-    /// As [`Job::from_env`].
-    pub fn from_vars(
-        vars: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<Option<Self>, ClientError> {
-        let env = JobEnv::from_vars(vars).map_err(|e| ClientError::Environment(e.to_string()))?;
-        let Some(env) = env else { return Ok(None) };
-        if env.role != Role::Worker {
-            let role = env.role.name();
-            let what =
-                format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
-            return Err(ClientError::Environment(what));
-        }
-        // Parsing a worker's environment fails without a coordinator.
-        let coordinator = env.coordinator.unwrap_or_default();
-        let mut join = JoinConfig::new(coordinator, env.token);
-        join.rank = Some(env.rank);
-        join.workers = env.workers;
-        let mut job = Self::new(join, env.transport);
-        job.rdma_device = env.rdma_device;
-        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
-        Ok(Some(job))
-    }
-
-    /// Makes a job from explicit settings; synchronisation is ASP.
-    pub const fn new(join: JoinConfig, transport: TransportChoice) -> Self {
+    pub(super) const fn new(join: JoinConfig, transport: TransportChoice) -> Self {
+        let workers = match join.workers {
+            0 => None,
+            workers => Some(workers),
+        };
         Self {
             join,
             transport,
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
-            sync: SyncMode::Asp,
             join_timeout: JOIN_TIMEOUT,
-            seat: None,
+            workers,
+            launched: false,
+            line: None,
+            held: Held::Nothing,
         }
     }
 
-    /// The job of a worker that a launcher started. Transport, device and timeout come from the
-    /// environment.
-    pub(crate) fn of_seat(seat: &Membership) -> Result<Self, ClientError> {
-        let wrong = |error: EnvError| ClientError::Environment(error.to_string());
-        let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
-        join.rank = Some(seat.numbers.number);
-        join.workers = seat.numbers.workers;
-        let transport = TransportChoice::from_env().map_err(wrong)?;
-        let mut job = Self::new(join, transport.unwrap_or_default());
-        job.rdma_device = RdmaDevice::from_env().map_err(wrong)?;
-        job.rdma_timeout = RdmaTimeout::from_env().map_err(wrong)?.unwrap_or_default();
-        Ok(job)
+    /// Rank of this process's worker. `None` if it claims none: each client then takes a free one.
+    pub const fn rank(&self) -> Option<u32> {
+        self.join.rank
     }
 
-    /// Keeps the membership, by which the coordinator knows until this worker joins that it lives.
-    #[must_use]
-    pub(crate) fn keeping(mut self, seat: Membership) -> Self {
-        self.seat = Some(Arc::new(seat));
-        self
+    /// Number of workers of the job; `None` if only the coordinator knows it. [`Client::workers`] has
+    /// the number in every case.
+    pub const fn workers(&self) -> Option<u32> {
+        self.workers
     }
 
-    /// Sets the synchronisation of the workers.
-    #[must_use]
-    pub const fn sync(mut self, sync: SyncMode) -> Self {
-        self.sync = sync;
-        self
+    /// Whether `mpirun`, `srun` or a similar launcher started the processes of the job, servers too.
+    pub const fn is_launched(&self) -> bool {
+        self.launched
     }
 
-    /// Joins as a worker and opens a session with every server. The client belongs to the calling
-    /// thread.
+    /// Retransmission timeout of the queue pairs of lanes over verbs.
+    pub const fn rdma_timeout(&self) -> RdmaTimeout {
+        self.rdma_timeout
+    }
+
+    /// Describes this process in one line for people: rank, role, and address of the coordinator.
+    pub fn describe(&self) -> String {
+        let JoinConfig {
+            coordinator,
+            namespace,
+            rank,
+            ..
+        } = &self.join;
+        let worker = match (rank, self.workers) {
+            _ if self.line.is_some() => return self.line.clone().unwrap_or_default(),
+            (Some(rank), Some(workers)) => format!("worker {rank} of {workers}"),
+            (Some(rank), None) => format!("worker {rank}"),
+            (None, Some(workers)) => format!("a free rank of {workers} workers"),
+            (None, None) => "a free rank".to_owned(),
+        };
+        format!("{worker}, job \"{namespace}\", coordinator at {coordinator}")
+    }
+
+    /// Connects this process's worker: joins the job and opens a session with every server. The client
+    /// belongs to the calling thread.
     ///
     /// # Errors
     /// A wrong token, rank or version as the coordinator reports it; a number of workers that differs
     /// from the coordinator's; a deadline that names the missing processes; an unavailable transport.
     /// Under BSP and SSP, [`ClientError::Environment`] for a worker that came after the first tick of a
     /// job of unknown size.
-    pub fn connect(&self) -> Result<Client, ClientError> {
+    pub fn client(&self, sync: SyncMode) -> Result<Client, ClientError> {
+        self.connect(self.join.rank, sync)
+    }
+
+    /// Connects worker `rank`, as [`Job::client`] does: for a process whose threads are several workers.
+    ///
+    /// # Errors
+    /// As [`Job::client`]; [`ClientError::Environment`] if this process has another rank.
+    pub fn client_of(&self, rank: u32, sync: SyncMode) -> Result<Client, ClientError> {
+        match self.join.rank {
+            Some(own) if own != rank => Err(ClientError::Environment(format!(
+                "this process is worker {own} of its job and cannot connect as worker {rank}; start a \
+                 process for each worker, or join without a rank"
+            ))),
+            _ => self.connect(Some(rank), sync),
+        }
+    }
+
+    /// Leaves the job when this worker has finished ([`Client::finish`]). A process that keeps the
+    /// coordinator or a server waits until the workers of all processes have finished. An embedded
+    /// cluster ends.
+    ///
+    /// # Errors
+    /// [`ClientError::Launch`] when a server in this process has failed.
+    pub fn leave(self) -> Result<(), ClientError> {
+        match self.held {
+            Held::Nothing | Held::Membership { .. } => Ok(()),
+            #[cfg(feature = "embedded")]
+            Held::Launched(parts) => parts.leave(),
+            #[cfg(feature = "embedded")]
+            Held::Embedded(cluster) => match cluster.failure() {
+                Some(failure) => Err(ClientError::Launch(failure.to_owned())),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn connect(&self, rank: Option<u32>, sync: SyncMode) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.join_timeout);
-        let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
+        let mut join = self.join.clone();
+        join.rank = rank;
+        let (mut coordinator, joined) = NetCoordinatorLink::join(&join, deadline)?;
         let mut members = coordinator.wait_servers(joined.servers_expected, deadline)?;
         members.servers.sort_by_key(|server| server.id);
-        let token = self.join.token.clone();
-        let mut config = ConnectConfig::new(token, coordinator.cluster(), joined.rank);
-        config.namespace.clone_from(&self.join.namespace);
+        let mut config = ConnectConfig::new(join.token, coordinator.cluster(), joined.rank);
+        config.namespace = join.namespace;
         config.epoch = members.epoch;
         config.transport = self.transport;
         config.rdma_device.clone_from(&self.rdma_device);
@@ -154,7 +220,7 @@ impl Job {
             parker: Box::new(parker),
             rank: WorkerId(joined.rank),
             workers: config.workers,
-            sync: self.sync,
+            sync,
         })?;
         match client.check_member(deadline) {
             Ok(()) => Ok(client),

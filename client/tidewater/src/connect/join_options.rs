@@ -6,132 +6,368 @@
 //! detects that: it would be as many jobs of one as there are processes, or one without waits.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidewater_launch::rendezvous;
+use tidewater_launch::rendezvous::{self, Membership};
 use tidewater_launch::{
-    Decision, Explicit, LaunchEnv, Place, RdmaDevice, RdmaTimeout, TransportChoice, detect, token,
+    Decision, Explicit, JobEnv, LaunchEnv, LaunchVars, Place, RdmaDevice, RdmaTimeout, Role,
+    TransportChoice, detect, token,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
+use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
+#[cfg(feature = "embedded")]
+use tidewater_service::embedded::{Cluster, ClusterConfig};
 
-use super::{Job, JoinConfig};
+use super::JoinConfig;
+use super::job::{Held, Job};
+#[cfg(feature = "embedded")]
+use super::launch::{self, Bootstrap};
 use crate::error::ClientError;
 
-/// Job options that a program gives. They override the environment.
-#[derive(Debug, Clone, Default)]
+/// Options of a program for the job that it joins. They override the environment.
+///
+/// [`JoinOptions::join`] joins the first of these jobs that exists:
+///
+/// 1. a cluster inside this process (`embedded`);
+/// 2. the job of a bootstrap record that the program broadcasts itself (`bootstrap`);
+/// 3. the job of a running coordinator or service (`coordinator`, with `token_file` or `token`);
+/// 4. the job that `TIDEWATER_*` variables name, as `tidewater run` sets them;
+/// 5. the job of the processes that `mpirun`, `srun` or a similar launcher started with this one.
+///
+/// ```text
+/// tidewater run --servers 2 --workers 4 -- ./sim  all processes of the program work
+/// mpirun -n 2 tidewater server : -n 4 ./sim       servers are programs of their own
+/// mpirun -n 6 ./sim                               with servers = 2: ranks 0 and 3 serve, 4 work
+/// mpirun -n 6 ./sim                               with servers_in_ranks: 6 serve, on threads, and work
+/// ```
+///
+/// # Example
+/// This program runs under each launcher, and alone with a cluster of its own:
+/// ```
+/// use tidewater::{ClientError, JoinOptions, Joined, SyncMode};
+///
+/// fn main() -> Result<(), ClientError> {
+///     let joined = match JoinOptions::default().join() {
+///         Err(ClientError::NoJob(_)) => JoinOptions::embedded(2, 1).join()?, // 2 servers, 1 worker
+///         joined => joined?,
+///     };
+///     let Joined::Worker(job) = joined else {
+///         return Ok(()); // this rank was a server; it has served until the job ended
+///     };
+///     let mut client = job.client(SyncMode::Bsp)?;
+///     // create tables; pull, push and tick
+///     client.finish()?;
+///     job.leave()
+/// }
+/// ```
+#[derive(Debug, Default)]
 pub struct JoinOptions {
-    /// `HOST:PORT` of the coordinator; `None`: the job that the environment names.
+    /// Cluster to start inside this process.
+    #[cfg(feature = "embedded")]
+    pub embedded: Option<ClusterConfig>,
+    /// Place in a job whose program broadcasts the bootstrap record itself.
+    #[cfg(feature = "embedded")]
+    pub bootstrap: Option<Bootstrap>,
+    /// `HOST:PORT` of the coordinator; `None`: the job that environment or launcher names.
     pub coordinator: Option<String>,
-    /// File that holds the job's token; needed with `coordinator`.
+    /// File that holds the job's token; it or `token` is needed with `coordinator`.
     pub token_file: Option<PathBuf>,
-    /// Namespace of the job in a service.
+    /// The job's token itself, in place of `token_file`.
+    pub token: Option<JobToken>,
+    /// Namespace of the job in a service; `None`: "default".
     pub namespace: Option<String>,
-    /// RDMA device to use for lanes over verbs.
-    pub rdma_device: Option<RdmaDevice>,
-    /// Rank of this worker, as an MPI program knows it.
+    /// Rank of this worker among the workers, as an MPI program knows it.
     pub rank: Option<u32>,
     /// Number of workers of the job.
     pub workers: Option<u32>,
-    /// Transport of the lanes.
+    /// Number of this process among all of its launch, servers and workers; `None`: the launcher's.
+    pub launch_rank: Option<u32>,
+    /// Number of processes of the launch, servers and workers; `None`: the launcher's.
+    pub launch_size: Option<u32>,
+    /// Rendezvous of launched processes: a directory, `HOST:PORT` of rank 0, or `pmi`. `None`:
+    /// `TIDEWATER_RENDEZVOUS`, or the way that the launcher offers.
+    pub rendezvous: Option<String>,
+    /// Launched processes of this program that become servers; `None`: `TIDEWATER_SERVERS`, or none.
+    #[cfg(feature = "embedded")]
+    pub servers: Option<u32>,
+    /// Whether each launched process is also a server, on threads next to its worker. If false,
+    /// `TIDEWATER_SERVERS_IN_RANKS` decides. If true, no process is a server only.
+    #[cfg(feature = "embedded")]
+    pub servers_in_ranks: bool,
+    /// Applier threads of a server in a launched process; `None`: `TIDEWATER_APPLIERS`, or as many as
+    /// fit next to the other processes of the host.
+    #[cfg(feature = "embedded")]
+    pub appliers: Option<u16>,
+    /// Network interface on which a launched process listens, as in `ib0`. `None`:
+    /// `TIDEWATER_INTERFACE`, or the one that leads to rank 0.
+    #[cfg(feature = "embedded")]
+    pub interface: Option<String>,
+    /// Whether this process only works: it never becomes a server and never keeps a launch's
+    /// coordinator, so that rank 0 must be a `tidewater server`. True for the language bindings.
+    /// Without feature `embedded` it is always so.
+    pub worker_only: bool,
+    /// Called in a launch with the line that describes this process, when all processes have met and
+    /// before a server serves.
+    pub announce: Option<fn(&str)>,
+    /// Transport of the lanes; `None`: `TIDEWATER_TRANSPORT`, or the best one.
     pub transport: Option<TransportChoice>,
+    /// RDMA device to use for lanes over verbs; `None`: `TIDEWATER_RDMA_DEVICE`, or the one that has
+    /// the address from which a server is reached.
+    pub rdma_device: Option<RdmaDevice>,
+    /// Retransmission timeout of queue pairs; `None`: `TIDEWATER_RDMA_TIMEOUT`, or 14.
+    pub rdma_timeout: Option<RdmaTimeout>,
     /// Longest time until all processes are reachable; `None`: a minute.
     pub join_timeout: Option<Duration>,
+}
+
+/// Role in which this process has joined.
+///
+/// # Example
+/// ```no_run
+/// use tidewater::{ClientError, JoinOptions, Joined};
+///
+/// fn main() -> Result<(), ClientError> {
+///     // mpirun -n 6: ranks 0 and 3 serve, the others work.
+///     let options = JoinOptions { servers: Some(2), ..JoinOptions::default() };
+///     match options.join()? {
+///         Joined::Worker(job) => {
+///             println!("{}", job.describe());
+///             job.leave()
+///         }
+///         Joined::Served => Ok(()),
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use]
+#[allow(clippy::large_enum_variant, reason = "one value a process")]
+pub enum Joined {
+    /// This process is a worker of the job.
+    Worker(Job),
+    /// This process was a server of the job. It has served until the job ended.
+    Served,
+}
+
+#[cfg(feature = "embedded")]
+impl From<ClusterConfig> for JoinOptions {
+    /// Options for a cluster inside this process, as `config` describes it.
+    fn from(config: ClusterConfig) -> Self {
+        Self {
+            embedded: Some(config),
+            ..Self::default()
+        }
+    }
+}
+
+impl Joined {
+    /// The job of a worker; `None` for a process that has served.
+    pub fn into_job(self) -> Option<Job> {
+        match self {
+            Self::Worker(job) => Some(job),
+            Self::Served => None,
+        }
+    }
 }
 
 /// Variables of an environment.
 type Vars = Vec<(OsString, OsString)>;
 
 impl JoinOptions {
-    /// Selects the job: the one that the program names, the one that `TIDEWATER_*` names, or that of
-    /// the processes that a launcher started with this one. No other function decides this.
+    /// Options for a cluster inside this process: a coordinator and `servers` servers on threads of it,
+    /// for `workers` workers. The threads of the program are the workers.
+    #[cfg(feature = "embedded")]
+    #[must_use]
+    pub fn embedded(servers: u32, workers: u32) -> Self {
+        Self::from(ClusterConfig {
+            servers,
+            workers,
+            ..ClusterConfig::default()
+        })
+    }
+
+    /// Joins the job: the one that these options name, the one that `TIDEWATER_*` names, or that of the
+    /// processes that a launcher started with this one. No other function decides this. In the role of
+    /// a server it serves until all workers have finished.
     ///
     /// # Errors
-    /// [`ClientError::Environment`]: a coordinator without a token file; a token file that is
-    /// unreadable or not private; no job found; contradictory variables; a launcher that counts this
-    /// process differently from the program. [`ClientError::Launch`]: the launched processes do not
-    /// meet; names the missing ones.
+    /// - [`ClientError::NoJob`]: no options, variables or launcher give this process a job.
+    /// - [`ClientError::Environment`]: options that name two jobs; a coordinator without a token; a
+    ///   token file that is unreadable or not private; contradictory variables; a launcher that counts
+    ///   this process differently from the program; a cluster or coordinator that cannot start.
+    /// - [`ClientError::Launch`]: the launched processes do not meet, which names the missing ones; a
+    ///   server that cannot serve, or loses its coordinator.
     ///
     /// # Cost
-    /// In a launched job it waits for all its processes.
-    pub fn job(&self) -> Result<Job, ClientError> {
-        self.job_from_vars(std::env::vars_os())
+    /// In a launched job it waits for all its processes, and at rank 0 it starts a thread. Otherwise it
+    /// connects to nothing: [`Job::client`] does.
+    pub fn join(self) -> Result<Joined, ClientError> {
+        self.join_from_vars(std::env::vars_os())
     }
 
-    /// Like [`JoinOptions::job`], from the given variables.
+    /// Like [`JoinOptions::join`], from the given variables.
     ///
     /// # Errors
-    /// As [`JoinOptions::job`].
-    pub fn job_from_vars(
-        &self,
+    /// As [`JoinOptions::join`].
+    pub fn join_from_vars(
+        #[cfg_attr(not(feature = "embedded"), allow(unused_mut))] mut self,
         vars: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<Job, ClientError> {
+    ) -> Result<Joined, ClientError> {
         let vars: Vars = vars.into_iter().collect();
-        let mut job = match &self.coordinator {
-            Some(coordinator) => {
-                self.is_not_one_of_many(&vars)?;
-                self.named(coordinator, vars)?
+        #[cfg(feature = "embedded")]
+        {
+            self.names_one_job()?;
+            if let Some(config) = self.embedded.take() {
+                return self.start_cluster(config).map(Joined::Worker);
             }
-            None => self.found(vars)?,
+            if let Some(bootstrap) = self.bootstrap.take() {
+                let vars = LaunchVars::from_vars(vars).map_err(environment)?;
+                return launch::join_bootstrap(&self, bootstrap, &vars);
+            }
+        }
+        if let Some(coordinator) = &self.coordinator {
+            self.is_not_one_of_many(&vars)?;
+            return self.named(coordinator, vars).map(Joined::Worker);
+        }
+        let explicit = Explicit {
+            rank: self.launch_rank,
+            size: self.launch_size,
+            rendezvous: self.rendezvous.clone(),
         };
-        if let Some(namespace) = &self.namespace {
-            job.join.namespace.clone_from(namespace);
-        }
-        if self.rdma_device.is_some() {
-            job.rdma_device.clone_from(&self.rdma_device);
-        }
-        job.transport = self.transport.unwrap_or(job.transport);
-        job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
-        Ok(job)
-    }
-
-    /// The job of a program that names no coordinator: that of `TIDEWATER_*`, or of a launcher.
-    fn found(&self, vars: Vars) -> Result<Job, ClientError> {
-        match decide(vars.clone())? {
-            Decision::Launched(place) if place.size > 1 => self.launched(&place),
+        match decide(vars.clone(), explicit)? {
+            Decision::Launched(place) if place.size > 1 => self.launched(&place, vars),
             Decision::Launched(place) => {
                 let what = format!(
-                    "{} has started this process alone, and a job needs servers: {BESIDE}",
+                    "{} has started this process alone, and a job needs servers: {SERVERS_NEEDED}",
                     place.source
                 );
-                Err(ClientError::Environment(what))
+                Err(ClientError::NoJob(what))
             }
             _ => {
                 self.is_not_one_of_many(&vars)?;
-                self.of_environment(vars)
+                self.of_environment(vars).map(Joined::Worker)
             }
         }
     }
 
-    /// Joins the processes that a launcher started, as a worker.
-    fn launched(&self, place: &Place) -> Result<Job, ClientError> {
+    /// Longest time for the processes of a launch to meet.
+    pub(super) fn launch_timeout(&self) -> Duration {
+        self.join_timeout.unwrap_or(GATHER_TIMEOUT)
+    }
+
+    /// Fails if these options name two jobs, or a role that they exclude.
+    #[cfg(feature = "embedded")]
+    fn names_one_job(&self) -> Result<(), ClientError> {
+        let named = [
+            ("embedded", self.embedded.is_some()),
+            ("bootstrap", self.bootstrap.is_some()),
+            ("coordinator", self.coordinator.is_some()),
+        ];
+        let named: Vec<&str> = named
+            .into_iter()
+            .filter_map(|(name, given)| given.then_some(name))
+            .collect();
+        if named.len() > 1 {
+            let what = format!("{} each name a job; give one of them", named.join(" and "));
+            return Err(ClientError::Environment(what));
+        }
+        let part = self.bootstrap.as_ref().map(|bootstrap| bootstrap.part);
+        if self.worker_only && part.is_some_and(|part| part != Part::Worker) {
+            let what = "bootstrap makes this process a server, and worker_only forbids it";
+            return Err(ClientError::Environment(what.into()));
+        }
+        Ok(())
+    }
+
+    /// Starts the cluster inside this process.
+    #[cfg(feature = "embedded")]
+    fn start_cluster(&self, mut config: ClusterConfig) -> Result<Job, ClientError> {
+        config.transport = self.transport.unwrap_or(config.transport);
+        if config.transport == TransportChoice::Verbs {
+            return Err(ClientError::Environment(
+                "a cluster inside the process needs no NIC to be reached, and is not reached by \
+                 one; use --transport auto, shm or tcp, or start the servers as processes of \
+                 their own (tidewater run)"
+                    .into(),
+            ));
+        }
+        let cluster = Cluster::start(&config).map_err(environment)?;
+        let here = cluster.environment();
+        let mut join = JoinConfig::new(&here.coordinator, here.token.clone());
+        join.rank = self.rank;
+        join.workers = self.workers.unwrap_or_default();
+        let mut job = self.connected_by(Job::new(join, here.transport));
+        if config.workers > 0 {
+            job.workers = Some(config.workers);
+        }
+        job.held = Held::Embedded(Box::new(cluster));
+        Ok(job)
+    }
+
+    /// Joins the processes that a launcher started.
+    fn launched(&self, place: &Place, vars: Vars) -> Result<Joined, ClientError> {
+        let vars = LaunchVars::from_vars(vars).map_err(environment)?;
+        #[cfg(feature = "embedded")]
+        if !self.worker_only {
+            return launch::join_launch(self, place, &vars);
+        }
         let Place {
             source, rank, size, ..
         } = place;
         if *rank == 0 {
             let what = format!(
                 "this is rank 0 of {size} of {source}, which keeps the job's coordinator, and this \
-                 library has none: servers come first: {BESIDE}"
+                 library has none: servers come first: {SERVERS_NEEDED}"
             );
             return Err(ClientError::Environment(what));
         }
-        let deadline = Deadline::after(self.join_timeout.unwrap_or(GATHER_TIMEOUT));
-        let seat = rendezvous::register(place, Part::Worker, deadline);
-        let seat = seat.map_err(|error| ClientError::Launch(error.to_string()))?;
-        let (number, workers) = (seat.numbers.number, seat.numbers.workers);
-        let said = (self.rank.unwrap_or(number), self.workers.unwrap_or(workers));
-        if said != (number, workers) {
+        let deadline = Deadline::after(self.launch_timeout());
+        let membership = rendezvous::register(place, Part::Worker, deadline);
+        let membership = membership.map_err(|error| ClientError::Launch(error.to_string()))?;
+        let mut job = self.launched_job(place, &membership, &vars)?;
+        let line = job.describe();
+        if let Some(announce) = self.announce {
+            announce(&line);
+        }
+        job.held = Held::Membership {
+            _membership: Box::new(membership),
+        };
+        Ok(Joined::Worker(job))
+    }
+
+    /// The job of a launched worker. Fails if the program counts differently from the launcher.
+    pub(super) fn launched_job(
+        &self,
+        place: &Place,
+        membership: &Membership,
+        vars: &LaunchVars,
+    ) -> Result<Job, ClientError> {
+        let (number, workers) = (membership.numbers.number, membership.numbers.workers);
+        let claimed = (self.rank.unwrap_or(number), self.workers.unwrap_or(workers));
+        if claimed != (number, workers) {
+            let Place {
+                source, rank, size, ..
+            } = place;
             let what = format!(
                 "the program says that it is worker {} of {}, and as rank {rank} of {size} of {source} \
-                 it is worker {number} of {workers}. {PAIRING} Else leave rank and workers to the \
+                 it is worker {number} of {workers}. {OTHER_MPI} Else leave rank and workers to the \
                  launcher",
-                said.0, said.1
+                claimed.0, claimed.1
             );
             return Err(ClientError::Environment(what));
         }
-        Ok(Job::of_seat(&seat)?.keeping(seat))
+        let mut join = JoinConfig::new(&membership.coordinator, membership.token.clone());
+        join.rank = Some(number);
+        join.workers = workers;
+        let mut job = Job::new(join, vars.transport.unwrap_or_default());
+        job.rdma_device.clone_from(&vars.rdma_device);
+        job.rdma_timeout = vars.rdma_timeout.unwrap_or_default();
+        job.join_timeout = self.launch_timeout();
+        job.launched = true;
+        Ok(self.connected_by(job))
     }
 
     /// Fails if a program that claims to be its job's only worker was started with others: they would
@@ -143,7 +379,7 @@ impl JoinOptions {
         }
         let mut theirs = vars.clone();
         theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));
-        let Ok(Decision::Launched(place)) = decide(theirs) else {
+        let Ok(Decision::Launched(place)) = decide(theirs, Explicit::default()) else {
             return Ok(());
         };
         if place.size == 1 {
@@ -154,61 +390,97 @@ impl JoinOptions {
         } = place;
         let what = format!(
             "the program says that it is the job's only worker, and {source} says that it is rank \
-             {rank} of {size}. {PAIRING} If each process is to have a job of its own, give each a \
+             {rank} of {size}. {OTHER_MPI} If each process is to have a job of its own, give each a \
              namespace of its own"
         );
         Err(ClientError::Environment(what))
     }
 
+    /// The job of the coordinator that the program names.
     fn named(&self, coordinator: &str, vars: Vars) -> Result<Job, ClientError> {
-        let Some(file) = &self.token_file else {
-            let what = "a coordinator without token_file; name the file that holds the job's token";
-            return Err(ClientError::Environment(what.into()));
+        let token = match (&self.token, &self.token_file) {
+            (Some(token), _) => token.clone(),
+            (None, Some(file)) => token::read_file(file).map_err(environment)?,
+            (None, None) => {
+                let what =
+                    "a coordinator without token_file; name the file that holds the job's token";
+                return Err(ClientError::Environment(what.into()));
+            }
         };
-        let token = token::read_file(file).map_err(|e| ClientError::Environment(e.to_string()))?;
         let mut join = JoinConfig::new(coordinator, token);
         join.rank = self.rank;
         join.workers = self.workers.unwrap_or_default();
         let mut job = Job::new(join, TransportChoice::Auto);
-        let timeout = RdmaTimeout::from_vars(vars);
-        let timeout = timeout.map_err(|e| ClientError::Environment(e.to_string()))?;
+        let timeout = RdmaTimeout::from_vars(vars).map_err(environment)?;
         job.rdma_timeout = timeout.unwrap_or_default();
-        Ok(job)
+        Ok(self.connected_by(job))
     }
 
+    /// The job that `TIDEWATER_*` variables name.
     fn of_environment(&self, mut vars: Vars) -> Result<Job, ClientError> {
-        let told = [
+        let given = [
             ("TIDEWATER_RANK", self.rank),
             ("TIDEWATER_WORKERS", self.workers),
         ];
-        let told: Vars = told
+        let given: Vars = given
             .into_iter()
             .filter_map(|(name, number)| Some((name.into(), number?.to_string().into())))
             .collect();
-        vars.retain(|(name, _)| told.iter().all(|(known, _)| known != name));
-        vars.extend(told);
-        Job::from_vars(vars)?.ok_or_else(|| {
+        vars.retain(|(name, _)| given.iter().all(|(known, _)| known != name));
+        vars.extend(given);
+        let env = JobEnv::from_vars(vars).map_err(environment)?;
+        let Some(env) = env else {
             let what = "the environment names no job: start the program under `tidewater run` or with \
                         servers under mpirun or srun, set TIDEWATER_COORDINATOR and what goes with it, \
                         or give coordinator and token_file";
-            ClientError::Environment(what.into())
-        })
+            return Err(ClientError::NoJob(what.into()));
+        };
+        if env.role != Role::Worker {
+            let role = env.role.name();
+            let what =
+                format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
+            return Err(ClientError::Environment(what));
+        }
+        // Parsing a worker's environment fails without a coordinator.
+        let coordinator = env.coordinator.unwrap_or_default();
+        let mut join = JoinConfig::new(coordinator, env.token);
+        join.rank = Some(env.rank);
+        join.workers = env.workers;
+        let mut job = Job::new(join, env.transport);
+        job.rdma_device = env.rdma_device;
+        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
+        Ok(self.connected_by(job))
+    }
+
+    /// Applies the options that hold for every job.
+    fn connected_by(&self, mut job: Job) -> Job {
+        if let Some(namespace) = &self.namespace {
+            job.join.namespace.clone_from(namespace);
+        }
+        if self.rdma_device.is_some() {
+            job.rdma_device.clone_from(&self.rdma_device);
+        }
+        job.rdma_timeout = self.rdma_timeout.unwrap_or(job.rdma_timeout);
+        job.transport = self.transport.unwrap_or(job.transport);
+        job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
+        job
     }
 }
 
 /// Ways to start servers for a launched program.
-const BESIDE: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \
-                      `tidewater serve` beside it and set TIDEWATER_COORDINATOR";
+const SERVERS_NEEDED: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \
+                              `tidewater serve` beside it and set TIDEWATER_COORDINATOR";
 
 /// Explains why a program and its launcher count differently.
-const PAIRING: &str = "If it takes its number from an MPI library, that one does not belong to this \
-                       launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
+const OTHER_MPI: &str = "If it takes its number from an MPI library, that one does not belong to this \
+                         launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
 
-fn decide(vars: Vars) -> Result<Decision, ClientError> {
-    let around = LaunchEnv::of(vars, Explicit::default());
-    let around = around.map_err(|error| {
-        ClientError::Environment(format!("there is no working directory: {error}"))
-    })?;
-    let decision = detect(&around).decision;
-    decision.map_err(|error| ClientError::Environment(error.to_string()))
+fn decide(vars: Vars, explicit: Explicit) -> Result<Decision, ClientError> {
+    let around = LaunchEnv::of(vars, explicit)
+        .map_err(|error| environment(format_args!("there is no working directory: {error}")))?;
+    detect(&around).decision.map_err(environment)
+}
+
+pub(super) fn environment(error: impl fmt::Display) -> ClientError {
+    ClientError::Environment(error.to_string())
 }

@@ -1,9 +1,11 @@
-//! Connections of a client thread to its servers: a unix socket and shared memory on one host, RDMA or
-//! TCP elsewhere.
+//! Joins a job, and connects a client thread to its servers: by a unix socket and shared memory on one
+//! host, by RDMA or TCP elsewhere.
 
 pub mod coordinator;
 pub mod job;
 pub mod join_options;
+#[cfg(feature = "embedded")]
+pub mod launch;
 pub mod server;
 mod stream;
 
@@ -14,8 +16,11 @@ use tidewater_protocol::wire::handshake::JobToken;
 
 pub use coordinator::{JoinConfig, NetCoordinatorLink};
 pub use job::Job;
-pub use join_options::JoinOptions;
+pub use join_options::{JoinOptions, Joined};
+#[cfg(feature = "embedded")]
+pub use launch::{Bootstrap, BootstrapHost};
 pub use server::NetServerLink;
+pub use tidewater_protocol::wire::control::Part;
 
 /// Identity of a client thread, and settings of its connections.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tidewater_launch::{
-    Decision, Detection, Explicit, LaunchEnv, Place, Verdict, counts_from_env, detect,
+    Decision, Detection, Explicit, LaunchEnv, LaunchVars, Place, Verdict, detect,
 };
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
@@ -93,26 +93,25 @@ pub(super) fn place(launch: &LaunchArgs) -> Result<Option<Place>, ExitCode> {
 pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     super::report_unknown_variables();
     let deadline = Deadline::after(args.join_timeout);
-    let variable = std::env::var("TIDEWATER_INTERFACE").ok();
-    let interface = args.interface.clone().or(variable);
+    let vars = LaunchVars::from_env().map_err(|error| complain(3, error))?;
+    let interface = args.interface.clone().or(vars.interface);
     let interface = interface.as_deref().filter(|name| !name.is_empty());
-    let seated = join_job(place, Part::Server, interface, deadline).map_err(|error| {
+    let member = join_job(place, Part::Server, interface, deadline).map_err(|error| {
         let exit = match error {
             LaunchedError::Rendezvous(_) | LaunchedError::Taken { .. } => 4,
             _ => 3,
         };
         complain(exit, error)
     })?;
-    super::complain(seated.describe(place, Part::Server));
-    let (appliers, _) = counts_from_env().map_err(|error| complain(3, error))?;
-    let mut config = seated.server_config();
-    args.fill(&mut config, appliers, None)?;
+    super::complain(member.describe(place, Part::Server));
+    let mut config = member.server_config();
+    args.fill(&mut config, vars.appliers, None)?;
     let stop = stop_at_the_second().map_err(|error| complain(3, error))?;
     let server = ServerProcess::start(&config, deadline).map_err(|error| complain(4, error))?;
     let ended = server.run(&[stop.as_fd()]);
     let ended = ended.map_err(|error| complain(4, error))?;
     tracing::info!(?ended, "the server has ended");
-    seated.end();
+    member.end();
     Ok(())
 }
 

@@ -230,7 +230,8 @@ pub(crate) struct TrainArgs {
     /// one that leads to rank 0].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
-    /// Alone: applier threads of each of those servers [default: 1].
+    /// Alone: applier threads of each of those servers [default: 1]. Launched: those of the server in
+    /// this process [default: TIDEWATER_APPLIERS, or as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) appliers: Option<u16>,
 }

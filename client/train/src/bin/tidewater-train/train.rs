@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
 
 use tidewater::Client;
-use tidewater::launched::ServerSeat;
 use tidewater_protocol::table::Optimizer;
 use tidewater_train::data::{LabelMap, ReadOptions};
 use tidewater_train::{Config, Outcome, TrainError, exit, run as train};
 
 use crate::args::TrainArgs;
-use crate::cluster::{Call, connect};
+use crate::cluster::connect;
 use crate::console::{Console, conclude};
 use crate::{Failure, say};
 
@@ -21,9 +20,9 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
         check_writable(json)?;
     }
     let mut console = Console::new()?;
-    let mut connected = match connect(&args)? {
-        Call::Work(connected) => connected,
-        Call::Serve(seat) => return serve(*seat),
+    // A server leaves signals to the workers: they end their step, save, and need servers for it.
+    let Some(mut connected) = connect(&args)? else {
+        return Ok(ExitCode::SUCCESS);
     };
     let client = &mut connected.client;
     let outcome = match work(client, &config, &mut console, args.json.as_deref()) {
@@ -38,7 +37,7 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
         }
     };
     let rank = client.rank();
-    connected.end();
+    connected.end()?;
     Ok(match outcome {
         Outcome::Stopped(signal) => {
             say(format_args!(
@@ -48,13 +47,6 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
         }
         _ => ExitCode::SUCCESS,
     })
-}
-
-/// Serves until the workers have finished. Signals are for the workers: they end their step, save, and
-/// need servers for it.
-fn serve(seat: ServerSeat) -> Result<ExitCode, Failure> {
-    seat.run(&[])?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn work(

@@ -1,0 +1,58 @@
+//! Settings of a launched process from its environment.
+
+use std::ffi::OsString;
+
+use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX};
+
+use super::{EnvError, RdmaDevice, RdmaTimeout, TransportChoice, Vars};
+
+/// The `TIDEWATER_*` settings of a process that a foreign launcher started. Such a process has no
+/// coordinator in its environment, so that [`JobEnv`](super::JobEnv) does not apply.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaunchVars {
+    /// Applier threads of a server, from `TIDEWATER_APPLIERS`.
+    pub appliers: Option<u16>,
+    /// Processes of the program that become servers, from `TIDEWATER_SERVERS`.
+    pub servers: Option<u32>,
+    /// Whether each process is a server too, from `TIDEWATER_SERVERS_IN_RANKS`.
+    pub servers_in_ranks: bool,
+    /// Network interface to listen on, from `TIDEWATER_INTERFACE`.
+    pub interface: Option<String>,
+    /// Transport of the lanes, from `TIDEWATER_TRANSPORT`.
+    pub transport: Option<TransportChoice>,
+    /// RDMA device of the process, from `TIDEWATER_RDMA_DEVICE`.
+    pub rdma_device: Option<RdmaDevice>,
+    /// Retransmission timeout of its queue pairs, from `TIDEWATER_RDMA_TIMEOUT`.
+    pub rdma_timeout: Option<RdmaTimeout>,
+}
+
+impl LaunchVars {
+    /// Reads the settings from the environment of this process.
+    ///
+    /// # Errors
+    /// A variable has an impossible value: [`EnvError::Invalid`] names it.
+    pub fn from_env() -> Result<Self, EnvError> {
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// Reads the settings from given variables; an empty variable counts as unset.
+    ///
+    /// # Errors
+    /// As [`LaunchVars::from_env`].
+    pub fn from_vars(
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, EnvError> {
+        let vars = Vars::new(vars);
+        let appliers = vars.number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?;
+        Ok(Self {
+            appliers: appliers.and_then(|count| u16::try_from(count).ok()),
+            servers: vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?,
+            servers_in_ranks: vars.number("TIDEWATER_SERVERS_IN_RANKS", 0, 1)? == Some(1),
+            interface: vars.text("TIDEWATER_INTERFACE")?.map(str::to_owned),
+            transport: vars.parsed("TIDEWATER_TRANSPORT")?,
+            rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
+            rdma_timeout: vars.parsed("TIDEWATER_RDMA_TIMEOUT")?,
+        })
+    }
+}
