@@ -6,7 +6,6 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
-use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
