@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use tidewater::{
-    CachedTable, Client, Embedded, PullOptions, PushOp, Reduce, SyncMode, TableBuilder,
+    CachedTable, Client, Job, JoinOptions, PullOptions, PushOp, Reduce, SyncMode, TableBuilder,
 };
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::hash::mix64;
@@ -16,12 +16,12 @@ use tidewater_protocol::layout::hash::mix64;
 const WORKERS: u32 = 3;
 const ITERATIONS: u64 = 60;
 
-fn each(cluster: &Embedded, sync: SyncMode, work: impl Fn(&mut Client) -> u64 + Sync) -> Vec<u64> {
+fn each(cluster: &Job, sync: SyncMode, work: impl Fn(&mut Client) -> u64 + Sync) -> Vec<u64> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..WORKERS)
             .map(|rank| {
-                let mut client = cluster.client(rank, sync).unwrap();
+                let mut client = cluster.client_of(rank, sync).unwrap();
                 client.set_clock_timeout(Duration::from_secs(40));
                 scope.spawn(move || work(&mut client))
             })
@@ -36,7 +36,11 @@ fn each(cluster: &Embedded, sync: SyncMode, work: impl Fn(&mut Client) -> u64 + 
 #[test]
 fn cached_rows_keep_the_staleness() {
     for (staleness, domain, capacity) in [(0, 0, 8), (1, 0, 2), (3, 4, 8), (3, 0, 1)] {
-        let cluster = Embedded::start(2, WORKERS).unwrap();
+        let cluster = JoinOptions::embedded(2, WORKERS)
+            .join()
+            .unwrap()
+            .into_job()
+            .unwrap();
         let sync = match staleness {
             0 => SyncMode::Bsp,
             s => SyncMode::Ssp(s),
@@ -91,8 +95,12 @@ fn rows_are_pulled_when_they_are_due() {
         (SyncMode::Ssp(4), 4),
         (SyncMode::Asp, 40),
     ] {
-        let cluster = Embedded::start(1, 1).unwrap();
-        let mut client = cluster.client(0, sync).unwrap();
+        let cluster = JoinOptions::embedded(1, 1)
+            .join()
+            .unwrap()
+            .into_job()
+            .unwrap();
+        let mut client = cluster.client_of(0, sync).unwrap();
         let spec = TableBuilder::sparse::<f32>("weights", 3);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let mut cached = CachedTable::new(&table, 10);

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, CollectiveError, Element, Embedded, PullOptions, PushOp, Reduce, ReduceOp,
-    SyncMode, TableBuilder,
+    Client, ClientError, CollectiveError, Element, Job, JoinOptions, PullOptions, PushOp, Reduce,
+    ReduceOp, SyncMode, TableBuilder,
 };
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::hash::mix64;
@@ -20,19 +20,23 @@ use tidewater_service::embedded::ClusterConfig;
 /// Longer than any operation here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 
-fn cluster(servers: u32, workers: u32) -> Embedded {
+fn cluster(servers: u32, workers: u32) -> Job {
     let config = ClusterConfig {
         servers,
         workers,
         on_lost: LostWorker::GoOn,
         ..ClusterConfig::default()
     };
-    Embedded::with(&config).unwrap()
+    JoinOptions::from(config)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap()
 }
 
 /// Runs `work` at every worker, each on its own thread, and returns the results in rank order.
 fn each<T: Send>(
-    cluster: &Embedded,
+    cluster: &Job,
     workers: u32,
     sync: SyncMode,
     work: impl Fn(&mut Client) -> T + Sync,
@@ -41,7 +45,7 @@ fn each<T: Send>(
         let work = &work;
         let threads: Vec<_> = (0..workers)
             .map(|rank| {
-                let mut client = cluster.client(rank, sync).unwrap();
+                let mut client = cluster.client_of(rank, sync).unwrap();
                 client.set_clock_timeout(LONG);
                 scope.spawn(move || work(&mut client))
             })
@@ -297,8 +301,8 @@ fn departed_worker_is_named() {
 fn call_past_its_deadline_is_repeated() {
     let cluster = cluster(1, 2);
     let (mut here, mut late) = (
-        cluster.client(0, SyncMode::Bsp).unwrap(),
-        cluster.client(1, SyncMode::Bsp).unwrap(),
+        cluster.client_of(0, SyncMode::Bsp).unwrap(),
+        cluster.client_of(1, SyncMode::Bsp).unwrap(),
     );
     late.set_clock_timeout(LONG);
     for call in 0..3i64 {

@@ -8,22 +8,26 @@ use tidewater::functions::{
     Elements, ElementsMut, Function, FunctionError, Functions, Piece, register,
 };
 use tidewater::{
-    Client, ClientError, Embedded, Expression, FunctionArgs, Optimizer, PullOptions, PushOp,
-    Reduce, Reduction, Scalar, SyncMode, Table, TableBuilder,
+    Client, ClientError, Expression, FunctionArgs, Job, JoinOptions, Optimizer, PullOptions,
+    PushOp, Reduce, Reduction, Scalar, SyncMode, Table, TableBuilder,
 };
 use tidewater_service::embedded::ClusterConfig;
 
 /// Elements of the range tables: several pieces, the last one short.
 const ELEMENTS: usize = 150_001;
 
-fn cluster(servers: u32, appliers: u16) -> (Embedded, Client) {
+fn cluster(servers: u32, appliers: u16) -> (Job, Client) {
     let config = ClusterConfig {
         servers,
         appliers,
         ..ClusterConfig::default()
     };
-    let cluster = Embedded::with(&config).unwrap();
-    let client = cluster.client(0, SyncMode::Asp).unwrap();
+    let cluster = JoinOptions::from(config)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let client = cluster.client_of(0, SyncMode::Asp).unwrap();
     (cluster, client)
 }
 

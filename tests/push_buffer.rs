@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Embedded, PullOptions, PushBuffer, PushOp, Reduce, SyncMode, Table,
+    Client, ClientError, JoinOptions, PullOptions, PushBuffer, PushOp, Reduce, SyncMode, Table,
     TableBuilder,
 };
 use tidewater_protocol::layout::hash::mix64;
@@ -29,8 +29,12 @@ fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
 #[test]
 fn sum_of_1000_updates_is_the_direct_one() {
     const KEYS: u64 = 40;
-    let cluster = Embedded::start(2, 1).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let cluster = JoinOptions::embedded(2, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let mut client = cluster.client_of(0, SyncMode::Asp).unwrap();
     let builders: [fn(&str) -> TableBuilder; 2] = [
         |name| TableBuilder::sparse::<i64>(name, DIM as u32),
         |name| TableBuilder::rows::<i64>(name, KEYS, DIM as u32),
@@ -79,8 +83,12 @@ fn sum_of_1000_updates_is_the_direct_one() {
 /// Rows below the threshold stay, add up, and arrive in the end.
 #[test]
 fn small_remainders_arrive_in_the_end() {
-    let cluster = Embedded::start(1, 1).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let mut client = cluster.client_of(0, SyncMode::Asp).unwrap();
     let spec = TableBuilder::sparse::<i64>("sums", 1);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     let mut buffer = PushBuffer::sum(&table).threshold(10.0);
@@ -106,13 +114,13 @@ fn small_remainders_arrive_in_the_end() {
 #[test]
 fn repeated_flush_pushes_each_row_once() {
     const ROWS: u64 = 60_000;
-    let cluster = Embedded::with(&ClusterConfig {
+    let cluster = JoinOptions::from(ClusterConfig {
         workers: 2,
         pending_bytes: 0,
         ..ClusterConfig::default()
-    })
-    .unwrap();
-    let [mut first, mut early] = [0, 1].map(|rank| cluster.client(rank, SyncMode::Bsp).unwrap());
+    });
+    let cluster = cluster.join().unwrap().into_job().unwrap();
+    let [mut first, mut early] = [0, 1].map(|rank| cluster.client_of(rank, SyncMode::Bsp).unwrap());
     let spec = TableBuilder::sparse::<i64>("sums", 4).at_clock(Reduce::Sum);
     first.create_table::<i64>(spec.spec()).unwrap();
     let table = early.open_table::<i64>("sums").unwrap();
@@ -140,8 +148,12 @@ fn repeated_flush_pushes_each_row_once() {
 /// merged.
 #[test]
 fn wrong_updates_are_reported() {
-    let cluster = Embedded::start(1, 1).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let mut client = cluster.client_of(0, SyncMode::Asp).unwrap();
     let spec = TableBuilder::rows::<f32>("rows", 10, 2);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let mut buffer = PushBuffer::gradient(&table).rows_max(2);
@@ -190,8 +202,12 @@ impl Write for Log {
 /// Only a buffer that is dropped with rows says so.
 #[test]
 fn dropped_rows_are_logged() {
-    let cluster = Embedded::start(1, 1).unwrap();
-    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let mut client = cluster.client_of(0, SyncMode::Asp).unwrap();
     let spec = TableBuilder::sparse::<i64>("sums", 1);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     for (is_cleared, warnings) in [(true, 0), (false, 1)] {

@@ -15,7 +15,7 @@ use argmin::core::{CostFunction, Error, Executor, Gradient, IterState, State};
 use argmin::solver::linesearch::condition::ArmijoCondition;
 use argmin::solver::linesearch::{BacktrackingLineSearch, MoreThuenteLineSearch};
 use argmin::solver::quasinewton::LBFGS;
-use tidewater::{Embedded, Evaluation, SyncMode, Vector, VectorSpace};
+use tidewater::{Evaluation, JoinOptions, SyncMode, Vector, VectorSpace};
 use tidewater_train::data::{Dataset, ReadOptions, read};
 
 /// Features of a9a, and the intercept.
@@ -154,9 +154,13 @@ fn solve_here(data: &Dataset, l1: f64) -> Result<Solved, Error> {
 
 /// Solves with `workers` workers on `servers` servers; prints operations and passes over the data.
 fn solve_there(data: &Dataset, l1: f64, servers: u32, workers: u32) -> Result<Solved, Error> {
-    let cluster = Embedded::start(servers, workers).unwrap();
+    let cluster = JoinOptions::embedded(servers, workers)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
     let space_of = |rank: u32| {
-        let client = cluster.client(rank, SyncMode::Asp).unwrap();
+        let client = cluster.client_of(rank, SyncMode::Asp).unwrap();
         VectorSpace::<f64>::with_partitions(client, "w", DIM as u64, 1).unwrap()
     };
     std::thread::scope(|scope| {
@@ -237,12 +241,18 @@ fn owlqn_follows_local_path() {
 /// A server that is lost in the middle ends the solver with an error or a reason, in bounded time.
 #[test]
 fn lost_server_ends_the_solver() {
-    let cluster = RefCell::new(Some(Embedded::start(2, 1).unwrap()));
+    let cluster = RefCell::new(Some(
+        JoinOptions::embedded(2, 1)
+            .join()
+            .unwrap()
+            .into_job()
+            .unwrap(),
+    ));
     let mut client = cluster
         .borrow()
         .as_ref()
         .unwrap()
-        .client(0, SyncMode::Asp)
+        .client_of(0, SyncMode::Asp)
         .unwrap();
     client.set_timeout(std::time::Duration::from_secs(5));
     let space = VectorSpace::<f64>::new(client, "w", 50).unwrap();

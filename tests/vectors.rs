@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use tidewater::{ClientError, Embedded, Expression, SyncMode, Vector, VectorSpace};
+use tidewater::{ClientError, Expression, Job, JoinOptions, SyncMode, Vector, VectorSpace};
 
 const DIM: usize = 40_003;
 
-fn space(cluster: &Embedded, name: &str, dim: usize) -> VectorSpace<f64> {
-    let client = cluster.client(0, SyncMode::Asp).unwrap();
+fn space(cluster: &Job, name: &str, dim: usize) -> VectorSpace<f64> {
+    let client = cluster.client_of(0, SyncMode::Asp).unwrap();
     VectorSpace::new(client, name, dim as u64).unwrap()
 }
 
@@ -36,7 +36,11 @@ type Binary = (
 /// Every operation gives the bits of its local counterpart.
 #[test]
 fn operations_match_local_vectors() {
-    let cluster = Embedded::start(2, 1).unwrap();
+    let cluster = JoinOptions::embedded(2, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
     let space = space(&cluster, "s", DIM);
     let (a, b) = (numbers(1), numbers(2));
     let (x, y) = (space.from_slice(&a).unwrap(), space.from_slice(&b).unwrap());
@@ -134,7 +138,11 @@ fn operations_match_local_vectors() {
 /// Dropped vectors give their tables back at once, and a reused one holds nothing of its last use.
 #[test]
 fn dropped_vectors_are_reused_empty() {
-    let cluster = Embedded::start(1, 1).unwrap();
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
     let space = space(&cluster, "s", 1_000);
     let keep = space.filled(1.0).unwrap();
     let old = space.filled(5.0).unwrap();
@@ -159,7 +167,11 @@ fn dropped_vectors_are_reused_empty() {
 /// Vectors of two spaces do not lie together: an error before anything is sent, kept by operators.
 #[test]
 fn foreign_vector_is_refused_and_kept() {
-    let cluster = Embedded::start(1, 1).unwrap();
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
     let one = space(&cluster, "one", 10);
     let two = one.another("two", 10).unwrap();
     let (x, y) = (one.filled(1.0).unwrap(), two.filled(1.0).unwrap());

@@ -104,3 +104,16 @@ pub use vector::{Evaluation, Vector, VectorId, VectorSpace};
 #[cfg(all(doctest, feature = "embedded"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+/// Compiles and runs the programs of `docs/from`.
+#[cfg(all(doctest, feature = "embedded"))]
+mod from {
+    #[doc = include_str!("../../../docs/from/angel.md")]
+    mod angel {}
+    #[doc = include_str!("../../../docs/from/elasticdl.md")]
+    mod elasticdl {}
+    #[doc = include_str!("../../../docs/from/ps-lite.md")]
+    mod ps_lite {}
+    #[doc = include_str!("../../../docs/from/spark-on-angel.md")]
+    mod spark_on_angel {}
+}

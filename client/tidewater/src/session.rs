@@ -3,9 +3,9 @@
 #![deny(clippy::cast_possible_truncation)]
 
 mod arrivals;
-mod function;
 mod cached_table;
 mod collectives;
+mod function;
 mod pull;
 mod push;
 mod push_buffer;

@@ -20,12 +20,12 @@
 //! without such calls has neither table.
 //!
 //! ```
-//! use tidewater::{ClientError, Embedded, ReduceOp, SyncMode};
+//! use tidewater::{ClientError, JoinOptions, ReduceOp, SyncMode};
 //!
 //! # fn main() -> Result<(), ClientError> {
-//! let cluster = Embedded::start(1, 2)?;
+//! let job = JoinOptions::embedded(1, 2).join()?.into_job().expect("a worker");
 //! let work = |rank: u32| -> Result<(), ClientError> {
-//!     let mut client = cluster.client(rank, SyncMode::Asp)?;
+//!     let mut client = job.client_of(rank, SyncMode::Asp)?;
 //!     let mut sums = [f64::from(rank), 1.0];
 //!     client.all_reduce(&mut sums, ReduceOp::Sum)?;
 //!     assert_eq!(sums, [1.0, 2.0]);

@@ -24,11 +24,11 @@ use crate::table::{Element, Table};
 ///
 /// # Examples
 /// ```
-/// use tidewater::{CachedTable, ClientError, Embedded, PullOptions, SyncMode, TableBuilder};
+/// use tidewater::{CachedTable, ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
 ///
 /// # fn main() -> Result<(), ClientError> {
-/// let cluster = Embedded::start(1, 1)?;
-/// let mut client = cluster.client(0, SyncMode::Ssp(2))?;
+/// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// let mut client = job.client_of(0, SyncMode::Ssp(2))?;
 /// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("weights", 2).spec())?;
 /// let mut cached = CachedTable::new(&table, 1_000);
 /// let mut row = [1.0; 2];

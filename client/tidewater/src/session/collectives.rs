@@ -63,10 +63,10 @@ impl Client {
     ///
     /// # Examples
     /// ```
-    /// # use tidewater::{ClientError, Embedded, SyncMode};
+    /// # use tidewater::{ClientError, JoinOptions, SyncMode};
     /// # fn main() -> Result<(), ClientError> {
-    /// let cluster = Embedded::start(1, 1)?;
-    /// let mut client = cluster.client(0, SyncMode::Bsp)?;
+    /// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// let mut client = job.client_of(0, SyncMode::Bsp)?;
     /// assert_eq!(client.all_gather(&[2.5, 0.5])?, [2.5, 0.5]);
     /// # client.finish()
     /// # }

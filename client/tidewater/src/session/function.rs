@@ -35,10 +35,10 @@ impl Client {
     /// refused (a NaN in a table with `finite_check`), other frames of the call may have taken effect.
     ///
     /// ```
-    /// # use tidewater::{Embedded, Expression, FunctionArgs, PullOptions, SyncMode, TableBuilder};
+    /// # use tidewater::{JoinOptions, Expression, FunctionArgs, PullOptions, SyncMode, TableBuilder};
     /// # fn main() -> Result<(), tidewater::ClientError> {
-    /// # let cluster = Embedded::start(1, 1)?;
-    /// # let mut client = cluster.client(0, SyncMode::Asp)?;
+    /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client_of(0, SyncMode::Asp)?;
     /// let table = TableBuilder::blocks::<f64>("x", 1, 4);
     /// let table = client.create_table::<f64>(table.spec())?;
     /// let ramp = Expression::parse("p0 * index")?;
@@ -163,7 +163,7 @@ impl Client {
         values: &[T],
     ) -> Result<Ticket, ClientError> {
         let op = "call_rows";
-        self.check_rows(op, target, name, arguments, keys, values.len())?;
+        self.check_keyed(op, target, name, arguments, keys, values.len())?;
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
         if matches!(state.spec.effect, Apply::AtTick(_)) {
@@ -206,7 +206,7 @@ impl Client {
         out: &mut [T],
     ) -> Result<(), ClientError> {
         let op = "call_pull";
-        self.check_rows(op, target, name, arguments, keys, out.len())?;
+        self.check_keyed(op, target, name, arguments, keys, out.len())?;
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
@@ -246,7 +246,7 @@ impl Client {
     }
 
     /// Checks a call with keys.
-    fn check_rows<T: Element>(
+    fn check_keyed<T: Element>(
         &self,
         op: &'static str,
         target: &Table<T>,

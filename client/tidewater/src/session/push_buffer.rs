@@ -36,11 +36,11 @@ const BYTES_MAX: usize = 4 << 20;
 ///
 /// # Examples
 /// ```
-/// use tidewater::{ClientError, Embedded, PullOptions, PushBuffer, SyncMode, TableBuilder};
+/// use tidewater::{ClientError, JoinOptions, PullOptions, PushBuffer, SyncMode, TableBuilder};
 ///
 /// # fn main() -> Result<(), ClientError> {
-/// let cluster = Embedded::start(1, 1)?;
-/// let mut client = cluster.client(0, SyncMode::Asp)?;
+/// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// let mut client = job.client_of(0, SyncMode::Asp)?;
 /// let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
 /// let mut buffer = PushBuffer::sum(&table);
 /// for word in [7, 3, 7, 7] {

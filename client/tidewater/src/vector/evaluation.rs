@@ -36,13 +36,13 @@ const END: i64 = -1;
 /// others [serve](Evaluation::serve).
 ///
 /// ```
-/// use tidewater::{Embedded, Evaluation, SyncMode, VectorSpace};
+/// use tidewater::{JoinOptions, Evaluation, SyncMode, VectorSpace};
 ///
 /// # fn main() -> Result<(), tidewater::ClientError> {
 /// // Two workers hold one summand each of |w - 1|^2 + |w - 3|^2.
-/// let cluster = Embedded::start(1, 2)?;
+/// let job = JoinOptions::embedded(1, 2).join()?.into_job().expect("a worker");
 /// let work = |rank: u32| {
-///     let space = VectorSpace::<f64>::new(cluster.client(rank, SyncMode::Asp)?, "v", 4)?;
+///     let space = VectorSpace::<f64>::new(job.client_of(rank, SyncMode::Asp)?, "v", 4)?;
 ///     let centre = f64::from(2 * rank + 1);
 ///     let part = move |w: &[f64], gradient: &mut [f64]| {
 ///         for (g, w) in gradient.iter_mut().zip(w) {

@@ -5,11 +5,11 @@
 //! so that operations on several vectors need no traffic between servers.
 //!
 //! ```
-//! use tidewater::{Embedded, SyncMode, VectorSpace};
+//! use tidewater::{JoinOptions, SyncMode, VectorSpace};
 //!
 //! # fn main() -> Result<(), tidewater::ClientError> {
-//! let cluster = Embedded::start(2, 1)?;
-//! let client = cluster.client(0, SyncMode::Asp)?;
+//! let job = JoinOptions::embedded(2, 1).join()?.into_job().expect("a worker");
+//! let client = job.client_of(0, SyncMode::Asp)?;
 //! let space = VectorSpace::<f64>::new(client, "solver", 1000)?;
 //! let x = space.filled(2.0)?;
 //! let mut y = space.from_slice(&vec![1.0; 1000])?;
