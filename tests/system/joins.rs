@@ -70,8 +70,8 @@ fn bound(said: [JoinOptions; 3]) -> (Vec<Bound>, (i32, String)) {
             })
         });
     let workers: Vec<_> = workers.collect();
-    let told = workers.into_iter().map(|worker| worker.join().unwrap());
-    (told.collect(), started.end().0.remove(0))
+    let results = workers.into_iter().map(|worker| worker.join().unwrap());
+    (results.collect(), started.end().0.remove(0))
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn a_binding_finds_the_job_of_its_launcher() {
         workers: Some(3),
         ..binding()
     };
-    let (told, (code, said)) = bound([binding(), binding(), agrees]);
+    let (results, (code, said)) = bound([binding(), binding(), agrees]);
     assert_eq!(code, 0, "{said}");
-    let told: Vec<_> = told.into_iter().map(Result::unwrap).collect();
-    assert_eq!(told, [(0, 3), (1, 3), (2, 3)]);
+    let numbers: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(numbers, [(0, 3), (1, 3), (2, 3)]);
 
     let error = |text: &str| joined(binding(), text).unwrap_err();
     let first = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1";
@@ -104,8 +104,8 @@ fn a_binding_finds_the_job_of_its_launcher() {
 
 #[test]
 fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
-    let (told, _) = bound([binding(), singleton(), binding()]);
-    let said = told[1].as_ref().unwrap_err().to_string();
+    let (results, _) = bound([binding(), singleton(), binding()]);
+    let said = results[1].as_ref().unwrap_err().to_string();
     let expected = "says that it is worker 0 of 1, and as rank 2 of 4 of Flux it is worker 1 of 3";
     assert!(
         said.contains(expected) && said.contains("own MPI"),

@@ -318,11 +318,11 @@ impl Session {
             ("credit_waits", c.credit_waits),
             ("ticks", c.ticks),
         ];
-        let told = PyDict::new(py);
+        let counts = PyDict::new(py);
         for (name, count) in all {
-            told.set_item(name, count)?;
+            counts.set_item(name, count)?;
         }
-        Ok(told.unbind())
+        Ok(counts.unbind())
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
@@ -376,18 +376,18 @@ impl Session {
     /// takes a free one.
     fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let w = &self.wanted;
-        let told = PyDict::new(py);
-        told.set_item("coordinator", w.coordinator.as_ref())?;
-        told.set_item("token_file", w.token_file.as_ref())?;
-        told.set_item("workers", w.workers)?;
-        told.set_item("namespace", w.namespace.as_ref())?;
-        told.set_item("sync", &w.sync)?;
-        told.set_item("transport", w.transport.as_ref())?;
-        told.set_item("timeout", w.timeout)?;
-        told.set_item("clock_timeout", w.clock_timeout)?;
-        told.set_item("join_timeout", w.join_timeout)?;
+        let arguments = PyDict::new(py);
+        arguments.set_item("coordinator", w.coordinator.as_ref())?;
+        arguments.set_item("token_file", w.token_file.as_ref())?;
+        arguments.set_item("workers", w.workers)?;
+        arguments.set_item("namespace", w.namespace.as_ref())?;
+        arguments.set_item("sync", &w.sync)?;
+        arguments.set_item("transport", w.transport.as_ref())?;
+        arguments.set_item("timeout", w.timeout)?;
+        arguments.set_item("clock_timeout", w.clock_timeout)?;
+        arguments.set_item("join_timeout", w.join_timeout)?;
         let restore = py.import("tidewater")?.getattr("_restore_session")?;
-        Ok((restore, (told,)).into_pyobject(py)?.unbind())
+        Ok((restore, (arguments,)).into_pyobject(py)?.unbind())
     }
 
     fn __repr__(&self) -> String {

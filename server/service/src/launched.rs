@@ -259,13 +259,13 @@ impl Hosted {
         };
         let listening = listen(place, own, &token)?.gathering(place.size, place.hosts.clone());
         let record = BootstrapRecord::new(place.size, token, reachable_at(place, own, &listening));
-        let (stop, told) = UnixStream::pair().map_err(|source| LaunchedError::System {
+        let (stop, stopped) = UnixStream::pair().map_err(|source| LaunchedError::System {
             operation: "make a socket pair",
             source,
         })?;
         let thread = thread::Builder::new().name("tw-coordinator".into());
         let thread = thread.spawn(move || {
-            if let Err(error) = serve(listening, &[told.as_fd()]) {
+            if let Err(error) = serve(listening, &[stopped.as_fd()]) {
                 tracing::error!(%error, "the coordinator has failed");
             }
         });
@@ -355,14 +355,14 @@ fn listen(
 /// The addresses by which others may reach rank 0, the likeliest first.
 fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Vec<String> {
     let port = listening.port();
-    let told = |ip| SocketAddr::new(ip, port).to_string();
+    let address = |ip| SocketAddr::new(ip, port).to_string();
     match (&place.rendezvous, own) {
-        (_, Some(ip)) => return vec![told(ip)],
-        (Some(Rendezvous::Address(address)), _) => return vec![address.clone()],
-        _ if place.is_one_host() => return vec![told(IpAddr::V4(Ipv4Addr::LOCALHOST))],
+        (_, Some(ip)) => return vec![address(ip)],
+        (Some(Rendezvous::Address(agreed)), _) => return vec![agreed.clone()],
+        _ if place.is_one_host() => return vec![address(IpAddr::V4(Ipv4Addr::LOCALHOST))],
         _ => {}
     }
-    let mut addresses: Vec<String> = routable_addresses().into_iter().map(told).collect();
+    let mut addresses: Vec<String> = routable_addresses().into_iter().map(address).collect();
     addresses.push(format!("{}:{port}", hostinfo::host_name()));
     addresses
 }

@@ -40,7 +40,7 @@ pub enum RendezvousError {
     Meet(#[from] MeetError),
     /// Rank 0 is not reachable at the addresses of its record.
     #[error(
-        "rank {rank} of {size} does not reach {card} (from {origin}): {why}. Is it of an earlier \
+        "rank {rank} of {size} does not reach {record} (from {origin}): {why}. Is it of an earlier \
          job? Else look whether rank 0 lives, and at the firewall; --interface names the network"
     )]
     Unreached {
@@ -49,7 +49,7 @@ pub enum RendezvousError {
         /// Number of processes of the launch.
         size: u32,
         /// Addresses of the record.
-        card: String,
+        record: String,
         /// Origin of the record.
         origin: String,
         /// Result of the last try.
@@ -66,14 +66,14 @@ pub enum RendezvousError {
         refusal: Refusal,
     },
     /// The connection failed while this process waited for the others.
-    #[error("rank {rank} of {size} lost {card} while it waited for the others: {source}")]
+    #[error("rank {rank} of {size} lost {record} while it waited for the others: {source}")]
     Lost {
         /// Rank of this process.
         rank: u32,
         /// Number of processes of the launch.
         size: u32,
         /// Addresses of the coordinator.
-        card: String,
+        record: String,
         /// Error of the connection.
         source: ConnError,
     },
@@ -127,17 +127,17 @@ pub fn register(
     deadline: Deadline,
 ) -> Result<Membership, RendezvousError> {
     loop {
-        let (card, pending) = meeting::find(place, deadline)?;
+        let (record, pending) = meeting::find(place, deadline)?;
         // A record in a directory may come from an earlier job: it is read again.
         let is_final = !matches!(place.rendezvous, Some(Rendezvous::Directory(_)));
-        let tries = u32::try_from(card.addresses.len()).unwrap_or(1);
+        let tries = u32::try_from(record.addresses.len()).unwrap_or(1);
         let limit = if is_final {
             deadline
         } else {
             // Each of its addresses is tried.
             deadline.min(Deadline::after(TRY * tries))
         };
-        match register_by(&card, place, part, limit, deadline) {
+        match register_by(&record, place, part, limit, deadline) {
             Err(RendezvousError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
             }
@@ -159,7 +159,7 @@ pub fn register(
 /// # Errors
 /// [`RendezvousError`].
 pub fn register_by(
-    card: &BootstrapRecord,
+    record: &BootstrapRecord,
     place: &Place,
     part: Part,
     reach: Deadline,
@@ -168,16 +168,16 @@ pub fn register_by(
     let (rank, size) = (place.rank, place.size);
     let origin = place.rendezvous.as_ref();
     let origin = origin.map_or_else(|| "a card".to_owned(), ToString::to_string);
-    if card.size != size {
+    if record.size != size {
         return Err(RendezvousError::OtherSize {
             origin,
-            theirs: card.size,
+            theirs: record.size,
             ours: size,
         });
     }
-    let token = card.token.clone();
+    let token = record.token.clone();
     let (coordinator, mut conn) =
-        reach_one(&card.addresses, &token, reach).map_err(|why| match why {
+        reach_one(&record.addresses, &token, reach).map_err(|why| match why {
             Unreached::Refused(refusal) => RendezvousError::Refused {
                 rank,
                 size,
@@ -186,7 +186,7 @@ pub fn register_by(
             Unreached::Nobody(why) => RendezvousError::Unreached {
                 rank,
                 size,
-                card: card.to_string(),
+                record: record.to_string(),
                 origin,
                 why,
             },
@@ -194,7 +194,7 @@ pub fn register_by(
     let lost = |source| RendezvousError::Lost {
         rank,
         size,
-        card: card.to_string(),
+        record: record.to_string(),
         source,
     };
     let local = conn.stream_mut().local_addr();
@@ -255,12 +255,12 @@ pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
     let Some(Rendezvous::Directory(path)) = &place.rendezvous else {
         return Ok(None);
     };
-    let Some((card, _)) = directory::read(path)? else {
+    let Some((record, _)) = directory::read(path)? else {
         return Ok(None);
     };
-    let token = &card.token;
+    let token = &record.token;
     let mut lives = false;
-    for address in &card.addresses {
+    for address in &record.addresses {
         let limit = Deadline::after(TRY / 4);
         let dialled = dial::control(address, token, &claims(), limit);
         lives |= match dialled {
@@ -269,7 +269,7 @@ pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
             Err(_) => false,
         };
     }
-    Ok(lives.then_some(card))
+    Ok(lives.then_some(record))
 }
 
 enum Unreached {

@@ -8,6 +8,18 @@ use super::{EnvError, RdmaDevice, RdmaTimeout, TransportChoice, Vars};
 
 /// The `TIDEWATER_*` settings of a process that a foreign launcher started. Such a process has no
 /// coordinator in its environment, so that [`JobEnv`](super::JobEnv) does not apply.
+///
+/// # Example
+/// ```
+/// use tidewater_launch::LaunchVars;
+///
+/// let vars = [("TIDEWATER_SERVERS", "2"), ("TIDEWATER_INTERFACE", "ib0")];
+/// let vars = vars.map(|(name, value)| (name.into(), value.into()));
+/// let settings = LaunchVars::from_vars(vars)?;
+/// assert_eq!(settings.servers, Some(2));
+/// assert_eq!(settings.interface.as_deref(), Some("ib0"));
+/// # Ok::<(), tidewater_launch::EnvError>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaunchVars {

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn tw_session_describe(
     run("tw_session_describe", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
-        let told = session.with(|open| {
+        let answer = session.with(|open| {
             let client = &mut open.client;
             Ok(tw_session_info {
                 size: size_of::<tw_session_info>(),
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn tw_session_describe(
             })
         })?;
         // SAFETY: the contract of the module.
-        unsafe { raw::answer(info, "info", &told) }
+        unsafe { raw::answer(info, "info", &answer) }
     })
 }
 
@@ -98,9 +98,9 @@ pub unsafe extern "C" fn tw_session_counters(
     run("tw_session_counters", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
-        let told = session.with(|open| Ok(convert::counters(open.client.counters())))?;
+        let counts = session.with(|open| Ok(convert::counters(open.client.counters())))?;
         // SAFETY: the contract of the module.
-        unsafe { raw::answer(counters, "counters", &told) }
+        unsafe { raw::answer(counters, "counters", &counts) }
     })
 }
 

@@ -119,10 +119,10 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
 /// processes of a job. The first is for the workers, which end their step, save, and need servers
 /// for it; when they are done the servers end. SIGUSR1 is for the workers only.
 fn stop_at_the_second() -> std::io::Result<UnixStream> {
-    let (mut signals, told) = UnixStream::pair()?;
+    let (mut signals, caught) = UnixStream::pair()?;
     let (stop, last) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGTERM, told.try_clone()?)?;
-    signal_hook::low_level::pipe::register(SIGINT, told)?;
+    signal_hook::low_level::pipe::register(SIGTERM, caught.try_clone()?)?;
+    signal_hook::low_level::pipe::register(SIGINT, caught)?;
     let (ignored, usr1) = UnixStream::pair()?;
     ignored.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGUSR1, usr1)?;
