@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fuzzes what comes from outside, on stable Rust (the test target `fuzz` of each crate): every
-# decoder from the committed corpus, rings, frames, lanes and saved models of the server, lines,
-# tables and replies of the client. Then cargo fuzz where a nightly toolchain and cargo-fuzz are
-# present.
+# decoder from the committed corpus, expressions, rings, frames, lanes and saved models of the
+# server, lines, tables and replies of the client. Then cargo fuzz where a nightly toolchain and
+# cargo-fuzz are present.
 #
 # TIDEWATER_FUZZ_EXECS    executions of each target (default 1000000); targets that run whole calls
 #                         take a fixed fraction of it

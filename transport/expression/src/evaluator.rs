@@ -254,8 +254,8 @@ impl<T: Element> Evaluator<T> {
     fn execute(&self, step: usize, chunk: &Chunk<'_, T>, out: &mut [T]) {
         match self.plan.steps[step].kernel {
             Kernel::Index => {
-                for (index, out) in (chunk.first_index..).zip(out) {
-                    *out = T::from_index(index);
+                for (offset, out) in out.iter_mut().enumerate() {
+                    *out = T::from_index(chunk.first_index.wrapping_add(offset as u64));
                 }
             }
             Kernel::Fill(value) => out.fill(value),

@@ -376,6 +376,15 @@ fn wrong_parameters_are_refused() {
 }
 
 #[test]
+fn indices_wrap_after_the_last() {
+    let program = Program::parse("index", DType::I64).unwrap();
+    let mut evaluator = Evaluator::<i64>::new(&program, &[]).unwrap();
+    let mut out = [7; 3];
+    evaluator.map(&[], u64::MAX - 1, &mut out);
+    assert_eq!(out, [-2, -1, 0]);
+}
+
+#[test]
 fn signs_of_zero_and_nan() {
     let of = |text: &str, x: f32| value(text, [x, 0.0, 0.0], &[]).to_bits();
     assert_eq!(of("sign(x)", -0.0), 0.0_f32.to_bits());

@@ -21,6 +21,16 @@ fn reduced<T: Element>(reduction: Reduction, x: &[T]) -> Option<Scalar> {
 }
 
 #[test]
+fn codes_name_reductions() {
+    for (index, reduction) in Reduction::ALL.into_iter().enumerate() {
+        assert_eq!(usize::from(reduction.code()), index + 1);
+        assert_eq!(Reduction::from_code(reduction.code()), Some(reduction));
+    }
+    assert_eq!(Reduction::from_code(0), None);
+    assert_eq!(Reduction::from_code(5), None);
+}
+
+#[test]
 fn nothing_has_no_extreme() {
     for dtype in TYPES {
         let value = |reduction| Partial::empty(reduction, dtype).value();
