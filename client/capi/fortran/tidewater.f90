@@ -21,6 +21,7 @@ module tidewater
     integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
     integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
     integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3
+    integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3
     integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
     integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
@@ -136,6 +137,26 @@ module tidewater
             type(c_ptr), value :: session
             character(kind=c_char), intent(in) :: name(*)
             real(c_double), value :: timeout_s
+        end function
+        ! Collective calls; arrays by c_loc
+        integer(c_int) function tw_all_gather(session, values, elements, dtype, all, &
+                all_elements) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_size_t
+            type(c_ptr), value :: session, values, all
+            integer(c_size_t), value :: elements, all_elements
+            integer(c_int32_t), value :: dtype
+        end function
+        integer(c_int) function tw_all_reduce(session, values, elements, dtype, reduce) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_size_t
+            type(c_ptr), value :: session, values
+            integer(c_size_t), value :: elements
+            integer(c_int32_t), value :: dtype, reduce
+        end function
+        integer(c_int) function tw_broadcast(session, root, values, elements, dtype) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_size_t
+            type(c_ptr), value :: session, values
+            integer(c_int32_t), value :: root, dtype
+            integer(c_size_t), value :: elements
         end function
         integer(c_int) function tw_walltime_watch(session, every) bind(c)
             import :: c_int, c_ptr, c_int32_t

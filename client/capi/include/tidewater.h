@@ -101,6 +101,16 @@ typedef enum {
     TW_GRADIENT = 3,
 } tw_op;
 
+// What tw_all_reduce computes. NaN is the least and the greatest if any worker gives it.
+typedef enum {
+    // The sum, beginning with rank 0; integers wrap.
+    TW_REDUCE_SUM = 1,
+    // The least value of each element.
+    TW_REDUCE_MIN = 2,
+    // The greatest value of each element.
+    TW_REDUCE_MAX = 3,
+} tw_reduce;
+
 // How a pull reads.
 typedef enum {
     // Every row or block is one committed version.
@@ -564,6 +574,33 @@ tw_status tw_barrier(tw_session *session,
 // Waits until everything that this session pushed is applied. TW_ERR_REJECTED if a push was refused for
 // which no tw_push_wait has said so: the earliest such push, one a call.
 tw_status tw_flush(tw_session *session);
+
+// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
+// `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
+// up to 1 MiB each. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
+// differ; TW_ERR_LOST, with the ranks, if workers have left.
+tw_status tw_all_gather(tw_session *session,
+                        const void *values,
+                        size_t elements,
+                        int32_t dtype,
+                        void *all,
+                        size_t all_elements);
+
+// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduce), in rank
+// order: the same bits at every worker. Otherwise like tw_all_gather. On failure `values` hold anything.
+tw_status tw_all_reduce(tw_session *session,
+                        void *values,
+                        size_t elements,
+                        int32_t dtype,
+                        int32_t reduce);
+
+// Replaces `elements` values of type `dtype` by those of worker `root`. Otherwise like tw_all_gather. On
+// failure `values` hold anything.
+tw_status tw_broadcast(tw_session *session,
+                       uint32_t root,
+                       void *values,
+                       size_t elements,
+                       int32_t dtype);
 
 // From now on, until the session is closed, SIGTERM and SIGUSR1, which batch systems send some time before
 // they kill, are noted and do not end the process; a handler that the program has is called too. The

@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "tidewater.h"
@@ -91,6 +92,24 @@ public:
     }
     void tick(std::uint32_t domain = 0) { check(tw_tick(it_.get(), domain)); }
     void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_.get(), name, timeout_s)); }
+    /* Of containers with data() and size(), like std::vector and std::array. `all` has as many elements as
+     * `values` have at all workers together. */
+    template <typename Values, typename All> void all_gather(const Values &values, All &all)
+    {
+        using T = std::remove_cv_t<std::remove_pointer_t<decltype(all.data())>>;
+        const T *from = values.data();
+        check(tw_all_gather(it_.get(), from, values.size(), dtype_of<T>::value, all.data(), all.size()));
+    }
+    template <typename Values> void all_reduce(Values &values, tw_reduce reduce)
+    {
+        using T = std::remove_pointer_t<decltype(values.data())>;
+        check(tw_all_reduce(it_.get(), values.data(), values.size(), dtype_of<T>::value, reduce));
+    }
+    template <typename Values> void broadcast(std::uint32_t root, Values &values)
+    {
+        using T = std::remove_pointer_t<decltype(values.data())>;
+        check(tw_broadcast(it_.get(), root, values.data(), values.size(), dtype_of<T>::value));
+    }
     void flush() { check(tw_flush(it_.get())); }
     void progress() { check(tw_progress(it_.get())); }
     void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_.get(), every)); }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::{Counters, Job, Missing, PullMode, PullOptions, SyncMode};
+use tidewater::{Counters, Job, Missing, PullMode, PullOptions, ReduceOp, SyncMode};
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
@@ -56,6 +56,15 @@ pub(crate) fn op(value: i32) -> Result<PushOp, Failure> {
     use tw_op::*;
     choice!("op", value, {
         TW_SUM => PushOp::Sum, TW_ASSIGN => PushOp::Assign, TW_GRADIENT => PushOp::Gradient,
+    })
+}
+
+pub(crate) fn reduce(value: i32) -> Result<ReduceOp, Failure> {
+    use tw_reduce::*;
+    choice!("reduce", value, {
+        TW_REDUCE_SUM => ReduceOp::Sum,
+        TW_REDUCE_MIN => ReduceOp::Min,
+        TW_REDUCE_MAX => ReduceOp::Max,
     })
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::c_char;
 use std::fmt::Display;
 
-use tidewater::ClientError;
+use tidewater::{ClientError, CollectiveError};
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;
@@ -66,7 +66,13 @@ impl From<ClientError> for Failure {
                 RefusalCode::PeerFailed | RefusalCode::ShuttingDown => tw_status::TW_ERR_LOST,
                 _ => tw_status::TW_ERR_REFUSED,
             },
-            ClientError::Argument { .. } => tw_status::TW_ERR_ARGUMENT,
+            ClientError::Collective {
+                source: CollectiveError::Left { .. } | CollectiveError::OutOfStep { .. },
+                ..
+            } => tw_status::TW_ERR_LOST,
+            ClientError::Argument { .. } | ClientError::Collective { .. } => {
+                tw_status::TW_ERR_ARGUMENT
+            }
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
             ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
             _ => tw_status::TW_ERR_LOST,

@@ -1,6 +1,8 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
-use tidewater::{AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Table, Ticket};
+use tidewater::{
+    AnyTable, Client, ClientError, Element, PullOptions, PullTicket, ReduceOp, Table, Ticket,
+};
 use tidewater_protocol::table::{DType, PushOp};
 
 use crate::error::Failure;
@@ -122,6 +124,58 @@ pub(crate) fn push_range(
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
         client.push_dense(&table, first, values, op))
+}
+
+pub(crate) fn all_gather(
+    client: &mut Client,
+    values: Values<'_>,
+    all: ValuesMut<'_>,
+) -> Result<(), Failure> {
+    fn gather<T: Element>(client: &mut Client, values: &[T], all: &mut [T]) -> Result<(), Failure> {
+        let workers = client.workers() as usize;
+        if values.len().checked_mul(workers) != Some(all.len()) {
+            return Err(Failure::argument(format_args!(
+                "all has room for {} elements; {workers} workers give {} each",
+                all.len(),
+                values.len()
+            )));
+        }
+        all.copy_from_slice(&client.all_gather(values)?);
+        Ok(())
+    }
+    match (values, all) {
+        (Values::F32(values), ValuesMut::F32(all)) => gather(client, values, all),
+        (Values::F64(values), ValuesMut::F64(all)) => gather(client, values, all),
+        (Values::I32(values), ValuesMut::I32(all)) => gather(client, values, all),
+        (Values::I64(values), ValuesMut::I64(all)) => gather(client, values, all),
+        (values, all) => Err(Failure::dtype(values.dtype(), all.dtype())),
+    }
+}
+
+pub(crate) fn all_reduce(
+    client: &mut Client,
+    values: ValuesMut<'_>,
+    op: ReduceOp,
+) -> Result<(), Failure> {
+    Ok(match values {
+        ValuesMut::F32(values) => client.all_reduce(values, op),
+        ValuesMut::F64(values) => client.all_reduce(values, op),
+        ValuesMut::I32(values) => client.all_reduce(values, op),
+        ValuesMut::I64(values) => client.all_reduce(values, op),
+    }?)
+}
+
+pub(crate) fn broadcast(
+    client: &mut Client,
+    root: u32,
+    values: ValuesMut<'_>,
+) -> Result<(), Failure> {
+    Ok(match values {
+        ValuesMut::F32(values) => client.broadcast(root, values),
+        ValuesMut::F64(values) => client.broadcast(root, values),
+        ValuesMut::I32(values) => client.broadcast(root, values),
+        ValuesMut::I64(values) => client.broadcast(root, values),
+    }?)
 }
 
 impl AnyPull {

@@ -17,7 +17,14 @@ fn the_header_is_current() {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     for module in [
-        "types", "library", "session", "table", "data", "clock", "walltime",
+        "types",
+        "library",
+        "session",
+        "table",
+        "data",
+        "clock",
+        "collective",
+        "walltime",
     ] {
         builder = builder.with_src(folder.join(format!("src/abi/{module}.rs")));
     }

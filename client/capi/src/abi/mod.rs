@@ -12,6 +12,7 @@
 )]
 
 pub mod clock;
+pub mod collective;
 pub mod data;
 pub mod library;
 pub mod session;

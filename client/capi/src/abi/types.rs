@@ -80,6 +80,18 @@ pub enum tw_op {
     TW_GRADIENT = 3,
 }
 
+/// What tw_all_reduce computes. NaN is the least and the greatest if any worker gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_reduce {
+    /// The sum, beginning with rank 0; integers wrap.
+    TW_REDUCE_SUM = 1,
+    /// The least value of each element.
+    TW_REDUCE_MIN = 2,
+    /// The greatest value of each element.
+    TW_REDUCE_MAX = 3,
+}
+
 /// How a pull reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

@@ -9,6 +9,7 @@
     reason = "call after call, as C makes them"
 )]
 
+mod collective;
 mod rig;
 mod right;
 mod threads;

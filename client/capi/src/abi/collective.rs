@@ -1,0 +1,78 @@
+//! Collective calls: values that all workers of a job exchange.
+
+use std::ffi::c_void;
+
+use super::session::tw_session;
+use super::types::tw_status;
+use crate::convert;
+use crate::raw;
+use crate::session::run;
+use crate::values;
+
+/// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
+/// `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
+/// up to 1 MiB each. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
+/// differ; TW_ERR_LOST, with the ranks, if workers have left.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_all_gather(
+    session: *mut tw_session,
+    values: *const c_void,
+    elements: usize,
+    dtype: i32,
+    all: *mut c_void,
+    all_elements: usize,
+) -> tw_status {
+    run("tw_all_gather", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let dtype = convert::dtype(dtype)?;
+        let bytes = |count: usize| count.saturating_mul(dtype.size());
+        raw::disjoint((all, bytes(all_elements)), (values.cast(), bytes(elements)))?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values(values, elements, dtype) }?;
+        // SAFETY: the contract of the module, and it does not overlap the values.
+        let all = unsafe { raw::values_mut(all, all_elements, dtype) }?;
+        session.with(|open| values::all_gather(&mut open.client, values, all))
+    })
+}
+
+/// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduce), in rank
+/// order: the same bits at every worker. Otherwise like tw_all_gather. On failure `values` hold anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_all_reduce(
+    session: *mut tw_session,
+    values: *mut c_void,
+    elements: usize,
+    dtype: i32,
+    reduce: i32,
+) -> tw_status {
+    run("tw_all_reduce", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let dtype = convert::dtype(dtype)?;
+        let reduce = convert::reduce(reduce)?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values_mut(values, elements, dtype) }?;
+        session.with(|open| values::all_reduce(&mut open.client, values, reduce))
+    })
+}
+
+/// Replaces `elements` values of type `dtype` by those of worker `root`. Otherwise like tw_all_gather. On
+/// failure `values` hold anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_broadcast(
+    session: *mut tw_session,
+    root: u32,
+    values: *mut c_void,
+    elements: usize,
+    dtype: i32,
+) -> tw_status {
+    run("tw_broadcast", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let dtype = convert::dtype(dtype)?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values_mut(values, elements, dtype) }?;
+        session.with(|open| values::broadcast(&mut open.client, root, values))
+    })
+}
