@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tidewater::{
     Client, ClientError, CollectiveError, Element, Job, JoinOptions, PullOptions, PushOp, Reduce,
-    ReduceOp, SyncMode, TableBuilder,
+    ReduceOp, SyncMode, TableBuilder, TransportChoice,
 };
+use tidewater_lanes::fabric::TransportKind;
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::limits::COLLECTIVE_BYTES_MAX;
@@ -20,10 +21,17 @@ use tidewater_service::embedded::ClusterConfig;
 /// Longer than any operation here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 
+/// Starts a cluster that goes on without lost workers. Three servers are reached over TCP, fewer over
+/// shared memory.
 fn cluster(servers: u32, workers: u32) -> Job {
+    let transport = match servers {
+        3 => TransportChoice::Tcp,
+        _ => TransportChoice::Shm,
+    };
     let config = ClusterConfig {
         servers,
         workers,
+        transport,
         on_lost: LostWorker::GoOn,
         ..ClusterConfig::default()
     };
@@ -150,6 +158,8 @@ fn results_have_the_bits_of_a_fold() {
                     check_types(client, len);
                 }
                 assert_eq!(client.clock(), 0);
+                let over = client.transport().unwrap();
+                assert_eq!(over == TransportKind::Tcp, servers == 3);
                 client.finish().unwrap();
             });
         }
@@ -292,6 +302,30 @@ fn departed_worker_is_named() {
             }
             client.finish().unwrap();
         });
+    }
+}
+
+/// Where a lost worker fails the job, a call that waits for it ends at once and names it.
+#[test]
+fn lost_worker_ends_a_waiting_call() {
+    let cluster = JoinOptions::embedded(1, 3)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let errors = each(&cluster, 3, SyncMode::Asp, |client| {
+        assert_eq!(client.all_gather(&[1i64]).unwrap(), [1; 3]);
+        // Worker 2 is lost: its client ends without a word.
+        match client.rank() {
+            WorkerId(2) => None,
+            _ => Some(client.all_gather(&[2i64]).unwrap_err().to_string()),
+        }
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(
+            error.contains("rank 2") || error.contains("worker 2"),
+            "{error}"
+        );
     }
 }
 

@@ -109,7 +109,9 @@ fn worker() -> Result<(), ClientError> {
     let mut pulled = vec![0.0; keys.len()];
     kv.call_pull(&table, "sum", &[], &keys, &mut pulled)?;
     let differences = pulled.iter().zip(&values);
-    let error: f32 = differences.map(|(p, v)| (p - v * REPEAT as f32).abs()).sum();
+    let error: f32 = differences
+        .map(|(p, v)| (p - v * REPEAT as f32).abs())
+        .sum();
     println!("worker {rank}: {REPEAT} pushes of {KEYS} keys, error {error}");
     kv.finish()?;
     job.leave()?;
