@@ -23,8 +23,10 @@ FEATURES=mutants,verbs-dlopen     # of the one build
 FLAKES=$REPO_ROOT/ci/flakes.tsv   # tests that may be repeated once
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
 TEST_JOBS=1                       # test binaries that run at a time, see run_test_binaries
-# Crate and target of the test binaries that run alone: they measure times or change the pools of hugepages.
-SERIAL=("tidewater-tests stress" "tidewater-tests table_growth" "tidewater-tests hugepages" "tidewater-bench binary")
+# Crate and target of the test binaries that run alone: they measure times, change the pools of hugepages, or need a
+# writer and a reader that run at the same time, to see torn rows.
+SERIAL=("tidewater-tests stress" "tidewater-tests table_growth" "tidewater-tests hugepages" "tidewater-bench binary"
+    "tidewater-tests torn_reads" "tidewater-lanes conformance")
 
 # note TEXT: shown in the stage's line of the final table.
 note() {
