@@ -49,8 +49,7 @@ struct Round<'a> {
 
 impl Client {
     /// Gives `values` to all workers and returns those of all, in rank order. All workers of the job
-    /// call it, with equally many elements: at most 1 MiB each
-    /// ([`COLLECTIVE_BYTES_MAX`](tidewater_protocol::limits::COLLECTIVE_BYTES_MAX)).
+    /// call it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]).
     ///
     /// No clock moves. When it returns, every worker has called it. What a worker waited for before its
     /// call (tickets of tables with immediate effect) is visible to all after it. Open pushes stay open.
