@@ -7,8 +7,8 @@
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{Optimizer, PushOp};
 
+use super::all_gather::{ASIDE, AllGather, Row, WIDTH, join};
 use super::error::TrainError;
-use super::meet::{ASIDE, exchange, join, meet};
 use super::metrics::{Evaluation, MetricsError, Scored, auc_exact};
 use super::model::{LogisticConfig, LogisticStep};
 use crate::data::{BatchPlan, Dataset};
@@ -53,11 +53,14 @@ impl Evaluator {
     /// Makes the evaluator; all workers call it. `None` if no worker has a row.
     pub(crate) fn new(
         client: &mut Client,
+        board: &AllGather,
         part: Dataset,
         model: LogisticConfig,
     ) -> Result<Option<Self>, ClientError> {
-        let counts = exchange(client, [part.rows() as i64])?;
-        let count = |row: &[i64; 1]| u64::try_from(row[0]).unwrap_or(0);
+        let mut row: Row = [0; WIDTH];
+        row[0] = part.rows() as i64;
+        let counts = board.exchange(client, &row)?;
+        let count = |row: &Row| u64::try_from(row[0]).unwrap_or(0);
         let before = client.rank().0 as usize;
         let first = counts.iter().take(before).map(count).sum();
         let rows: u64 = counts.iter().map(count).sum();
@@ -81,16 +84,17 @@ impl Evaluator {
     pub(crate) fn run(
         &mut self,
         client: &mut Client,
+        board: &AllGather,
         weights: &Table<f32>,
     ) -> Result<Option<Quality>, TrainError> {
         self.predict(client, weights)?;
-        meet(client)?;
+        board.meet(client)?;
         let quality = match client.rank() {
             WorkerId(0) => Some(self.measure(client)?),
             _ => None,
         };
         // The next evaluation overwrites the rows that rank 0 reads.
-        meet(client)?;
+        board.meet(client)?;
         Ok(quality)
     }
 

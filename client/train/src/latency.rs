@@ -5,7 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tidewater_protocol::table::PushOp;
 
-use super::meet::{ASIDE, meet};
+use super::all_gather::{ASIDE, meet};
 use tidewater::error::ClientError;
 use tidewater::pull::PullOptions;
 use tidewater::session::Client;

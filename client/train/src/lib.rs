@@ -6,6 +6,7 @@
 //! optimizer runs at the server. [`mod@reference`] does the same in one process on local arrays;
 //! distributed runs are compared with it. [`generate`] makes synthetic training sets.
 
+mod all_gather;
 pub mod config;
 pub mod data;
 pub mod defaults;
@@ -13,7 +14,6 @@ mod error;
 mod evaluate;
 pub mod generate;
 mod latency;
-mod meet;
 pub mod metrics;
 pub mod model;
 mod position;

@@ -5,8 +5,8 @@
 
 use tidewater_protocol::table::PushOp;
 
+use super::all_gather::ASIDE;
 use super::error::TrainError;
-use super::meet::ASIDE;
 use tidewater::error::ClientError;
 use tidewater::pull::PullOptions;
 use tidewater::session::Client;

@@ -26,10 +26,10 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
+use super::all_gather::{AllGather, Row, WIDTH, meet};
 use super::config::{Config, WEIGHTS};
 use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
-use super::meet::{exchange, meet};
 #[cfg(doc)]
 use super::position::POSITION;
 use super::position::{Course, Position, PositionTable};
@@ -38,7 +38,6 @@ use super::settings_check;
 use super::step::Worker;
 use super::weight_stats::{self, WeightStats};
 use crate::data::{BatchPlan, Dataset, read_part};
-use tidewater::ReduceOp;
 use tidewater::counters::Counters;
 use tidewater::error::ClientError;
 use tidewater::session::Client;
@@ -114,7 +113,8 @@ pub fn run(
 ) -> Result<Outcome, TrainError> {
     let (rank, workers) = (client.rank().0, client.workers());
     let data = read_part(&config.train, rank, workers, &config.read)?;
-    settings_check::check(client, config)?;
+    let board = AllGather::new(client)?;
+    settings_check::check(client, &board, config)?;
     if let Some(dir) = &config.load {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
@@ -122,7 +122,7 @@ pub fn run(
         meet(client)?;
     }
     let weights = weights(client, config)?;
-    let run = Run::new(client, config, weights)?;
+    let run = Run::new(client, config, board, weights)?;
     let evaluator = run.evaluator(client)?;
     run.train(client, host, &data, evaluator)
 }
@@ -146,6 +146,7 @@ struct Run<'a> {
     config: &'a Config,
     weights: Table<f32>,
     position: PositionTable,
+    board: AllGather,
     stop: StopSign,
     worker: Worker,
     rank: u32,
@@ -171,12 +172,14 @@ impl<'a> Run<'a> {
     fn new(
         client: &mut Client,
         config: &'a Config,
+        board: AllGather,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
             config,
             weights,
             position: PositionTable::new(client)?,
+            board,
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,
@@ -189,7 +192,7 @@ impl<'a> Run<'a> {
         };
         let part = read_part(path, self.rank, client.workers(), &self.config.read)?;
         let model = self.config.model();
-        match Evaluator::new(client, part, model)? {
+        match Evaluator::new(client, &self.board, part, model)? {
             Some(evaluator) => Ok(Some(evaluator)),
             None => Err(TrainError::NoRows { path: path.clone() }),
         }
@@ -293,7 +296,7 @@ impl<'a> Run<'a> {
             totals.took += report.took;
             totals.log_loss = report.log_loss;
             if let Some(evaluator) = evaluator.as_mut().filter(|_| self.config.test_each_epoch) {
-                report.test = evaluator.run(client, &self.weights)?;
+                report.test = evaluator.run(client, &self.board, &self.weights)?;
             }
             if self.rank == 0 {
                 host.epoch_done(&report);
@@ -309,7 +312,9 @@ impl<'a> Run<'a> {
         plan: &BatchPlan<'_>,
         data: &Dataset,
     ) -> Result<(usize, u64), TrainError> {
-        let all = exchange(client, [plan.len() as i64, data.rows() as i64])?;
+        let mut row: Row = [0; WIDTH];
+        row[..2].copy_from_slice(&[plan.len() as i64, data.rows() as i64]);
+        let all = self.board.exchange(client, &row)?;
         let steps = all.iter().map(|row| row[0]).max().unwrap_or(0);
         let rows = all.iter().map(|row| row[1].cast_unsigned()).sum();
         Ok((usize::try_from(steps).unwrap_or(0), rows))
@@ -339,12 +344,13 @@ impl<'a> Run<'a> {
             step += 1;
         }
         self.worker.settle(client)?;
+        let mut row: Row = [0; WIDTH];
         let loss = f64::to_bits(loss_sum).cast_signed();
+        row[..4].copy_from_slice(&[rows, loss, stops.into(), step.cast_signed()]);
         // No worker passes this before all have arrived: the sums are of one epoch. All workers arrive:
         // without a bound on staleness one worker sees the sign to stop in this epoch and another does
         // not. The other must neither wait for the first nor continue without it.
-        let row = [rows, loss, stops.into(), step.cast_signed()];
-        let all = exchange(client, row)?;
+        let all = self.board.exchange(client, &row)?;
         if all.iter().any(|row| row[2] != 0) {
             // Without a bound on staleness workers stop at different steps; the least one omits no step
             // later.
@@ -372,13 +378,13 @@ impl<'a> Run<'a> {
         evaluator: Option<&mut Evaluator>,
     ) -> Result<Outcome, TrainError> {
         // Read before the evaluation adds to them: the figures are of training.
-        let counters = Self::counters(client)?;
+        let counters = self.counters(client)?;
         let quality = match evaluator {
-            Some(evaluator) => evaluator.run(client, &self.weights)?,
+            Some(evaluator) => evaluator.run(client, &self.board, &self.weights)?,
             None => None,
         };
         let keys = weight_stats::keys_of(data, self.config.model().bias_key);
-        let census = weight_stats::take(client, &self.weights, &keys)?;
+        let census = weight_stats::take(client, &self.board, &self.weights, &keys)?;
         self.worker.latencies.join(client)?;
         if self.rank != 0 {
             return Ok(Outcome::Done(None));
@@ -419,12 +425,19 @@ impl<'a> Run<'a> {
     }
 
     /// Sums of all workers' counters, by name.
-    fn counters(client: &mut Client) -> Result<BTreeMap<String, u64>, TrainError> {
+    fn counters(&self, client: &mut Client) -> Result<BTreeMap<String, u64>, TrainError> {
         let mine = named(client.counters());
-        let mut sums: Vec<i64> = mine.values().map(|value| value.cast_signed()).collect();
-        client.all_reduce(&mut sums, ReduceOp::Sum)?;
-        let sums = sums.into_iter().map(i64::cast_unsigned);
-        Ok(mine.into_keys().zip(sums).collect())
+        let mut row: Row = [0; WIDTH];
+        for (cell, value) in row.iter_mut().zip(mine.values()) {
+            *cell = value.cast_signed();
+        }
+        let mut sums: BTreeMap<String, u64> = mine.into_keys().map(|name| (name, 0)).collect();
+        for row in self.board.exchange(client, &row)? {
+            for (sum, value) in sums.values_mut().zip(row) {
+                *sum = sum.wrapping_add(value.cast_unsigned());
+            }
+        }
+        Ok(sums)
     }
 
     /// Saves if requested, with the position if it has moved, and removes the trainer's own tables.
@@ -441,6 +454,7 @@ impl<'a> Run<'a> {
             if let Some(evaluator) = evaluator {
                 evaluator.release(client)?;
             }
+            self.board.release(client)?;
             self.stop.release(client)?;
             if let Some(dir) = &self.config.save {
                 if let Some((position, course)) = moved {
@@ -469,13 +483,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_keep_name_and_value() {
+    fn counters_fit_a_row_of_the_board() {
         let counters = named(&Counters {
             bytes_pulled: u64::MAX,
             ..Counters::default()
         });
         assert_eq!(counters["bytes_pulled"], u64::MAX);
         assert_eq!(counters["retries"], 0);
-        assert!(counters.len() > 10, "{}", counters.len());
+        assert!(
+            counters.len() > 10 && counters.len() <= WIDTH,
+            "{}",
+            counters.len()
+        );
     }
 }

@@ -1,13 +1,14 @@
 //! Checks that all workers of a run have the same settings.
 //!
-//! Workers meet at barriers and exchange rows by turns. A worker with more turns, or fewer, would wait
-//! for a turn that never comes. The first exchange of the workers is therefore that of their settings.
+//! Workers meet at barriers and exchange rows by turns. A worker with more turns, or fewer, would
+//! misread the others' rows, and wait for a turn that never comes. The first exchange of the workers is
+//! therefore that of their settings.
 
 use tidewater_protocol::layout::hash::mix64;
 
+use super::all_gather::{AllGather, Row, WIDTH};
 use super::config::Config;
 use super::error::TrainError;
-use super::meet::exchange;
 use tidewater::session::Client;
 
 /// Form in which an error names a setting.
@@ -21,15 +22,9 @@ enum As {
     Other,
 }
 
-/// Number of compared settings.
-const SETTINGS: usize = 9;
-
-/// Values of the settings of one worker.
-type Row = [i64; SETTINGS];
-
 /// All settings that change what a worker does with the others, by the flag that sets them. (Rates and
 /// rules are in the model's table, which is refused when it differs.)
-fn settings(config: &Config) -> [(&'static str, As, u64); SETTINGS] {
+fn settings(config: &Config) -> [(&'static str, As, u64); 9] {
     [
         ("--sync", As::Other, hash(&config.sync)),
         ("--epochs", As::Number, config.epochs),
@@ -59,17 +54,24 @@ fn hash(value: &impl std::fmt::Debug) -> u64 {
 ///
 /// # Errors
 /// [`TrainError::Differs`] at all workers, if two have different settings.
-pub(crate) fn check(client: &mut Client, config: &Config) -> Result<(), TrainError> {
+pub(crate) fn check(
+    client: &mut Client,
+    board: &AllGather,
+    config: &Config,
+) -> Result<(), TrainError> {
     let settings = settings(config);
-    let row = settings.map(|(_, _, value)| value.cast_signed());
+    let mut row: Row = [0; WIDTH];
+    for (cell, (_, _, value)) in row.iter_mut().zip(settings) {
+        *cell = value.cast_signed();
+    }
     compare(
         settings.map(|(flag, kind, _)| (flag, kind)),
-        &exchange(client, row)?,
+        &board.exchange(client, &row)?,
     )
 }
 
 /// Fails with the first worker that differs from worker 0.
-fn compare(flags: [(&'static str, As); SETTINGS], all: &[Row]) -> Result<(), TrainError> {
+fn compare<const N: usize>(flags: [(&'static str, As); N], all: &[Row]) -> Result<(), TrainError> {
     let Some(first) = all.first() else {
         return Ok(());
     };
@@ -112,7 +114,13 @@ mod tests {
             change(&mut config);
             config
         };
-        let row = |config: &Config| settings(config).map(|(_, _, value)| value.cast_signed());
+        let row = |config: &Config| {
+            let mut row: Row = [0; WIDTH];
+            for (cell, (_, _, value)) in row.iter_mut().zip(settings(config)) {
+                *cell = value.cast_signed();
+            }
+            row
+        };
         let flags = settings(&base).map(|(flag, kind, _)| (flag, kind));
         let others = [
             with(|c| c.sync = SyncMode::Ssp(2)),

@@ -7,9 +7,8 @@
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 
-use super::meet::{ASIDE, join, meet};
+use super::all_gather::{ASIDE, AllGather, Row, WIDTH, join};
 use crate::data::Dataset;
-use tidewater::ReduceOp;
 use tidewater::error::ClientError;
 use tidewater::pull::{Missing, PullOptions};
 use tidewater::session::Client;
@@ -39,13 +38,11 @@ impl WeightStats {
         self.fingerprint = self.fingerprint.wrapping_add(hash);
     }
 
-    /// Replaces the worker's statistics by the sums over all workers.
-    fn sum(&mut self, client: &mut Client) -> Result<(), ClientError> {
-        let counted = [self.weights, self.zeros, self.fingerprint];
-        let mut sums = counted.map(u64::cast_signed);
-        client.all_reduce(&mut sums, ReduceOp::Sum)?;
-        [self.weights, self.zeros, self.fingerprint] = sums.map(i64::cast_unsigned);
-        Ok(())
+    fn add(&mut self, other: [i64; 3]) {
+        let [weights, zeros, fingerprint] = other.map(i64::cast_unsigned);
+        self.weights = self.weights.wrapping_add(weights);
+        self.zeros = self.zeros.wrapping_add(zeros);
+        self.fingerprint = self.fingerprint.wrapping_add(fingerprint);
     }
 }
 
@@ -62,6 +59,7 @@ pub(crate) fn keys_of(data: &Dataset, bias: Option<u64>) -> Vec<u64> {
 /// Computes the statistics of all workers' `keys`. All workers call it, once a run.
 pub(crate) fn take(
     client: &mut Client,
+    board: &AllGather,
     weights: &Table<f32>,
     keys: &[u64],
 ) -> Result<WeightStats, ClientError> {
@@ -77,7 +75,7 @@ pub(crate) fn take(
     if let Some(sent) = sent {
         client.wait_applied(&sent)?;
     }
-    meet(client)?;
+    board.meet(client)?;
     let mut census = WeightStats::default();
     let options = PullOptions::default().missing(Missing::Initial);
     let (mut owners, mut values) = (Vec::new(), Vec::new());
@@ -92,10 +90,15 @@ pub(crate) fn take(
             }
         }
     }
-    // When it returns, every worker has read its claims.
-    census.sum(client)?;
+    let mut row: Row = [0; WIDTH];
+    let counted = [census.weights, census.zeros, census.fingerprint];
+    row[..3].copy_from_slice(&counted.map(u64::cast_signed));
+    let mut all = WeightStats::default();
+    for row in board.exchange(client, &row)? {
+        all.add([row[0], row[1], row[2]]);
+    }
     if client.rank().0 == 0 {
         client.release_table(claims)?;
     }
-    Ok(census)
+    Ok(all)
 }
