@@ -107,6 +107,20 @@ fn operations_match_local_vectors() {
     same("map", &mapped, &|n| a[n] * b[n] + 0.125);
     same("x stays", &x, &|n| a[n]);
 
+    space.check().unwrap();
+}
+
+/// Numbers that are computed from vectors agree with local sums.
+#[test]
+fn reductions_match_local_vectors() {
+    let cluster = JoinOptions::embedded(2, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let space = space(&cluster, "s", DIM);
+    let (a, b) = (numbers(1), numbers(2));
+    let (x, y) = (space.from_slice(&a).unwrap(), space.from_slice(&b).unwrap());
     let close = |have: f64, want: f64| {
         let error = (have - want).abs() / want.abs().max(1.0);
         assert!(error < 1e-12, "{have} for {want}");
@@ -132,7 +146,6 @@ fn operations_match_local_vectors() {
     close(x.nnz().unwrap(), DIM as f64);
     assert!(x.is_near(&x.clone(), 1e-300).unwrap());
     assert!(!x.is_near(&y, 1e-3).unwrap());
-    space.check().unwrap();
 }
 
 /// Dropped vectors give their tables back at once, and a reused one holds nothing of its last use.
