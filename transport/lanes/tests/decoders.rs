@@ -102,6 +102,13 @@ const COVERED: &[(&str, &[&str])] = &[
     ("row", &["row::verify_row"]),
     ("ring-tail", &["ring::RingGeometry::tail_is_sane"]),
     ("key-cell", &["directory::KeyCell::from_bytes"]),
+    (
+        "function-call",
+        &[
+            "function::FunctionCall::decode",
+            "function::FunctionProblem::from_code",
+        ],
+    ),
 ];
 
 /// Decoders found in the source without an entry of their own, with the reason.

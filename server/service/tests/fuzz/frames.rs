@@ -8,15 +8,30 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::store::ServerMemory;
 use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameKind};
+use tidewater_protocol::layout::function::{FunctionBody, FunctionCall};
 use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowVersion;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
+use tidewater_protocol::placement::partition_of_key;
 
+use crate::calls;
 use crate::fuzzing::{EDGES, Random, mutate};
-use crate::rig::{self, BLOCKS, Frame, HELD, ROWS, SNAPSHOT, SPARSE, State};
+use crate::rig::{self, BLOCKS, Frame, HELD, PARTITIONS, ROWS, SNAPSHOT, SPARSE, State, TWIN};
 
 /// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
+
+const KINDS: [FrameKind; 8] = [
+    FrameKind::PushRows,
+    FrameKind::PushDense,
+    FrameKind::Gather,
+    FrameKind::Resolve,
+    FrameKind::Clock,
+    FrameKind::Pad,
+    FrameKind::Update,
+    FrameKind::Reduce,
+];
 
 struct Fuzz {
     memory: Arc<ServerMemory>,
@@ -28,10 +43,15 @@ struct Fuzz {
     /// Frames applied, frames refused.
     seen: [u64; 2],
     codes: BTreeSet<u32>,
+    /// Problems of refused functions.
+    problems: BTreeSet<u64>,
+    /// Functions that were applied.
+    called: u64,
 }
 
 impl Fuzz {
     fn new() -> Self {
+        calls::register_functions();
         let (memory, mut engine) = rig::engine();
         let corpus = rig::corpus();
         let mut before = State::new();
@@ -45,13 +65,18 @@ impl Fuzz {
             after: State::new(),
             seen: [0; 2],
             codes: BTreeSet::new(),
+            problems: BTreeSet::new(),
+            called: 0,
         }
     }
 
     /// A frame of the corpus, changed where a client could change it. The guarantees of the ring
     /// stay: the payload is as long as the header says.
     fn frame(&mut self, random: &mut Random) -> (FrameSender, Frame) {
-        let mut frame = self.corpus[random.under(self.corpus.len())].clone();
+        let mut frame = match random.under(8) {
+            0 => calls::random(random),
+            _ => self.corpus[random.under(self.corpus.len())].clone(),
+        };
         let rank = WorkerId(random.under(8) as u32 / 3);
         let open = self
             .engine
@@ -83,7 +108,7 @@ impl Fuzz {
                         header.flags = flags;
                     }
                 }
-                7 => header.kind = FrameKind::from_code(1 + random.under(6) as u16).unwrap(),
+                7 => header.kind = KINDS[random.under(KINDS.len())],
                 8 if random.under(500) == 0 => header.clock = CLOCK_FINISHED,
                 9 if frame.payload.len() >= 8 => {
                     // One word: a nearby key, an edge case, or anything.
@@ -115,11 +140,15 @@ impl Fuzz {
         let created = match effect {
             Ok(ref effect) => {
                 self.seen[0] += 1;
+                self.called += u64::from(is_call(frame.header.kind));
                 self.check_applied(&frame, effect)
             }
             Err(reason) => {
                 self.seen[1] += 1;
                 self.codes.insert(reason.code() as u32);
+                if let RejectReason::Function { problem, .. } = reason {
+                    self.problems.insert(problem);
+                }
                 self.check_unchanged(&frame);
                 reason.code() == RejectCode::NoMemory
             }
@@ -154,6 +183,7 @@ impl Fuzz {
         let named = |at: &(u32, u64)| match header.kind {
             FrameKind::Clock => [SNAPSHOT, HELD].contains(&at.0),
             FrameKind::PushRows => !held && at.0 == header.table && words.contains(&at.1),
+            FrameKind::Update => at.0 == header.table && covers(frame, at),
             FrameKind::PushDense => {
                 let first = u64::from_le_bytes(payload[..8].try_into().unwrap());
                 let last = first + u64::from(header.count) - 1;
@@ -172,12 +202,20 @@ impl Fuzz {
                 );
             }
         }
+        let update = header.kind == FrameKind::Update;
+        if update && header.table == SPARSE {
+            let changed = self
+                .before
+                .iter()
+                .filter(|(at, was)| self.after[at] != **was);
+            assert!(changed.count() <= header.count as usize, "{frame:?}");
+        }
         // A push that is held back creates its rows, with their initial values.
         let creates = header.flags.create && matches!(effect, Effect::Reply { .. })
             || held && header.kind == FrameKind::PushRows;
         for at in self.after.keys().filter(|at| !self.before.contains_key(at)) {
             let asked = creates && at.0 == header.table && words.contains(&at.1);
-            assert!(asked || named(at), "{at:?} made by {frame:?}");
+            assert!(asked || named(at) && !update, "{at:?} made by {frame:?}");
         }
         true
     }
@@ -206,26 +244,54 @@ impl Fuzz {
 #[test]
 fn a_refused_frame_changes_nothing_and_an_applied_one_what_it_names() {
     let (mut seen, mut codes) = ([0; 2], BTreeSet::new());
+    let (mut problems, mut called) = (BTreeSet::new(), 0);
     crate::run("frames", crate::execs(), Fuzz::new, |fuzz, seed, exec| {
         fuzz.one(seed, exec);
         seen[0] += std::mem::take(&mut fuzz.seen[0]);
         seen[1] += std::mem::take(&mut fuzz.seen[1]);
         codes.append(&mut fuzz.codes);
+        problems.append(&mut fuzz.problems);
+        called += std::mem::take(&mut fuzz.called);
     });
     println!(
-        "frames: {} applied, {} refused, codes {codes:?}",
+        "frames: {} applied, {} refused, codes {codes:?}; {called} functions applied, problems \
+         {problems:?}",
         seen[0], seen[1]
     );
     // The fuzzer reaches its purpose: both verdicts, and nearly every reason.
     assert!(seen.iter().all(|&n| n > crate::execs() / 20), "{seen:?}");
-    assert!(codes.len() >= 9, "{codes:?}");
+    assert!(codes.len() >= 10, "{codes:?}");
+    assert!(called > crate::execs() / 20, "{called} functions applied");
+    // All but the panic, which `tests/functions.rs` has.
+    assert!(problems.len() >= 8, "{problems:?}");
+}
+
+fn is_call(kind: FrameKind) -> bool {
+    matches!(kind, FrameKind::Update | FrameKind::Reduce)
+}
+
+/// Whether an UPDATE frame covers a row or block: by slot, of which the partition is known here.
+fn covers(frame: &Frame, at: &(u32, u64)) -> bool {
+    let Frame { header, payload } = frame;
+    let call = FunctionCall::decode(payload).unwrap();
+    if call.body == FunctionBody::Slots {
+        return false; // answers, whatever the frame covers
+    }
+    let first = call.first;
+    let last = first + u64::from(header.count) - 1;
+    match at.0 {
+        SPARSE => partition_of_key(at.1, PARTITIONS).0 == header.partition,
+        ROWS | TWIN => (first..=last).contains(&at.1),
+        BLOCKS => (first / 1024..=last / 1024).contains(&at.1),
+        _ => false,
+    }
 }
 
 /// The oracle itself detects a changed row.
 #[test]
 fn the_fingerprint_sees_each_table() {
     let mut fuzz = Fuzz::new();
-    for id in [ROWS, BLOCKS, SNAPSHOT] {
+    for id in [ROWS, BLOCKS, SNAPSHOT, TWIN] {
         assert!(
             fuzz.before.keys().any(|at| at.0 == id),
             "table {id} is not seen"

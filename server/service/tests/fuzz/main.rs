@@ -10,6 +10,7 @@ mod fuzzing;
 #[path = "../../../../transport/lanes/tests/support/search.rs"]
 mod search;
 
+mod calls;
 mod files;
 mod frames;
 mod lanes;

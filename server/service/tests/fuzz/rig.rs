@@ -17,6 +17,8 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
+use crate::calls;
+
 /// Memory of a server in bytes: small enough that random keys exhaust it.
 pub(crate) const CAPACITY: usize = 24 << 20;
 /// Partitions of each table; the last one belongs to another applier.
@@ -30,6 +32,8 @@ pub(crate) const BLOCKS: u32 = 3;
 pub(crate) const SNAPSHOT: u32 = 4;
 pub(crate) const HELD: u32 = 5;
 pub(crate) const RELEASED: u32 = 6;
+/// Table like [`ROWS`], as input of functions.
+pub(crate) const TWIN: u32 = 7;
 
 fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
     let float = dtype.is_float();
@@ -97,6 +101,10 @@ pub(crate) fn specs() -> Vec<(u32, TableSpec)> {
             RELEASED,
             spec("released", Shape::Sparse { dim: 2 }, DType::F32, now),
         ),
+        (
+            TWIN,
+            spec("twin", dense(20, 3, DenseLayout::Rows), DType::F64, now),
+        ),
     ]
 }
 
@@ -129,7 +137,7 @@ pub(crate) struct Frame {
     pub(crate) payload: Vec<u8>,
 }
 
-fn header(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
+pub(crate) fn header(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
     FrameHeader {
         kind,
         flags: FrameFlags::default(),
@@ -228,6 +236,7 @@ pub(crate) fn corpus() -> Vec<Frame> {
         header: header(Pad, 0, 0),
         payload: Vec::new(),
     });
+    all.extend(calls::corpus());
     for frame in &mut all {
         frame.header.payload_len = frame.payload.len() as u32;
         if frame.header.kind == Clock {
@@ -244,7 +253,7 @@ pub(crate) type State = BTreeMap<(u32, u64), (u64, u64)>;
 /// Records every row, with its optimizer state, and every block, with all its buffers.
 pub(crate) fn fingerprint(memory: &ServerMemory, engine: &mut Engine, out: &mut State) {
     out.clear();
-    for id in [SPARSE, ROWS, BLOCKS, SNAPSHOT, HELD] {
+    for id in [SPARSE, ROWS, BLOCKS, SNAPSHOT, HELD, TWIN] {
         let table = engine.table(TableId(id)).unwrap();
         let mut places = Vec::new();
         for partition in 0..PARTITIONS {

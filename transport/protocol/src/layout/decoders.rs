@@ -9,6 +9,7 @@ use super::dense::TaggedU32;
 use super::directory::{KEY_CELL_BYTES, KeyCell};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
+use super::function::{FunctionCall, FunctionPayload, FunctionProblem};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
 use super::reject::RejectReason;
 use super::reply::ReplyHeader;
@@ -38,6 +39,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("row", row),
     ("ring-tail", ring_tail),
     ("key-cell", key_cell),
+    ("function-call", function_call),
 ];
 
 /// Salt of the records here, fixed so that recorded seeds verify.
@@ -220,6 +222,19 @@ fn key_cell(bytes: &[u8]) {
     let sealed = cell.to_bytes(SALT, index);
     debug_assert_eq!(KeyCell::from_bytes(&sealed, SALT, index), Some(cell));
     debug_assert_eq!(KeyCell::from_bytes(&sealed, SALT, index ^ 1), None);
+}
+
+fn function_call(bytes: &[u8]) {
+    let code = word_at(bytes, 0);
+    if let Some(problem) = FunctionProblem::from_code(code) {
+        debug_assert_eq!(problem as u64, code, "two encodings of {problem:?}");
+    }
+    if let Some(call) = FunctionCall::decode(bytes) {
+        let tables = &call.tables[..call.inputs];
+        let parameters: Vec<f64> = call.parameters().collect();
+        let mut encoded = FunctionPayload::new(call.body, call.reduction, tables, &parameters);
+        debug_assert_eq!(encoded.at(call.first), bytes, "two encodings of {call:?}");
+    }
 }
 
 /// `key u64 | head 16 bytes | payload`.
