@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use tidewater_launch::VARIABLES;
 
+mod functions;
 mod structures;
 mod verbs;
 
@@ -58,6 +59,7 @@ fn hex(bytes: &[u8]) -> String {
 fn golden_bytes_are_what_the_code_builds() {
     let built: BTreeMap<String, String> = structures::all()
         .into_iter()
+        .chain(functions::all())
         .chain(verbs::all())
         .map(|(name, bytes)| (format!("golden {name}"), hex(&bytes)))
         .collect();
@@ -73,7 +75,8 @@ fn golden_bytes_are_what_the_code_builds() {
 
 #[test]
 fn numbers_are_those_of_the_code() {
-    let built: BTreeMap<String, u64> = structures::numbers().into_iter().collect();
+    let numbers = structures::numbers().into_iter();
+    let built: BTreeMap<String, u64> = numbers.chain(functions::numbers()).collect();
     let mut told = BTreeMap::new();
     for (_, lines) in blocks(&read("docs/PROTOCOL.md"))
         .iter()

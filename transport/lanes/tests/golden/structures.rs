@@ -57,7 +57,7 @@ pub(crate) const TYPES: &[&str] = &[
 ];
 
 const SALT: u64 = 0x0102_0304_0506_0708;
-const SESSION: u64 = 0x1122_3344_5566_7788;
+pub(crate) const SESSION: u64 = 0x1122_3344_5566_7788;
 const KEY: u64 = 0xfeed_beef;
 
 /// Name and bytes of each structure.
@@ -75,7 +75,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-fn line(line: Line) -> Vec<u8> {
+pub(crate) fn line(line: Line) -> Vec<u8> {
     line_bytes(&line).to_vec()
 }
 
@@ -164,7 +164,7 @@ fn lines() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn header(kind: FrameKind, seq: u64) -> FrameHeader {
+pub(crate) fn header(kind: FrameKind, seq: u64) -> FrameHeader {
     FrameHeader {
         kind,
         flags: FrameFlags::default(),
@@ -181,7 +181,7 @@ fn header(kind: FrameKind, seq: u64) -> FrameHeader {
 }
 
 /// Builds a frame with its check word, as in sessions with checked frames.
-fn frame(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
     header.payload_len = payload.len() as u32;
     header.chk = header.hasher().finish_bytes(payload);
     let mut bytes = line(header.to_line());
@@ -260,7 +260,7 @@ fn rows_payload(keys: &[u8], locs: &[u8], values: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn reply(header: &ReplyHeader, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn reply(header: &ReplyHeader, payload: &[u8]) -> Vec<u8> {
     let chk = header.hasher(SESSION).finish_bytes(payload);
     let mut bytes = line(header.to_line(chk));
     bytes.extend_from_slice(payload);
