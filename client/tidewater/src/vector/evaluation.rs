@@ -10,9 +10,10 @@
 //! The gradients lie like the vectors, so that their sum is a function at the data. It is made in rank
 //! order: the result has the same bits in each run and on any number of servers.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidewater_protocol::table::{Optimizer, PushOp};
+use tidewater_runtime::clock;
 
 use super::operations::Float;
 use super::space::{Vector, VectorId, VectorSpace};
@@ -221,7 +222,7 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
             });
         }
         self.evaluations += 1;
-        let started = Instant::now();
+        let started = clock::now();
         let id = weights.id();
         let number = self.number + 1;
         self.number = number;
