@@ -255,7 +255,7 @@ fn functions_keep_the_order_of_pushes() {
     assert_eq!(pull(&mut client, &table, 10_000), vec![expected; 10_000]);
 }
 
-/// Tables whose elements do not lie together are refused before anything is sent.
+/// Tables with elements that do not lie together are refused before anything is sent.
 #[test]
 fn unlike_inputs_are_refused() {
     let (_cluster, mut client) = cluster(2, 1);

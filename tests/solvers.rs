@@ -1,7 +1,7 @@
-//! Unmodified solvers of argmin on vectors of the servers: the same path as on local vectors, the same
-//! bits on any number of servers, and an error where a server is lost.
+//! Unmodified solvers of argmin on vectors of the servers: the same path as on local vectors, and the
+//! same bits on any number of servers.
 //!
-//! The problem is logistic regression on the public set a9a, whose optimum is about log-loss 0.3228
+//! The problem is logistic regression on the public set a9a, with an optimum of about log-loss 0.3228
 //! without a penalty. The set is read from `TIDEWATER_TEST_DATA`, or from `../shared/data` next to the
 //! workspace.
 

@@ -8,6 +8,7 @@
 
 mod crates;
 mod failure;
+mod features;
 mod lexer;
 mod licences;
 mod lines;
@@ -43,6 +44,8 @@ enum Task {
     Lines(lines::Options),
     /// Picture of the crates in docs/ARCHITECTURE.md, from `cargo metadata`
     Crates(crates::Options),
+    /// Features of the seed systems in docs/SEED_FEATURES.md: a row for each id, tests that exist
+    Features,
     /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
     Licences,
     /// Format, types, clippy and tests of the changed crates, and 15 seeds of the simulator
@@ -70,6 +73,7 @@ fn run(task: Task) -> Result<String> {
         Task::Modules(options) => modules::run(&root, options),
         Task::Lines(options) => lines::run(&root, &options),
         Task::Crates(options) => crates::run(&root, options),
+        Task::Features => features::run(&root),
         Task::Licences => licences::run(&root),
         Task::Quick(options) => quick::run(&root, &options),
     }

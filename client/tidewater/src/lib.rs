@@ -117,3 +117,8 @@ mod from {
     #[doc = include_str!("../../../docs/from/spark-on-angel.md")]
     mod spark_on_angel {}
 }
+
+/// Compiles the examples of the guide to functions.
+#[cfg(all(doctest, feature = "embedded"))]
+#[doc = include_str!("../../../docs/FUNCTIONS.md")]
+mod functions_guide {}

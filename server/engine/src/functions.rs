@@ -122,7 +122,7 @@ pub trait Function: Send + Sync {
     }
 }
 
-/// Functions by name.
+/// Functions of a program, by name.
 #[derive(Clone, Default)]
 pub struct Functions(BTreeMap<String, Arc<dyn Function>>);
 
@@ -148,7 +148,7 @@ impl Functions {
         self
     }
 
-    /// Number of functions.
+    /// Number of functions in it.
     pub fn len(&self) -> usize {
         self.0.len()
     }

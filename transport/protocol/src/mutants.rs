@@ -191,7 +191,7 @@ mutants! {
     StepCountPerBlock = "step-count-per-block";
     /// At a tick all elements of a block take a step, even those without a gradient.
     TickStepsWholeBlocks = "tick-steps-whole-blocks";
-    /// Functions combine tables whose elements do not lie together.
+    /// Functions combine tables with elements that do not lie together.
     FunctionInputsUnlike = "function-inputs-unlike";
     /// A reduction combines its pieces in the order of their replies.
     ReductionByArrival = "reduction-by-arrival";

@@ -79,8 +79,8 @@ enum Found {
 }
 
 /// Sends one request for each piece and returns the payloads of the replies in the pieces' order. As
-/// many requests of a lane are under way as it has reply slots. A request whose lane was replaced is
-/// sent again: it changes nothing.
+/// many requests of a lane are under way as it has reply slots. A request is sent again if its lane
+/// was replaced: it changes nothing.
 pub(crate) fn request_all(
     lanes: &mut Lanes,
     table: &TableState,

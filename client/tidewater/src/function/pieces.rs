@@ -50,7 +50,7 @@ pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<
     Some(pieces)
 }
 
-/// The pieces of a sparse table whose partitions have these numbers of slots.
+/// The pieces of a sparse table with these numbers of slots in its partitions.
 pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<FramePiece>> {
     let mut pieces = Vec::new();
     for (partition, &slots) in (0..).zip(slots) {

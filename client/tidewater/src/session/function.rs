@@ -28,8 +28,8 @@ const AT_TICK: &str = "it takes effect at ticks; functions update tables of imme
 
 impl Client {
     /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
-    /// later pushes, pulls and functions of this client see its effect; its ticket reports when it is
-    /// applied. It is applied exactly once. It covers the rows that exist when it begins.
+    /// later pushes, functions and reductions of this client come after it, and pulls see it after a
+    /// wait for its ticket. It is applied exactly once. It covers the rows that exist when it begins.
     ///
     /// A frame of at most 256 KiB of elements changes all of its elements or none. Where a frame is
     /// refused (a NaN in a table with `finite_check`), other frames of the call may have taken effect.

@@ -1,4 +1,4 @@
-//! Cost and gradient of a problem whose data all workers share: one worker runs the solver, every worker
+//! Cost and gradient of a problem with data that all workers share: one worker runs the solver, every worker
 //! evaluates its part.
 //!
 //! ```text
@@ -80,7 +80,7 @@ pub struct Evaluation<T, F> {
     number: i64,
     /// Last point with its cost and gradient: solvers ask for both one after the other.
     last: Option<(VectorId, f64, Vector<T>)>,
-    /// Evaluations so far.
+    /// Number of evaluations so far.
     evaluations: u64,
 }
 

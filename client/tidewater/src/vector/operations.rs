@@ -85,25 +85,25 @@ maps! {
     div_scalar, div_scalar_assign(; number) = "x / p0";
     /// Elements to the power of a number.
     pow, pow_assign(; exponent) = "pow(x, p0)";
-    /// Negated elements.
+    /// Elements with the other sign.
     neg, neg_assign(; ) = "-x";
-    /// Absolute values.
+    /// Absolute values of the elements.
     abs, abs_assign(; ) = "abs(x)";
     /// Signs: -1, 0 or 1; NaN stays.
     sign, sign_assign(; ) = "sign(x)";
     /// Signs as of Rust's `signum`: 1 for +0, -1 for -0.
     signum, signum_assign(; ) = "signum(x)";
-    /// Square roots.
+    /// Square roots of the elements.
     sqrt, sqrt_assign(; ) = "sqrt(x)";
-    /// Exponentials.
+    /// Exponentials of the elements.
     exp, exp_assign(; ) = "exp(x)";
     /// Exponentials minus 1, exact near 0.
     expm1, expm1_assign(; ) = "expm1(x)";
-    /// Natural logarithms.
+    /// Natural logarithms of the elements.
     log, log_assign(; ) = "log(x)";
     /// Natural logarithms of 1 plus each element, exact near 0.
     log1p, log1p_assign(; ) = "log1p(x)";
-    /// Decimal logarithms.
+    /// Decimal logarithms of the elements.
     log10, log10_assign(; ) = "log10(x)";
     /// Largest integers that are not above each element.
     floor, floor_assign(; ) = "floor(x)";
@@ -147,15 +147,15 @@ reductions! {
     sum() = Sum "x";
     /// Sum of the absolute values: the norm L1.
     asum() = Sum "abs(x)";
-    /// Euclidean norm.
+    /// Euclidean norm of the vector.
     nrm2() = Sum "x * x", f64::sqrt;
-    /// Largest element.
+    /// Largest element; NaN if one is.
     largest() = Max "x";
-    /// Smallest element.
+    /// Smallest element; NaN if one is.
     smallest() = Min "x";
     /// Largest absolute value: the norm L-infinity.
     amax() = Max "abs(x)";
-    /// Smallest absolute value.
+    /// Smallest absolute value; NaN if one element is.
     amin() = Min "abs(x)";
     /// Number of elements that are not 0.
     nnz() = Sum "if(x != 0, 1, 0)";

@@ -211,7 +211,7 @@ impl<T: Float> VectorSpace<T> {
     /// The live vector of a number.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a number whose vector was dropped, or of no slot.
+    /// [`ClientError::Argument`] for a number of a dropped vector, or of no slot.
     pub fn table_of(&self, id: VectorId) -> Result<Table<T>, ClientError> {
         let slots = self.inner.slots.borrow();
         let slot = slots.get(id.slot as usize);
@@ -375,7 +375,7 @@ impl<T: Float> Vector<T> {
         }
     }
 
-    /// Number of elements.
+    /// Number of elements of the vector.
     pub fn dim(&self) -> u64 {
         self.space.dim
     }

@@ -112,7 +112,7 @@ element!(i64, I64);
 struct Span {
     /// First element, row or slot.
     first: u64,
-    /// Number of elements.
+    /// Number of elements that the frame covers.
     elements: usize,
     /// Index of the first element for expressions.
     first_index: u64,

@@ -168,7 +168,7 @@ pub(crate) fn corpus() -> Vec<Frame> {
     all
 }
 
-/// A call whose parts are each likely, but seldom fit each other.
+/// A call of parts that are each likely, but seldom fit each other.
 pub(crate) fn random(random: &mut Random) -> Frame {
     let (mut table, dtype, partition, first, count) = SPANS[random.under(SPANS.len())];
     let parameters: Vec<f64> = (0..random.under(4)).map(|n| n as f64 - 0.5).collect();

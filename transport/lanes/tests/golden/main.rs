@@ -189,12 +189,13 @@ fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Paths of the documents that name tests.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 6] = [
     "docs/PROTOCOL.md",
     "docs/GUARANTEES.md",
     "docs/FORMAT.md",
     "docs/TESTING.md",
     "docs/HPC.md",
+    "docs/SEED_FEATURES.md",
 ];
 
 #[test]

@@ -140,10 +140,10 @@ pub struct FunctionCall<'a> {
     pub reduction: u8,
     /// Tables of the inputs x, y and z; the first [`Self::inputs`] are in use.
     pub tables: [u32; FUNCTION_INPUTS_MAX],
-    /// Number of inputs.
+    /// Number of inputs in use.
     pub inputs: usize,
     parameters: &'a [u8],
-    /// Function to run.
+    /// Function that the frame runs.
     pub body: FunctionBody<'a>,
 }
 
@@ -312,7 +312,7 @@ impl FunctionPayload {
         Self { bytes }
     }
 
-    /// The payload of the frame whose elements, rows or slots begin at `first`.
+    /// The payload of the frame with elements, rows or slots from `first` on.
     pub fn at(&mut self, first: u64) -> &[u8] {
         self.bytes[..8].copy_from_slice(&first.to_le_bytes());
         &self.bytes
