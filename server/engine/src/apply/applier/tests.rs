@@ -8,6 +8,7 @@ use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameKind, PARTITION_ANY, RowsPayload,
 };
+use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
@@ -309,4 +310,26 @@ fn room_in_a_ring_is_told_and_signalled() {
     assert_eq!(head(&rig).applied_seq, 1);
     // A step that moves nothing posts nothing.
     assert_eq!(rig.step(0), []);
+}
+
+/// An applier leaves a ring after each frame of a function, and serves the other ring next.
+#[test]
+fn rings_are_served_between_functions() {
+    let mut rig = Rig::new();
+    let applied = |rig: &Rig, ring: usize| rig.applier.rings[ring].state().applied_seq;
+    let mut count = FunctionPayload::new(FunctionBody::Slots, 0, &[], &[]);
+    let mut reduce = header(FrameKind::Reduce, TABLE);
+    (reduce.count, reduce.partition) = (1, 0);
+    for _ in 0..3 {
+        rig.hands[0].write(reduce, count.at(0));
+        let (header, payload) = push(1.0);
+        rig.hands[1].write(header, &payload);
+    }
+    rig.applier.step();
+    // All pushes of a ring are one batch.
+    assert_eq!((applied(&rig, 0), applied(&rig, 1)), (1, 3));
+    rig.applier.step();
+    assert_eq!(applied(&rig, 0), 2);
+    rig.applier.step();
+    assert_eq!(applied(&rig, 0), 3);
 }
