@@ -83,7 +83,7 @@ pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
 pub use counters::Counters;
 pub use error::ClientError;
-pub use function::{Expression, FunctionArgs, Reduction, Scalar};
+pub use function::{AnyFunctionArgs, Expression, FunctionArgs, Reduction, Scalar};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
