@@ -10,7 +10,7 @@
 !   gfortran program.f90 tidewater.o $(pkg-config --libs tidewater)
 module tidewater
     use, intrinsic :: iso_c_binding
-    use, intrinsic :: iso_fortran_env, only: int32, int64, real32, real64
+    use, intrinsic :: iso_fortran_env, only: int8, int32, int64, real32, real64
     implicit none
     public
 
@@ -21,7 +21,8 @@ module tidewater
     integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
     integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
     integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3
-    integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3
+    integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3, &
+        TW_REDUCE_AND = 4
     integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
     integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
@@ -66,6 +67,16 @@ module tidewater
         integer(c_size_t) :: size = 24
         integer(c_int32_t) :: mode = TW_CONSISTENT, missing = TW_CREATE
         real(c_double) :: timeout_s = 0
+    end type
+
+    type, bind(c) :: tw_function_options
+        integer(c_size_t) :: size = 64
+        type(c_ptr) :: inputs = c_null_ptr
+        integer(c_size_t) :: input_count = 0
+        type(c_ptr) :: parameters = c_null_ptr
+        integer(c_size_t) :: parameter_count = 0
+        integer(c_int32_t) :: has_range = 0, reserved = 0
+        integer(c_int64_t) :: first = 0, count = 0
     end type
 
     interface
@@ -240,6 +251,57 @@ module tidewater
             integer(c_int32_t), value :: dtype, op
             integer(c_int64_t), intent(out) :: ticket
         end function
+        integer(c_int) function tw_update_c(session, target, expression, options, ticket) &
+                bind(c, name="tw_update")
+            import :: c_int, c_ptr, c_char, c_int64_t, tw_function_options
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: target
+            character(kind=c_char), intent(in) :: expression(*)
+            type(tw_function_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_reduce_c(session, target, expression, reduction, options, &
+                value, integer, found) bind(c, name="tw_reduce")
+            import :: c_int, c_ptr, c_char, c_int32_t, c_int64_t, tw_function_options
+            type(c_ptr), value :: session, value, integer, found
+            integer(c_int64_t), value :: target
+            character(kind=c_char), intent(in) :: expression(*)
+            integer(c_int32_t), value :: reduction
+            type(tw_function_options), intent(in) :: options
+        end function
+        integer(c_int) function tw_call_update_c(session, target, name, arguments, bytes, &
+                options, ticket) bind(c, name="tw_call_update")
+            import :: c_int, c_ptr, c_char, c_int64_t, c_size_t, tw_function_options
+            type(c_ptr), value :: session, arguments
+            integer(c_int64_t), value :: target
+            character(kind=c_char), intent(in) :: name(*)
+            integer(c_size_t), value :: bytes
+            type(tw_function_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_call_reduce_c(session, target, name, arguments, &
+                argument_bytes, options, results, pieces, bytes) bind(c, name="tw_call_reduce")
+            import :: c_int, c_ptr, c_char, c_int64_t, c_size_t, tw_function_options
+            type(c_ptr), value :: session, arguments
+            integer(c_int64_t), value :: target
+            character(kind=c_char), intent(in) :: name(*)
+            integer(c_size_t), value :: argument_bytes
+            type(tw_function_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: results
+            integer(c_size_t), intent(out) :: pieces, bytes
+        end function
+        integer(c_int) function tw_results_take_c(session, results, out, bytes, lengths, &
+                pieces) bind(c, name="tw_results_take")
+            import :: c_int, c_ptr, c_int64_t, c_size_t
+            type(c_ptr), value :: session, out, lengths
+            integer(c_int64_t), intent(inout) :: results
+            integer(c_size_t), value :: bytes, pieces
+        end function
+        integer(c_int) function tw_results_forget(session, results) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: results
+        end function
         type(c_ptr) function tw_last_error_c() bind(c, name="tw_last_error")
             import :: c_ptr
         end function
@@ -264,6 +326,12 @@ module tidewater
     ! tw_push_range(session, table, first, values, op, ticket)
     interface tw_push_range
         procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
+    end interface
+    ! tw_reduce(session, target, expression, reduction, value [, found, inputs, parameters, first,
+    ! count]): value is real64, or int64 for the exact result of integer tables and of TW_REDUCE_AND;
+    ! found becomes 0 when a minimum or maximum has no element.
+    interface tw_reduce
+        procedure reduce_real, reduce_integer
     end interface
 
 contains
@@ -455,6 +523,132 @@ contains
         integer(int64), intent(out) :: ticket
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_I64, op, ticket)
+    end function
+
+    ! tw_update(session, target, expression, ticket [, inputs, parameters, first, count])
+    !
+    ! Sets each element of target to the value of an expression, such as "p0 * x + y". inputs: tables
+    ! of x, y and z; without them, x is the target. parameters: values of p0, p1 and so on. first and
+    ! count, which go together, limit the call to elements or rows of the table; they count from 0.
+    integer(c_int) function tw_update(session, target, expression, ticket, inputs, parameters, &
+            first, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: target
+        character(len=*), intent(in) :: expression
+        integer(int64), intent(out) :: ticket
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        options = function_options(inputs, parameters, first, count)
+        status = tw_update_c(session, target, tw_text(expression), options, ticket)
+    end function
+
+    integer(c_int) function reduce_real(session, target, expression, reduction, value, found, &
+            inputs, parameters, first, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: target
+        character(len=*), intent(in) :: expression
+        integer(c_int), intent(in) :: reduction
+        real(real64), intent(inout), target :: value
+        integer(c_int32_t), intent(inout), target, optional :: found
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        options = function_options(inputs, parameters, first, count)
+        status = tw_reduce_c(session, target, tw_text(expression), reduction, options, c_loc(value), &
+            c_null_ptr, found_of(found))
+    end function
+
+    integer(c_int) function reduce_integer(session, target, expression, reduction, value, found, &
+            inputs, parameters, first, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: target
+        character(len=*), intent(in) :: expression
+        integer(c_int), intent(in) :: reduction
+        integer(int64), intent(inout), target :: value
+        integer(c_int32_t), intent(inout), target, optional :: found
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        options = function_options(inputs, parameters, first, count)
+        status = tw_reduce_c(session, target, tw_text(expression), reduction, options, c_null_ptr, &
+            c_loc(value), found_of(found))
+    end function
+
+    ! tw_call_update(session, target, name, arguments, ticket [, inputs, parameters, first, count]):
+    ! the update function that the servers' program registered under a name. arguments: its bytes.
+    integer(c_int) function tw_call_update(session, target, name, arguments, ticket, inputs, &
+            parameters, first, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: target
+        character(len=*), intent(in) :: name
+        integer(int8), intent(in), target, contiguous :: arguments(:)
+        integer(int64), intent(out) :: ticket
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        options = function_options(inputs, parameters, first, count)
+        status = tw_call_update_c(session, target, tw_text(name), c_loc(arguments), &
+            size(arguments, kind=c_size_t), options, ticket)
+    end function
+
+    ! tw_call_reduce(session, target, name, arguments, results, pieces, bytes [, inputs, parameters,
+    ! first, count]): the session keeps the results of all pieces until tw_results_take.
+    integer(c_int) function tw_call_reduce(session, target, name, arguments, results, pieces, &
+            bytes, inputs, parameters, first, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: target
+        character(len=*), intent(in) :: name
+        integer(int8), intent(in), target, contiguous :: arguments(:)
+        integer(int64), intent(out) :: results
+        integer(c_size_t), intent(out) :: pieces, bytes
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        options = function_options(inputs, parameters, first, count)
+        status = tw_call_reduce_c(session, target, tw_text(name), c_loc(arguments), &
+            size(arguments, kind=c_size_t), options, results, pieces, bytes)
+    end function
+
+    ! tw_results_take(session, results, out, lengths): results becomes 0.
+    integer(c_int) function tw_results_take(session, results, out, lengths) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(inout) :: results
+        integer(int8), intent(inout), target, contiguous :: out(:)
+        integer(c_size_t), intent(inout), target, contiguous :: lengths(:)
+        status = tw_results_take_c(session, results, c_loc(out), size(out, kind=c_size_t), &
+            c_loc(lengths), size(lengths, kind=c_size_t))
+    end function
+
+    ! The options of optional arguments. They point to the caller's arrays.
+    function function_options(inputs, parameters, first, count) result(options)
+        integer(int64), intent(in), target, contiguous, optional :: inputs(:)
+        real(real64), intent(in), target, contiguous, optional :: parameters(:)
+        integer(int64), intent(in), optional :: first, count
+        type(tw_function_options) :: options
+        if (present(inputs)) then
+            options%inputs = c_loc(inputs)
+            options%input_count = size(inputs, kind=c_size_t)
+        end if
+        if (present(parameters)) then
+            options%parameters = c_loc(parameters)
+            options%parameter_count = size(parameters, kind=c_size_t)
+        end if
+        if (present(count)) options%has_range = 1
+        if (present(first)) options%first = first
+        if (present(count)) options%count = count
+    end function
+
+    function found_of(found) result(at)
+        integer(c_int32_t), intent(in), target, optional :: found
+        type(c_ptr) :: at
+        at = c_null_ptr
+        if (present(found)) at = c_loc(found)
     end function
 
 end module tidewater

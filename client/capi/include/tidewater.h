@@ -7,10 +7,10 @@
  * thread's last failure: which call, what was wrong, what to do.
  *
  * Memory. A pointer is null, where that is allowed, or to what its parameter names, as large as the
- * call is told. Arrays and strings are the caller's again when a call returns: nothing is kept.
+ * call's arguments say. Arrays and strings are the caller's again when a call returns.
  *
  * Handles. A session is a pointer from tw_session_open to tw_session_free; after tw_session_close
- * every call of it is TW_ERR_CLOSED. Tables, tickets and pulls are numbers, which a session checks:
+ * every call of it is TW_ERR_CLOSED. Tables, tickets, pulls and results are numbers, which a session checks:
  * zero, those of other sessions and those that are gone are TW_ERR_HANDLE.
  *
  * Structs that end in _options, _info or _counters begin with their size, and may grow at their
@@ -49,11 +49,11 @@ typedef enum {
     TW_ERR_CLOSED = 3,
     // An argument that cannot be: the text says which, and what would be right.
     TW_ERR_ARGUMENT = 4,
-    // The time was over; the text says who is missing. A tick can be repeated.
+    // The deadline has passed; the text names the missing processes. A tick can be repeated.
     TW_ERR_DEADLINE = 5,
     // A server refused a push; the text says why.
     TW_ERR_REJECTED = 6,
-    // Coordinator or server said no.
+    // Refused by the coordinator or a server.
     TW_ERR_REFUSED = 7,
     // A process of the job cannot be joined, or is lost: then the job is ending.
     TW_ERR_LOST = 8,
@@ -175,7 +175,7 @@ typedef enum {
 
 // How far workers may drift apart.
 typedef enum {
-    // Nobody waits.
+    // No worker waits for another.
     TW_ASP = 0,
     // An iteration begins when all workers have ended the one before.
     TW_BSP = 1,
@@ -206,6 +206,18 @@ typedef enum {
     // Any thread at any time; calls wait for each other.
     TW_THREAD_MULTIPLE = 3,
 } tw_thread_level;
+
+// How tw_reduce combines the values of an expression.
+typedef enum {
+    // Sum; of a condition, the number of elements for which it is true. 0 of no elements.
+    TW_REDUCE_SUM = 1,
+    // Smallest value; NaN if one is NaN.
+    TW_REDUCE_MIN = 2,
+    // Largest value; NaN if one is NaN.
+    TW_REDUCE_MAX = 3,
+    // 1 if no value is zero, else 0; 1 of no elements.
+    TW_REDUCE_AND = 4,
+} tw_reduction;
 
 // How to open a session. All zero but `size` is: join the job that environment or launcher name.
 typedef struct {
@@ -285,7 +297,7 @@ typedef struct {
     uint64_t retries;
     // Pulls that gave up reading one-sidedly and had the rest gathered.
     uint64_t gather_fallbacks;
-    // Keys whose location had to be asked for.
+    // Keys with an unknown location, which a server resolved.
     uint64_t resolved_keys;
     // Hints that turned out stale.
     uint64_t stale_hints;
@@ -295,7 +307,7 @@ typedef struct {
     uint64_t frames;
     // Frames that a server refused.
     uint64_t rejects;
-    // Refused frames whose ticket nobody waited for.
+    // Refused frames of tickets that were never waited for.
     uint64_t rejects_unclaimed;
     // Lanes re-established.
     uint64_t recoveries;
@@ -392,6 +404,32 @@ typedef uint64_t tw_pull;
 // A push under way. Zero is none.
 typedef uint64_t tw_ticket;
 
+// Inputs of a function. Null is the same as all zero: all of the target, with the target as x.
+typedef struct {
+    // sizeof(tw_function_options)
+    size_t size;
+    // Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
+    // A sparse table is only combined with itself. None: x is the target.
+    const tw_table *inputs;
+    // Number of inputs, at most 3.
+    size_t input_count;
+    // Values of p0, p1 and so on.
+    const double *parameters;
+    // Number of parameters, at most 16.
+    size_t parameter_count;
+    // Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
+    int32_t has_range;
+    // Unused; zero.
+    int32_t reserved;
+    // First element or row of the range.
+    uint64_t first;
+    // Number of elements or rows of the range.
+    uint64_t count;
+} tw_function_options;
+
+// Results of a named function that the session keeps. Zero is none.
+typedef uint64_t tw_results;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -436,7 +474,7 @@ tw_status tw_session_counters(tw_session *session, tw_counters *counters);
 tw_status tw_progress(tw_session *session);
 
 // This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
-// coordinator, so that nobody waits for it. Close the session afterwards.
+// coordinator, so that no worker waits for it. Close the session afterwards.
 tw_status tw_finish(tw_session *session);
 
 // This worker cannot go on: the job ends, and its end names `reason`.
@@ -552,6 +590,69 @@ tw_status tw_push_wait(tw_session *session,
 // Forgets a ticket; the push goes on. `*ticket` becomes zero.
 tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
 
+// Sets each element of `target` to the value of `expression`, such as "p0 * x + y": x, y and z are the
+// elements of the inputs at the same place, p0 to p15 the parameters, index the element's index. The
+// call is ordered like a push and applied exactly once; `ticket` is as of tw_push_rows. `options` may
+// be null: all of the target, with the target as x. A wrong expression is TW_ERR_ARGUMENT; the text
+// names the byte. Each 256 KiB of elements, or 2,048 rows, change completely or not at all.
+tw_status tw_update(tw_session *session,
+                    tw_table target,
+                    const char *expression,
+                    const tw_function_options *options,
+                    tw_ticket *ticket);
+
+// Computes `expression` for each element of `target` and combines the values by `reduction`, a
+// tw_reduction. `*value` receives the result as a double, `*integer` the exact one of integer tables
+// and of TW_REDUCE_AND; one of them may be null. `*found` becomes 1, or 0 if a minimum or maximum has
+// no element; without it, with null, that is TW_ERR_ARGUMENT. Floats are summed in double with
+// compensation; the bits are the same on any number of servers. Options and errors are those of
+// tw_update.
+tw_status tw_reduce(tw_session *session,
+                    tw_table target,
+                    const char *expression,
+                    int32_t reduction,
+                    const tw_function_options *options,
+                    double *value,
+                    int64_t *integer,
+                    int32_t *found);
+
+// Runs the update function that the servers' program registered under `name`, with `bytes` bytes of
+// `arguments`. Order, ticket and options are those of tw_update. The ticket fails with TW_ERR_REJECTED
+// when the servers have no such function, or it refuses.
+tw_status tw_call_update(tw_session *session,
+                         tw_table target,
+                         const char *name,
+                         const void *arguments,
+                         size_t bytes,
+                         const tw_function_options *options,
+                         tw_ticket *ticket);
+
+// Runs the reducing function that the servers' program registered under `name`, and keeps the results
+// of all pieces in `*results` until tw_results_take. `*pieces` and `*bytes` receive their number and
+// total length. Arguments and options are those of tw_call_update.
+tw_status tw_call_reduce(tw_session *session,
+                         tw_table target,
+                         const char *name,
+                         const void *arguments,
+                         size_t argument_bytes,
+                         const tw_function_options *options,
+                         tw_results *results,
+                         size_t *pieces,
+                         size_t *bytes);
+
+// Copies the results of tw_call_reduce, one after the other in the order of their elements, to `out`,
+// and their lengths to `lengths`; `*results` becomes zero. There is room for `bytes` bytes and `pieces`
+// lengths. After TW_ERR_ARGUMENT the results are still kept.
+tw_status tw_results_take(tw_session *session,
+                          tw_results *results,
+                          void *out,
+                          size_t bytes,
+                          size_t *lengths,
+                          size_t pieces);
+
+// Frees the results of tw_call_reduce without a copy; `*results` becomes zero.
+tw_status tw_results_forget(tw_session *session, tw_results *results);
+
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 // for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says
 // that a push was refused for which no tw_push_wait has said so: the clock has not moved, and the push can be
@@ -559,7 +660,7 @@ tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
 tw_status tw_tick(tw_session *session,
                   uint32_t domain);
 
-// Iterations that this worker has ended, and those that all have, as every server tells it, in domain 0.
+// Iterations that this worker has ended, and those that all have, as every server reports, in domain 0.
 // Either place may be null.
 tw_status tw_clock(tw_session *session,
                    uint64_t *mine,

@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "tidewater.h"
 
@@ -75,7 +77,7 @@ public:
     session &operator=(const session &) = delete;
 
     tw_session *get() const noexcept { return it_.get(); }
-    /* The handle, kept alive by whoever holds it. */
+    /* The handle, which its holders keep alive. */
     const std::shared_ptr<tw_session> &shared() const noexcept { return it_; }
 
     tw_session_info info() const
@@ -100,7 +102,7 @@ public:
         const T *from = values.data();
         check(tw_all_gather(it_.get(), from, values.size(), dtype_of<T>::value, all.data(), all.size()));
     }
-    template <typename Values> void all_reduce(Values &values, tw_reduce reduce)
+    template <typename Values> void all_reduce(Values &values, tw_reduction reduce)
     {
         using T = std::remove_pointer_t<decltype(values.data())>;
         check(tw_all_reduce(it_.get(), values.data(), values.size(), dtype_of<T>::value, reduce));
@@ -172,6 +174,38 @@ private:
     tw_ticket it_;
 };
 
+/* Elements of a TW_RANGES table, or rows of a TW_ROWS table. */
+struct range {
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+};
+
+/* Inputs of a function. The default: all of the target, with the target as x. */
+struct function_args {
+    /* Handles of the tables of x, y and z: {a.handle(), b.handle()}. */
+    std::vector<tw_table> inputs;
+    /* Values of p0, p1 and so on. */
+    std::vector<double> parameters;
+    /* What the call covers; nothing: all. */
+    std::optional<tw::range> range;
+
+    /* The same for C; valid while this object is and keeps its vectors. */
+    tw_function_options options() const
+    {
+        auto options = defaults<tw_function_options>();
+        options.inputs = inputs.data();
+        options.input_count = inputs.size();
+        options.parameters = parameters.data();
+        options.parameter_count = parameters.size();
+        if (range) {
+            options.has_range = 1;
+            options.first = range->first;
+            options.count = range->count;
+        }
+        return options;
+    }
+};
+
 /* A table of T. After the end of its session every call throws error with TW_ERR_CLOSED. */
 template <typename T> class table {
 public:
@@ -229,6 +263,72 @@ public:
         check(tw_push_range(session_.get(), it_, first, from, values.size(), dtype_of<T>::value, op,
                             &it));
         return {session_, it};
+    }
+
+    /* Result of a reduction: double of floating point, std::int64_t of integers. */
+    using result = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>;
+
+    /* Sets each element to the value of an expression, on the servers; see tw_update. */
+    [[nodiscard]] ticket update(const std::string &expression, const function_args &args = {}) const
+    {
+        const auto options = args.options();
+        tw_ticket it = 0;
+        check(tw_update(session_.get(), it_, expression.c_str(), &options, &it));
+        return {session_, it};
+    }
+    /* Combines the values of an expression, on the servers; nothing for a minimum or maximum of no element. */
+    std::optional<result> reduce(const std::string &expression, tw_reduction reduction = TW_REDUCE_SUM,
+                                 const function_args &args = {}) const
+    {
+        const auto options = args.options();
+        result value = 0;
+        double *real = nullptr;
+        std::int64_t *integer = nullptr;
+        if constexpr (std::is_floating_point_v<T>)
+            real = &value;
+        else
+            integer = &value;
+        std::int32_t found = 0;
+        check(tw_reduce(session_.get(), it_, expression.c_str(), reduction, &options, real, integer, &found));
+        return found != 0 ? std::optional<result>(value) : std::nullopt;
+    }
+    /* Runs an update function that the servers' program registered under `name`. */
+    [[nodiscard]] ticket call_update(const std::string &name, const std::string &arguments = {},
+                                     const function_args &args = {}) const
+    {
+        const auto options = args.options();
+        tw_ticket it = 0;
+        check(tw_call_update(session_.get(), it_, name.c_str(), arguments.data(), arguments.size(), &options,
+                             &it));
+        return {session_, it};
+    }
+    /* Runs a reducing function registered under `name`: the bytes of all pieces, in the order of their elements. */
+    std::vector<std::string> call_reduce(const std::string &name, const std::string &arguments = {},
+                                         const function_args &args = {}) const
+    {
+        const auto options = args.options();
+        tw_results results = 0;
+        std::size_t pieces = 0, bytes = 0;
+        check(tw_call_reduce(session_.get(), it_, name.c_str(), arguments.data(), arguments.size(), &options,
+                             &results, &pieces, &bytes));
+        std::vector<std::string> out;
+        try {
+            std::string all(bytes, '\0');
+            std::vector<std::size_t> lengths(pieces);
+            check(tw_results_take(session_.get(), &results, all.data(), bytes, lengths.data(), pieces));
+            out.reserve(pieces);
+            std::size_t at = 0;
+            for (const std::size_t length : lengths) {
+                out.push_back(all.substr(at, length));
+                at += length;
+            }
+        } catch (...) {
+            // Without memory for the copy the session must not keep the results.
+            if (results != 0)
+                tw_results_forget(session_.get(), &results);
+            throw;
+        }
+        return out;
     }
 
 private:

@@ -1,11 +1,16 @@
 //! Converts numbers and structs of C to the client's types.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use tidewater::{Counters, Job, Missing, PullMode, PullOptions, ReduceOp, SyncMode};
+use tidewater::{
+    AnyFunctionArgs, AnyTable, Counters, Job, Missing, PullMode, PullOptions, ReduceOp, Reduction,
+    SyncMode,
+};
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
@@ -60,7 +65,7 @@ pub(crate) fn op(value: i32) -> Result<PushOp, Failure> {
 }
 
 pub(crate) fn reduce(value: i32) -> Result<ReduceOp, Failure> {
-    use tw_reduce::*;
+    use tw_reduction::*;
     choice!("reduce", value, {
         TW_REDUCE_SUM => ReduceOp::Sum,
         TW_REDUCE_MIN => ReduceOp::Min,
@@ -150,6 +155,78 @@ pub(crate) fn pull_options(
     let timeout = seconds("timeout_s", options.timeout_s)?.unwrap_or(timeout);
     let options = PullOptions::default().mode(mode).missing(missing);
     Ok(PullOptions { timeout, ..options })
+}
+
+/// Parsed options of a function.
+#[derive(Debug, Default)]
+pub(crate) struct FunctionInputs<'a> {
+    pub(crate) inputs: &'a [tw_table],
+    pub(crate) parameters: &'a [f64],
+    pub(crate) range: Option<Range<u64>>,
+}
+
+impl FunctionInputs<'_> {
+    /// Arguments of a call with these inputs.
+    pub(crate) fn args<'b>(&'b self, inputs: &'b [AnyTable]) -> AnyFunctionArgs<'b> {
+        AnyFunctionArgs {
+            inputs,
+            parameters: self.parameters,
+            range: self.range.clone(),
+        }
+    }
+}
+
+pub(crate) fn reduction(value: i32) -> Result<Reduction, Failure> {
+    use tw_reduction::*;
+    choice!("reduction", value, {
+        TW_REDUCE_SUM => Reduction::Sum,
+        TW_REDUCE_MIN => Reduction::Min,
+        TW_REDUCE_MAX => Reduction::Max,
+        TW_REDUCE_AND => Reduction::And,
+    })
+}
+
+/// Fails when an integer is to receive the result of floats.
+pub(crate) fn exact_result(
+    wanted: bool,
+    dtype: DType,
+    reduction: Reduction,
+) -> Result<(), Failure> {
+    if !wanted || !dtype.is_float() || reduction == Reduction::And {
+        return Ok(());
+    }
+    Err(Failure::argument(
+        "the table holds floats, and integer is not null; use value for their result",
+    ))
+}
+
+/// Fails for more inputs or parameters than a function can have, before their arrays are read.
+pub(crate) fn function_counts(inputs: usize, parameters: usize) -> Result<(), Failure> {
+    if inputs <= FUNCTION_INPUTS_MAX && parameters <= FUNCTION_PARAMETERS_MAX {
+        return Ok(());
+    }
+    Err(Failure::argument(format_args!(
+        "{inputs} inputs and {parameters} parameters; the most are {FUNCTION_INPUTS_MAX} and \
+         {FUNCTION_PARAMETERS_MAX}"
+    )))
+}
+
+/// Converts the range of a function; `None` is all of the table.
+pub(crate) fn function_range(options: &tw_function_options) -> Result<Option<Range<u64>>, Failure> {
+    let (first, count) = (options.first, options.count);
+    if options.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    match (options.has_range, first.checked_add(count)) {
+        (0, _) if (first, count) == (0, 0) => Ok(None),
+        (0, _) => Err(Failure::argument(format_args!(
+            "first is {first} and count {count}, but has_range is 0; set it to 1"
+        ))),
+        (_, Some(end)) => Ok(Some(first..end)),
+        (_, None) => Err(Failure::argument(format_args!(
+            "the range of {count} elements from {first} ends beyond 2^64"
+        ))),
+    }
 }
 
 /// Makes the definition of a table from its options.

@@ -70,7 +70,9 @@ impl From<ClientError> for Failure {
                 source: CollectiveError::Left { .. } | CollectiveError::OutOfStep { .. },
                 ..
             } => tw_status::TW_ERR_LOST,
-            ClientError::Argument { .. } | ClientError::Collective { .. } => {
+            ClientError::Argument { .. }
+            | ClientError::Collective { .. }
+            | ClientError::Expression { .. } => {
                 tw_status::TW_ERR_ARGUMENT
             }
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,

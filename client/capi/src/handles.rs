@@ -3,7 +3,7 @@
 //!
 //! | bits | contents |
 //! |---|---|
-//! | 60..64 | the kind of object: a table, a push, a pull |
+//! | 60..64 | the kind of object: a table, a push, a pull, results |
 //! | 44..60 | the session: 16 random bits |
 //! | 20..44 | the generation of the slot, from a random number on |
 //! | 0..20 | the slot |
@@ -29,6 +29,7 @@ pub(crate) enum Kind {
     Table = 1,
     Push = 2,
     Pull = 3,
+    Results = 4,
 }
 
 impl Kind {
@@ -37,6 +38,7 @@ impl Kind {
             Self::Table => "table",
             Self::Push => "ticket",
             Self::Pull => "pull",
+            Self::Results => "results",
         }
     }
 }

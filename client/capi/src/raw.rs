@@ -11,8 +11,8 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_counters, tw_pull_options, tw_session_info, tw_session_options, tw_table_info,
-    tw_table_options,
+    tw_counters, tw_function_options, tw_pull_options, tw_session_info, tw_session_options,
+    tw_table_info, tw_table_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;
@@ -46,6 +46,8 @@ unsafe impl Sized0 for tw_table_info {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_pull_options {}
 // SAFETY: as above.
+unsafe impl Sized0 for tw_function_options {}
+// SAFETY: as above.
 unsafe impl Sized0 for tw_counters {}
 
 /// Returns the session of a pointer, if it has a session's mark.
@@ -78,6 +80,21 @@ pub(crate) unsafe fn out<'a, T: Copy>(pointer: *mut T, what: &str) -> Result<&'a
     // SAFETY: not null, aligned, and exclusive during the call, as the caller promises. The types used
     // here are numbers and pointers, of which any bytes make one.
     Ok(unsafe { &mut *pointer })
+}
+
+/// Like [`out`], but null is `None`.
+///
+/// # Safety
+/// As of [`out`].
+pub(crate) unsafe fn optional_out<'a, T: Copy>(
+    pointer: *mut T,
+    what: &str,
+) -> Result<Option<&'a mut T>, Failure> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the same contract.
+    unsafe { out(pointer, what) }.map(Some)
 }
 
 /// Reads a string that ends with a NUL.
@@ -226,10 +243,74 @@ pub(crate) unsafe fn array_mut<'a, T: Element>(
 /// # Safety
 /// `rows` keys can be read there, unless `rows` is 0, and nothing changes them for `'a`.
 pub(crate) unsafe fn keys<'a>(pointer: *const u64, rows: usize) -> Result<&'a [u64], Failure> {
+    // SAFETY: the same contract.
+    unsafe { u64s(pointer, rows, "the array of keys") }
+}
+
+/// Returns an array of numbers: keys or handles.
+///
+/// # Safety
+/// As of [`array`].
+pub(crate) unsafe fn u64s<'a>(
+    pointer: *const u64,
+    len: usize,
+    what: &str,
+) -> Result<&'a [u64], Failure> {
     // SAFETY: the same contract; i64 and u64 have one layout, and any bytes make one.
-    let keys = unsafe { array(pointer.cast::<i64>(), rows, "the array of keys") }?;
+    let numbers = unsafe { array(pointer.cast::<i64>(), len, what) }?;
     // SAFETY: as above.
-    Ok(unsafe { slice::from_raw_parts(keys.as_ptr().cast(), keys.len()) })
+    Ok(unsafe { slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
+}
+
+/// Returns bytes for reading.
+///
+/// # Safety
+/// As of [`array`].
+pub(crate) unsafe fn bytes<'a>(
+    pointer: *const c_void,
+    len: usize,
+    what: &str,
+) -> Result<&'a [u8], Failure> {
+    check_array(pointer.cast::<u8>(), len, what)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not null, of a possible size; readable and unchanged, as the caller promises.
+    Ok(unsafe { slice::from_raw_parts(pointer.cast(), len) })
+}
+
+/// Returns bytes for writing.
+///
+/// # Safety
+/// As of [`array_mut`].
+pub(crate) unsafe fn bytes_mut<'a>(
+    pointer: *mut c_void,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [u8], Failure> {
+    check_array(pointer.cast::<u8>(), len, what)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: not null, of a possible size; exclusive for `'a`, as the caller promises.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), len) })
+}
+
+/// Returns an array of lengths for writing.
+///
+/// # Safety
+/// As of [`array_mut`].
+pub(crate) unsafe fn sizes_mut<'a>(
+    pointer: *mut usize,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [usize], Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: not null, aligned, of a possible size; exclusive for `'a`, as the caller promises.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
 }
 
 /// Returns an array with an element type known at run time.
@@ -286,6 +367,7 @@ pub(crate) unsafe fn values_mut<'a>(
 pub(crate) fn disjoint(
     (a, a_bytes): (*const c_void, usize),
     (b, b_bytes): (*const c_void, usize),
+    what: &str,
 ) -> Result<(), Failure> {
     // Null is refused elsewhere, where an array is required.
     let nothing = a.is_null() || b.is_null() || a_bytes == 0 || b_bytes == 0;
@@ -294,9 +376,7 @@ pub(crate) fn disjoint(
     if nothing || apart {
         return Ok(());
     }
-    Err(Failure::argument(
-        "the array to pull into overlaps the keys",
-    ))
+    Err(Failure::argument(format_args!("{what} overlap")))
 }
 
 fn aligned<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
@@ -345,6 +425,7 @@ mod tests {
         );
         assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 6 * 4);
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
+        assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
         assert_eq!(size_of::<tw_counters>(), 22 * 8);
     }
 
@@ -399,10 +480,11 @@ mod tests {
     #[test]
     fn arrays_that_share_a_byte_are_not_disjoint() {
         let place = |addr: usize, bytes| (std::ptr::without_provenance(addr), bytes);
-        assert!(disjoint(place(64, 16), place(80, 8)).is_ok());
-        assert!(disjoint(place(80, 8), place(64, 16)).is_ok());
-        assert!(disjoint(place(64, 17), place(80, 8)).is_err());
-        assert!(disjoint(place(80, 8), place(64, 64)).is_err());
-        assert!(disjoint(place(64, 0), place(64, 8)).is_ok());
+        let apart = |a, b| disjoint(a, b, "arrays");
+        assert!(apart(place(64, 16), place(80, 8)).is_ok());
+        assert!(apart(place(80, 8), place(64, 16)).is_ok());
+        assert!(apart(place(64, 17), place(80, 8)).is_err());
+        assert!(apart(place(80, 8), place(64, 64)).is_err());
+        assert!(apart(place(64, 0), place(64, 8)).is_ok());
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct Open {
     pub(crate) tables: Handles<AnyTable>,
     pub(crate) pushes: Handles<Ticket>,
     pub(crate) pulls: Handles<AnyPull>,
+    /// Results of named functions, one vector for each piece.
+    pub(crate) results: Handles<Vec<Vec<u8>>>,
     /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call without a timeout of its own.
@@ -85,6 +87,7 @@ impl tw_session {
             tables: Handles::new(Kind::Table, random),
             pushes: Handles::new(Kind::Push, random),
             pulls: Handles::new(Kind::Pull, random),
+            results: Handles::new(Kind::Results, random),
             walltime: None,
             timeout: choices
                 .timeout

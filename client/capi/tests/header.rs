@@ -5,8 +5,8 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_counters, tw_pull_options, tw_session_info, tw_session_options, tw_table_info,
-    tw_table_options,
+    tw_counters, tw_function_options, tw_pull_options, tw_session_info, tw_session_options,
+    tw_table_info, tw_table_options,
 };
 
 const HEADER: &str = "include/tidewater.h";
@@ -22,6 +22,7 @@ fn the_header_is_current() {
         "session",
         "table",
         "data",
+        "function",
         "clock",
         "collective",
         "walltime",
@@ -39,7 +40,7 @@ fn the_header_is_current() {
     let differs = kept.lines().zip(written.lines()).position(|(a, b)| a != b);
     assert!(
         kept == written,
-        "{HEADER} is not what src/abi says (first at line {:?}); to write it anew:\n\
+        "{HEADER} is not what src/abi says (first at line {:?}); to write it again:\n\
          TIDEWATER_TEST_BLESS=1 cargo test --profile ci -p tidewater-capi --test header",
         differs.map(|line| line + 1)
     );
@@ -53,6 +54,7 @@ fn structs_only_grow() {
     assert!(size_of::<tw_table_options>() >= 128);
     assert!(size_of::<tw_table_info>() >= 40);
     assert!(size_of::<tw_pull_options>() >= 24);
+    assert!(size_of::<tw_function_options>() >= 64);
     assert!(size_of::<tw_counters>() >= 176);
     assert_eq!(offset_of!(tw_session_options, has_rank), 40);
     assert_eq!(offset_of!(tw_session_options, join_timeout_s), 88);
@@ -61,5 +63,6 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);
     assert_eq!(offset_of!(tw_table_info, domain), 36);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
+    assert_eq!(offset_of!(tw_function_options, count), 56);
     assert_eq!(offset_of!(tw_counters, ticks), 168);
 }

@@ -22,7 +22,7 @@ pub unsafe extern "C" fn tw_tick(session: *mut tw_session, domain: u32) -> tw_st
     })
 }
 
-/// Iterations that this worker has ended, and those that all have, as every server tells it, in domain 0.
+/// Iterations that this worker has ended, and those that all have, as every server reports, in domain 0.
 /// Either place may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_clock(

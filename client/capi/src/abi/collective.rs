@@ -36,7 +36,7 @@ pub unsafe extern "C" fn tw_all_gather(
     })
 }
 
-/// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduce), in rank
+/// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduction), in rank
 /// order: the same bits at every worker. Otherwise like tw_all_gather. On failure `values` hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_all_reduce(

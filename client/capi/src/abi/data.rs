@@ -35,7 +35,9 @@ pub unsafe extern "C" fn tw_pull_rows(
         let options = unsafe { pull_options(options) }?;
         let dtype = convert::dtype(dtype)?;
         let bytes = elements.saturating_mul(dtype.size());
-        raw::disjoint((out, bytes), (keys.cast(), rows.saturating_mul(8)))?;
+        let keys_bytes = rows.saturating_mul(8);
+        let what = "the array to pull into and the keys";
+        raw::disjoint((out, bytes), (keys.cast(), keys_bytes), what)?;
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::keys(keys, rows) }?;
         // SAFETY: the contract of the module, and it does not overlap the keys.
@@ -323,7 +325,7 @@ unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_option
 ///
 /// # Safety
 /// The contract of the module.
-unsafe fn push(
+pub(super) unsafe fn push(
     session: &tw_session,
     ticket: *mut tw_ticket,
     body: impl FnOnce(&mut Open) -> Result<Ticket, Failure>,

@@ -14,6 +14,7 @@
 pub mod clock;
 pub mod collective;
 pub mod data;
+pub mod function;
 pub mod library;
 pub mod session;
 pub mod table;

@@ -117,7 +117,7 @@ pub unsafe extern "C" fn tw_progress(session: *mut tw_session) -> tw_status {
 }
 
 /// This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
-/// coordinator, so that nobody waits for it. Close the session afterwards.
+/// coordinator, so that no worker waits for it. Close the session afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_finish(session: *mut tw_session) -> tw_status {
     run("tw_finish", || {

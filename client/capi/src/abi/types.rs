@@ -22,11 +22,11 @@ pub enum tw_status {
     TW_ERR_CLOSED = 3,
     /// An argument that cannot be: the text says which, and what would be right.
     TW_ERR_ARGUMENT = 4,
-    /// The time was over; the text says who is missing. A tick can be repeated.
+    /// The deadline has passed; the text names the missing processes. A tick can be repeated.
     TW_ERR_DEADLINE = 5,
     /// A server refused a push; the text says why.
     TW_ERR_REJECTED = 6,
-    /// Coordinator or server said no.
+    /// Refused by the coordinator or a server.
     TW_ERR_REFUSED = 7,
     /// A process of the job cannot be joined, or is lost: then the job is ending.
     TW_ERR_LOST = 8,
@@ -80,18 +80,6 @@ pub enum tw_op {
     TW_GRADIENT = 3,
 }
 
-/// What tw_all_reduce computes. NaN is the least and the greatest if any worker gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub enum tw_reduce {
-    /// The sum, beginning with rank 0; integers wrap.
-    TW_REDUCE_SUM = 1,
-    /// The least value of each element.
-    TW_REDUCE_MIN = 2,
-    /// The greatest value of each element.
-    TW_REDUCE_MAX = 3,
-}
-
 /// How a pull reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -114,6 +102,22 @@ pub enum tw_missing {
     TW_CREATE = 0,
     /// Answers the first values and stores nothing.
     TW_INITIAL = 1,
+}
+
+/// How tw_reduce combines the values of an expression, and tw_all_reduce those of all workers. NaN is the
+/// result if any value is NaN. tw_all_reduce wraps integers, begins sums with rank 0, and takes no
+/// TW_REDUCE_AND.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_reduction {
+    /// Sum; of a condition, the number of elements for which it is true. 0 of no elements.
+    TW_REDUCE_SUM = 1,
+    /// Smallest value; NaN if one is NaN.
+    TW_REDUCE_MIN = 2,
+    /// Largest value; NaN if one is NaN.
+    TW_REDUCE_MAX = 3,
+    /// 1 if no value is zero, else 0; 1 of no elements.
+    TW_REDUCE_AND = 4,
 }
 
 /// The rule by which a gradient is applied, and what `hyper` holds for it.
@@ -168,7 +172,7 @@ pub enum tw_effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_sync {
-    /// Nobody waits.
+    /// No worker waits for another.
     TW_ASP = 0,
     /// An iteration begins when all workers have ended the one before.
     TW_BSP = 1,
@@ -212,6 +216,9 @@ pub type tw_ticket = u64;
 
 /// A pull under way. Zero is none.
 pub type tw_pull = u64;
+
+/// Results of a named function that the session keeps. Zero is none.
+pub type tw_results = u64;
 
 /// How to open a session. All zero but `size` is: join the job that environment or launcher name.
 #[derive(Debug, Clone, Copy)]
@@ -351,6 +358,31 @@ pub struct tw_pull_options {
     pub timeout_s: f64,
 }
 
+/// Inputs of a function. Null is the same as all zero: all of the target, with the target as x.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_function_options {
+    /// sizeof(tw_function_options)
+    pub size: usize,
+    /// Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
+    /// A sparse table is only combined with itself. None: x is the target.
+    pub inputs: *const tw_table,
+    /// Number of inputs, at most 3.
+    pub input_count: usize,
+    /// Values of p0, p1 and so on.
+    pub parameters: *const f64,
+    /// Number of parameters, at most 16.
+    pub parameter_count: usize,
+    /// Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
+    pub has_range: i32,
+    /// Unused; zero.
+    pub reserved: i32,
+    /// First element or row of the range.
+    pub first: u64,
+    /// Number of elements or rows of the range.
+    pub count: u64,
+}
+
 /// What a session did since it was opened: which path really ran.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -377,7 +409,7 @@ pub struct tw_counters {
     pub retries: u64,
     /// Pulls that gave up reading one-sidedly and had the rest gathered.
     pub gather_fallbacks: u64,
-    /// Keys whose location had to be asked for.
+    /// Keys with an unknown location, which a server resolved.
     pub resolved_keys: u64,
     /// Hints that turned out stale.
     pub stale_hints: u64,
@@ -387,7 +419,7 @@ pub struct tw_counters {
     pub frames: u64,
     /// Frames that a server refused.
     pub rejects: u64,
-    /// Refused frames whose ticket nobody waited for.
+    /// Refused frames of tickets that were never waited for.
     pub rejects_unclaimed: u64,
     /// Lanes re-established.
     pub recoveries: u64,

@@ -10,6 +10,7 @@
 )]
 
 mod collective;
+mod functions;
 mod rig;
 mod right;
 mod threads;

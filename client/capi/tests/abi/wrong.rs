@@ -222,7 +222,7 @@ fn wrong_arguments_say_what_would_be_right() {
         let bad = tw_pull_rows(session, rows, &10, 1, out, 3, F64, null());
         fails(bad, TW_ERR_ARGUMENT, "past the end");
         let bad = tw_pull_rows(session, rows, out.cast(), 1, out, 3, F64, null());
-        fails(bad, TW_ERR_ARGUMENT, "overlaps the keys");
+        fails(bad, TW_ERR_ARGUMENT, "keys overlap");
         let bad = tw_push_rows(
             session,
             rows,

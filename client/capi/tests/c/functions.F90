@@ -1,0 +1,113 @@
+! Functions at the data from Fortran: a table is doubled by an expression and summed. Run by
+! ci/bindings.sh.
+!
+!   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
+program functions
+    use, intrinsic :: iso_c_binding
+    use, intrinsic :: iso_fortran_env, only: int8, int32, int64, real64
+    use tidewater
+    implicit none
+    integer(int64), parameter :: elements = 100000
+    type(c_ptr) :: session
+    integer(int64) :: x, y, n, ticket, whole, results
+    integer(c_size_t) :: pieces, bytes
+    integer(int32) :: found
+    real(real64) :: total, pulled(2)
+    integer(int8) :: no_bytes(0), one_byte(1)
+    integer(int8), allocatable :: out(:)
+    integer(c_size_t), allocatable :: lengths(:)
+    integer(int64), allocatable :: numbers(:)
+
+    call open_session()
+    x = table_of("x", TW_F64)
+    y = table_of("y", TW_F64)
+    n = table_of("n", TW_I64)
+    call check(tw_update(session, x, "index", ticket) == TW_OK, "update")
+    call check(tw_push_forget(session, ticket) == TW_OK, "forget")
+    call check(tw_update(session, x, "2 * x", ticket) == TW_OK, "doubles")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait")
+    call check(tw_reduce(session, x, "x", TW_REDUCE_SUM, total) == TW_OK, "reduce")
+    call check(nint(total, int64) == elements*(elements - 1), "the doubled table is summed")
+
+    call check(tw_update(session, y, "p0 * x + y", ticket, inputs=[x, y], parameters=[3d0], &
+        first=elements - 1, count=1_int64) == TW_OK, "one element")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for one element")
+    call check(tw_pull_range(session, y, elements - 2, pulled) == TW_OK, "pull")
+    call check(all(nint(pulled, int64) == [0_int64, 6*(elements - 1)]), "one element is updated")
+    call check(tw_update(session, n, "9007199254740993", ticket) == TW_OK, "integers")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for integers")
+    call check(tw_reduce(session, n, "x", TW_REDUCE_MAX, whole) == TW_OK, "largest integer")
+    call check(whole == 9007199254740993_int64, "integers are exact")
+    call check(tw_reduce(session, n, "x", TW_REDUCE_MIN, whole, found, first=0_int64, &
+        count=0_int64) == TW_OK .and. found == 0, "nothing has no minimum")
+
+    call check(tw_call_update(session, x, "scale", transfer(0.5d0, no_bytes), ticket) == TW_OK, &
+        "a function by name")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the function")
+    call check(tw_reduce(session, x, "x", TW_REDUCE_MAX, total) == TW_OK, "maximum")
+    call check(nint(total, int64) == elements - 1, "the function halves the table")
+    call check(tw_call_reduce(session, x, "scale", no_bytes, results, pieces, bytes) == TW_OK, &
+        "a reducing function")
+    allocate (out(bytes), lengths(pieces), numbers(bytes/8))
+    call check(tw_results_take(session, results, out, lengths) == TW_OK, "results")
+    numbers = transfer(out, numbers)
+    call check(results == 0 .and. all(lengths == 16), "lengths")
+    call check(sum(numbers(2::2)) == elements, "pieces cover the table")
+
+    call check(tw_update(session, x, "x + ", ticket) == TW_ERR_ARGUMENT, "a wrong expression")
+    ! tw_text drops the blank at the end.
+    call check(index(tw_last_error(), "byte 3") > 0, "its position")
+    call check(tw_reduce(session, x, "x", TW_REDUCE_SUM, whole) == TW_ERR_ARGUMENT, "an integer of floats")
+    call check(tw_update(session, x, "x", ticket, first=1_int64) == TW_ERR_ARGUMENT, "first without count")
+    one_byte = 7_int8
+    call check(tw_call_update(session, x, "missing", one_byte, ticket) == TW_OK, "a call")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_ERR_REJECTED, "no such function")
+    call check(tw_call_reduce(session, x, "missing", no_bytes, results, pieces, bytes) == &
+        TW_ERR_REJECTED, "no such reducing function")
+    call check(results == 0, "no results")
+    call check(tw_results_forget(session, results) == TW_ERR_HANDLE, "nothing to forget")
+    call check(tw_finish(session) == TW_OK, "finish")
+    call check(tw_session_free(session) == TW_OK, "free")
+    print '(a)', "ok"
+
+contains
+
+    subroutine check(holds, what)
+        logical, intent(in) :: holds
+        character(len=*), intent(in) :: what
+        if (holds) return
+        print '(4a)', "not so: ", what, ": ", tw_last_error()
+        error stop 1
+    end subroutine
+
+    subroutine open_session()
+        type(tw_session_options) :: options
+        character(len=:, kind=c_char), allocatable, target :: coordinator, token_file, job_namespace
+        character(len=4096) :: argument
+        call get_command_argument(1, argument)
+        coordinator = tw_text(argument)
+        call get_command_argument(2, argument)
+        token_file = tw_text(argument)
+        job_namespace = tw_text("functions-fortran")
+        options%coordinator = c_loc(coordinator)
+        options%token_file = c_loc(token_file)
+        options%job_namespace = c_loc(job_namespace)
+        options%workers = 1
+        call check(tw_session_open(options, session) == TW_OK, "open")
+    end subroutine
+
+    integer(int64) function table_of(name, dtype) result(table)
+        character(len=*), intent(in) :: name
+        integer(c_int), intent(in) :: dtype
+        type(tw_table_options) :: options
+        character(len=:, kind=c_char), allocatable, target :: text
+        text = tw_text(name)
+        options%name = c_loc(text)
+        options%dtype = dtype
+        options%kind = TW_RANGES
+        options%rows = elements
+        options%cols = 1
+        call check(tw_table_create(session, options, table) == TW_OK, "create")
+    end function
+
+end program

@@ -1,0 +1,133 @@
+/* Functions at the data from C: a table is doubled by an expression and summed. Run by ci/bindings.sh.
+ *
+ *   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tidewater.h>
+
+#define ELEMENTS 100000
+
+#define CHECK(what)                                                                              \
+    do {                                                                                         \
+        if (!(what)) {                                                                           \
+            fprintf(stderr, "%s:%d: not so: %s\n  last error: %s\n", __FILE__, __LINE__, #what,  \
+                    tw_last_error());                                                            \
+            exit(1);                                                                             \
+        }                                                                                        \
+    } while (0)
+
+static tw_table table_of(tw_session *session, const char *name)
+{
+    tw_table table;
+    tw_table_options options = {.size = sizeof options};
+    options.name = name;
+    options.dtype = TW_F64;
+    options.kind = TW_RANGES;
+    options.rows = ELEMENTS;
+    options.cols = 1;
+    CHECK(tw_table_create(session, &options, &table) == TW_OK);
+    return table;
+}
+
+static void doubles_and_sums(tw_session *session, tw_table x, tw_table y)
+{
+    const tw_table inputs[] = {x, y};
+    const double parameters[] = {3};
+    tw_function_options both = {.size = sizeof both};
+    tw_ticket ticket;
+    double sum, pulled[2];
+    int32_t found;
+    CHECK(tw_update(session, x, "index", NULL, NULL) == TW_OK);
+    CHECK(tw_update(session, x, "2 * x", NULL, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_reduce(session, x, "x", TW_REDUCE_SUM, NULL, &sum, NULL, NULL) == TW_OK);
+    CHECK(sum == (double)ELEMENTS * (ELEMENTS - 1));
+    both.inputs = inputs;
+    both.input_count = 2;
+    both.parameters = parameters;
+    both.parameter_count = 1;
+    both.has_range = 1;
+    both.first = ELEMENTS - 1;
+    both.count = 1;
+    CHECK(tw_update(session, y, "p0 * x + y", &both, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_pull_range(session, y, ELEMENTS - 2, pulled, 2, TW_F64, NULL) == TW_OK);
+    CHECK(pulled[0] == 0 && pulled[1] == 6.0 * (ELEMENTS - 1));
+    both.parameter_count = 0;
+    CHECK(tw_reduce(session, y, "max(x, y)", TW_REDUCE_MAX, &both, &sum, NULL, &found) == TW_OK);
+    CHECK(found == 1 && sum == 6.0 * (ELEMENTS - 1));
+}
+
+/* The function of client/tidewater/examples/functions.rs. */
+static void calls_by_name(tw_session *session, tw_table x)
+{
+    const double factor = 0.5;
+    double before, after;
+    tw_ticket ticket;
+    tw_results results;
+    size_t pieces, bytes, *lengths;
+    uint64_t *out, next = 0;
+    CHECK(tw_reduce(session, x, "x", TW_REDUCE_MAX, NULL, &before, NULL, NULL) == TW_OK);
+    CHECK(tw_call_update(session, x, "scale", &factor, sizeof factor, NULL, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_reduce(session, x, "x", TW_REDUCE_MAX, NULL, &after, NULL, NULL) == TW_OK);
+    CHECK(after == before / 2);
+    CHECK(tw_call_reduce(session, x, "scale", NULL, 0, NULL, &results, &pieces, &bytes) == TW_OK);
+    CHECK(pieces > 1 && bytes == pieces * 16);
+    out = malloc(bytes);
+    lengths = malloc(pieces * sizeof *lengths);
+    CHECK(out != NULL && lengths != NULL);
+    CHECK(tw_results_take(session, &results, out, bytes - 1, lengths, pieces) == TW_ERR_ARGUMENT);
+    CHECK(tw_results_take(session, &results, out, bytes, lengths, pieces) == TW_OK && results == 0);
+    for (size_t n = 0; n < pieces; n++) {
+        CHECK(lengths[n] == 16 && out[2 * n] == next);
+        next += out[2 * n + 1];
+    }
+    CHECK(next == ELEMENTS);
+    free(out);
+    free(lengths);
+}
+
+static void wrong_ones(tw_session *session, tw_table x)
+{
+    tw_ticket ticket = 0;
+    tw_results results = 1;
+    size_t pieces, bytes;
+    double sum;
+    CHECK(tw_update(session, x, "x + ", NULL, &ticket) == TW_ERR_ARGUMENT);
+    CHECK(strstr(tw_last_error(), "byte 4") != NULL);
+    printf("%s\n", tw_last_error());
+    CHECK(tw_reduce(session, x, "frob(x)", TW_REDUCE_SUM, NULL, &sum, NULL, NULL) == TW_ERR_ARGUMENT);
+    CHECK(strstr(tw_last_error(), "byte 0") != NULL);
+    CHECK(tw_reduce(session, x, "x", TW_REDUCE_SUM, NULL, NULL, NULL, NULL) == TW_ERR_NULL);
+    CHECK(tw_call_update(session, x, "missing", "a", 1, NULL, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_ERR_REJECTED);
+    CHECK(tw_call_reduce(session, x, "missing", NULL, 0, NULL, &results, &pieces, &bytes) != TW_OK);
+    CHECK(results == 0);
+}
+
+int main(int argc, char **argv)
+{
+    tw_session *session;
+    tw_session_options options = {.size = sizeof options};
+    tw_table x, y;
+    if (argc < 3)
+        return 2;
+    options.coordinator = argv[1];
+    options.token_file = argv[2];
+    options.job_namespace = "functions-c";
+    options.workers = 1;
+    CHECK(tw_session_open(&options, &session) == TW_OK);
+    x = table_of(session, "x");
+    y = table_of(session, "y");
+    doubles_and_sums(session, x, y);
+    calls_by_name(session, x);
+    wrong_ones(session, x);
+    CHECK(tw_finish(session) == TW_OK);
+    CHECK(tw_session_free(&session) == TW_OK);
+    puts("ok");
+    return 0;
+}

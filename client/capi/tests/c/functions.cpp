@@ -1,0 +1,90 @@
+// Functions at the data from C++: a table is doubled by an expression and summed. Run by ci/bindings.sh.
+//
+//   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <tidewater.hpp>
+
+static void require(bool holds, const char *what)
+{
+    if (!holds) {
+        std::fprintf(stderr, "not so: %s\n", what);
+        std::exit(1);
+    }
+}
+
+template <typename Call> static std::string failure(tw_status status, Call call)
+{
+    try {
+        call();
+    } catch (const tw::error &e) {
+        require(e.status() == status, e.what());
+        return e.what();
+    }
+    require(false, "the call fails");
+    return {};
+}
+
+int main(int argc, char **argv)
+{
+    require(argc == 3, "two arguments");
+    auto options = tw::defaults<tw_session_options>();
+    options.coordinator = argv[1];
+    options.token_file = argv[2];
+    options.job_namespace = "functions-cpp";
+    options.workers = 1;
+    tw::session session(options);
+    constexpr std::uint64_t elements = 100000;
+    auto made = tw::defaults<tw_table_options>();
+    made.kind = TW_RANGES;
+    made.rows = elements;
+    made.cols = 1;
+    made.name = "x";
+    const tw::table<double> x(session, made);
+    made.name = "y";
+    const tw::table<double> y(session, made);
+    made.name = "n";
+    const tw::table<std::int64_t> n(session, made);
+
+    (void)x.update("index");
+    x.update("2 * x").wait();
+    require(x.reduce("x") == double(elements * (elements - 1)), "the doubled table is summed");
+    const tw::function_args both{{x.handle(), y.handle()}, {3.0}, tw::range{elements - 1, 1}};
+    y.update("p0 * x + y", both).wait();
+    std::vector<double> pulled(2);
+    y.pull_range(elements - 2, pulled);
+    require(pulled == std::vector<double>{0, 6.0 * (elements - 1)}, "one element is updated");
+    require(y.reduce("x != 0") == 1.0, "elements are counted");
+    n.update("9007199254740993").wait();
+    require(n.reduce("x", TW_REDUCE_MAX) == std::int64_t(9007199254740993), "integers are exact");
+    require(!n.reduce("x", TW_REDUCE_MIN, {{}, {}, tw::range{0, 0}}), "nothing has no minimum");
+
+    const double factor = 0.5;
+    std::string arguments(sizeof factor, '\0');
+    std::memcpy(arguments.data(), &factor, sizeof factor);
+    x.call_update("scale", arguments).wait();
+    require(x.reduce("x", TW_REDUCE_MAX) == double(elements - 1), "a function by name halves the table");
+    std::uint64_t next = 0;
+    for (const std::string &piece : x.call_reduce("scale")) {
+        std::uint64_t numbers[2] = {};
+        require(piece.size() == sizeof numbers, "a piece has two numbers");
+        std::memcpy(numbers, piece.data(), sizeof numbers);
+        require(numbers[0] == next, "pieces come in the order of their elements");
+        next += numbers[1];
+    }
+    require(next == elements, "pieces cover the table");
+
+    const auto text = failure(TW_ERR_ARGUMENT, [&] { (void)x.update("x + "); });
+    require(text.find("byte 4") != std::string::npos, text.c_str());
+    failure(TW_ERR_ARGUMENT, [&] { (void)x.reduce("x + y"); });
+    failure(TW_ERR_REJECTED, [&] { x.call_update("missing", "a").wait(); });
+    const auto missing = failure(TW_ERR_REJECTED, [&] { (void)x.call_reduce("missing"); });
+    require(missing.find("functions") != std::string::npos, missing.c_str());
+    session.finish();
+    std::puts("ok");
+}
