@@ -39,7 +39,7 @@ pub(crate) fn handle_signals() -> bool {
     true
 }
 
-/// Makes the exception of a client error. Arguments are `ValueError`, deadlines `TimeoutError`, lost
+/// Makes the exception of a client error. Arguments and expressions are `ValueError`, deadlines `TimeoutError`, lost
 /// processes `ConnectionError`, all others [`Error`].
 pub(crate) fn raised(error: ClientError) -> PyErr {
     let text = error.to_string();
@@ -48,7 +48,9 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
             let raised = RAISED.with_borrow_mut(Option::take);
             raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text))
         }
-        ClientError::Argument { .. } => PyValueError::new_err(text),
+        ClientError::Argument { .. } | ClientError::Expression { .. } => {
+            PyValueError::new_err(text)
+        }
         ClientError::Deadline { .. }
         | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
             PyTimeoutError::new_err(text)

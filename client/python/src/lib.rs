@@ -14,6 +14,7 @@ mod arrays;
 #[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
 mod dlpack;
 mod failure;
+mod function;
 mod options;
 mod session;
 mod table;

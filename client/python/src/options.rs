@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater::{Missing, PullMode, PullOptions, SyncMode};
+use tidewater::{Missing, PullMode, PullOptions, Reduction, SyncMode};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
@@ -30,6 +30,16 @@ pub(crate) fn op(given: &str) -> PyResult<PushOp> {
         ("gradient", PushOp::Gradient),
     ];
     word("op", given, &known)
+}
+
+pub(crate) fn reduction(given: &str) -> PyResult<Reduction> {
+    let known = [
+        ("sum", Reduction::Sum),
+        ("min", Reduction::Min),
+        ("max", Reduction::Max),
+        ("and", Reduction::And),
+    ];
+    word("reduction", given, &known)
 }
 
 pub(crate) fn effect(given: &str) -> PyResult<Apply> {

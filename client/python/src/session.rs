@@ -4,15 +4,16 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
 use crate::failure::{Error, ForkedError, raised};
+use crate::function::{self, Inputs};
 use crate::options;
-use crate::table::Table;
+use crate::table::{Table, Ticket};
 
 /// Arguments of a session: all that a copy in another process needs to join the same job. It holds the
 /// name of the token's file, not the token.
@@ -246,6 +247,90 @@ impl Session {
         })?;
         let spec = spec.ok_or_else(defect)?;
         Ok(Table::new(me.clone().unbind(), opened, spec))
+    }
+
+    /// Sets each element of `target` to the value of an expression.
+    #[pyo3(signature = (target, expression, *, inputs=Vec::new(), parameters=Vec::new(), range=None))]
+    fn update(
+        me: &Bound<'_, Self>,
+        target: &Table,
+        expression: &str,
+        inputs: Vec<PyRef<'_, Table>>,
+        parameters: Vec<f64>,
+        range: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Ticket> {
+        let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
+        let sent = me.get().with(me.py(), |client| {
+            any.update(client, expression, &inputs.args())
+        })?;
+        Ok(Ticket::new(me.clone().unbind(), sent))
+    }
+
+    /// Combines the values of an expression for all elements of `target`.
+    #[pyo3(signature = (target, expression, reduction="sum", *, inputs=Vec::new(),
+        parameters=Vec::new(), range=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        target: &Table,
+        expression: &str,
+        reduction: &str,
+        inputs: Vec<PyRef<'_, Table>>,
+        parameters: Vec<f64>,
+        range: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
+        let reduction = options::reduction(reduction)?;
+        let result = self.with(py, |client| {
+            any.reduce(client, expression, reduction, &inputs.args())
+        })?;
+        function::number(py, result)
+    }
+
+    /// Runs the update function that the servers' program registered under `name`.
+    #[pyo3(signature = (target, name, arguments=None, *, inputs=Vec::new(), parameters=Vec::new(),
+        range=None))]
+    fn call_update(
+        me: &Bound<'_, Self>,
+        target: &Table,
+        name: &str,
+        arguments: Option<&Bound<'_, PyBytes>>,
+        inputs: Vec<PyRef<'_, Table>>,
+        parameters: Vec<f64>,
+        range: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Ticket> {
+        let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
+        let arguments = arguments.map_or(&[][..], |bytes| bytes.as_bytes());
+        let sent = me.get().with(me.py(), |client| {
+            any.call_update(client, name, arguments, &inputs.args())
+        })?;
+        Ok(Ticket::new(me.clone().unbind(), sent))
+    }
+
+    /// Runs the reducing function registered under `name`; returns the results of all pieces.
+    #[pyo3(signature = (target, name, arguments=None, *, inputs=Vec::new(), parameters=Vec::new(),
+        range=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn call_reduce<'py>(
+        &self,
+        py: Python<'py>,
+        target: &Table,
+        name: &str,
+        arguments: Option<&Bound<'_, PyBytes>>,
+        inputs: Vec<PyRef<'_, Table>>,
+        parameters: Vec<f64>,
+        range: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
+        let arguments = arguments.map_or(&[][..], |bytes| bytes.as_bytes());
+        let results = self.with(py, |client| {
+            any.call_reduce(client, name, arguments, &inputs.args())
+        })?;
+        Ok(results
+            .iter()
+            .map(|result| PyBytes::new(py, result))
+            .collect())
     }
 
     #[pyo3(signature = (domain=0))]

@@ -50,6 +50,11 @@ impl Table {
         Self { session, any, spec }
     }
 
+    /// The table's handle, of any element type.
+    pub(crate) const fn any(&self) -> AnyTable {
+        self.any
+    }
+
     fn is_ranges(&self) -> bool {
         let layout = match self.spec.shape {
             Shape::Dense { layout, .. } => layout,
@@ -190,10 +195,7 @@ impl Table {
                 None => client.push_dense(&table, first, from, op),
             })?
         });
-        Ok(Ticket {
-            session: self.session.clone_ref(py),
-            pushed: Mutex::new(pushed),
-        })
+        Ok(Ticket::new(self.session.clone_ref(py), pushed))
     }
 
     /// Releases the table for all workers.
@@ -225,6 +227,11 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
+    pub(crate) const fn new(session: Py<Session>, pushed: client::Ticket) -> Self {
+        let pushed = Mutex::new(pushed);
+        Self { session, pushed }
+    }
+
     fn pushed(&self) -> PyResult<client::Ticket> {
         let pushed = self.pushed.lock();
         let defect = |_| PyValueError::new_err("the ticket is lost: an earlier call failed inside");

@@ -326,6 +326,196 @@ def test_wrong_keys_places_and_tables_are_named():
         raises(ValueError, "released", lambda: t.pull([1]))
 
 
+def _range_table(s, name, values, dtype=np.float64):
+    t = s.table(name, "ranges", dtype=dtype, rows=len(values), cols=1, optimizer="none", allow_not_finite=True)
+    t.push(np.asarray(values, dtype=dtype), op="assign").wait()
+    return t
+
+
+def test_expressions_update_and_reduce_tables():
+    n = 100_000
+    a, b = np.arange(n, dtype=np.float64), np.linspace(-1, 1, n)
+    with session() as s:
+        x, y = _range_table(s, "x", a), _range_table(s, "y", b)
+        s.update(y, "p0 * x + y", inputs=[x, y], parameters=[0.3]).wait()
+        assert (y.pull().ravel() == 0.3 * a + b).all()
+        s.update(x, "2 * x", range=range(10, 20)).wait()
+        a[10:20] *= 2
+        assert (x.pull().ravel() == a).all()
+        s.update(x, "-1", range=(0, 1)).wait()
+        a[0] = -1
+        total = s.reduce(x, "x")
+        assert type(total) is float and total == a.sum()
+        assert s.reduce(x, "x", "min") == -1 and s.reduce(x, "x", "max") == n - 1
+        assert s.reduce(x, "x * y", inputs=[x, y], range=(5, 6)) == 5 * (1.5 + b[5])
+        assert s.reduce(x, "x > p0", parameters=[10]) == (a > 10).sum()
+        every = s.reduce(x, "x >= -1", "and")
+        assert type(every) is int and every == 1
+        assert s.reduce(x, "x", "max", range=range(3, 3)) is None
+        assert s.reduce(x, "x", "sum", range=range(3, 3)) == 0
+
+        big = (1 << 53) + 1
+        whole = _range_table(s, "i", [big] * 1000, np.int64)
+        total = s.reduce(whole, "x")
+        assert type(total) is int and total == 1000 * big
+
+        sparse = s.table("s", "sparse", dtype=np.float32, cols=2)
+        sparse.push(np.ones((3, 2), np.float32), [1, 5, 1 << 60]).wait()
+        s.update(sparse, "x + 1").wait()
+        assert s.reduce(sparse, "x") == 12
+        assert s.reduce(s.table("e", "sparse", dtype=np.float32, cols=2), "x", "min") is None
+
+
+def test_wrong_functions_are_named():
+    with session() as s:
+        x, other = _range_table(s, "x", np.ones(10)), _range_table(s, "o", np.ones(11))
+        narrow = _range_table(s, "n", np.ones(10), np.float32)
+        late = s.table("l", "ranges", dtype="f8", rows=10, cols=1, optimizer="none", effect="clock_sum")
+        raises(ValueError, "byte 4", lambda: s.update(x, "x + "))
+        raises(ValueError, "byte 0: unknown name `frob`", lambda: s.reduce(x, "frob(x)"))
+        raises(ValueError, "2 inputs", lambda: s.update(x, "x + y"))
+        raises(ValueError, "1 parameters", lambda: s.update(x, "x + p0"))
+        raises(ValueError, "\"o\"", lambda: s.update(x, "x + y", inputs=[x, other]))
+        raises(ValueError, "F32", lambda: s.update(x, "x + y", inputs=[x, narrow]))
+        raises(ValueError, "tick", lambda: s.update(late, "0"))
+        raises(ValueError, "9..11 of 10", lambda: s.update(x, "x", range=(9, 11)))
+        raises(ValueError, "range is -1 to 2", lambda: s.update(x, "x", range=(-1, 2)))
+        raises(ValueError, "range is 2 to 1", lambda: s.reduce(x, "x", range=range(2, 1)))
+        raises(ValueError, "step 2", lambda: s.reduce(x, "x", range=range(0, 4, 2)))
+        raises(TypeError, "range(first, end)", lambda: s.reduce(x, "x", range=3))
+        raises(ValueError, "reduction is 'mean'; it is one of 'sum'", lambda: s.reduce(x, "x", "mean"))
+        assert (x.pull() == 1).all(), "a refused call changes nothing"
+        finite = s.table("f", "ranges", dtype="f8", rows=4, cols=1)
+        raises(tidewater.Error, "NaN", lambda: s.update(finite, "sqrt(0 - 1)").wait())
+        raises(tidewater.Error, "functions", lambda: s.call_update(x, "missing", b"a").wait())
+        raises(tidewater.Error, "functions", lambda: s.call_reduce(x, "missing"))
+        raises(ValueError, "1 to 255 bytes", lambda: s.call_update(x, ""))
+
+
+def test_vectors_match_numpy():
+    n = 40_003
+    random = np.random.default_rng(1)
+    for dtype in (np.float64, np.float32):
+        a, b = random.uniform(-2, 2, n).astype(dtype), random.uniform(-2, 2, n).astype(dtype)
+        half = dtype(0.5)
+        with session() as s:
+            space = tidewater.VectorSpace(s, "v", n, dtype=dtype)
+            x, y = space.from_array(a), space.from_array(b)
+            cases = {
+                "x + y": (x + y, a + b),
+                "x - y": (x - y, a - b),
+                "x * y": (x * y, a * b),
+                "x / y": (x / y, a / b),
+                "x + 0.5": (x + 0.5, a + half),
+                "0.5 + x": (0.5 + x, half + a),
+                "x - 0.5": (x - 0.5, a - half),
+                "0.5 - x": (0.5 - x, half - a),
+                "2 * x": (2 * x, 2 * a),
+                "np.float64 * x": (np.float64(2) * x, 2 * a),
+                "x / 3": (x / 3, a / dtype(3)),
+                "1 / x": (1 / x, dtype(1) / a),
+                "-x": (-x, -a),
+                "abs(x)": (abs(x), abs(a)),
+                "sqrt": (abs(x).sqrt(), np.sqrt(abs(a))),
+                "sign": (x.sign(), np.sign(a)),
+                "minimum": (x.minimum(y), np.minimum(a, b)),
+                "maximum": (x.maximum(y), np.maximum(a, b)),
+                "clip": (x.clip(-1, 0.5), np.clip(a, -1, half)),
+                "scaled_add": (x.scaled_add(y, 0.5), a + half * b),
+                "soft": (x.soft_threshold(0.5), np.where(a > half, a - half, np.where(a < -half, a + half, 0))),
+                "zeros": (x.zeros_like(), np.zeros(n)),
+            }
+            for name, (vector, expected) in cases.items():
+                got = vector.pull()
+                assert got.dtype == dtype and (got == expected).all(), (name, dtype)
+            assert np.allclose((abs(x) ** 1.5).pull(), abs(a) ** 1.5) and np.allclose(x.exp().pull(), np.exp(a), 1e-6)
+            z = x.copy()
+            z += y
+            z *= 2
+            z -= x
+            z /= 4
+            z.axpy(2, y)
+            assert (z.pull() == ((a + b) * 2 - a) / 4 + 2 * b).all()
+            assert (x.pull() == a).all(), "a copy does not follow"
+            z.map("x * y + p0", [x, y], [0.125])
+            assert (np.asarray(z) == a * b + dtype(0.125)).all() and np.array(z, dtype="f8").dtype == np.float64
+            z.map("index" if dtype is np.float64 else "x - x")
+            z.fill(3)
+            assert z.sum() == 3 * n
+            z.push(b)
+            out = np.empty(n, dtype)
+            assert z.pull(out) is out and (out == b).all()
+            a8, b8 = a.astype("f8"), b.astype("f8")
+            tolerance = 1e-12 if dtype is np.float64 else 1e-5
+            for got, expected in [
+                (x @ y, a8 @ b8),
+                (x.dot(y), a8 @ b8),
+                (x.sum(), a8.sum()),
+                (x.norm(), np.linalg.norm(a8)),
+                (x.norm(1), abs(a8).sum()),
+                (x.norm(np.inf), abs(a8).max()),
+                (x.min(), a8.min()),
+                (x.max(), a8.max()),
+                (x.nnz(), n),
+                (x.distance(y), abs(a - b).max()),
+            ]:
+                assert abs(got - expected) <= tolerance * max(abs(expected), 1) * 10, (got, expected)
+            assert x.is_near(x.copy(), 1e-300) and not x.is_near(y, 1e-3)
+            assert len(x) == n and x.shape == (n,) and x.dtype == dtype
+
+
+def test_collected_vectors_give_their_tables_back():
+    with session() as s:
+        space = tidewater.VectorSpace(s, "v", 1000)
+        keep, old = space.filled(1), space.filled(5)
+        slot, generation = old.id
+        assert space.table_of(old.id).name == f"v/{slot}"
+        stale = old.id
+        del old
+        raises(ValueError, "was dropped", lambda: space.table_of(stale))
+        for _ in range(300):
+            fresh = keep.zeros_like()
+            assert fresh.id[0] == slot and fresh.id[1] > generation
+            generation = fresh.id[1]
+            del fresh
+        assert keep.zeros_like().norm(1) == 0, "nothing of the last use is left"
+        raises(ValueError, "was dropped", lambda: space.table_of(stale))
+        for _ in range(100):
+            keep = keep * 0.5 + keep * 0.5
+        assert keep.sum() == 1000 and space.usage == (1, 4), space.usage
+        raises(ValueError, "1 vectors of the space", space.release)
+        del keep
+        space.release()
+        raises(ValueError, "was released", space.zeros)
+        raises(tidewater.Error, "v/0", lambda: s.open_table("v/0", np.float64))
+
+
+def test_wrong_vectors_are_named():
+    with session() as s:
+        one, two = tidewater.VectorSpace(s, "one", 10), tidewater.VectorSpace(s, "two", 10)
+        x, y = one.filled(1), two.filled(1)
+        raises(ValueError, 'space "two"', lambda: x + y)
+        raises(ValueError, 'space "two"', lambda: x @ y)
+        raises(ValueError, 'space "two"', lambda: x.axpy(1, y))
+        raises(ValueError, 'space "two"', lambda: x.map("x", [y]))
+        assert one.usage[0] == 1, "a failed operation gives its slot back"
+        for call in [lambda: x + np.ones(10), lambda: np.ones(10) + x, lambda: x / np.array(2.0)]:
+            raises(TypeError, "VectorSpace.from_array", call)
+        for call in [lambda: x + "a", lambda: x @ 2, lambda: x**x, lambda: [] - x]:
+            raises(TypeError, "unsupported operand", call)
+        raises(ValueError, "(9,)", lambda: one.from_array(np.ones(9)))
+        raises(ValueError, "(9,)", lambda: x.push(np.ones(9)))
+        raises(TypeError, "complex128", lambda: one.from_array(np.ones(10) * 1j))
+        raises(ValueError, "out has shape (9,)", lambda: x.pull(np.empty(9)))
+        raises(ValueError, "not int64", lambda: tidewater.VectorSpace(s, "i", 10, dtype=np.int64))
+        raises(ValueError, "0 elements", lambda: tidewater.VectorSpace(s, "z", 0))
+        raises(ValueError, "byte 3", lambda: x.map("x +"))
+        raises(ValueError, "ord is 3", lambda: x.norm(3))
+        raises(TypeError, "cannot be pickled", lambda: pickle.dumps(x))
+        raises(TypeError, "cannot be pickled", lambda: pickle.dumps(one))
+        assert x.sum() == 10 and y.sum() == 10
+
+
 def test_closed_and_unreachable_sessions_say_so():
     s = session()
     t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)

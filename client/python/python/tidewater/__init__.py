@@ -12,6 +12,9 @@
 A session may be used by several threads; calls wait for each other, without the interpreter lock.
 It belongs to one process: in a forked child every call raises ForkedError. Sessions and tables can be
 pickled, as what they were opened with: the copy joins the same job as another worker.
+
+Session.update and Session.reduce run expressions where the data is. VectorSpace makes vectors that live on the
+servers.
 """
 
 import atexit
@@ -20,8 +23,19 @@ import multiprocessing.util
 import os
 
 from ._tidewater import Error, ForkedError, Session, Table, Ticket, Walltime, __version__
+from .vector import Vector, VectorSpace
 
-__all__ = ["Error", "ForkedError", "Session", "Table", "Ticket", "Walltime", "__version__"]
+__all__ = [
+    "Error",
+    "ForkedError",
+    "Session",
+    "Table",
+    "Ticket",
+    "Vector",
+    "VectorSpace",
+    "Walltime",
+    "__version__",
+]
 
 # Sessions that were unpickled in this process, so that tables of one session share one again. A session that
 # its user closed is replaced by a new one.
@@ -29,7 +43,7 @@ _restored = {}
 
 
 def _finish_restored():
-    """Finishes the restored sessions that are still open: at the end of the process nobody else does."""
+    """Finishes the restored sessions that are still open: nothing else does at the end of the process."""
     for (pid, _), session in list(_restored.items()):
         if pid == os.getpid() and not session.closed:
             try:

@@ -59,7 +59,7 @@ class Session:
     def clock(self) -> int:
         """Iterations that this worker has ended."""
     def global_clock(self) -> int:
-        """Iterations that all have ended, as every server tells it."""
+        """Iterations that all have ended, as every server reports."""
     def table(
         self,
         name: str,
@@ -86,6 +86,68 @@ class Session:
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
+    def update(
+        self,
+        target: Table,
+        expression: str,
+        *,
+        inputs: Sequence[Table] = (),
+        parameters: Sequence[float] = (),
+        range: Union[None, range, Tuple[int, int]] = None,
+    ) -> Ticket:
+        """Sets each element of `target` to the value of an expression, such as "p0 * x + y", on the servers.
+
+        `x`, `y` and `z` are the elements of up to three `inputs` at the same place, `p0` to `p15` the
+        `parameters`, `index` the element's index, row-major (in sparse tables, its column). Without inputs, `x`
+        is the target. Inputs have the target's dtype, shape, block size and partitions; a sparse table is only
+        combined with itself. `range` limits the call to elements of kind "ranges", or rows of kind "rows".
+
+        Ordered like a push and applied exactly once. A piece of at most 256 KiB changes completely or not at all.
+        ValueError with the byte of a wrong expression, for missing parameters, unlike inputs, a range outside the
+        table, or a table that takes effect at ticks.
+        """
+    def reduce(
+        self,
+        target: Table,
+        expression: str,
+        reduction: Literal["sum", "min", "max", "and"] = "sum",
+        *,
+        inputs: Sequence[Table] = (),
+        parameters: Sequence[float] = (),
+        range: Union[None, range, Tuple[int, int]] = None,
+    ) -> Union[None, float, int]:
+        """Combines the values of an expression for all elements of `target`, on the servers.
+
+        A float for float tables, an exact int for integer tables and "and", None for "min" and "max" of no
+        element. Floats are summed in float64 with compensation: the same bits on any number of servers. The
+        other arguments and errors are those of `update`.
+        """
+    def call_update(
+        self,
+        target: Table,
+        name: str,
+        arguments: Optional[bytes] = None,
+        *,
+        inputs: Sequence[Table] = (),
+        parameters: Sequence[float] = (),
+        range: Union[None, range, Tuple[int, int]] = None,
+    ) -> Ticket:
+        """Runs an update function that the servers' program registered under `name`. Error of the ticket when
+        the servers have no such function, or it refuses.
+        """
+    def call_reduce(
+        self,
+        target: Table,
+        name: str,
+        arguments: Optional[bytes] = None,
+        *,
+        inputs: Sequence[Table] = (),
+        parameters: Sequence[float] = (),
+        range: Union[None, range, Tuple[int, int]] = None,
+    ) -> list[bytes]:
+        """Runs a reducing function that the servers' program registered under `name`: the results of all pieces,
+        in the order of their elements. Error when the servers have no such function, or it refuses.
+        """
     def tick(self, domain: int = 0) -> None:
         """Ends an iteration; under bsp and ssp it waits for slower workers and for the answers to all pushes.
 
@@ -106,7 +168,7 @@ class Session:
     def counters(self) -> dict[str, int]:
         """What the session did so far: which path really ran."""
     def finish(self) -> None:
-        """This worker is done, and nobody waits for it any more."""
+        """This worker is done, and no worker waits for it any more."""
     def fail(self, reason: str) -> None:
         """This worker cannot go on: the job ends and names the reason."""
     def close(self) -> None:
