@@ -13,6 +13,8 @@ EXAMPLES=$REPO_ROOT/client/capi/examples
 PYTHON_EXAMPLES=$REPO_ROOT/client/python/examples
 TIDEWATER=$REPO_ROOT/target/ci/tidewater
 RUN=("$TIDEWATER" run --servers 2 --workers 2 --)
+# A service with a function by name.
+FUNCTIONS=("$REPO_ROOT/target/ci/examples/functions" "$SCRATCH/token")
 LIMIT=120 # seconds for one program
 TOLERANCE=1e-6
 # What the install scripts add to their build. They install from the one build: a crate that is built by itself has
@@ -59,12 +61,13 @@ simulates() {
     fi
 }
 
-# service_start: a service that stays; sets SERVICE, COORDINATOR.
+# service_start [COMMAND...]: a service that stays; sets SERVICE, COORDINATOR.
 service_start() {
     local i line=
+    (($# > 0)) || set -- "$TIDEWATER" serve --servers 2 --token-file "$SCRATCH/token"
     rm -f "$SCRATCH/serve" && : >"$SCRATCH/serve"
     (umask 077 && printf '07%.0s' {1..32} >"$SCRATCH/token")
-    "$TIDEWATER" serve --servers 2 --token-file "$SCRATCH/token" >"$SCRATCH/serve" 2>"$SCRATCH/serve.log" &
+    "$@" >"$SCRATCH/serve" 2>"$SCRATCH/serve.log" &
     SERVICE=$!
     for ((i = 0; i < 300; i++)); do
         read -r line <"$SCRATCH/serve" && break
@@ -128,6 +131,11 @@ test_c() {
 }
 
 test_hostile() {
+    attempt "functions.c compiles" cc -std=c11 "${WARN[@]}" -g -o "$SCRATCH/functions_c" \
+        client/capi/tests/c/functions.c "${CFLAGS[@]}" "${LIBS[@]}"
+    service_start "${FUNCTIONS[@]}"
+    attempt "C calls functions at the data" "$SCRATCH/functions_c" "$COORDINATOR" "$SCRATCH/token"
+    service_stop
     service_start
     attempt "what C gets wrong is a status" "$SCRATCH/hostile" "$COORDINATOR" "$SCRATCH/token"
     if have valgrind valgrind; then
@@ -171,10 +179,15 @@ test_cpp() {
     simulates cpp "${RUN[@]}" "$SCRATCH/heat_cpp"
     attempt "lifetimes.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/lifetimes" \
         client/capi/tests/c/lifetimes.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
+    attempt "functions.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/functions_cpp" \
+        client/capi/tests/c/functions.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
     local under=()
     ! command -v valgrind >/dev/null || under=(valgrind --quiet --error-exitcode=9)
     service_start
     attempt "tickets and tables outlive their C++ session" "${under[@]}" "$SCRATCH/lifetimes" "$COORDINATOR" "$SCRATCH/token"
+    service_stop
+    service_start "${FUNCTIONS[@]}"
+    attempt "C++ calls functions at the data" "${under[@]}" "$SCRATCH/functions_cpp" "$COORDINATOR" "$SCRATCH/token"
     service_stop
 }
 
@@ -183,6 +196,11 @@ test_fortran() {
     attempt "heat.F90 compiles" gfortran "${FORTRAN[@]}" -O2 -o "$SCRATCH/heat_f" \
         "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"
     simulates fortran "${RUN[@]}" "$SCRATCH/heat_f"
+    attempt "functions.F90 compiles" gfortran "${FORTRAN[@]}" -o "$SCRATCH/functions_f" \
+        "$PREFIX/share/tidewater/tidewater.f90" client/capi/tests/c/functions.F90 "${LIBS[@]}" || return 0
+    service_start "${FUNCTIONS[@]}"
+    attempt "Fortran calls functions at the data" "$SCRATCH/functions_f" "$COORDINATOR" "$SCRATCH/token"
+    service_stop
 }
 
 # The commands of launchers that are here, or can be had from Debian, by name.
@@ -307,6 +325,9 @@ test_python() {
     sed -n 's/^ok: /    /p' "$SCRATCH/log"
     attempt "bandwidth of Rust" target/ci/examples/bandwidth "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
     attempt "bandwidth of Python" "$fresh/bin/python" client/python/tests/bandwidth.py "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
+    service_stop
+    service_start "${FUNCTIONS[@]}"
+    attempt "Python calls functions by name" "$fresh/bin/python" client/python/tests/functions.py "$COORDINATOR" "$SCRATCH/token"
     service_stop
     launched attempt python "$fresh/bin/python" "$REPO_ROOT/client/python/tests/launched.py"
 }
