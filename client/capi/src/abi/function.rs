@@ -29,10 +29,14 @@ pub unsafe extern "C" fn tw_update(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
+        let inputs = unsafe { function_inputs(options) };
+        // SAFETY: the contract of the module.
+        let expression = unsafe { raw::text(expression, "expression") };
+        // SAFETY: the contract of the module.
         unsafe {
             push(session, ticket, |open| {
-                let inputs = function_inputs(options)?;
-                let expression = raw::text(expression, "expression")?;
+                // Failures come after the place of the ticket has become zero.
+                let (inputs, expression) = (inputs?, expression?);
                 let target = *open.tables.get(target)?;
                 let tables = inputs.tables(open)?;
                 let args = inputs.args(&tables);
@@ -124,11 +128,16 @@ pub unsafe extern "C" fn tw_call_update(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
+        let inputs = unsafe { function_inputs(options) };
+        // SAFETY: the contract of the module.
+        let name = unsafe { raw::text(name, "name") };
+        // SAFETY: the contract of the module.
+        let arguments = unsafe { raw::bytes(arguments, bytes, "the array of arguments") };
+        // SAFETY: the contract of the module.
         unsafe {
             push(session, ticket, |open| {
-                let inputs = function_inputs(options)?;
-                let name = raw::text(name, "name")?;
-                let arguments = raw::bytes(arguments, bytes, "the array of arguments")?;
+                // As in tw_update.
+                let (inputs, name, arguments) = (inputs?, name?, arguments?);
                 let target = *open.tables.get(target)?;
                 let tables = inputs.tables(open)?;
                 let args = inputs.args(&tables);

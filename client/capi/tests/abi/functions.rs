@@ -366,8 +366,8 @@ fn pieces_are_taken_once(session: *mut tw_session, table: tw_table) {
     let (mut out, mut lengths) = (vec![0xee_u8; bytes + 1], vec![77_usize; pieces + 1]);
     let to: *mut c_void = out.as_mut_ptr().cast();
     let lens = lengths.as_mut_ptr();
+    // SAFETY: as above.
     let mut take = |to, bytes, lens, pieces| unsafe {
-        // SAFETY: as above.
         tw_results_take(session, &raw mut results, to, bytes, lens, pieces)
     };
     let short = take(to, bytes - 1, lens, pieces);
