@@ -83,11 +83,11 @@ pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
 pub use counters::Counters;
 pub use error::ClientError;
-pub use function::{AnyFunctionArgs, Expression, FunctionArgs, Reduction, Scalar};
+pub use function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
-pub use session::{CachedTable, Client, Parts, PushBuffer};
+pub use session::{AnyFunctionArgs, CachedTable, Client, Parts, PushBuffer};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]

@@ -2,6 +2,7 @@
 
 #![deny(clippy::cast_possible_truncation)]
 
+mod any_function;
 mod arrivals;
 mod cached_table;
 mod collectives;
@@ -31,6 +32,7 @@ use crate::push::combine::Combiner;
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
+pub use any_function::AnyFunctionArgs;
 
 pub use cached_table::CachedTable;
 pub use push_buffer::PushBuffer;

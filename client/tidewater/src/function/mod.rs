@@ -1,14 +1,12 @@
 //! Functions that run where the data is: expressions over tables, reductions, and functions that the
 //! servers' program registered by name.
 
-mod any;
 pub(crate) mod exchange;
 pub(crate) mod keyed;
 pub(crate) mod pieces;
 
 use std::ops::Range;
 
-pub use any::AnyFunctionArgs;
 use tidewater_expression::{ExpressionError, Program};
 pub use tidewater_expression::{Reduction, Scalar};
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
