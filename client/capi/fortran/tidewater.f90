@@ -1,10 +1,10 @@
 ! Tidewater's client for Fortran 2008: the calls of tidewater.h, with the same names and meanings.
 !
-! Each function returns a status, TW_OK or another. Options are derived types whose defaults
-! are the library's. Names that are passed must end in c_null_char: use tw_text. Pulls and pushes take
-! arrays of real32, real64, int32 and int64 of rank one: the generic names check type and length
-! at compile time and hand the array over as it is; an array that is not contiguous is copied by the
-! compiler.
+! Each function returns a status, TW_OK or another. Options are derived types with the library's
+! defaults. Names that are passed must end in c_null_char: use tw_text. Expressions and names of
+! functions are plain texts. Pulls and pushes take arrays of real32, real64, int32 and int64 of rank
+! one: the generic names check type and length at compile time and hand the array over as it is; an
+! array that is not contiguous is copied by the compiler.
 !
 !   gfortran -c tidewater.f90
 !   gfortran program.f90 tidewater.o $(pkg-config --libs tidewater)

@@ -39,7 +39,7 @@ typedef struct tw_session tw_session;
 
 // What a call returns. The text of the last failure of this thread is tw_last_error().
 typedef enum {
-    // Done.
+    // The call is done.
     TW_OK = 0,
     // A pointer that must not be null is.
     TW_ERR_NULL = 1,
@@ -69,15 +69,15 @@ typedef enum {
     TW_ERR_PANIC = 13,
 } tw_status;
 
-// Type of elements.
+// Type of a table's elements.
 typedef enum {
-    // float
+    // float, 32 bits wide
     TW_F32 = 1,
-    // double
+    // double, 64 bits wide
     TW_F64 = 2,
-    // int32_t; sums wrap
+    // int32_t; sums wrap around
     TW_I32 = 3,
-    // int64_t; sums wrap
+    // int64_t; sums wrap around
     TW_I64 = 4,
 } tw_dtype;
 
@@ -93,7 +93,7 @@ typedef enum {
 
 // What a push does.
 typedef enum {
-    // Adds.
+    // Adds the values to the elements.
     TW_SUM = 1,
     // Stores; of equal keys in one push the last wins.
     TW_ASSIGN = 2,
@@ -135,7 +135,7 @@ typedef enum {
 typedef enum {
     // SGD with rate 0.01 for floating point, none for integers.
     TW_OPTIMIZER_DEFAULT = 0,
-    // None: no gradients.
+    // None: gradients are refused.
     TW_OPTIMIZER_NONE = 1,
     // {lr}
     TW_SGD = 2,
@@ -153,7 +153,7 @@ typedef enum {
 
 // First values, and what `init_values` holds for them.
 typedef enum {
-    // Zeros.
+    // All elements are zero.
     TW_ZEROS = 0,
     // {value}
     TW_CONSTANT = 1,
@@ -165,7 +165,7 @@ typedef enum {
 
 // When a push takes effect.
 typedef enum {
-    // On arrival.
+    // On arrival at the server.
     TW_IMMEDIATE = 0,
     // At the tick: the sum of all workers', in order of their ranks.
     TW_CLOCK_SUM = 1,
@@ -189,7 +189,7 @@ typedef enum {
     TW_TRANSPORT_DEFAULT = 0,
     // Shared memory of one host.
     TW_SHM = 1,
-    // TCP.
+    // TCP, between any hosts.
     TW_TCP = 2,
     // RDMA; needs a library built with it.
     TW_VERBS = 3,
@@ -221,7 +221,7 @@ typedef enum {
 
 // How to open a session. All zero but `size` is: join the job that environment or launcher name.
 typedef struct {
-    // sizeof(tw_session_options)
+    // sizeof(tw_session_options), set by the caller.
     size_t size;
     // HOST:PORT of the coordinator. Null: the job that environment or launcher name.
     const char *coordinator;
@@ -237,13 +237,13 @@ typedef struct {
     uint32_t rank;
     // Workers of the job. 0: as environment, launcher or coordinator say.
     uint32_t workers;
-    // tw_transport
+    // tw_transport; zero is the default.
     int32_t transport;
-    // tw_sync
+    // tw_sync; zero is TW_ASP.
     int32_t sync;
     // Iterations that TW_SSP allows.
     uint32_t staleness;
-    // tw_thread_level
+    // tw_thread_level; zero is TW_THREAD_SINGLE.
     int32_t thread_level;
     // Microseconds between the looks of a progress thread; 0: there is none.
     uint32_t progress_interval_us;
@@ -257,9 +257,9 @@ typedef struct {
 
 // What a session is.
 typedef struct {
-    // sizeof(tw_session_info)
+    // sizeof(tw_session_info), set by the caller.
     size_t size;
-    // This worker.
+    // Number of this worker.
     uint32_t rank;
     // Workers of the job.
     uint32_t workers;
@@ -267,15 +267,15 @@ typedef struct {
     uint32_t servers;
     // tw_transport that carries it; 0 where no server is.
     int32_t transport;
-    // tw_thread_level
+    // tw_thread_level of the session.
     int32_t thread_level;
-    // Nothing yet.
+    // Unused; zero in answers.
     int32_t reserved;
 } tw_session_info;
 
 // What a session did since it was opened: which path really ran.
 typedef struct {
-    // sizeof(tw_counters)
+    // sizeof(tw_counters), set by the caller.
     size_t size;
     // Pull calls.
     uint64_t pulls;
@@ -324,13 +324,13 @@ typedef struct {
 // What a table shall be. `size`, `name`, `dtype`, `kind` and `cols` are needed; zero is the default
 // of all others. All workers may create the same table: it is created once.
 typedef struct {
-    // sizeof(tw_table_options)
+    // sizeof(tw_table_options), set by the caller.
     size_t size;
     // 1 to 128 bytes of UTF-8.
     const char *name;
-    // tw_dtype
+    // tw_dtype of the elements.
     int32_t dtype;
-    // tw_kind
+    // tw_kind: how it is addressed.
     int32_t kind;
     // Rows; 0 for TW_SPARSE.
     uint64_t rows;
@@ -338,9 +338,9 @@ typedef struct {
     uint32_t cols;
     // Virtual partitions. 0: 64.
     uint32_t partitions;
-    // tw_optimizer
+    // tw_optimizer, with its numbers in `hyper`.
     int32_t optimizer;
-    // tw_init
+    // tw_init, with its numbers in `init_values`.
     int32_t init;
     // Numbers of the optimizer.
     double hyper[4];
@@ -348,9 +348,9 @@ typedef struct {
     double init_values[2];
     // Seed of random first values.
     uint64_t seed;
-    // tw_effect
+    // tw_effect; zero is TW_IMMEDIATE.
     int32_t effect;
-    // Clock domain.
+    // Clock domain of the table.
     uint32_t domain;
     // Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
     uint32_t block_bytes;
@@ -358,7 +358,7 @@ typedef struct {
     int32_t snapshot;
     // Not 0: NaN and infinity are let in.
     int32_t allow_not_finite;
-    // Nothing yet; zero.
+    // Unused; must be zero.
     int32_t reserved;
 } tw_table_options;
 
@@ -367,32 +367,32 @@ typedef uint64_t tw_table;
 
 // What a table is.
 typedef struct {
-    // sizeof(tw_table_info)
+    // sizeof(tw_table_info), set by the caller.
     size_t size;
     // Rows; 0 for TW_SPARSE.
     uint64_t rows;
     // Elements of a row.
     uint32_t cols;
-    // tw_dtype
+    // tw_dtype of the elements.
     int32_t dtype;
-    // tw_kind
+    // tw_kind: how it is addressed.
     int32_t kind;
-    // tw_effect
+    // tw_effect of its pushes.
     int32_t effect;
     // Number in the cluster.
     uint32_t number;
-    // Clock domain.
+    // Clock domain of the table.
     uint32_t domain;
 } tw_table_info;
 
 // How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's
 // timeout.
 typedef struct {
-    // sizeof(tw_pull_options)
+    // sizeof(tw_pull_options), set by the caller.
     size_t size;
-    // tw_mode
+    // tw_mode; zero is TW_CONSISTENT.
     int32_t mode;
-    // tw_missing
+    // tw_missing; zero is TW_CREATE.
     int32_t missing;
     // Longest time, in seconds. 0: the session's.
     double timeout_s;
@@ -406,7 +406,7 @@ typedef uint64_t tw_ticket;
 
 // Inputs of a function. Null is the same as all zero: all of the target, with the target as x.
 typedef struct {
-    // sizeof(tw_function_options)
+    // sizeof(tw_function_options), set by the caller.
     size_t size;
     // Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
     // A sparse table is only combined with itself. None: x is the target.
@@ -419,7 +419,7 @@ typedef struct {
     size_t parameter_count;
     // Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
     int32_t has_range;
-    // Unused; zero.
+    // Unused; must be zero.
     int32_t reserved;
     // First element or row of the range.
     uint64_t first;

@@ -12,7 +12,7 @@ use std::ffi::c_char;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_status {
-    /// Done.
+    /// The call is done.
     TW_OK = 0,
     /// A pointer that must not be null is.
     TW_ERR_NULL = 1,
@@ -42,17 +42,17 @@ pub enum tw_status {
     TW_ERR_PANIC = 13,
 }
 
-/// Type of elements.
+/// Type of a table's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_dtype {
-    /// float
+    /// float, 32 bits wide
     TW_F32 = 1,
-    /// double
+    /// double, 64 bits wide
     TW_F64 = 2,
-    /// int32_t; sums wrap
+    /// int32_t; sums wrap around
     TW_I32 = 3,
-    /// int64_t; sums wrap
+    /// int64_t; sums wrap around
     TW_I64 = 4,
 }
 
@@ -72,7 +72,7 @@ pub enum tw_kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_op {
-    /// Adds.
+    /// Adds the values to the elements.
     TW_SUM = 1,
     /// Stores; of equal keys in one push the last wins.
     TW_ASSIGN = 2,
@@ -126,7 +126,7 @@ pub enum tw_reduction {
 pub enum tw_optimizer {
     /// SGD with rate 0.01 for floating point, none for integers.
     TW_OPTIMIZER_DEFAULT = 0,
-    /// None: no gradients.
+    /// None: gradients are refused.
     TW_OPTIMIZER_NONE = 1,
     /// {lr}
     TW_SGD = 2,
@@ -146,7 +146,7 @@ pub enum tw_optimizer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_init {
-    /// Zeros.
+    /// All elements are zero.
     TW_ZEROS = 0,
     /// {value}
     TW_CONSTANT = 1,
@@ -160,7 +160,7 @@ pub enum tw_init {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_effect {
-    /// On arrival.
+    /// On arrival at the server.
     TW_IMMEDIATE = 0,
     /// At the tick: the sum of all workers', in order of their ranks.
     TW_CLOCK_SUM = 1,
@@ -188,7 +188,7 @@ pub enum tw_transport {
     TW_TRANSPORT_DEFAULT = 0,
     /// Shared memory of one host.
     TW_SHM = 1,
-    /// TCP.
+    /// TCP, between any hosts.
     TW_TCP = 2,
     /// RDMA; needs a library built with it.
     TW_VERBS = 3,
@@ -224,7 +224,7 @@ pub type tw_results = u64;
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_session_options {
-    /// sizeof(tw_session_options)
+    /// sizeof(tw_session_options), set by the caller.
     pub size: usize,
     /// HOST:PORT of the coordinator. Null: the job that environment or launcher name.
     pub coordinator: *const c_char,
@@ -240,13 +240,13 @@ pub struct tw_session_options {
     pub rank: u32,
     /// Workers of the job. 0: as environment, launcher or coordinator say.
     pub workers: u32,
-    /// tw_transport
+    /// tw_transport; zero is the default.
     pub transport: i32,
-    /// tw_sync
+    /// tw_sync; zero is TW_ASP.
     pub sync: i32,
     /// Iterations that TW_SSP allows.
     pub staleness: u32,
-    /// tw_thread_level
+    /// tw_thread_level; zero is TW_THREAD_SINGLE.
     pub thread_level: i32,
     /// Microseconds between the looks of a progress thread; 0: there is none.
     pub progress_interval_us: u32,
@@ -262,9 +262,9 @@ pub struct tw_session_options {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_session_info {
-    /// sizeof(tw_session_info)
+    /// sizeof(tw_session_info), set by the caller.
     pub size: usize,
-    /// This worker.
+    /// Number of this worker.
     pub rank: u32,
     /// Workers of the job.
     pub workers: u32,
@@ -272,9 +272,9 @@ pub struct tw_session_info {
     pub servers: u32,
     /// tw_transport that carries it; 0 where no server is.
     pub transport: i32,
-    /// tw_thread_level
+    /// tw_thread_level of the session.
     pub thread_level: i32,
-    /// Nothing yet.
+    /// Unused; zero in answers.
     pub reserved: i32,
 }
 
@@ -283,13 +283,13 @@ pub struct tw_session_info {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_table_options {
-    /// sizeof(tw_table_options)
+    /// sizeof(tw_table_options), set by the caller.
     pub size: usize,
     /// 1 to 128 bytes of UTF-8.
     pub name: *const c_char,
-    /// tw_dtype
+    /// tw_dtype of the elements.
     pub dtype: i32,
-    /// tw_kind
+    /// tw_kind: how it is addressed.
     pub kind: i32,
     /// Rows; 0 for TW_SPARSE.
     pub rows: u64,
@@ -297,9 +297,9 @@ pub struct tw_table_options {
     pub cols: u32,
     /// Virtual partitions. 0: 64.
     pub partitions: u32,
-    /// tw_optimizer
+    /// tw_optimizer, with its numbers in `hyper`.
     pub optimizer: i32,
-    /// tw_init
+    /// tw_init, with its numbers in `init_values`.
     pub init: i32,
     /// Numbers of the optimizer.
     pub hyper: [f64; 4],
@@ -307,9 +307,9 @@ pub struct tw_table_options {
     pub init_values: [f64; 2],
     /// Seed of random first values.
     pub seed: u64,
-    /// tw_effect
+    /// tw_effect; zero is TW_IMMEDIATE.
     pub effect: i32,
-    /// Clock domain.
+    /// Clock domain of the table.
     pub domain: u32,
     /// Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
     pub block_bytes: u32,
@@ -317,7 +317,7 @@ pub struct tw_table_options {
     pub snapshot: i32,
     /// Not 0: NaN and infinity are let in.
     pub allow_not_finite: i32,
-    /// Nothing yet; zero.
+    /// Unused; must be zero.
     pub reserved: i32,
 }
 
@@ -325,21 +325,21 @@ pub struct tw_table_options {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_table_info {
-    /// sizeof(tw_table_info)
+    /// sizeof(tw_table_info), set by the caller.
     pub size: usize,
     /// Rows; 0 for TW_SPARSE.
     pub rows: u64,
     /// Elements of a row.
     pub cols: u32,
-    /// tw_dtype
+    /// tw_dtype of the elements.
     pub dtype: i32,
-    /// tw_kind
+    /// tw_kind: how it is addressed.
     pub kind: i32,
-    /// tw_effect
+    /// tw_effect of its pushes.
     pub effect: i32,
     /// Number in the cluster.
     pub number: u32,
-    /// Clock domain.
+    /// Clock domain of the table.
     pub domain: u32,
 }
 
@@ -348,11 +348,11 @@ pub struct tw_table_info {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_pull_options {
-    /// sizeof(tw_pull_options)
+    /// sizeof(tw_pull_options), set by the caller.
     pub size: usize,
-    /// tw_mode
+    /// tw_mode; zero is TW_CONSISTENT.
     pub mode: i32,
-    /// tw_missing
+    /// tw_missing; zero is TW_CREATE.
     pub missing: i32,
     /// Longest time, in seconds. 0: the session's.
     pub timeout_s: f64,
@@ -362,7 +362,7 @@ pub struct tw_pull_options {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_function_options {
-    /// sizeof(tw_function_options)
+    /// sizeof(tw_function_options), set by the caller.
     pub size: usize,
     /// Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
     /// A sparse table is only combined with itself. None: x is the target.
@@ -375,7 +375,7 @@ pub struct tw_function_options {
     pub parameter_count: usize,
     /// Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
     pub has_range: i32,
-    /// Unused; zero.
+    /// Unused; must be zero.
     pub reserved: i32,
     /// First element or row of the range.
     pub first: u64,
@@ -387,7 +387,7 @@ pub struct tw_function_options {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_counters {
-    /// sizeof(tw_counters)
+    /// sizeof(tw_counters), set by the caller.
     pub size: usize,
     /// Pull calls.
     pub pulls: u64,
