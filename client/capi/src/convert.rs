@@ -13,7 +13,7 @@ use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use crate::abi::types::*;
@@ -246,6 +246,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         finite_check: options.allow_not_finite == 0,
         domain: domain(options.domain)?,
         partitions: or_default(options.partitions, PARTITIONS),
+        gradient: GradientOptions::default(),
     })
 }
 

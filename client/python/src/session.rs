@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
 use tidewater_protocol::limits::DATA_DEADLINE;
-use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::table::{DenseLayout, GradientOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
 use crate::failure::{Error, ForkedError, raised};
@@ -230,6 +230,7 @@ impl Session {
             finite_check: !allow_not_finite,
             domain: options::domain(domain)?,
             partitions,
+            gradient: GradientOptions::default(),
         };
         let made = me
             .get()

@@ -94,7 +94,7 @@ pub use table::{AnyTable, Element, Table, TableBuilder};
 pub use tidewater_engine::functions;
 pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 pub use tidewater_protocol::table::{
-    Apply, DType, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 #[cfg(feature = "embedded")]
 pub use tidewater_service::embedded::ClusterConfig;

@@ -35,7 +35,7 @@ pub struct Reference {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Cell {
     weight: f32,
-    state: [f32; 2],
+    state: [f32; 3],
     steps: u32,
 }
 
@@ -148,7 +148,7 @@ impl Reference {
 
 impl Cell {
     fn apply(&mut self, optimizer: &Optimizer, g: f32) {
-        let [first, second] = &mut self.state;
+        let [first, second, third] = &mut self.state;
         let w = &mut self.weight;
         match *optimizer {
             Optimizer::None => {}
@@ -162,7 +162,29 @@ impl Cell {
                 *first += g * g;
                 *w -= lr as f32 * g / (first.sqrt() + eps as f32);
             }
+            // A row here has one element: its mean square is its square.
+            Optimizer::RowAdaGrad { lr, eps } => {
+                *first += g * g;
+                *w -= lr as f32 * g / (first.sqrt() + eps as f32);
+            }
+            Optimizer::RmsProp { lr, decay, eps } => {
+                *first = decay as f32 * *first + (1.0 - decay) as f32 * (g * g);
+                *w -= lr as f32 * g / (first.sqrt() + eps as f32);
+            }
             Optimizer::Adam {
+                lr,
+                beta1,
+                beta2,
+                eps,
+            }
+            | Optimizer::AdamW {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                ..
+            }
+            | Optimizer::AmsGrad {
                 lr,
                 beta1,
                 beta2,
@@ -174,7 +196,15 @@ impl Cell {
                 let spread = (1.0 / (1.0 - beta2.powi(t))).sqrt() as f32;
                 *first = beta1 as f32 * *first + (1.0 - beta1) as f32 * g;
                 *second = beta2 as f32 * *second + (1.0 - beta2) as f32 * (g * g);
-                *w -= rate * *first / (second.sqrt() * spread + eps as f32);
+                *third = third.max(*second);
+                let root = match optimizer {
+                    Optimizer::AmsGrad { .. } => third.sqrt(),
+                    _ => second.sqrt(),
+                };
+                if let Optimizer::AdamW { weight_decay, .. } = optimizer {
+                    *w *= (1.0 - lr * weight_decay) as f32;
+                }
+                *w -= rate * *first / (root * spread + eps as f32);
             }
             Optimizer::Ftrl {
                 alpha,

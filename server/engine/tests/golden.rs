@@ -92,11 +92,12 @@ fn commit_block(redo: &Redo) {
         at: 0x40_3000,
         len: 8,
     };
+    let none = StatePiece::default();
     let place = BlockPlace {
         payload_at: 0x40_2040,
         version_at: 0x40_2028,
         versions: words,
-        pieces: [state, StatePiece::default(), StatePiece::default()],
+        pieces: [state, none, none, none],
     };
     redo.commit_block(Progress { lsn: 78, row: 0 }, place, &[1; 16], &[2; 8])
         .unwrap();

@@ -1,8 +1,12 @@
 //! The definition of a table: shape, element type, optimizer, and when a push takes effect.
 
-use serde::{Deserialize, Serialize};
+pub mod optimizer;
+
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::ids::DomainId;
+pub use optimizer::{GradientOptions, Optimizer};
 
 /// Element type. Codes are wire format; 5 and 6 are reserved for f16 and bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -69,85 +73,6 @@ impl PushOp {
             2 => Some(Self::Assign),
             3 => Some(Self::Gradient),
             _ => None,
-        }
-    }
-}
-
-/// Rule that applies a gradient. Hyper-parameters are per table. `g` is the gradient, `w` the
-/// parameter. Every rule works element by element on its own state.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub enum Optimizer {
-    /// No gradients: the table accepts [`PushOp::Sum`] and [`PushOp::Assign`] only.
-    None,
-    /// `w -= lr g`. No state.
-    Sgd {
-        /// Learning rate, at least 0.
-        lr: f64,
-    },
-    /// `v = mu v + g; w -= lr v`, or with `nesterov` `w -= lr (g + mu v)`. State: v.
-    Momentum {
-        /// Learning rate, at least 0.
-        lr: f64,
-        /// Momentum factor, in `[0, 1)`.
-        mu: f64,
-        /// Whether to use Nesterov's form.
-        nesterov: bool,
-    },
-    /// `n += g^2; w -= lr g / (sqrt(n) + eps)`. State: n.
-    AdaGrad {
-        /// Learning rate, at least 0.
-        lr: f64,
-        /// Term added to the root, above 0.
-        eps: f64,
-    },
-    /// Adam with a step count **per row**; in range tables, per element. State: m, v, and the step
-    /// count t.
-    Adam {
-        /// Learning rate, at least 0.
-        lr: f64,
-        /// Decay of the first moment, in `[0, 1)`.
-        beta1: f64,
-        /// Decay of the second moment, in `[0, 1)`.
-        beta2: f64,
-        /// Term added to the root, above 0.
-        eps: f64,
-    },
-    /// FTRL-proximal (`McMahan` et al., KDD 2013). State: z, n. `w` is a function of (z, n) and is
-    /// exactly zero while `|z| <= l1`.
-    Ftrl {
-        /// Scale of the learning rate, above 0.
-        alpha: f64,
-        /// Offset of the learning rate, at least 0.
-        beta: f64,
-        /// Weight of the L1 penalty.
-        l1: f64,
-        /// Weight of the L2 penalty.
-        l2: f64,
-    },
-}
-
-impl Optimizer {
-    /// Returns the elements of state kept for each element of a row.
-    pub const fn state_slots(&self) -> usize {
-        match self {
-            Self::None | Self::Sgd { .. } => 0,
-            Self::Momentum { .. } | Self::AdaGrad { .. } => 1,
-            Self::Adam { .. } | Self::Ftrl { .. } => 2,
-        }
-    }
-
-    /// Whether each row also keeps a step count (8 bytes).
-    pub const fn counts_steps(&self) -> bool {
-        matches!(self, Self::Adam { .. })
-    }
-
-    /// Returns the bytes of optimizer state of a row of `dim` elements: slots, then the step count.
-    pub const fn state_bytes(&self, dim: usize, dtype: DType) -> usize {
-        let slots = self.state_slots() * dim * dtype.size();
-        if self.counts_steps() {
-            slots.next_multiple_of(8) + 8
-        } else {
-            slots
         }
     }
 }
@@ -229,7 +154,7 @@ pub enum DenseLayout {
 }
 
 /// Complete definition of a table. Creating a name twice with equal specs gives one table.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TableSpec {
     /// Unique name in the namespace; 1 to 128 bytes of UTF-8.
     pub name: String,
@@ -251,6 +176,34 @@ pub struct TableSpec {
     pub domain: DomainId,
     /// Number of virtual partitions; fixed for the table's life.
     pub partitions: u32,
+    /// Changes of gradients before the rule, and the first state of a row.
+    #[serde(default)]
+    pub gradient: GradientOptions,
+}
+
+/// Text leaves options out that are not set: the manifest of a model without options has the words,
+/// and so the checksum, that it had before there were options. Binary encodings have every field.
+impl Serialize for TableSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = !serializer.is_human_readable() || !self.gradient.is_none();
+        let mut spec = serializer.serialize_struct("TableSpec", 10 + usize::from(all))?;
+        spec.serialize_field("name", &self.name)?;
+        spec.serialize_field("shape", &self.shape)?;
+        spec.serialize_field("dtype", &self.dtype)?;
+        spec.serialize_field("optimizer", &self.optimizer)?;
+        spec.serialize_field("init", &self.init)?;
+        spec.serialize_field("seed", &self.seed)?;
+        spec.serialize_field("effect", &self.effect)?;
+        spec.serialize_field("finite_check", &self.finite_check)?;
+        spec.serialize_field("domain", &self.domain)?;
+        spec.serialize_field("partitions", &self.partitions)?;
+        if all {
+            spec.serialize_field("gradient", &self.gradient)?;
+        } else {
+            spec.skip_field("gradient")?;
+        }
+        spec.end()
+    }
 }
 
 /// First characters of the names of transient tables.

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 
 pub use any::AnyTable;
@@ -85,6 +85,7 @@ impl TableBuilder {
             finite_check: true,
             domain: DomainId(0),
             partitions: 64,
+            gradient: GradientOptions::default(),
         })
     }
 
@@ -146,6 +147,42 @@ impl TableBuilder {
     #[must_use]
     pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
         self.0.optimizer = optimizer;
+        self
+    }
+
+    /// Sets all options of gradients at once.
+    #[must_use]
+    pub fn gradient(mut self, options: GradientOptions) -> Self {
+        self.0.gradient = options;
+        self
+    }
+
+    /// Adds `decay` times the parameter to each gradient (L2 penalty). For a decoupled decay use
+    /// [`Optimizer::AdamW`].
+    #[must_use]
+    pub fn weight_decay(mut self, decay: f64) -> Self {
+        self.0.gradient.weight_decay = decay;
+        self
+    }
+
+    /// Bounds the magnitude of each element of a gradient.
+    #[must_use]
+    pub fn clip_value(mut self, bound: f64) -> Self {
+        self.0.gradient.clip_value = Some(bound);
+        self
+    }
+
+    /// Bounds the Euclidean norm of a row's gradient (tables of rows).
+    #[must_use]
+    pub fn clip_norm(mut self, bound: f64) -> Self {
+        self.0.gradient.clip_norm = Some(bound);
+        self
+    }
+
+    /// Sets the accumulator of new rows ([`Optimizer::AdaGrad`], [`Optimizer::RowAdaGrad`]).
+    #[must_use]
+    pub fn initial_accumulator(mut self, first: f64) -> Self {
+        self.0.gradient.initial_accumulator = first;
         self
     }
 

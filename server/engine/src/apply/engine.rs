@@ -85,7 +85,8 @@ impl Engine {
         workers: impl IntoIterator<Item = WorkerId>,
     ) -> Result<Self, StoreError> {
         let widest = ROW_DIM_MAX as usize * 8;
-        let redo = Redo::new(Arc::clone(&memory), applier, widest, 2 * widest + 16)?;
+        // Three slots and a step count, see `Optimizer::AmsGrad`.
+        let redo = Redo::new(Arc::clone(&memory), applier, widest, 3 * widest + 16)?;
         let pending = Pending::new(Arc::clone(&memory), applier);
         Ok(Self {
             memory,

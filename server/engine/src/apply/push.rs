@@ -378,7 +378,9 @@ mod tests {
 
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
     use tidewater_protocol::layout::frame::{FrameFlags, FrameKind};
-    use tidewater_protocol::table::{DType, DenseLayout, Init, Optimizer, TableSpec};
+    use tidewater_protocol::table::{
+        DType, DenseLayout, GradientOptions, Init, Optimizer, TableSpec,
+    };
 
     use super::*;
     use crate::store::ServerMemory;
@@ -408,6 +410,7 @@ mod tests {
             finite_check: true,
             domain: DomainId(0),
             partitions: 2,
+            gradient: GradientOptions::default(),
         });
         let mine = [PartitionId(0)].into_iter();
         let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);

@@ -99,7 +99,7 @@ impl DenseBlocks {
     ) -> Result<Self, ShardError> {
         let (layout, snapshot) = shape(spec)?;
         let elements = layout.block_elements() as usize;
-        let kernel = RowKernel::new(&spec.optimizer, spec.dtype, elements)?;
+        let kernel = RowKernel::of_table(spec, elements)?;
         let sizes = Sizes {
             layout,
             snapshot,

@@ -260,7 +260,7 @@ impl DenseRows {
 mod tests {
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
-    use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp};
+    use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, PushOp};
 
     use super::*;
     use crate::apply::kernels::RowKernel;
@@ -292,6 +292,7 @@ mod tests {
             finite_check: true,
             domain: DomainId(0),
             partitions,
+            gradient: GradientOptions::default(),
         })
     }
 

@@ -1,11 +1,11 @@
 //! The redo record of a block: the result of a range of one block, before it is stored.
 //!
 //! The same guarantee as for a row (see `redo`) with other targets: payload words and a version
-//! word in public memory, and up to three pieces of optimizer state in private memory.
+//! word in public memory, and up to four pieces of optimizer state in private memory.
 //!
 //! ```text
 //! line 0   lsn | row | payload at | version at | odd word | even word | lens | chk
-//! line 1   state pieces: 3 x (at, bytes) | 0 | 0
+//! line 1   state pieces: 4 x (at, bytes)
 //! then     payload | state pieces one after the other
 //! ```
 //! A valid line 0 means that everything below it was written before it; it is void while that
@@ -21,8 +21,8 @@ use super::redo::{Progress, Redo};
 
 const REDO_BLOCK: u64 = u64::from_le_bytes(*b"redo-blk");
 const DATA_AT: usize = 2 * LINE_BYTES;
-/// Two slots, and step counts of the range's runs.
-const PIECES: usize = 3;
+/// Three slots, and step counts of the range's runs.
+pub(super) const PIECES: usize = 4;
 
 /// Some bytes of a block's optimizer state: offset in private memory and length, both multiples
 /// of 8. Length 0: none.
@@ -86,8 +86,9 @@ impl Redo {
         area.store(56, 0);
         // SYNC: redo. A header is never valid over bytes of another block: it is void first.
         fence(Ordering::Release);
-        let [a, b, c] = place.pieces.map(|p| [p.at as u64, p.len as u64]);
-        area.store_line(LINE_BYTES, &[a[0], a[1], b[0], b[1], c[0], c[1], 0, 0]);
+        let [a, b, c, d] = place.pieces.map(|p| [p.at as u64, p.len as u64]);
+        let pieces = [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]];
+        area.store_line(LINE_BYTES, &pieces);
         area.copy_in(DATA_AT, payload);
         area.copy_in(DATA_AT + payload.len(), state);
         let words = [
@@ -192,7 +193,7 @@ mod tests {
         let payload = memory.public.alloc(256, owner).unwrap();
         let meta = memory.public.alloc(64, owner).unwrap();
         let state = memory.private.alloc(256, owner).unwrap();
-        let redo = Redo::new(Arc::clone(&memory), 0, PAYLOAD, 2 * PAYLOAD + 8).unwrap();
+        let redo = Redo::new(Arc::clone(&memory), 0, PAYLOAD, 3 * PAYLOAD + 8).unwrap();
         let piece = |at: usize, len: usize| StatePiece {
             at: state.at + at,
             len,
@@ -201,7 +202,12 @@ mod tests {
             payload_at: payload.at + 8,
             version_at: meta.at + 16,
             versions: [3, 4].map(|seq| TaggedU32::new(seq, 9).0),
-            pieces: [piece(0, PAYLOAD), piece(128, 40), piece(248, 8)],
+            pieces: [
+                piece(0, PAYLOAD),
+                piece(128, 40),
+                piece(176, 16),
+                piece(248, 8),
+            ],
         };
         (memory, redo, place)
     }
@@ -231,7 +237,7 @@ mod tests {
     #[test]
     fn a_block_cut_at_any_word_is_finished() {
         let (memory, redo, place) = setup();
-        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 48]);
+        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 64]);
         let targets = targets(&memory, &place);
         redo.commit_block(DONE, place, &payload, &state).unwrap();
         let whole = load(&targets);
@@ -259,7 +265,7 @@ mod tests {
     #[test]
     fn a_torn_header_is_ignored_and_the_other_kind_is_not_mistaken() {
         let (memory, redo, place) = setup();
-        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 48]);
+        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 64]);
         redo.commit_block(DONE, place, &payload, &state).unwrap();
         let area = memory.private.region().words_mut(redo.block.at, 64);
         let area = area.unwrap();

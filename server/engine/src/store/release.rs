@@ -78,7 +78,9 @@ mod tests {
 
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
     use tidewater_protocol::layout::row::RowVersion;
-    use tidewater_protocol::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
+    use tidewater_protocol::table::{
+        Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+    };
     use tidewater_runtime::clock::Deadline;
 
     use super::*;
@@ -101,6 +103,7 @@ mod tests {
             finite_check: true,
             domain: DomainId(0),
             partitions: 4,
+            gradient: GradientOptions::default(),
         })
     }
 

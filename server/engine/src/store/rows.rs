@@ -29,7 +29,7 @@ impl RowWriter {
     /// # Errors
     /// [`KernelError`] when the table's rule does not fit its type.
     pub fn new(memory: Arc<ServerMemory>, spec: Arc<TableSpec>) -> Result<Self, KernelError> {
-        let kernel = RowKernel::new(&spec.optimizer, spec.dtype, spec.dim())?;
+        let kernel = RowKernel::of_table(&spec, spec.dim())?;
         Ok(Self {
             memory,
             layout: RowLayout::new(spec.row_bytes()),

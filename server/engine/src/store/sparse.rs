@@ -378,7 +378,9 @@ mod tests {
 
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
-    use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp, Shape};
+    use tidewater_protocol::table::{
+        Apply, DType, GradientOptions, Init, Optimizer, PushOp, Shape,
+    };
 
     use super::super::memory::Arena;
     use super::*;
@@ -395,6 +397,7 @@ mod tests {
             finite_check: true,
             domain: DomainId(0),
             partitions: 16,
+            gradient: GradientOptions::default(),
         })
     }
 

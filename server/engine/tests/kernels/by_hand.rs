@@ -2,7 +2,7 @@
 
 use tidewater_engine::apply::kernels::{KernelError, RowKernel};
 use tidewater_protocol::limits::ROW_DIM_MAX;
-use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
+use tidewater_protocol::table::{DType, GradientOptions, Init, Optimizer, PushOp};
 
 use crate::{Line, bytes32, bytes64, f32s, f64s};
 
@@ -277,4 +277,158 @@ fn rows_of_no_or_too_many_elements_are_refused() {
     }
     let kernel = RowKernel::new(&Optimizer::None, DType::F64, ROW_DIM_MAX as usize).unwrap();
     assert_eq!(kernel.row_bytes(), 512 << 10);
+}
+
+#[test]
+fn rmsprop() {
+    // v = 4, 4, 16, roots 2, 2, 4: the new square has weight 1/2.
+    let rule = Optimizer::RmsProp {
+        lr: 1.0,
+        decay: 0.5,
+        eps: 2.0,
+    };
+    let gradients = [8f64.sqrt(), 2.0, 28f64.sqrt()];
+    let mut w = 0.0;
+    let want = gradients
+        .map(|g| (g, if g > 5.0 { 6.0 } else { 4.0 }))
+        .map(|(g, below)| {
+            w -= g / below;
+            w
+        });
+    steps(rule, 0.0, gradients, want);
+}
+
+/// The decay is of the parameter, not of the gradient: with a gradient of 0 it is all that happens.
+#[test]
+fn adamw_decays_without_a_gradient() {
+    let rule = Optimizer::AdamW {
+        lr: 0.5,
+        beta1: 0.5,
+        beta2: 0.5,
+        eps: 1.0,
+        weight_decay: 0.5,
+    };
+    steps(rule, 64.0, [0.0; 3], [48.0, 36.0, 27.0]);
+}
+
+/// One accumulator for all of a row: n = 12.5 / 2, then 6.25 + 18.75.
+#[test]
+fn row_adagrad_has_one_accumulator() {
+    let rule = Optimizer::RowAdaGrad { lr: 1.0, eps: 2.5 };
+    let mut line = Line::new(RowKernel::new(&rule, DType::F64, 2).unwrap());
+    line.apply(PushOp::Gradient, &bytes64(&[2.5, 2.5]));
+    assert_eq!(f64s(line.payload()), [-0.5, -0.5]);
+    line.apply(PushOp::Gradient, &bytes64(&[37.5f64.sqrt(), 0.0]));
+    assert_eq!(f64s(line.state()).len(), 1);
+    assert!((f64s(line.state())[0] - 25.0).abs() < 1e-12);
+    assert_eq!(f64s(line.payload())[1], -0.5);
+}
+
+/// The largest second moment stays after small gradients, and one gradient is one step of it.
+#[test]
+fn amsgrad_keeps_the_largest_moment() {
+    let rule = Optimizer::AmsGrad {
+        lr: 1.0,
+        beta1: 0.5,
+        beta2: 0.5,
+        eps: 1.0,
+    };
+    let mut line = Line::new(RowKernel::new(&rule, DType::F64, 1).unwrap());
+    line.apply(PushOp::Gradient, &bytes64(&[2.0]));
+    assert_eq!(f64s(line.state())[..3], [1.0, 2.0, 2.0], "m, v, s");
+    line.apply(PushOp::Gradient, &bytes64(&[0.0]));
+    assert_eq!(f64s(line.state())[..3], [0.5, 1.0, 2.0]);
+    assert_eq!(line.state().last_chunk(), Some(&2u64.to_le_bytes()));
+}
+
+/// No rule divides 0 by 0: a row without a gradient keeps finite values, and those that it had.
+#[test]
+fn zero_gradients_leave_finite_values() {
+    let (lr, eps, beta1, beta2) = (0.1, 1e-8, 0.9, 0.99);
+    for rule in [
+        Optimizer::AdaGrad { lr, eps },
+        Optimizer::RowAdaGrad { lr, eps },
+        Optimizer::RmsProp {
+            lr,
+            decay: 0.9,
+            eps,
+        },
+        Optimizer::Adam {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
+        Optimizer::AmsGrad {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
+    ] {
+        for dtype in [DType::F32, DType::F64] {
+            let mut line = Line::new(RowKernel::new(&rule, dtype, 4).unwrap());
+            let zeros = vec![0; 4 * dtype.size()];
+            for _ in 0..3 {
+                line.apply(PushOp::Gradient, &zeros);
+            }
+            assert_eq!(line.payload(), zeros, "{rule:?} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn options_clip_and_then_decay() {
+    let kernel = |options| {
+        let rule = Optimizer::Sgd { lr: 1.0 };
+        RowKernel::with_options(&rule, &options, DType::F64, 2).unwrap()
+    };
+    let step = |options, start: [f64; 2], g: [f64; 2]| {
+        let mut line = Line::new(kernel(options));
+        line.apply(PushOp::Assign, &bytes64(&start));
+        line.apply(PushOp::Gradient, &bytes64(&g));
+        f64s(line.payload())
+    };
+    let none = GradientOptions::default();
+    let value = GradientOptions {
+        clip_value: Some(2.0),
+        ..none
+    };
+    assert_eq!(step(value, [0.0; 2], [-3.0, 1.0]), [2.0, -1.0]);
+    let norm = GradientOptions {
+        clip_norm: Some(5.0),
+        ..none
+    };
+    assert_eq!(step(norm, [0.0; 2], [6.0, 8.0]), [-3.0, -4.0]);
+    assert_eq!(
+        step(norm, [0.0; 2], [3.0, 4.0]),
+        [-3.0, -4.0],
+        "not scaled up"
+    );
+    // By value to 8, by norm to 5; the penalty is not clipped.
+    let all = GradientOptions {
+        weight_decay: 0.5,
+        clip_value: Some(8.0),
+        clip_norm: Some(5.0),
+        ..none
+    };
+    let both = step(all, [0.0, 100.0], [0.0, 30.0]);
+    assert_eq!(both, [0.0, 100.0 - (5.0 + 50.0)]);
+}
+
+#[test]
+fn accumulators_start_at_the_first_value() {
+    let options = GradientOptions {
+        initial_accumulator: 9.0,
+        ..GradientOptions::default()
+    };
+    for rule in [
+        Optimizer::AdaGrad { lr: 1.0, eps: 1.0 },
+        Optimizer::RowAdaGrad { lr: 1.0, eps: 1.0 },
+    ] {
+        let kernel = RowKernel::with_options(&rule, &options, DType::F64, 1).unwrap();
+        let mut line = Line::new(kernel);
+        line.apply(PushOp::Gradient, &bytes64(&[4.0]));
+        assert_eq!(f64s(line.payload()), [-4.0 / 6.0], "{rule:?}");
+    }
 }

@@ -10,7 +10,7 @@ mod plain;
 mod sequences;
 
 use tidewater_engine::apply::kernels::RowKernel;
-use tidewater_protocol::table::PushOp;
+use tidewater_protocol::table::{Init, PushOp};
 
 /// A row with its state, in buffers that begin at an odd address.
 pub(crate) struct Line {
@@ -27,7 +27,8 @@ impl Line {
             state: vec![0xff; kernel.state_bytes() + 1],
             kernel,
         };
-        kernel.init_state(&mut line.state[1..]);
+        let (payload, state) = (&mut line.payload[1..], &mut line.state[1..]);
+        kernel.init_row(&Init::Zeros, 0, 0, payload, state);
         line
     }
 

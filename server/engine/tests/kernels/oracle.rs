@@ -1,7 +1,7 @@
 //! The rules once more, element by element, from their formulas: the code that kernels must match
 //! to the bit. It shares no code with them.
 
-use tidewater_protocol::table::{Optimizer, PushOp};
+use tidewater_protocol::table::{GradientOptions, Optimizer, PushOp};
 
 /// `b^t` by its definition: `b^(2k) = (b^k)^2`, `b^(2k+1) = (b^k)^2 b`.
 fn power(b: f64, t: u64) -> f64 {
@@ -21,36 +21,72 @@ macro_rules! oracle {
     ($name:ident, $t:ident) => {
         pub(crate) struct $name {
             pub(crate) w: Vec<$t>,
-            /// The first and the second slot of each element.
+            /// The slots of each element.
             pub(crate) first: Vec<$t>,
             pub(crate) second: Vec<$t>,
+            pub(crate) third: Vec<$t>,
+            /// Accumulator of the row.
+            pub(crate) of_row: $t,
             pub(crate) steps: u64,
             rule: Optimizer,
+            options: GradientOptions,
         }
 
         impl $name {
-            pub(crate) fn new(rule: Optimizer, dim: usize) -> Self {
+            pub(crate) fn new(rule: Optimizer, options: GradientOptions, dim: usize) -> Self {
                 let zeros = vec![0.0; dim];
+                let first = options.initial_accumulator as $t;
                 Self {
                     w: zeros.clone(),
-                    first: zeros.clone(),
-                    second: zeros,
+                    first: vec![first; dim],
+                    second: zeros.clone(),
+                    third: zeros,
+                    of_row: first,
                     steps: 0,
                     rule,
+                    options,
                 }
             }
 
             pub(crate) fn push(&mut self, op: PushOp, x: &[$t]) {
+                let ready = self.prepare(x);
                 if op == PushOp::Gradient {
                     self.steps += 1;
+                    let sum = ready
+                        .iter()
+                        .fold(0.0, |sum, &g| sum + f64::from(g) * f64::from(g));
+                    self.of_row += (sum / ready.len() as f64) as $t;
                 }
                 for i in 0..self.w.len() {
                     match op {
                         PushOp::Sum => self.write(i, self.w[i] + x[i]),
                         PushOp::Assign => self.write(i, x[i]),
-                        PushOp::Gradient => self.gradient(i, x[i]),
+                        PushOp::Gradient => self.gradient(i, ready[i]),
                     }
                 }
+            }
+
+            /// Clips by value, then by norm, then adds the penalty: three passes.
+            fn prepare(&self, x: &[$t]) -> Vec<$t> {
+                let mut g = x.to_vec();
+                if let Some(bound) = self.options.clip_value {
+                    let bound = bound as $t;
+                    g.iter_mut().for_each(|g| *g = g.clamp(-bound, bound));
+                }
+                if let Some(most) = self.options.clip_norm {
+                    let sum = g
+                        .iter()
+                        .fold(0.0, |sum, &g| sum + f64::from(g) * f64::from(g));
+                    if sum.sqrt() > most {
+                        let scale = (most / sum.sqrt()) as $t;
+                        g.iter_mut().for_each(|g| *g *= scale);
+                    }
+                }
+                if self.options.weight_decay > 0.0 {
+                    let decay = self.options.weight_decay as $t;
+                    g.iter_mut().zip(&self.w).for_each(|(g, w)| *g += decay * w);
+                }
+                g
             }
 
             fn write(&mut self, i: usize, w: $t) {
@@ -90,19 +126,45 @@ macro_rules! oracle {
                         self.first[i] += g * g;
                         self.w[i] -= lr as $t * g / (self.first[i].sqrt() + eps as $t);
                     }
+                    Optimizer::RowAdaGrad { lr, eps } => {
+                        self.w[i] -= lr as $t * g / (self.of_row.sqrt() + eps as $t);
+                    }
+                    Optimizer::RmsProp { lr, decay, eps } => {
+                        let v = decay as $t * self.first[i] + (1.0 - decay) as $t * (g * g);
+                        self.first[i] = v;
+                        self.w[i] -= lr as $t * g / (v.sqrt() + eps as $t);
+                    }
                     Optimizer::Adam {
                         lr,
                         beta1,
                         beta2,
                         eps,
                     } => {
-                        let (m, v) = (self.first[i], self.second[i]);
-                        let m = beta1 as $t * m + (1.0 - beta1) as $t * g;
-                        let v = beta2 as $t * v + (1.0 - beta2) as $t * (g * g);
-                        (self.first[i], self.second[i]) = (m, v);
-                        let rate = (lr / (1.0 - power(beta1, self.steps))) as $t;
-                        let spread = (1.0 / (1.0 - power(beta2, self.steps))).sqrt() as $t;
-                        self.w[i] -= rate * m / (v.sqrt() * spread + eps as $t);
+                        let (m, v) = self.moments(i, g, beta1, beta2);
+                        self.w[i] -= self.change(m, v, lr, beta1, beta2, eps);
+                    }
+                    Optimizer::AdamW {
+                        lr,
+                        beta1,
+                        beta2,
+                        eps,
+                        weight_decay,
+                    } => {
+                        let (m, v) = self.moments(i, g, beta1, beta2);
+                        self.w[i] *= (1.0 - lr * weight_decay) as $t;
+                        self.w[i] -= self.change(m, v, lr, beta1, beta2, eps);
+                    }
+                    Optimizer::AmsGrad {
+                        lr,
+                        beta1,
+                        beta2,
+                        eps,
+                    } => {
+                        let (m, v) = self.moments(i, g, beta1, beta2);
+                        if !(v <= self.third[i]) {
+                            self.third[i] = v;
+                        }
+                        self.w[i] -= self.change(m, self.third[i], lr, beta1, beta2, eps);
                     }
                     Optimizer::Ftrl {
                         alpha,
@@ -125,9 +187,26 @@ macro_rules! oracle {
                 }
             }
 
+            fn moments(&mut self, i: usize, g: $t, beta1: f64, beta2: f64) -> ($t, $t) {
+                let (m, v) = (self.first[i], self.second[i]);
+                let m = beta1 as $t * m + (1.0 - beta1) as $t * g;
+                let v = beta2 as $t * v + (1.0 - beta2) as $t * (g * g);
+                (self.first[i], self.second[i]) = (m, v);
+                (m, v)
+            }
+
+            fn change(&self, m: $t, v: $t, lr: f64, beta1: f64, beta2: f64, eps: f64) -> $t {
+                let rate = (lr / (1.0 - power(beta1, self.steps))) as $t;
+                let spread = (1.0 / (1.0 - power(beta2, self.steps))).sqrt() as $t;
+                rate * m / (v.sqrt() * spread + eps as $t)
+            }
+
             /// The state in the kernel's layout.
             pub(crate) fn state(&self) -> Vec<u8> {
-                let slots = [&self.first, &self.second];
+                if self.rule.needs_rows() {
+                    return self.of_row.to_le_bytes().to_vec();
+                }
+                let slots = [&self.first, &self.second, &self.third];
                 let slots = slots.into_iter().take(self.rule.state_slots()).flatten();
                 let mut bytes: Vec<u8> = slots.flat_map(|x| x.to_le_bytes()).collect();
                 if self.rule.counts_steps() {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidewater_engine::apply::kernels::RowKernel;
-use tidewater_protocol::table::{DType, Optimizer, PushOp};
+use tidewater_protocol::table::{DType, GradientOptions, Optimizer, PushOp};
 
 use crate::oracle::{Oracle32, Oracle64};
 use crate::{Line, bytes32, bytes64, f32s, f64s};
@@ -46,10 +46,23 @@ impl Values {
 
 /// Runs `steps` pushes of each type on both; the kind of NaN is not compared: IEEE leaves it open.
 fn compare(rule: Optimizer, dim: usize, steps: usize, seed: u64, wild: bool) {
-    let mut line = Line::new(RowKernel::new(&rule, DType::F32, dim).unwrap());
-    let mut wide_line = Line::new(RowKernel::new(&rule, DType::F64, dim).unwrap());
-    let mut oracle = Oracle32::new(rule, dim);
-    let mut wide_oracle = Oracle64::new(rule, dim);
+    let none = GradientOptions::default();
+    compare_with(rule, none, dim, steps, seed, wild);
+}
+
+/// [`compare`] for a table with options. The row is new: its state is that of zeros.
+fn compare_with(
+    rule: Optimizer,
+    options: GradientOptions,
+    dim: usize,
+    steps: usize,
+    seed: u64,
+    wild: bool,
+) {
+    let line = |dtype| Line::new(RowKernel::with_options(&rule, &options, dtype, dim).unwrap());
+    let (mut line, mut wide_line) = (line(DType::F32), line(DType::F64));
+    let mut oracle = Oracle32::new(rule, options, dim);
+    let mut wide_oracle = Oracle64::new(rule, options, dim);
     let mut values = Values(seed);
     for step in 0..steps {
         let (op, wide) = (values.op(), values.row(dim, wild));
@@ -101,7 +114,7 @@ fn same(
     assert_eq!(got, want, "{rule:?} in step {step}");
 }
 
-fn typical() -> [Optimizer; 8] {
+fn typical() -> [Optimizer; 12] {
     [
         Optimizer::None,
         Optimizer::Sgd { lr: 0.1 },
@@ -134,7 +147,56 @@ fn typical() -> [Optimizer; 8] {
             l1: 0.0,
             l2: 1.0,
         },
+        Optimizer::RmsProp {
+            lr: 0.01,
+            decay: 0.99,
+            eps: 1e-8,
+        },
+        Optimizer::AdamW {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.1,
+        },
+        Optimizer::RowAdaGrad { lr: 0.1, eps: 1e-8 },
+        Optimizer::AmsGrad {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+        },
     ]
+}
+
+/// Every subset of the options that a rule takes.
+fn options_of(rule: &Optimizer) -> Vec<GradientOptions> {
+    let mut all = Vec::new();
+    for bits in 0..16 {
+        let set = |bit: u32| bits & 1 << bit != 0;
+        let options = GradientOptions {
+            weight_decay: if set(0) { 0.25 } else { 0.0 },
+            clip_value: set(1).then_some(0.75),
+            clip_norm: set(2).then_some(1.5),
+            initial_accumulator: if set(3) { 0.1 } else { 0.0 },
+        };
+        if (!set(3) || rule.accumulates()) && (*rule != Optimizer::None || bits == 0) {
+            all.push(options);
+        }
+    }
+    all
+}
+
+#[test]
+fn every_rule_with_every_option() {
+    for rule in typical() {
+        for options in options_of(&rule) {
+            for dim in [1, 2, 7, 16, 33] {
+                compare_with(rule, options, dim, 60, dim as u64, false);
+                compare_with(rule, options, dim, 30, dim as u64, true);
+            }
+        }
+    }
 }
 
 #[test]
@@ -157,17 +219,47 @@ fn long_sequences_of_adam() {
     compare(rule, 3, 20_000, 1, false);
 }
 
+fn decay_of() -> impl Strategy<Value = f64> {
+    0.0..0.9999f64
+}
+
+fn eps_of() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(1e-8), 1e-12..1.0f64]
+}
+
 fn any_rule() -> impl Strategy<Value = Optimizer> {
-    let (rate, decay) = (1e-4..2.0f64, 0.0..0.9999f64);
-    let eps = prop_oneof![Just(1e-8), 1e-12..1.0f64];
+    let rate = 1e-4..2.0f64;
     prop_oneof![
         Just(Optimizer::None),
         rate.clone().prop_map(|lr| Optimizer::Sgd { lr }),
-        (rate.clone(), decay.clone(), any::<bool>())
+        (rate.clone(), decay_of(), any::<bool>())
             .prop_map(|(lr, mu, nesterov)| Optimizer::Momentum { lr, mu, nesterov }),
-        (rate.clone(), eps.clone()).prop_map(|(lr, eps)| Optimizer::AdaGrad { lr, eps }),
-        (rate.clone(), decay.clone(), decay, eps).prop_map(|(lr, beta1, beta2, eps)| {
+        (rate.clone(), eps_of()).prop_map(|(lr, eps)| Optimizer::AdaGrad { lr, eps }),
+        (rate.clone(), decay_of(), decay_of(), eps_of()).prop_map(|(lr, beta1, beta2, eps)| {
             Optimizer::Adam {
+                lr,
+                beta1,
+                beta2,
+                eps,
+            }
+        }),
+        (rate.clone(), decay_of(), eps_of()).prop_map(|(lr, decay, eps)| Optimizer::RmsProp {
+            lr,
+            decay,
+            eps
+        }),
+        (rate.clone(), decay_of(), decay_of(), eps_of(), 0.0..0.5f64).prop_map(
+            |(lr, beta1, beta2, eps, weight_decay)| Optimizer::AdamW {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+            }
+        ),
+        (rate.clone(), eps_of()).prop_map(|(lr, eps)| Optimizer::RowAdaGrad { lr, eps }),
+        (rate.clone(), decay_of(), decay_of(), eps_of()).prop_map(|(lr, beta1, beta2, eps)| {
+            Optimizer::AmsGrad {
                 lr,
                 beta1,
                 beta2,

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use tidewater_protocol::ids::{DomainId, PartitionId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::decoders::Decode;
-use tidewater_protocol::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+};
 
 use super::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
 use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
@@ -163,6 +165,7 @@ pub fn specs() -> [TableSpec; 4] {
         finite_check: dtype == DType::F32,
         domain: DomainId(0),
         partitions: 3,
+        gradient: GradientOptions::default(),
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

@@ -1,5 +1,6 @@
 //! Round trips over other numbers of servers, damage, and crashes at every step of a save.
 
+mod definitions;
 mod disk;
 mod version_one;
 
@@ -14,7 +15,7 @@ use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, ServerId, TableI
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 use tidewater_protocol::wire::control::TableInfo;
 
@@ -70,6 +71,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         finite_check: true,
         domain: DomainId(3),
         partitions: 13,
+        gradient: GradientOptions::default(),
     }
 }
 
@@ -90,6 +92,12 @@ fn specs() -> Vec<TableSpec> {
         lr: 0.1,
         mu: 0.9,
         nesterov: true,
+    };
+    let amsgrad = Optimizer::AmsGrad {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
     };
     let dense = |rows, cols, layout| Shape::Dense { rows, cols, layout };
     let blocks = |snapshot| DenseLayout::Blocks {
@@ -126,6 +134,28 @@ fn specs() -> Vec<TableSpec> {
             DType::F32,
             adam,
             Apply::AtTick(Reduce::Sum),
+        ),
+        TableSpec {
+            gradient: GradientOptions {
+                weight_decay: 0.01,
+                clip_value: Some(0.1 + 0.2),
+                clip_norm: Some(5.0),
+                initial_accumulator: 0.1,
+            },
+            ..spec(
+                "one a row",
+                Shape::Sparse { dim: 3 },
+                DType::F32,
+                Optimizer::RowAdaGrad { lr: 0.1, eps: 1e-8 },
+                now,
+            )
+        },
+        spec(
+            "three",
+            dense(1000, 11, blocks(false)),
+            DType::F32,
+            amsgrad,
+            now,
         ),
     ]
 }

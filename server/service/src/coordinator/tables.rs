@@ -321,6 +321,6 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
             }
         )*};
     }
-    compare!(shape dtype optimizer init seed effect finite_check domain partitions);
+    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient);
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_protocol::table::{Apply, DType, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock,
     Endpoints, Join, Members, Notice, SavedPart, WorkerState,
@@ -45,6 +45,7 @@ fn spec(name: &str) -> TableSpec {
         finite_check: true,
         domain: DomainId(0),
         partitions: 8,
+        gradient: GradientOptions::default(),
     }
 }
 

@@ -14,7 +14,7 @@ use tidewater_protocol::layout::frame::{
 };
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use crate::calls;
@@ -59,6 +59,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         finite_check: float,
         domain: DomainId(0),
         partitions: PARTITIONS,
+        gradient: GradientOptions::default(),
     }
 }
 

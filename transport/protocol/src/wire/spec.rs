@@ -5,6 +5,7 @@ use crate::limits::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_MAX, ROW_BYTES_MAX,
     ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
 };
+use crate::table::optimizer::Parameter;
 use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
 
 /// Defect of a table's definition.
@@ -70,6 +71,24 @@ pub enum SpecError {
         value: f64,
         /// Valid range of the parameter.
         range: &'static str,
+    },
+    /// A rule or option computes with complete rows, and a range table has none.
+    #[error("{what} computes with complete rows and a range table has none; use a table of rows")]
+    NeedsRows {
+        /// Name of the rule or option.
+        what: &'static str,
+    },
+    /// Options of gradients on a table without gradients.
+    #[error("options of gradients are set on a table without an optimizer; set one, or no options")]
+    OptionsWithoutRule,
+    /// A rule with a weight decay of its own has another one in its options.
+    #[error("AdamW has a weight_decay of its own: set that, or the option weight_decay on Adam")]
+    TwoDecays,
+    /// The rule has no accumulator that could start above 0.
+    #[error("initial_accumulator is set and {rule} has none; it is for AdaGrad and RowAdaGrad")]
+    NoAccumulator {
+        /// Name of the rule.
+        rule: &'static str,
     },
     /// The clock domain does not exist.
     #[error("clock domain {domain}: give 0 to {}", DOMAINS_MAX - 1)]
@@ -158,43 +177,49 @@ impl TableSpec {
         if self.optimizer != Optimizer::None && !self.dtype.is_float() {
             return Err(SpecError::NeedsFloat { dtype: self.dtype });
         }
-        match self.optimizer {
-            Optimizer::None => Ok(()),
-            Optimizer::Sgd { lr } => self.not_negative("lr", lr),
-            Optimizer::Momentum {
-                lr,
-                mu,
-                nesterov: _,
-            } => {
-                self.not_negative("lr", lr)?;
-                decay("mu", mu)
+        self.validate_options()?;
+        self.check_optimizer(&self.optimizer)
+    }
+
+    /// Checks that the hyper-parameters of a rule are in range on this table.
+    ///
+    /// # Errors
+    /// [`SpecError::Parameter`] for the first one that is not.
+    pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
+        let bad = optimizer.out_of_range(self.dtype);
+        bad.map_or(Ok(()), |bad| Err(out_of_range(&bad)))
+    }
+
+    /// Checks the options of gradients: in range, and of use to this rule and shape.
+    fn validate_options(&self) -> Result<(), SpecError> {
+        let (options, rule) = (&self.gradient, &self.optimizer);
+        if let Some(bad) = options.out_of_range(self.dtype) {
+            return Err(out_of_range(&bad));
+        }
+        if *rule == Optimizer::None && !options.is_none() {
+            return Err(SpecError::OptionsWithoutRule);
+        }
+        if options.weight_decay > 0.0 && matches!(rule, Optimizer::AdamW { .. }) {
+            return Err(SpecError::TwoDecays);
+        }
+        if options.initial_accumulator > 0.0 && !rule.accumulates() {
+            return Err(SpecError::NoAccumulator { rule: rule.name() });
+        }
+        let in_blocks = matches!(
+            self.shape,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { .. },
+                ..
             }
-            Optimizer::AdaGrad { lr, eps } => {
-                self.not_negative("lr", lr)?;
-                self.positive("eps", eps)
-            }
-            Optimizer::Adam {
-                lr,
-                beta1,
-                beta2,
-                eps,
-            } => {
-                self.not_negative("lr", lr)?;
-                decay("beta1", beta1)?;
-                decay("beta2", beta2)?;
-                self.positive("eps", eps)
-            }
-            Optimizer::Ftrl {
-                alpha,
-                beta,
-                l1,
-                l2,
-            } => {
-                self.positive("alpha", alpha)?;
-                self.not_negative("beta", beta)?;
-                self.not_negative("l1", l1)?;
-                self.not_negative("l2", l2)
-            }
+        );
+        let by_row = match options.clip_norm {
+            Some(_) => Some("clip_norm"),
+            None if rule.needs_rows() => Some(rule.name()),
+            None => None,
+        };
+        match by_row {
+            Some(what) if in_blocks => Err(SpecError::NeedsRows { what }),
+            _ => Ok(()),
         }
     }
 
@@ -241,32 +266,14 @@ impl TableSpec {
         self.element(name, value)?;
         holds(name, value, value >= 0.0, "at least 0")
     }
-
-    /// Checks for above 0 in the element type: 1e-50 is a zero f32.
-    fn positive(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
-        self.element(name, value)?;
-        let kept = if self.dtype == DType::F32 {
-            f64::from(value as f32)
-        } else {
-            value
-        };
-        holds(
-            name,
-            value,
-            kept > 0.0,
-            "over 0 in the table's element type",
-        )
-    }
 }
 
-/// Checks for a value in `[0, 1)`.
-fn decay(name: &'static str, value: f64) -> Result<(), SpecError> {
-    holds(
-        name,
-        value,
-        (0.0..1.0).contains(&value),
-        "at least 0 and under 1",
-    )
+fn out_of_range(bad: &Parameter) -> SpecError {
+    SpecError::Parameter {
+        name: bad.name,
+        value: bad.value,
+        range: bad.range.text(),
+    }
 }
 
 fn holds(name: &'static str, value: f64, ok: bool, range: &'static str) -> Result<(), SpecError> {

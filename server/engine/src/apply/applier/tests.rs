@@ -15,7 +15,9 @@ use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_CLOCKS_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
     REPLY_SLOT_BYTES, inbox_bytes,
 };
-use tidewater_protocol::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
+use tidewater_protocol::table::{
+    DType, GradientOptions, Init, Optimizer, PushOp, Shape, TableSpec,
+};
 use tidewater_runtime::mem::Region;
 
 use super::*;
@@ -181,6 +183,7 @@ impl Rig {
             finite_check: true,
             domain: DomainId(0),
             partitions: 1,
+            gradient: GradientOptions::default(),
         };
         let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
         let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);

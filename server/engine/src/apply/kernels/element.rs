@@ -48,6 +48,8 @@ pub(super) trait Float:
     fn abs(self) -> Self;
     /// The magnitude of `self` with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
+    /// The value as f64, exact.
+    fn widen(self) -> f64;
 }
 
 /// Implements the members that have the same text for every element type.
@@ -131,6 +133,10 @@ macro_rules! float {
             #[inline(always)]
             fn copysign(self, sign: Self) -> Self {
                 <$t>::copysign(self, sign)
+            }
+            #[inline(always)]
+            fn widen(self) -> f64 {
+                self.into()
             }
         }
     };
@@ -247,5 +253,39 @@ pub(super) fn each_with_two<T: Element>(
         w[i] = new_w.store();
         a[i] = new_a.store();
         b[i] = new_b.store();
+    }
+}
+
+/// `(w[i], [a[i], b[i], c[i]]) = f(w[i], [a[i], b[i], c[i]], x[i])`.
+#[inline(never)]
+pub(super) fn each_with_three<T: Element>(
+    w: &mut [u8],
+    [a, b, c]: [&mut [u8]; 3],
+    x: &[u8],
+    f: impl Fn(T, [T; 3], T) -> (T, [T; 3]),
+) {
+    let (w, a, b, c, x) = (
+        T::split_mut(w),
+        T::split_mut(a),
+        T::split_mut(b),
+        T::split_mut(c),
+        T::split(x),
+    );
+    let shortest = w.len().min(a.len()).min(b.len()).min(c.len());
+    let len = shortest.min(x.len());
+    let (w, a, b, c, x) = (
+        &mut w[..len],
+        &mut a[..len],
+        &mut b[..len],
+        &mut c[..len],
+        &x[..len],
+    );
+    for i in 0..len {
+        let state = [T::load(a[i]), T::load(b[i]), T::load(c[i])];
+        let (new_w, [new_a, new_b, new_c]) = f(T::load(w[i]), state, T::load(x[i]));
+        w[i] = new_w.store();
+        a[i] = new_a.store();
+        b[i] = new_b.store();
+        c[i] = new_c.store();
     }
 }

@@ -27,13 +27,15 @@ mod error;
 pub mod init;
 mod math;
 mod philox;
+mod prepare;
 mod rules;
 
 use tidewater_protocol::limits::ROW_DIM_MAX;
-use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
+use tidewater_protocol::table::{DType, GradientOptions, Init, Optimizer, PushOp, TableSpec};
 
 use element::{Element, Float, each};
 pub use error::KernelError;
+use prepare::{Adjusted, Plain, Prepare};
 use rules::{Hyper, Step};
 
 /// One table's rule, chosen once when the table is created: monomorphic functions behind plain
@@ -73,13 +75,38 @@ impl RowKernel {
     ///
     /// [`KernelError::IntegerGradient`], [`KernelError::HyperParameter`], [`KernelError::Dim`].
     pub fn new(optimizer: &Optimizer, dtype: DType, dim: usize) -> Result<Self, KernelError> {
+        Self::with_options(optimizer, &GradientOptions::default(), dtype, dim)
+    }
+
+    /// The kernel of a table with this definition, for rows or ranges of `dim` elements.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowKernel::new`].
+    pub fn of_table(spec: &TableSpec, dim: usize) -> Result<Self, KernelError> {
+        Self::with_options(&spec.optimizer, &spec.gradient, spec.dtype, dim)
+    }
+
+    /// [`RowKernel::new`] with options of gradients. Bounds must be above 0, the weight decay and
+    /// the first accumulator not below 0. A table without options runs the rules that
+    /// [`RowKernel::new`] chooses.
+    ///
+    /// # Errors
+    ///
+    /// As [`RowKernel::new`].
+    pub fn with_options(
+        optimizer: &Optimizer,
+        options: &GradientOptions,
+        dtype: DType,
+        dim: usize,
+    ) -> Result<Self, KernelError> {
         if dim == 0 || dim > ROW_DIM_MAX as usize {
             return Err(KernelError::Dim {
                 dim,
                 max: ROW_DIM_MAX,
             });
         }
-        let hyper = check::hyper(optimizer, dtype)?;
+        let hyper = check::hyper(optimizer, options, dtype)?;
         let sized = Self {
             dtype,
             row_bytes: dim * dtype.size(),
@@ -92,9 +119,12 @@ impl RowKernel {
             adopt: |_, _, _| {},
             all_finite: |_| true,
         };
+        let plain = options.keeps_gradients();
         Ok(match dtype {
-            DType::F32 => sized.of_float::<f32>(optimizer),
-            DType::F64 => sized.of_float::<f64>(optimizer),
+            DType::F32 if plain => sized.of_float::<f32, Plain>(optimizer),
+            DType::F32 => sized.of_float::<f32, Adjusted<f32>>(optimizer),
+            DType::F64 if plain => sized.of_float::<f64, Plain>(optimizer),
+            DType::F64 => sized.of_float::<f64, Adjusted<f64>>(optimizer),
             DType::I32 => sized.of_element::<i32>(),
             DType::I64 => sized.of_element::<i64>(),
         })
@@ -109,27 +139,35 @@ impl RowKernel {
         }
     }
 
-    fn of_float<T: Float>(self, optimizer: &Optimizer) -> Self {
+    fn of_float<T: Float, P: Prepare<T>>(self, optimizer: &Optimizer) -> Self {
         let plain = self.of_element::<T>();
         let with = |gradient: Step| Self {
             gradient,
             has_gradient: true,
             ..plain
         };
+        let accumulating = |gradient: Step| Self {
+            adopt: rules::accumulator_adopt::<T>,
+            ..with(gradient)
+        };
         match optimizer {
             Optimizer::None => plain,
-            Optimizer::Sgd { .. } => with(rules::sgd::<T>),
+            Optimizer::Sgd { .. } => with(rules::sgd::<T, P>),
             Optimizer::Momentum {
                 nesterov: false, ..
-            } => with(rules::momentum::<T>),
-            Optimizer::Momentum { nesterov: true, .. } => with(rules::nesterov::<T>),
-            Optimizer::AdaGrad { .. } => with(rules::adagrad::<T>),
-            Optimizer::Adam { .. } => with(rules::adam::<T>),
+            } => with(rules::momentum::<T, P>),
+            Optimizer::Momentum { nesterov: true, .. } => with(rules::nesterov::<T, P>),
+            Optimizer::AdaGrad { .. } => accumulating(rules::adagrad::<T, P>),
+            Optimizer::RowAdaGrad { .. } => accumulating(rules::row_adagrad::<T, P>),
+            Optimizer::RmsProp { .. } => with(rules::rmsprop::<T, P>),
+            Optimizer::Adam { .. } => with(rules::adam::<T, P>),
+            Optimizer::AdamW { .. } => with(rules::adamw::<T, P>),
+            Optimizer::AmsGrad { .. } => with(rules::amsgrad::<T, P>),
             Optimizer::Ftrl { .. } => Self {
                 sum: rules::ftrl_sum::<T>,
                 assign: rules::ftrl_assign::<T>,
                 adopt: rules::ftrl_adopt::<T>,
-                ..with(rules::ftrl::<T>)
+                ..with(rules::ftrl::<T, P>)
             },
         }
     }
@@ -165,9 +203,9 @@ impl RowKernel {
         step(&self.hyper, payload, state, values);
     }
 
-    /// Writes the state of a new row **with all elements zero**: all zero, for every rule.
-    /// [`RowKernel::init_row`] makes a row with other initial values; with this state, FTRL's first
-    /// gradient would start from zero and forget them.
+    /// Writes the state of a new row **with all elements zero**: all zero, for every rule of a table
+    /// without a first accumulator. [`RowKernel::init_row`] makes a row with other initial values;
+    /// with this state, FTRL's first gradient would start from zero and forget them.
     pub fn init_state(&self, state: &mut [u8]) {
         state.fill(0);
     }

@@ -3,12 +3,24 @@
 //! Every rule rounds after every operation, in the order written, in the table's own type. Nothing
 //! is contracted or reassociated, so a row's bits depend on its pushes and on nothing else.
 //! Hyper-parameters are rounded to `T` before the loop.
+//!
+//! A rule is compiled twice for each type: for gradients as they are ([`super::prepare::Plain`]), and for a table
+//! with options ([`super::prepare::Adjusted`]).
 
-use super::element::{Element, Float, each, each_with_one, each_with_two};
+use tidewater_protocol::table::optimizer::PARAMETERS_MAX;
+
+use super::element::{Element, Float, each, each_with_one, each_with_three, each_with_two};
 use super::math::power;
+use super::prepare::{Options, Prepare};
 
-/// A rule's hyper-parameters in the order of its fields in `Optimizer`, unused ones 0.
-pub(super) type Hyper = [f64; 4];
+/// A table's numbers, as given.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hyper {
+    /// The rule's hyper-parameters in the order of its fields in `Optimizer`, unused ones 0.
+    pub(super) rule: [f64; PARAMETERS_MAX],
+    /// The options of gradients, and the first accumulator.
+    pub(super) options: Options,
+}
 
 /// `payload`, `state` and `values` of one row, as [`super::RowKernel::apply`] gets them.
 pub(super) type Step = fn(&Hyper, &mut [u8], &mut [u8], &[u8]);
@@ -27,69 +39,229 @@ pub(super) fn assign<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values
 pub(super) fn ignore(_: &Hyper, _: &mut [u8], _: &mut [u8], _: &[u8]) {}
 
 /// `w -= lr g`.
-pub(super) fn sgd<T: Float>(hyper: &Hyper, row: &mut [u8], _: &mut [u8], gradient: &[u8]) {
+pub(super) fn sgd<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    _: &mut [u8],
+    gradient: &[u8],
+) {
     let [lr, ..] = rounded::<T>(hyper);
-    each(row, gradient, |w: T, g| w - lr * g);
+    let ready = P::new(&hyper.options, gradient);
+    each(row, gradient, |w: T, g| w - lr * ready.of(w, g));
 }
 
 /// `v = mu v + g; w -= lr v`.
-pub(super) fn momentum<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gradient: &[u8]) {
+pub(super) fn momentum<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    v: &mut [u8],
+    gradient: &[u8],
+) {
     let [lr, mu, ..] = rounded::<T>(hyper);
+    let ready = P::new(&hyper.options, gradient);
     each_with_one(row, v, gradient, |w: T, v, g| {
-        let v = mu * v + g;
+        let v = mu * v + ready.of(w, g);
         (w - lr * v, v)
     });
 }
 
 /// `v = mu v + g; w -= lr (g + mu v)`.
-pub(super) fn nesterov<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gradient: &[u8]) {
+pub(super) fn nesterov<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    v: &mut [u8],
+    gradient: &[u8],
+) {
     let [lr, mu, ..] = rounded::<T>(hyper);
+    let ready = P::new(&hyper.options, gradient);
     each_with_one(row, v, gradient, |w: T, v, g| {
+        let g = ready.of(w, g);
         let v = mu * v + g;
         (w - lr * (g + mu * v), v)
     });
 }
 
 /// `n += g^2; w -= (lr g) / (sqrt(n) + eps)`.
-pub(super) fn adagrad<T: Float>(hyper: &Hyper, row: &mut [u8], n: &mut [u8], gradient: &[u8]) {
+pub(super) fn adagrad<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    n: &mut [u8],
+    gradient: &[u8],
+) {
     let [lr, eps, ..] = rounded::<T>(hyper);
+    let ready = P::new(&hyper.options, gradient);
     each_with_one(row, n, gradient, |w: T, n, g| {
+        let g = ready.of(w, g);
         let n = n + g * g;
         (w - (lr * g) / (n.sqrt() + eps), n)
     });
 }
 
-/// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= (rate m) / (sqrt(v) spread + eps)`.
+/// `n += mean of g^2; w -= (lr g) / (sqrt(n) + eps)`, with one `n` a row.
+///
+/// The mean is summed in f64, in the order of the columns, and rounded to `T` once.
+pub(super) fn row_adagrad<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    n: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, eps, ..] = rounded::<T>(hyper);
+    let ready = P::new(&hyper.options, gradient);
+    let [stored] = T::split_mut(n) else {
+        return;
+    };
+    let columns = T::split(row).iter().zip(T::split(gradient));
+    let squares = columns.map(|(w, g)| ready.of(T::load(*w), T::load(*g)).widen());
+    let sum = squares.fold(0.0, |sum, g| sum + g * g);
+    // A row has at most 65,536 elements: exact.
+    #[allow(clippy::cast_precision_loss)]
+    let mean = sum / T::split(gradient).len() as f64;
+    let n = T::load(*stored) + T::nearest(mean);
+    *stored = n.store();
+    let below = n.sqrt() + eps;
+    each(row, gradient, |w: T, g| w - (lr * ready.of(w, g)) / below);
+}
+
+/// `v = decay v + (1 - decay) g^2; w -= (lr g) / (sqrt(v) + eps)`.
+pub(super) fn rmsprop<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    v: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, decay, eps, ..] = rounded::<T>(hyper);
+    let fresh = T::nearest(1.0 - hyper.rule[1]);
+    let ready = P::new(&hyper.options, gradient);
+    each_with_one(row, v, gradient, |w: T, v, g| {
+        let g = ready.of(w, g);
+        let v = decay * v + fresh * (g * g);
+        (w - (lr * g) / (v.sqrt() + eps), v)
+    });
+}
+
+/// The numbers of a step of Adam.
 ///
 /// The bias corrections are those of the row's step t, computed in f64 and rounded to `T` once a
 /// row: `rate = lr / (1 - b1^t)` and `spread = sqrt(1 / (1 - b2^t))`.
-pub(super) fn adam<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], gradient: &[u8]) {
-    let [lr, beta1, beta2, eps] = *hyper;
-    let Some((slots, steps)) = state.split_last_chunk_mut::<8>() else {
+struct AdamStep<T> {
+    rate: T,
+    spread: T,
+    beta1: T,
+    fresh1: T,
+    beta2: T,
+    fresh2: T,
+    eps: T,
+}
+
+impl<T: Float> AdamStep<T> {
+    /// Counts a step in the last word of `state`. Returns its numbers and the slots before the word.
+    #[inline(always)]
+    fn next<'a>(hyper: &Hyper, state: &'a mut [u8]) -> Option<(Self, &'a mut [u8])> {
+        let [lr, beta1, beta2, eps, _] = hyper.rule;
+        let (slots, steps) = state.split_last_chunk_mut::<8>()?;
+        let t = u64::from_le_bytes(*steps).saturating_add(1);
+        *steps = t.to_le_bytes();
+        let step = Self {
+            rate: T::nearest(lr / (1.0 - power(beta1, t))),
+            spread: T::nearest((1.0 / (1.0 - power(beta2, t))).sqrt()),
+            beta1: T::nearest(beta1),
+            fresh1: T::nearest(1.0 - beta1),
+            beta2: T::nearest(beta2),
+            fresh2: T::nearest(1.0 - beta2),
+            eps: T::nearest(eps),
+        };
+        Some((step, slots))
+    }
+
+    /// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`.
+    #[inline(always)]
+    fn moments(&self, m: T, v: T, g: T) -> [T; 2] {
+        let m = self.beta1 * m + self.fresh1 * g;
+        [m, self.beta2 * v + self.fresh2 * (g * g)]
+    }
+
+    /// `(rate m) / (sqrt(v) spread + eps)`.
+    #[inline(always)]
+    fn change(&self, m: T, v: T) -> T {
+        (self.rate * m) / (v.sqrt() * self.spread + self.eps)
+    }
+}
+
+/// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= (rate m) / (sqrt(v) spread + eps)`, see
+/// [`AdamStep`].
+pub(super) fn adam<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    let Some((step, slots)) = AdamStep::<T>::next(hyper, state) else {
         return;
     };
-    let t = u64::from_le_bytes(*steps).saturating_add(1);
-    *steps = t.to_le_bytes();
-
-    let rate = T::nearest(lr / (1.0 - power(beta1, t)));
-    let spread = T::nearest((1.0 / (1.0 - power(beta2, t))).sqrt());
-    let (fresh1, fresh2) = (T::nearest(1.0 - beta1), T::nearest(1.0 - beta2));
-    let (beta1, beta2, eps) = (T::nearest(beta1), T::nearest(beta2), T::nearest(eps));
+    let ready = P::new(&hyper.options, gradient);
     let (m, v) = halves(slots, gradient.len());
     each_with_two(row, m, v, gradient, |w: T, [m, v], g| {
-        let m = beta1 * m + fresh1 * g;
-        let v = beta2 * v + fresh2 * (g * g);
-        (w - (rate * m) / (v.sqrt() * spread + eps), [m, v])
+        let [m, v] = step.moments(m, v, ready.of(w, g));
+        (w - step.change(m, v), [m, v])
+    });
+}
+
+/// [`adam`] after `w = keep w` with `keep = 1 - lr weight_decay`, computed in f64.
+pub(super) fn adamw<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, .., weight_decay] = hyper.rule;
+    let keep = T::nearest(1.0 - lr * weight_decay);
+    let Some((step, slots)) = AdamStep::<T>::next(hyper, state) else {
+        return;
+    };
+    let ready = P::new(&hyper.options, gradient);
+    let (m, v) = halves(slots, gradient.len());
+    each_with_two(row, m, v, gradient, |w: T, [m, v], g| {
+        let [m, v] = step.moments(m, v, ready.of(w, g));
+        (keep * w - step.change(m, v), [m, v])
+    });
+}
+
+/// [`adam`] with `s = max(s, v)` under the root: one pass, and `v` itself is not replaced.
+pub(super) fn amsgrad<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    let Some((step, slots)) = AdamStep::<T>::next(hyper, state) else {
+        return;
+    };
+    let ready = P::new(&hyper.options, gradient);
+    let (m, rest) = halves(slots, gradient.len());
+    let (v, s) = halves(rest, gradient.len());
+    each_with_three(row, [m, v, s], gradient, |w: T, [m, v, s], g| {
+        let [m, v] = step.moments(m, v, ready.of(w, g));
+        // A NaN of v stays visible: it is not below s.
+        let s = if v <= s { s } else { v };
+        (w - step.change(m, s), [m, v, s])
     });
 }
 
 /// FTRL-proximal (`McMahan` et al., KDD 2013):
 /// `sigma = (sqrt(n + g^2) - sqrt(n)) / alpha; n += g^2; z += g - sigma w`; then
 /// `w = 0` if `|z| <= l1`, else `-(z - sign(z) l1) / ((beta + sqrt(n)) / alpha + l2)`.
-pub(super) fn ftrl<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], gradient: &[u8]) {
-    let [alpha, beta, l1, l2] = rounded::<T>(hyper);
+pub(super) fn ftrl<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    let [alpha, beta, l1, l2, _] = rounded::<T>(hyper);
+    let ready = P::new(&hyper.options, gradient);
     let (z, n) = halves(state, gradient.len());
     each_with_two(row, z, n, gradient, |w: T, [z, n], g| {
+        let g = ready.of(w, g);
         let root_before = n.sqrt();
         let n = n + g * g;
         let root = n.sqrt();
@@ -146,17 +318,22 @@ pub(super) fn ftrl_adopt<T: Float>(hyper: &Hyper, row: &[u8], state: &mut [u8]) 
 /// The `z` for which the rule gives `w`, up to rounding: `-(w ((beta + sqrt(n)) / alpha + l2) +
 /// sign(w) l1)`, and 0 of all those that give `w = 0`.
 #[inline(always)]
-fn ftrl_implied<T: Float>([alpha, beta, l1, l2]: [T; 4], w: T, n: T) -> T {
+fn ftrl_implied<T: Float>([alpha, beta, l1, l2, _]: [T; PARAMETERS_MAX], w: T, n: T) -> T {
     let z = -(w * ((beta + n.sqrt()) / alpha + l2) + l1.copysign(w));
     if w == T::ZERO { T::ZERO } else { z }
 }
 
 #[inline(always)]
-fn rounded<T: Element>(&[a, b, c, d]: &Hyper) -> [T; 4] {
-    [T::nearest(a), T::nearest(b), T::nearest(c), T::nearest(d)]
+fn rounded<T: Element>(hyper: &Hyper) -> [T; PARAMETERS_MAX] {
+    hyper.rule.map(T::nearest)
 }
 
-/// Splits the state into two slots of `row_bytes` each; empty when there is not room for them.
+/// Splits the state into a slot of `row_bytes` and the rest; empty when there is not room for it.
 fn halves(state: &mut [u8], row_bytes: usize) -> (&mut [u8], &mut [u8]) {
     state.split_at_mut_checked(row_bytes).unwrap_or_default()
+}
+
+/// Starts the accumulators of a new row of the `AdaGrad` family at the table's first value.
+pub(super) fn accumulator_adopt<T: Float>(hyper: &Hyper, _: &[u8], state: &mut [u8]) {
+    T::split_mut(state).fill(T::nearest(hyper.options.initial_accumulator).store());
 }

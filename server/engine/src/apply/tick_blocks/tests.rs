@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::table::{Apply, DenseLayout, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{
+    Apply, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+};
 
 use super::super::pending::{Stream, StreamKey};
 use super::*;
@@ -37,6 +39,7 @@ fn spec() -> TableSpec {
         finite_check: true,
         domain: DOMAIN,
         partitions: 3,
+        gradient: GradientOptions::default(),
     }
 }
 
@@ -214,6 +217,24 @@ fn ticks_move_what_they_touch_as_pushes_do() {
             lr: 0.1,
             mu: 0.9,
             nesterov: false,
+        },
+        Optimizer::RmsProp {
+            lr: 0.1,
+            decay: 0.9,
+            eps: 1e-8,
+        },
+        Optimizer::AdamW {
+            lr: 0.001,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.1,
+        },
+        Optimizer::AmsGrad {
+            lr: 0.001,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
         },
     ];
     for optimizer in rules {

@@ -11,7 +11,7 @@ use super::BlocksDescriptor;
 use crate::apply::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use crate::store::redo_block::StatePiece;
+use crate::store::redo_block::{PIECES, StatePiece};
 use crate::store::sparse::ShardError;
 
 /// Sequence of a block's first version.
@@ -183,7 +183,7 @@ impl Part {
         let (mut payload, mut state) = (Vec::new(), Vec::new());
         for block in self.first..self.first + self.blocks {
             let used = sizes.layout.used(block) as usize;
-            let kernel = RowKernel::new(&spec.optimizer, spec.dtype, used)?;
+            let kernel = RowKernel::of_table(spec, used)?;
             payload.resize(kernel.row_bytes(), 0);
             state.resize(kernel.state_bytes(), 0);
             kernel.init_row(&spec.init, spec.seed, block, &mut payload, &mut state);
@@ -246,7 +246,7 @@ impl Part {
         block: u64,
         from: usize,
         to: usize,
-    ) -> [StatePiece; 3] {
+    ) -> [StatePiece; PIECES] {
         let at = self.state + (block - self.first) as usize * sizes.state_stride();
         std::array::from_fn(|i| match i {
             i if i < sizes.slots => StatePiece {

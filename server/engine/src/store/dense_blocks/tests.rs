@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use super::{BlocksError, DenseBlocks};
@@ -45,6 +45,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         finite_check: true,
         domain: DomainId(0),
         partitions,
+        gradient: GradientOptions::default(),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::apply::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 use crate::store::redo::{Progress, Redo};
-use crate::store::redo_block::{BlockPlace, StatePiece};
+use crate::store::redo_block::{BlockPlace, PIECES, StatePiece};
 
 /// A range of elements inside one block.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl Window {
         memory: &ServerMemory,
         payload_at: usize,
         payload_len: usize,
-        pieces: &[StatePiece; 3],
+        pieces: &[StatePiece; PIECES],
     ) -> Result<(), StoreError> {
         let public = memory.public.region();
         self.payload.resize(payload_len, 0);
@@ -71,7 +71,7 @@ impl Window {
     fn load_state(
         &mut self,
         memory: &ServerMemory,
-        pieces: &[StatePiece; 3],
+        pieces: &[StatePiece; PIECES],
     ) -> Result<(), StoreError> {
         let private = memory.private.region();
         self.state.resize(pieces.iter().map(|p| p.len).sum(), 0);
@@ -331,7 +331,7 @@ fn kernel_for(
     if elements * spec.dtype.size() == whole.row_bytes() {
         return Ok(whole);
     }
-    Ok(RowKernel::new(&spec.optimizer, spec.dtype, elements)?)
+    Ok(RowKernel::of_table(spec, elements)?)
 }
 
 /// The version word while the block is being written, and after.

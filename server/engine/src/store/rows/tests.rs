@@ -3,7 +3,7 @@
 use tidewater_protocol::ids::{DomainId, Incarnation};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::verify_row;
-use tidewater_protocol::table::{Apply, DType, Init, Optimizer, Shape};
+use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape};
 
 use super::*;
 use crate::store::memory::{BlockKind, BlockOwner};
@@ -23,6 +23,7 @@ fn spec(dim: u32, optimizer: Optimizer) -> Arc<TableSpec> {
         finite_check: true,
         domain: DomainId(0),
         partitions: 1,
+        gradient: GradientOptions::default(),
     })
 }
 

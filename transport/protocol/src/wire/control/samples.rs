@@ -8,7 +8,9 @@ use crate::ids::{
 use crate::layout::LINE_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
-use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec};
+use crate::table::{
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
+};
 use crate::wire::refusal::RefusalCode;
 
 /// Generator of message values from a seed.
@@ -99,6 +101,7 @@ impl Gen {
             finite_check: self.under(2) == 0,
             domain: DomainId(self.under(64) as u8),
             partitions: 1 + self.under(40) as u32,
+            gradient: GradientOptions::default(),
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::table::Reduce;
+use crate::table::{GradientOptions, Reduce};
 
 fn dense(layout: DenseLayout) -> TableSpec {
     TableSpec {
@@ -17,6 +17,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         finite_check: true,
         domain: DomainId(0),
         partitions: 4,
+        gradient: GradientOptions::default(),
     }
 }
 
@@ -259,5 +260,83 @@ fn domains_and_partitions() {
             .is_ok(),
             ok
         );
+    }
+}
+
+#[test]
+fn options_need_a_rule_that_takes_them() {
+    let none = GradientOptions::default();
+    let decay = GradientOptions {
+        weight_decay: 0.1,
+        ..none
+    };
+    let first = GradientOptions {
+        initial_accumulator: 0.1,
+        ..none
+    };
+    let norm = GradientOptions {
+        clip_norm: Some(1.0),
+        ..none
+    };
+    let sgd = Optimizer::Sgd { lr: 0.1 };
+    let adagrad = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
+    let by_row = Optimizer::RowAdaGrad { lr: 0.1, eps: 1e-8 };
+    let adamw = Optimizer::AdamW {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+    };
+    let blocks = dense(DenseLayout::Blocks {
+        block_bytes: 4096,
+        snapshot: false,
+    });
+    let of = |shape: &TableSpec, optimizer, gradient| {
+        let spec = TableSpec {
+            optimizer,
+            gradient,
+            ..shape.clone()
+        };
+        spec.validate()
+    };
+    let rows = sparse(8);
+    for (shape, rule, options) in [
+        (&rows, sgd, decay),
+        (&rows, sgd, norm),
+        (&rows, adagrad, first),
+        (&rows, by_row, first),
+        (&rows, adamw, norm),
+        (&blocks, adagrad, first),
+        (&blocks, sgd, decay),
+    ] {
+        assert_eq!(of(shape, rule, options), Ok(()), "{rule:?} {options:?}");
+    }
+    assert_eq!(
+        of(&rows, Optimizer::None, decay),
+        Err(SpecError::OptionsWithoutRule)
+    );
+    assert_eq!(of(&rows, adamw, decay), Err(SpecError::TwoDecays));
+    assert_eq!(
+        of(&rows, sgd, first),
+        Err(SpecError::NoAccumulator { rule: "Sgd" })
+    );
+    let needs = |what| Err(SpecError::NeedsRows { what });
+    assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
+    assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));
+    for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e-50] {
+        for options in [
+            GradientOptions {
+                clip_value: Some(bad),
+                ..none
+            },
+            GradientOptions {
+                clip_norm: Some(bad),
+                ..none
+            },
+        ] {
+            let refused = of(&rows, sgd, options);
+            assert!(matches!(refused, Err(SpecError::Parameter { .. })));
+        }
     }
 }

@@ -1,0 +1,377 @@
+//! The gradient rules of tables, their hyper-parameters with the valid ranges, and the options that
+//! every rule shares.
+
+use serde::{Deserialize, Serialize};
+
+use super::DType;
+
+/// Rule that applies a gradient. Hyper-parameters are per table. `g` is the gradient, `w` the
+/// parameter. Every rule but [`Optimizer::RowAdaGrad`] works element by element on its own state.
+///
+/// `g` is the pushed (or reduced) gradient after the [`GradientOptions`] of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Optimizer {
+    /// No gradients: the table accepts [`super::PushOp::Sum`] and [`super::PushOp::Assign`] only.
+    None,
+    /// `w -= lr g`. No state.
+    Sgd {
+        /// Learning rate, above 0.
+        lr: f64,
+    },
+    /// `v = mu v + g; w -= lr v`, or with `nesterov` `w -= lr (g + mu v)`. State: v.
+    Momentum {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Momentum factor, in `[0, 1)`.
+        mu: f64,
+        /// Whether to use Nesterov's form.
+        nesterov: bool,
+    },
+    /// `n += g^2; w -= lr g / (sqrt(n) + eps)`. State: n.
+    AdaGrad {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+    },
+    /// Adam with a step count **per row**; in range tables, per element. State: m, v, and the step
+    /// count t.
+    Adam {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Decay of the first moment, in `[0, 1)`.
+        beta1: f64,
+        /// Decay of the second moment, in `[0, 1)`.
+        beta2: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+    },
+    /// FTRL-proximal (`McMahan` et al., KDD 2013). State: z, n. `w` is a function of (z, n) and is
+    /// exactly zero while `|z| <= l1`.
+    Ftrl {
+        /// Scale of the learning rate, above 0.
+        alpha: f64,
+        /// Offset of the learning rate, at least 0; above 0 if `l2` is 0.
+        beta: f64,
+        /// Weight of the L1 penalty.
+        l1: f64,
+        /// Weight of the L2 penalty.
+        l2: f64,
+    },
+    /// `RMSProp`: `v = decay v + (1 - decay) g^2; w -= lr g / (sqrt(v) + eps)`. State: v.
+    RmsProp {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Decay of the mean square, in `[0, 1)`.
+        decay: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+    },
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019): `w -= lr weight_decay w`,
+    /// then the step of Adam. State as [`Optimizer::Adam`].
+    AdamW {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Decay of the first moment, in `[0, 1)`.
+        beta1: f64,
+        /// Decay of the second moment, in `[0, 1)`.
+        beta2: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+        /// Share of a parameter that a step at rate 1 removes, at least 0.
+        weight_decay: f64,
+    },
+    /// `AdaGrad` with one accumulator a row: `n += mean of g^2 over the row; w -= lr g / (sqrt(n) +
+    /// eps)`. State: one element a row. Not for range tables, which have no rows.
+    RowAdaGrad {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+    },
+    /// Adam with the largest second moment so far (Reddi et al., ICLR 2018): `s = max(s, v)`
+    /// replaces `v` under the root. State: m, v, s, and the step count t.
+    AmsGrad {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Decay of the first moment, in `[0, 1)`.
+        beta1: f64,
+        /// Decay of the second moment, in `[0, 1)`.
+        beta2: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+    },
+}
+
+/// Most hyper-parameters of a rule.
+pub const PARAMETERS_MAX: usize = 5;
+
+/// One hyper-parameter of a rule: its name, value and valid range.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parameter {
+    /// Name of the field in [`Optimizer`] or [`GradientOptions`]; empty for an unused place.
+    pub name: &'static str,
+    /// Value that was given.
+    pub value: f64,
+    /// Set that the value must lie in.
+    pub range: Range,
+}
+
+/// Valid values of a hyper-parameter, before and after it is rounded to the table's element type: a
+/// decay of `1 - 1e-9` is 1 in f32, and would never decay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Range {
+    /// Rates, and terms added to a root that may be 0: `0 / 0` otherwise.
+    Positive,
+    /// Weights, such as `l1` and `l2`.
+    NotNegative,
+    /// Decays: at 1 a state never forgets, and Adam divides by zero.
+    BelowOne,
+}
+
+impl Range {
+    fn holds(self, value: f64) -> bool {
+        value.is_finite()
+            && match self {
+                Self::Positive => value > 0.0,
+                Self::NotNegative => value >= 0.0,
+                Self::BelowOne => (0.0..1.0).contains(&value),
+            }
+    }
+
+    /// Describes the range in an error.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Positive => "finite and above 0",
+            Self::NotNegative => "finite and not below 0",
+            Self::BelowOne => "in [0, 1)",
+        }
+    }
+}
+
+impl Parameter {
+    const UNUSED: Self = Self::new("", 0.0, Range::NotNegative);
+
+    const fn new(name: &'static str, value: f64, range: Range) -> Self {
+        Self { name, value, range }
+    }
+
+    /// Whether the value is in range, as given and as rounded to `dtype`.
+    pub fn is_valid(&self, dtype: DType) -> bool {
+        let rounded = if dtype == DType::F32 {
+            f64::from(self.value as f32)
+        } else {
+            self.value
+        };
+        self.range.holds(self.value) && self.range.holds(rounded)
+    }
+}
+
+impl Optimizer {
+    /// Returns the elements of state kept for each element of a row.
+    pub const fn state_slots(&self) -> usize {
+        match self {
+            Self::None | Self::Sgd { .. } | Self::RowAdaGrad { .. } => 0,
+            Self::Momentum { .. } | Self::AdaGrad { .. } | Self::RmsProp { .. } => 1,
+            Self::Adam { .. } | Self::AdamW { .. } | Self::Ftrl { .. } => 2,
+            Self::AmsGrad { .. } => 3,
+        }
+    }
+
+    /// Whether each row also keeps a step count (8 bytes).
+    pub const fn counts_steps(&self) -> bool {
+        matches!(
+            self,
+            Self::Adam { .. } | Self::AdamW { .. } | Self::AmsGrad { .. }
+        )
+    }
+
+    /// Whether the rule computes with all elements of a row at once, which a range table cannot.
+    pub const fn needs_rows(&self) -> bool {
+        matches!(self, Self::RowAdaGrad { .. })
+    }
+
+    /// Whether the rule adds squares of gradients up, so that they may start above 0.
+    pub const fn accumulates(&self) -> bool {
+        matches!(self, Self::AdaGrad { .. } | Self::RowAdaGrad { .. })
+    }
+
+    /// Returns the bytes of optimizer state of a row of `dim` elements: slots, then the step count;
+    /// of [`Optimizer::RowAdaGrad`] one element.
+    pub const fn state_bytes(&self, dim: usize, dtype: DType) -> usize {
+        let slots = self.state_slots() * dim * dtype.size();
+        if self.counts_steps() {
+            slots.next_multiple_of(8) + 8
+        } else if self.needs_rows() {
+            dtype.size()
+        } else {
+            slots
+        }
+    }
+
+    /// Returns the name of the rule, as in this enum.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Sgd { .. } => "Sgd",
+            Self::Momentum { .. } => "Momentum",
+            Self::AdaGrad { .. } => "AdaGrad",
+            Self::Adam { .. } => "Adam",
+            Self::Ftrl { .. } => "Ftrl",
+            Self::RmsProp { .. } => "RmsProp",
+            Self::AdamW { .. } => "AdamW",
+            Self::RowAdaGrad { .. } => "RowAdaGrad",
+            Self::AmsGrad { .. } => "AmsGrad",
+        }
+    }
+
+    /// Returns the hyper-parameters in the order of the fields; unused places have no name and are 0.
+    pub const fn parameters(&self) -> [Parameter; PARAMETERS_MAX] {
+        const UNUSED: Parameter = Parameter::UNUSED;
+        match *self {
+            Self::None => [UNUSED; PARAMETERS_MAX],
+            Self::Sgd { lr } => [lr_of(lr), UNUSED, UNUSED, UNUSED, UNUSED],
+            Self::Momentum { lr, mu, .. } => {
+                let mu = Parameter::new("mu", mu, Range::BelowOne);
+                [lr_of(lr), mu, UNUSED, UNUSED, UNUSED]
+            }
+            Self::AdaGrad { lr, eps } | Self::RowAdaGrad { lr, eps } => {
+                [lr_of(lr), eps_of(eps), UNUSED, UNUSED, UNUSED]
+            }
+            Self::RmsProp { lr, decay, eps } => {
+                let decay = Parameter::new("decay", decay, Range::BelowOne);
+                [lr_of(lr), decay, eps_of(eps), UNUSED, UNUSED]
+            }
+            Self::Adam {
+                lr,
+                beta1,
+                beta2,
+                eps,
+            }
+            | Self::AmsGrad {
+                lr,
+                beta1,
+                beta2,
+                eps,
+            } => adam(lr, beta1, beta2, eps, UNUSED),
+            Self::AdamW {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+            } => {
+                let decay = Parameter::new("weight_decay", weight_decay, Range::NotNegative);
+                adam(lr, beta1, beta2, eps, decay)
+            }
+            Self::Ftrl {
+                alpha,
+                beta,
+                l1,
+                l2,
+            } => {
+                // The slope of w in z before any learning: beta / alpha + l2.
+                let range = if l2 > 0.0 {
+                    Range::NotNegative
+                } else {
+                    Range::Positive
+                };
+                [
+                    Parameter::new("alpha", alpha, Range::Positive),
+                    Parameter::new("beta", beta, range),
+                    Parameter::new("l1", l1, Range::NotNegative),
+                    Parameter::new("l2", l2, Range::NotNegative),
+                    UNUSED,
+                ]
+            }
+        }
+    }
+
+    /// Returns the first hyper-parameter that is out of its range on a table of `dtype`.
+    pub fn out_of_range(&self, dtype: DType) -> Option<Parameter> {
+        let mut parameters = self.parameters().into_iter();
+        parameters.find(|parameter| !parameter.is_valid(dtype))
+    }
+}
+
+const fn lr_of(lr: f64) -> Parameter {
+    Parameter::new("lr", lr, Range::Positive)
+}
+
+const fn eps_of(eps: f64) -> Parameter {
+    Parameter::new("eps", eps, Range::Positive)
+}
+
+const fn adam(
+    lr: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    last: Parameter,
+) -> [Parameter; PARAMETERS_MAX] {
+    [
+        lr_of(lr),
+        Parameter::new("beta1", beta1, Range::BelowOne),
+        Parameter::new("beta2", beta2, Range::BelowOne),
+        eps_of(eps),
+        last,
+    ]
+}
+
+/// What a table does with a gradient before its rule takes it, and the state that new rows start
+/// with. The default does nothing.
+///
+/// A gradient `g` is clipped by value, then by the norm of its row, then `weight_decay w` is added.
+/// At a tick this happens once, to the reduced gradient of a row. Only rows that a gradient touches
+/// decay.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct GradientOptions {
+    /// Weight of the L2 penalty: the rule takes `g + weight_decay w`. 0 for none. Not with
+    /// [`Optimizer::AdamW`], which has a decay of its own.
+    pub weight_decay: f64,
+    /// Bound of the magnitude of each element of a gradient, above 0.
+    pub clip_value: Option<f64>,
+    /// Bound of the Euclidean norm of a row's gradient, above 0. Not for range tables, which have no
+    /// rows.
+    pub clip_norm: Option<f64>,
+    /// Accumulator of new rows, at least 0 ([`Optimizer::AdaGrad`] and [`Optimizer::RowAdaGrad`]).
+    pub initial_accumulator: f64,
+}
+
+impl GradientOptions {
+    /// Whether no option is set.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether gradients reach the rule as they are.
+    pub fn keeps_gradients(&self) -> bool {
+        self.weight_decay == 0.0 && self.clip_value.is_none() && self.clip_norm.is_none()
+    }
+
+    /// Returns the options as parameters, those that are not set as unused places.
+    pub const fn parameters(&self) -> [Parameter; 4] {
+        const fn bound(name: &'static str, bound: Option<f64>) -> Parameter {
+            match bound {
+                Some(bound) => Parameter::new(name, bound, Range::Positive),
+                None => Parameter::UNUSED,
+            }
+        }
+        [
+            Parameter::new("weight_decay", self.weight_decay, Range::NotNegative),
+            bound("clip_value", self.clip_value),
+            bound("clip_norm", self.clip_norm),
+            Parameter::new(
+                "initial_accumulator",
+                self.initial_accumulator,
+                Range::NotNegative,
+            ),
+        ]
+    }
+
+    /// Returns the first option that is out of its range on a table of `dtype`.
+    pub fn out_of_range(&self, dtype: DType) -> Option<Parameter> {
+        let mut parameters = self.parameters().into_iter();
+        parameters.find(|parameter| !parameter.is_valid(dtype))
+    }
+}
