@@ -180,6 +180,35 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
     assert!(error.contains("/nonexistent"), "{error}");
 }
 
+/// A model holds the numbers that were set: the training goes on with them, not with those of the
+/// definition.
+#[test]
+fn settings_go_on_from_a_saved_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let straight = start(2, 2, 1);
+    let mut one = client(&straight, 0, TransportChoice::Tcp);
+    step(&mut one);
+    for table in ["sparse", "blocks"] {
+        let table = one.open_table::<f32>(table).unwrap();
+        let set = one.set_optimizer(
+            &table,
+            Optimizer::AdaGrad {
+                lr: 0.03,
+                eps: 1e-6,
+            },
+        );
+        one.wait_applied(&set.unwrap()).unwrap();
+    }
+    one.save(dir, Duration::from_secs(60)).unwrap();
+    let expected = step(&mut one);
+    let moved = start(1, 3, 1);
+    let mut two = client(&moved, 0, TransportChoice::Auto);
+    two.load(dir, Duration::from_secs(60)).unwrap();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(step(&mut two)), bits(expected));
+}
+
 #[test]
 fn a_barrier_names_the_missing_and_a_lost_worker_fails_the_others() {
     let cluster = start(1, 1, 3);

@@ -26,7 +26,8 @@ module tidewater
     integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
     integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
-        TW_MOMENTUM = 3, TW_NESTEROV = 4, TW_ADAGRAD = 5, TW_ADAM = 6, TW_FTRL = 7
+        TW_MOMENTUM = 3, TW_NESTEROV = 4, TW_ADAGRAD = 5, TW_ADAM = 6, TW_FTRL = 7, &
+        TW_RMSPROP = 8, TW_ADAMW = 9, TW_ROW_ADAGRAD = 10, TW_AMSGRAD = 11
     integer(c_int), parameter :: TW_ZEROS = 0, TW_CONSTANT = 1, TW_UNIFORM = 2, TW_NORMAL = 3
     integer(c_int), parameter :: TW_IMMEDIATE = 0, TW_CLOCK_SUM = 1, TW_CLOCK_MEAN = 2
     integer(c_int), parameter :: TW_ASP = 0, TW_BSP = 1, TW_SSP = 2
@@ -51,7 +52,7 @@ module tidewater
     end type
 
     type, bind(c) :: tw_table_options
-        integer(c_size_t) :: size = 128
+        integer(c_size_t) :: size = 160
         type(c_ptr) :: name = c_null_ptr
         integer(c_int32_t) :: dtype = 0, kind = 0
         integer(c_int64_t) :: rows = 0
@@ -61,6 +62,7 @@ module tidewater
         integer(c_int64_t) :: seed = 0
         integer(c_int32_t) :: effect = TW_IMMEDIATE, domain = 0, block_bytes = 0, snapshot = 0
         integer(c_int32_t) :: allow_not_finite = 0, reserved = 0
+        real(c_double) :: weight_decay = 0, clip_value = 0, clip_norm = 0, initial_accumulator = 0
     end type
 
     type, bind(c) :: tw_pull_options

@@ -149,6 +149,14 @@ typedef enum {
     TW_ADAM = 6,
     // {alpha, beta, l1, l2}
     TW_FTRL = 7,
+    // {lr, decay, eps}
+    TW_RMSPROP = 8,
+    // {lr, beta1, beta2, eps}; `weight_decay` is decoupled
+    TW_ADAMW = 9,
+    // {lr, eps}; one accumulator a row
+    TW_ROW_ADAGRAD = 10,
+    // {lr, beta1, beta2, eps}
+    TW_AMSGRAD = 11,
 } tw_optimizer;
 
 // First values, and what `init_values` holds for them.
@@ -360,6 +368,14 @@ typedef struct {
     int32_t allow_not_finite;
     // Unused; must be zero.
     int32_t reserved;
+    // L2 penalty: each gradient becomes g + weight_decay w. 0: none.
+    double weight_decay;
+    // Largest magnitude of an element of a gradient. 0: any.
+    double clip_value;
+    // Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGES.
+    double clip_norm;
+    // Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
+    double initial_accumulator;
 } tw_table_options;
 
 // A table of a session. Zero is none.

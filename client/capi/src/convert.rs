@@ -246,7 +246,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         finite_check: options.allow_not_finite == 0,
         domain: domain(options.domain)?,
         partitions: or_default(options.partitions, PARTITIONS),
-        gradient: GradientOptions::default(),
+        gradient: gradient(options),
     })
 }
 
@@ -307,7 +307,29 @@ fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Optimizer, Fail
         TW_ADAGRAD => Optimizer::AdaGrad { lr: a, eps: b },
         TW_ADAM => Optimizer::Adam { lr: a, beta1: b, beta2: c, eps: d },
         TW_FTRL => Optimizer::Ftrl { alpha: a, beta: b, l1: c, l2: d },
+        TW_RMSPROP => Optimizer::RmsProp { lr: a, decay: b, eps: c },
+        TW_ADAMW => Optimizer::AdamW {
+            lr: a,
+            beta1: b,
+            beta2: c,
+            eps: d,
+            weight_decay: options.weight_decay,
+        },
+        TW_ROW_ADAGRAD => Optimizer::RowAdaGrad { lr: a, eps: b },
+        TW_AMSGRAD => Optimizer::AmsGrad { lr: a, beta1: b, beta2: c, eps: d },
     })
+}
+
+/// The options of gradients. The weight decay of AdamW is part of its rule.
+fn gradient(options: &tw_table_options) -> GradientOptions {
+    let bound = |bound: f64| (bound != 0.0).then_some(bound);
+    let own_decay = options.optimizer == tw_optimizer::TW_ADAMW as i32;
+    GradientOptions {
+        weight_decay: if own_decay { 0.0 } else { options.weight_decay },
+        clip_value: bound(options.clip_value),
+        clip_norm: bound(options.clip_norm),
+        initial_accumulator: options.initial_accumulator,
+    }
 }
 
 fn init(options: &tw_table_options) -> Result<Init, Failure> {
@@ -413,6 +435,30 @@ mod tests {
         };
         let builder = tidewater::TableBuilder::blocks::<f32>("t", 7, 3);
         assert_eq!(&table_spec("t", &options).unwrap(), builder.spec());
+        let adjusted = tw_table_options {
+            optimizer: tw_optimizer::TW_ADAGRAD as i32,
+            hyper: [0.1, 1e-8, 0.0, 0.0],
+            weight_decay: 0.01,
+            clip_value: 2.0,
+            initial_accumulator: 0.5,
+            ..options
+        };
+        let builder = builder
+            .optimizer(Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 })
+            .weight_decay(0.01)
+            .clip_value(2.0)
+            .initial_accumulator(0.5);
+        assert_eq!(&table_spec("t", &adjusted).unwrap(), builder.spec());
+        let adamw = tw_table_options {
+            optimizer: tw_optimizer::TW_ADAMW as i32,
+            hyper: [0.1, 0.9, 0.99, 1e-8],
+            weight_decay: 0.01,
+            ..options
+        };
+        let made = table_spec("t", &adamw).unwrap();
+        assert!(made.gradient.is_none());
+        let decay = made.optimizer.parameters()[4];
+        assert_eq!((decay.name, decay.value), ("weight_decay", 0.01));
         let odd = tw_table_options { kind: 1, ..options };
         assert!(
             table_spec("t", &odd)

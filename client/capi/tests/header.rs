@@ -61,6 +61,7 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_session_info, thread_level), 24);
     assert_eq!(offset_of!(tw_table_options, hyper), 48);
     assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);
+    assert_eq!(offset_of!(tw_table_options, initial_accumulator), 152);
     assert_eq!(offset_of!(tw_table_info, domain), 36);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
     assert_eq!(offset_of!(tw_function_options, count), 56);

@@ -173,11 +173,27 @@ pub(crate) fn optimizer(given: Option<&Bound<'_, PyAny>>, dtype: DType) -> PyRes
             l1,
             l2,
         },
+        ("rmsprop", &[lr, decay, eps]) => Optimizer::RmsProp { lr, decay, eps },
+        ("adamw", &[lr, beta1, beta2, eps, weight_decay]) => Optimizer::AdamW {
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        },
+        ("row_adagrad", &[lr, eps]) => Optimizer::RowAdaGrad { lr, eps },
+        ("amsgrad", &[lr, beta1, beta2, eps]) => Optimizer::AmsGrad {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
         (name, numbers) => {
             return Err(PyValueError::new_err(format!(
                 "optimizer '{name}' with {} numbers; there are 'none', ('sgd', lr), ('momentum', lr, \
-                 mu), ('nesterov', lr, mu), ('adagrad', lr, eps), ('adam', lr, beta1, beta2, eps) \
-                 and ('ftrl', alpha, beta, l1, l2)",
+                 mu), ('nesterov', lr, mu), ('adagrad', lr, eps), ('row_adagrad', lr, eps), ('rmsprop', \
+                 lr, decay, eps), ('adam', lr, beta1, beta2, eps), ('amsgrad', lr, beta1, beta2, eps), \
+                 ('adamw', lr, beta1, beta2, eps, weight_decay) and ('ftrl', alpha, beta, l1, l2)",
                 numbers.len()
             )));
         }

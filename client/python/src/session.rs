@@ -185,7 +185,8 @@ impl Session {
     /// Creates a table, or opens the one of that name if its definition is equal.
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=64, block_bytes=16384, snapshot=false,
-        allow_not_finite=false))]
+        allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
+        initial_accumulator=0.0))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -203,6 +204,10 @@ impl Session {
         block_bytes: u32,
         snapshot: bool,
         allow_not_finite: bool,
+        weight_decay: f64,
+        clip_value: Option<f64>,
+        clip_norm: Option<f64>,
+        initial_accumulator: f64,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -230,7 +235,12 @@ impl Session {
             finite_check: !allow_not_finite,
             domain: options::domain(domain)?,
             partitions,
-            gradient: GradientOptions::default(),
+            gradient: GradientOptions {
+                weight_decay,
+                clip_value,
+                clip_norm,
+                initial_accumulator,
+            },
         };
         let made = me
             .get()

@@ -198,6 +198,17 @@ impl Table {
         Ok(Ticket::new(self.session.clone_ref(py), pushed))
     }
 
+    /// Sets the numbers of the table's rule, as of its `optimizer`.
+    fn set_optimizer(&self, py: Python<'_>, optimizer: &Bound<'_, PyAny>) -> PyResult<Ticket> {
+        let rule = options::optimizer(Some(optimizer), self.spec.dtype)?;
+        let session = self.session.get();
+        let pushed = session.with(py, |client| self.any.set_optimizer(client, rule))?;
+        Ok(Ticket {
+            session: self.session.clone_ref(py),
+            pushed: Mutex::new(pushed),
+        })
+    }
+
     /// Releases the table for all workers.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session.get();

@@ -79,6 +79,29 @@ def test_pulls_write_where_the_array_is():
         assert out[:128].sum() == 0 and out[128:].min() == 3, "the view's memory, and no other"
 
 
+def test_rules_options_and_settings():
+    with session() as s:
+        t = s.table("o", "rows", dtype=np.float64, rows=2, cols=2, optimizer=("sgd", 1.0), clip_norm=5.0)
+        t.push(np.array([[6.0, 8.0], [3.0, 4.0]]), [0, 1], op="gradient").wait()
+        assert t.pull([0, 1]).tolist() == [[-3.0, -4.0]] * 2
+        t.set_optimizer(("sgd", 0.5)).wait()
+        t.push(np.array([[2.0, 2.0]]), [0], op="gradient").wait()
+        assert t.pull([0]).tolist() == [[-4.0, -5.0]]
+        raises(ValueError, "rule is Sgd", lambda: t.set_optimizer(("adagrad", 0.1, 1e-8)))
+        raises(ValueError, "lr is 0", lambda: t.set_optimizer(("sgd", 0.0)))
+        for n, rule in enumerate(
+            [
+                ("rmsprop", 0.1, 0.9, 1e-8),
+                ("adamw", 0.1, 0.9, 0.99, 1e-8, 0.1),
+                ("row_adagrad", 0.1, 1e-8),
+                ("amsgrad", 0.1, 0.9, 0.99, 1e-8),
+            ]
+        ):
+            u = s.table(f"o{n}", "sparse", dtype=np.float32, cols=2, optimizer=rule, clip_value=1.0)
+            u.push(np.ones((1, 2), np.float32), [7], op="gradient").wait()
+            assert (u.pull([7]) < 0).all()
+
+
 def test_wrong_arrays_are_named():
     with session() as s:
         t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)

@@ -270,7 +270,7 @@ fn build_clock(
         user_tag: 0,
         chk: 0,
     };
-    lanes.wait_room_everywhere(deadline)?;
+    lanes.wait_room_everywhere(0, deadline)?;
     for lane in 0..lanes.len() {
         let seq = lanes.build(lane, header, 0, |_| {}, deadline)?;
         sent.add(lane, seq);

@@ -15,7 +15,7 @@ use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind,
 };
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
-use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
@@ -680,7 +680,8 @@ impl Lanes {
             op: "push",
             missing: "room".into(),
         })?;
-        let call = match header.kind.is_push() {
+        // What a ticket names: pushes, and settings.
+        let call = match header.kind.is_push() || header.kind == FrameKind::Settings {
             true => self.counters.pushes,
             false => NO_PUSH,
         };
@@ -716,8 +717,12 @@ impl Lanes {
     }
 
     /// Waits until a frame without payload has room in every ring.
-    pub(crate) fn wait_room_everywhere(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        let has_room = |lanes: &Self| lanes.all.iter().all(|l| l.ring.has_room(0));
+    pub(crate) fn wait_room_everywhere(
+        &mut self,
+        payload_len: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let has_room = |lanes: &Self| lanes.all.iter().all(|l| l.ring.has_room(payload_len));
         if has_room(self) {
             return Ok(());
         }

@@ -72,6 +72,7 @@ pub mod link;
 pub mod pull;
 pub mod push;
 mod replies;
+pub mod schedule;
 pub mod session;
 pub mod table;
 pub mod vector;
@@ -87,6 +88,7 @@ pub use function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
+pub use schedule::Schedule;
 pub use session::{AnyFunctionArgs, CachedTable, Client, Parts, PushBuffer};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.

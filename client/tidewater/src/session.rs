@@ -10,6 +10,7 @@ mod function;
 mod pull;
 mod push;
 mod push_buffer;
+mod settings;
 
 use std::time::Duration;
 

@@ -433,7 +433,10 @@ impl Enlisted {
             Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
         })?;
         let (dir, disk) = (Path::new(dir), Box::new(OsDisk));
-        let part = checkpoint::save_part(node, disk, self.number, &tables, dir, nonce)?;
+        let checkpoint::SavedShare {
+            file: part,
+            settings,
+        } = checkpoint::save_part(node, disk, self.number, &tables, dir, nonce)?;
         let checkpoint::SavedFile {
             server: _,
             file,
@@ -448,6 +451,7 @@ impl Enlisted {
             bytes,
             check,
             clocks,
+            settings,
         })
     }
 

@@ -109,6 +109,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "function::FunctionProblem::from_code",
         ],
     ),
+    ("settings", &["settings::decode"]),
 ];
 
 /// Decoders found in the source without an entry of their own, with the reason.

@@ -140,6 +140,14 @@ pub enum tw_optimizer {
     TW_ADAM = 6,
     /// {alpha, beta, l1, l2}
     TW_FTRL = 7,
+    /// {lr, decay, eps}
+    TW_RMSPROP = 8,
+    /// {lr, beta1, beta2, eps}; `weight_decay` is decoupled
+    TW_ADAMW = 9,
+    /// {lr, eps}; one accumulator a row
+    TW_ROW_ADAGRAD = 10,
+    /// {lr, beta1, beta2, eps}
+    TW_AMSGRAD = 11,
 }
 
 /// First values, and what `init_values` holds for them.
@@ -319,6 +327,14 @@ pub struct tw_table_options {
     pub allow_not_finite: i32,
     /// Unused; must be zero.
     pub reserved: i32,
+    /// L2 penalty: each gradient becomes g + weight_decay w. 0: none.
+    pub weight_decay: f64,
+    /// Largest magnitude of an element of a gradient. 0: any.
+    pub clip_value: f64,
+    /// Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGES.
+    pub clip_norm: f64,
+    /// Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
+    pub initial_accumulator: f64,
 }
 
 /// What a table is.

@@ -77,12 +77,19 @@ class Session:
         block_bytes: int = 16384,
         snapshot: bool = False,
         allow_not_finite: bool = False,
+        weight_decay: float = 0.0,
+        clip_value: Optional[float] = None,
+        clip_norm: Optional[float] = None,
+        initial_accumulator: float = 0.0,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
         `optimizer` is "none", ("sgd", lr), ("momentum", lr, mu), ("nesterov", lr, mu), ("adagrad", lr, eps),
-        ("adam", lr, beta1, beta2, eps) or ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x),
-        ("uniform", low, high) or ("normal", mean, std).
+        ("row_adagrad", lr, eps), ("rmsprop", lr, decay, eps), ("adam", lr, beta1, beta2, eps),
+        ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay) or
+        ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high) or
+        ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
+        elements, `clip_norm` the norm of a row.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -237,6 +244,12 @@ class Table:
     ) -> Ticket:
         """Pushes rows of shape (len(keys), cols), or elements from `first` on. Reads where the array is;
         it may be changed as soon as this returns.
+        """
+    def set_optimizer(self, optimizer: _Named) -> Ticket:
+        """Sets the numbers of the table's rule: ("sgd", 0.01) of a table of "sgd". ValueError for another rule.
+
+        The change stands between the pushes of this session; on a table of ticks it takes effect with the tick
+        that ends the iteration, on every server.
         """
     def release(self) -> None:
         """Releases the table for everybody."""

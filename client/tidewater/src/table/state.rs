@@ -9,7 +9,7 @@ use tidewater_protocol::layout::dense::{BlockLayout, RangeIndex, Ranges};
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_protocol::placement::partition_of_key;
-use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::table::{DenseLayout, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
 use super::hints::Hints;
@@ -56,6 +56,8 @@ pub(crate) struct TableState {
     pub(crate) handle: HandleId,
     pub(crate) id: TableId,
     pub(crate) spec: TableSpec,
+    /// The rule that this client set last; that of the definition before.
+    pub(crate) rule: Optimizer,
     pub(crate) row: RowLayout,
     pub(crate) hints: Hints,
     pub(crate) sparse: Vec<SparseLane>,
@@ -150,6 +152,7 @@ impl TableState {
             sparse,
             lane_of_partition,
             index: RangeIndex::new(dense_ranges(&spec).unwrap_or(Ranges::new(0, 1))),
+            rule: spec.optimizer,
             spec,
         })
     }
@@ -247,6 +250,7 @@ impl TableState {
             sparse: Vec::new(),
             lane_of_partition: vec![0; spec.partitions as usize],
             index: RangeIndex::new(ranges),
+            rule: spec.optimizer,
             spec: spec.clone(),
         }
     }
@@ -470,6 +474,7 @@ mod tests {
             dense: Vec::new(),
             lane_of_partition: Vec::new(),
             index: RangeIndex::new(Ranges::new(0, 1)),
+            rule: spec.optimizer,
             spec,
         }
     }

@@ -10,6 +10,7 @@ use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::limits::ROW_DIM_MAX;
+use tidewater_protocol::table::Optimizer;
 
 use super::Refusal;
 use super::function::FunctionRunner;
@@ -52,6 +53,8 @@ pub struct Engine {
     pub(super) tick: Buffers,
     /// Sums of open iterations, by table.
     pub(super) sums: HashMap<u32, Sums>,
+    /// Rules that take effect when the open iteration of their table's domain is closed, by table.
+    pub(super) settings: BTreeMap<u32, Optimizer>,
     /// Members of every clock domain of a job from its start. Empty in a service, where each job
     /// sets its own.
     workers: Vec<WorkerId>,
@@ -99,6 +102,7 @@ impl Engine {
             scratch: Vec::new(),
             tick: Buffers::default(),
             sums: HashMap::new(),
+            settings: BTreeMap::new(),
             workers: workers.into_iter().collect(),
             clocks: BTreeMap::new(),
             reply: Vec::new(),
@@ -130,6 +134,7 @@ impl Engine {
         }
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
+        self.settings.remove(&id.0);
         if let Some(Sums::Blocks(sums)) = self.sums.remove(&id.0) {
             sums.release();
         }
@@ -193,6 +198,7 @@ impl Engine {
             FrameKind::Gather => self.gather(sender.namespace, header, payload),
             FrameKind::Resolve => self.resolve(sender.namespace, header, payload),
             FrameKind::Clock => self.clock(sender, header),
+            FrameKind::Settings => self.settings_frame(sender, header, payload),
             FrameKind::Pad => Ok(Effect::Applied),
             FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload),
         }

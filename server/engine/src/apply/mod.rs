@@ -15,6 +15,7 @@ pub mod pending;
 mod push;
 pub mod records;
 mod reduce;
+mod settings;
 mod sums;
 pub mod table;
 mod tick;

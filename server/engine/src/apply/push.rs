@@ -298,7 +298,7 @@ impl Engine {
     ///
     /// A frame waits only if no other domain is used: the CLOCK frame of the other domain would
     /// wait behind it.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         sender: FrameSender,
         header: &FrameHeader,
@@ -352,7 +352,7 @@ impl Engine {
         }
     }
 
-    fn hold(
+    pub(super) fn hold(
         &mut self,
         sender: FrameSender,
         staged: bool,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::table::{Apply, DenseLayout, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DenseLayout, Optimizer, Shape, TableSpec};
 
 use super::Refusal;
-use super::kernels::RowKernel;
+use super::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
 use crate::store::dense_blocks::DenseBlocks;
@@ -41,6 +41,8 @@ pub struct Table {
     pub namespace: NamespaceId,
     /// Definition of the table.
     pub spec: Arc<TableSpec>,
+    /// The rule as it is now: that of the definition, or with hyper-parameters set later.
+    optimizer: Optimizer,
     /// Memory of its rows or blocks.
     pub store: Store,
 }
@@ -77,6 +79,7 @@ impl Table {
             id,
             namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
+            optimizer: spec.optimizer,
             store,
         })
     }
@@ -86,6 +89,43 @@ impl Table {
     pub const fn of(mut self, namespace: NamespaceId) -> Self {
         self.namespace = namespace;
         self
+    }
+
+    /// The rule as it is now.
+    pub const fn optimizer(&self) -> Optimizer {
+        self.optimizer
+    }
+
+    /// Whether the table can take these hyper-parameters: of its own rule, and in range.
+    pub fn takes(&self, optimizer: &Optimizer) -> bool {
+        self.spec.check_change(optimizer).is_ok()
+    }
+
+    /// Sets the hyper-parameters of the table's rule from the next gradient on. State stays.
+    ///
+    /// # Errors
+    /// [`KernelError`] for numbers that the kernel refuses; nothing was changed then.
+    ///
+    /// # Panics
+    /// If the rule is another one: callers ask [`Table::takes`] first.
+    pub fn set_optimizer(&mut self, optimizer: Optimizer) -> Result<(), KernelError> {
+        assert!(
+            self.takes(&optimizer),
+            "table {} has {:?} and cannot take {optimizer:?}",
+            self.id,
+            self.spec.optimizer
+        );
+        let spec = TableSpec {
+            optimizer,
+            ..TableSpec::clone(&self.spec)
+        };
+        match &mut self.store {
+            Store::Blocks(blocks) => blocks.set_spec(Arc::new(spec))?,
+            Store::Sparse(s) => s.rows().set_kernel(RowKernel::of_table(&spec, spec.dim())?),
+            Store::Rows(r) => r.rows().set_kernel(RowKernel::of_table(&spec, spec.dim())?),
+        }
+        self.optimizer = optimizer;
+        Ok(())
     }
 
     /// Whether pushes wait for the tick.

@@ -102,6 +102,7 @@ impl Engine {
         let done = self
             .pending
             .take((namespace, domain), iteration, Some(rank));
+        self.note_settings(&done);
         for (id, held) in by_table(&done) {
             match self.tables.get(&id).map(|t| &t.store) {
                 Some(Store::Blocks(_)) => self.fold_blocks(id, &held),
@@ -141,6 +142,8 @@ impl Engine {
         let domain = moved.domain;
         for iteration in moved.from..moved.to {
             let held = self.pending.take((namespace, domain), iteration, None);
+            self.note_settings(&held);
+            self.apply_settings(namespace, domain);
             let mut tables = by_table(&held);
             for id in self.tables_to_close(namespace, domain) {
                 tables.entry(id).or_default();
@@ -241,10 +244,11 @@ impl Engine {
     }
 }
 
-/// The frames of streams by table, in the order of the streams.
+/// The pushes of streams by table, in the order of the streams.
 fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
     let mut tables: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
-    for held in streams.iter().flat_map(Stream::frames) {
+    let frames = streams.iter().flat_map(Stream::frames);
+    for held in frames.filter(|held| held.header.kind.is_push()) {
         tables.entry(held.header.table).or_default().push(*held);
     }
     tables

@@ -35,7 +35,7 @@ use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
-use crate::apply::kernels::RowKernel;
+use crate::apply::kernels::{KernelError, RowKernel};
 pub use error::BlocksError;
 use error::length;
 use part::{Given, Ground, Part, Sizes};
@@ -153,6 +153,17 @@ impl DenseBlocks {
     /// The table's rule, for whole blocks; [`RowKernel::accepts`] decides which pushes it takes.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
+    }
+
+    /// Replaces the definition by one with other hyper-parameters of the same rule.
+    ///
+    /// # Errors
+    /// [`KernelError`] for numbers out of range; nothing was changed.
+    pub(crate) fn set_spec(&mut self, spec: Arc<TableSpec>) -> Result<(), KernelError> {
+        let elements = self.sizes.layout.block_elements() as usize;
+        self.kernel = RowKernel::of_table(&spec, elements)?;
+        self.spec = spec;
+        Ok(())
     }
 
     /// Salt of version words and snapshot records.

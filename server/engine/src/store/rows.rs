@@ -18,6 +18,9 @@ pub struct RowWriter {
     memory: Arc<ServerMemory>,
     layout: RowLayout,
     kernel: RowKernel,
+    /// The kernel of the definition, which makes new rows: their state does not depend on whether
+    /// they are created before or after a change of hyper-parameters.
+    first: RowKernel,
     spec: Arc<TableSpec>,
     payload: Vec<u8>,
     state: Vec<u8>,
@@ -34,6 +37,7 @@ impl RowWriter {
             memory,
             layout: RowLayout::new(spec.row_bytes()),
             kernel,
+            first: kernel,
             payload: vec![0; kernel.row_bytes()],
             state: vec![0; kernel.state_bytes()],
             spec,
@@ -48,6 +52,16 @@ impl RowWriter {
     /// The kernel with the table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
+    }
+
+    /// Replaces the kernel by one with other hyper-parameters of the same rule.
+    pub(crate) fn set_kernel(&mut self, kernel: RowKernel) {
+        assert_eq!(
+            (kernel.row_bytes(), kernel.state_bytes()),
+            self.lengths(),
+            "a kernel of another rule"
+        );
+        self.kernel = kernel;
     }
 
     /// Applies one row of a push. `values` is one row long.
@@ -152,7 +166,7 @@ impl RowWriter {
     ) -> Result<(), StoreError> {
         let row = RowWords::new(&self.memory, place, self.lengths())?;
         let (init, seed) = (&self.spec.init, self.spec.seed);
-        self.kernel
+        self.first
             .init_row(init, seed, place.key, &mut self.payload, &mut self.state);
         self.commit(redo, progress, row)
     }

@@ -7,6 +7,7 @@ mod finite;
 mod init;
 mod oracle;
 mod plain;
+mod pytorch;
 mod sequences;
 
 use tidewater_engine::apply::kernels::RowKernel;

@@ -28,7 +28,7 @@ macro_rules! oracle {
             /// Accumulator of the row.
             pub(crate) of_row: $t,
             pub(crate) steps: u64,
-            rule: Optimizer,
+            pub(crate) rule: Optimizer,
             options: GradientOptions,
         }
 

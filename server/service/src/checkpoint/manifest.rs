@@ -10,8 +10,8 @@ use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::limits::{
     DOMAINS_MAX, MANIFEST_BYTES_MAX, NAMESPACE_BYTES_MAX, SERVERS_MAX, TABLES_MAX,
 };
-use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::DomainClock;
+use tidewater_protocol::table::{Optimizer, TableSpec};
+use tidewater_protocol::wire::control::{DomainClock, TableSetting};
 
 use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;
@@ -31,6 +31,9 @@ pub struct SavedTable {
     pub id: u32,
     /// Definition of the table.
     pub spec: TableSpec,
+    /// The rule at the save, if its hyper-parameters were set after the table was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<Optimizer>,
 }
 
 /// A part file of a saved model.
@@ -155,9 +158,18 @@ impl Manifest {
             return Err("the namespace is empty or too long".into());
         }
         let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
-        for SavedTable { id, spec } in &self.tables {
+        for SavedTable {
+            id,
+            spec,
+            optimizer,
+        } in &self.tables
+        {
             spec.validate()
                 .map_err(|error| format!("table {id}: {error}"))?;
+            if let Some(optimizer) = optimizer {
+                spec.check_change(optimizer)
+                    .map_err(|error| format!("table {id}: {error}"))?;
+            }
             if !ids.insert(*id) || !names.insert(&spec.name) {
                 return Err(format!("table {id} \"{}\" is there twice", spec.name));
             }
@@ -193,6 +205,17 @@ impl Manifest {
             model: self,
         };
         serde_json::to_string_pretty(&envelope).map_err(io::Error::other)
+    }
+}
+
+/// Notes rules that differ from their table's definition. Servers agree on them where a save has one
+/// point in time; where they do not, the first answer counts.
+pub(crate) fn note_settings(tables: &mut [SavedTable], settings: &[TableSetting]) {
+    for setting in settings {
+        let table = tables.iter_mut().find(|table| table.id == setting.table.0);
+        if let Some(table) = table {
+            table.optimizer.get_or_insert(setting.optimizer);
+        }
     }
 }
 

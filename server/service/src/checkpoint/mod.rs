@@ -46,7 +46,7 @@ mod tests;
 
 pub use disk::{Disk, OsDisk};
 pub use error::CheckpointError;
-pub(crate) use manifest::abandon;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
+pub(crate) use manifest::{abandon, note_settings};
 pub use part::{PartReader, PartWriter, Source};
-pub use rows::{Appliers, load_table, save_part};
+pub use rows::{Appliers, SavedShare, load_table, save_part};

@@ -8,7 +8,7 @@ use tidewater_protocol::ids::{ApplierId, PartitionId, ServerId, TableId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{DomainClock, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
 
 use super::disk::Disk;
 use super::error::CheckpointError;
@@ -16,6 +16,7 @@ use super::manifest::{MANIFEST_NAME, SavedFile, read_manifest};
 use super::part::{PartReader, PartWriter};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
+use tidewater_engine::apply::table::Table;
 
 /// The appliers of a server, as a save or load reaches them.
 pub trait Appliers {
@@ -43,6 +44,15 @@ fn ask<T: Send + 'static>(
     result.ok_or(CheckpointError::ApplierGone { applier })
 }
 
+/// A server's part of a save: its file, and the rules that differ from the definition of their table.
+#[derive(Debug)]
+pub struct SavedShare {
+    /// File that was written.
+    pub file: SavedFile,
+    /// Rules set after their table was created.
+    pub settings: Vec<TableSetting>,
+}
+
 /// Writes a server's part of a save: its share of `tables`, applier after applier. `nonce` must be
 /// random. Each applier does nothing else while its share is written.
 ///
@@ -55,7 +65,8 @@ pub fn save_part(
     tables: &[TableInfo],
     dir: &Path,
     nonce: u64,
-) -> Result<SavedFile, CheckpointError> {
+) -> Result<SavedShare, CheckpointError> {
+    let mut settings: Vec<TableSetting> = Vec::new();
     let mut writer = PartWriter::create(disk, dir, server.0, nonce)?;
     let mut clocks: Vec<DomainClock> = Vec::new();
     for applier in 0..appliers.count() {
@@ -67,20 +78,30 @@ pub fn save_part(
             .iter()
             .map(|table| (table.id, table.placement.owned_by(owner).collect()))
             .collect();
-        let (written, told) = ask(appliers, applier, move |engine| {
+        let (written, told, set) = ask(appliers, applier, move |engine| {
             // All tables of a save belong to one job. An applier without a share has no part in its
             // clocks.
             let of = |id: &TableId| Some(engine.table(*id)?.namespace);
             let namespace = shares.iter().map(|(id, _)| id).find_map(of);
+            let set: Vec<TableSetting> = shares
+                .iter()
+                .filter(|(_, parts)| !parts.is_empty())
+                .filter_map(|(id, _)| setting_of(engine.table(*id)?))
+                .collect();
             let written = shares
                 .into_iter()
                 .try_fold(writer, |writer, (table, parts)| {
                     write_share(engine, writer, table, &parts)
                 });
             let told = namespace.map(|namespace| engine.domain_clocks(namespace));
-            (written, told.unwrap_or_default())
+            (written, told.unwrap_or_default(), set)
         })?;
         writer = written?;
+        for setting in set {
+            if !settings.iter().any(|known| known.table == setting.table) {
+                settings.push(setting);
+            }
+        }
         for (domain, clock) in told {
             match clocks.iter_mut().find(|known| known.domain == domain) {
                 Some(known) if mutants::on(Mutant::NewestPartClocks) => {
@@ -92,10 +113,20 @@ pub fn save_part(
         }
     }
     let part = writer.finish()?;
-    Ok(SavedFile {
+    let file = SavedFile {
         server: server.0,
         clocks,
         ..part
+    };
+    Ok(SavedShare { file, settings })
+}
+
+/// The rule of a table whose hyper-parameters were set.
+fn setting_of(table: &Table) -> Option<TableSetting> {
+    let (optimizer, table_id) = (table.optimizer(), table.id);
+    (optimizer != table.spec.optimizer).then_some(TableSetting {
+        table: table_id,
+        optimizer,
     })
 }
 
@@ -143,7 +174,7 @@ pub fn load_table(
     if saved.spec != table.spec {
         return Err(refuse(format!("saved as {:?}", saved.spec)));
     }
-    let id = table.id;
+    let (id, optimizer) = (table.id, saved.optimizer);
     let store = |what| CheckpointError::Store { table: id.0, what };
     let mine: Vec<u16> = (0..appliers.count())
         .filter(|&a| {
@@ -157,7 +188,13 @@ pub fn load_table(
         })
         .collect();
     for &applier in &mine {
-        ask(appliers, applier, move |engine| engine.begin_restore(id))?.map_err(store)?;
+        let begun = ask(appliers, applier, move |engine| {
+            if let Some(optimizer) = optimizer {
+                engine.set_optimizer(id, optimizer);
+            }
+            engine.begin_restore(id)
+        })?;
+        begun.map_err(store)?;
     }
     for file in &manifest.files {
         load_file(appliers, server, table, saved.id, (dir, file))?;

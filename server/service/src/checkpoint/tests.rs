@@ -277,23 +277,20 @@ impl Cluster {
         dir: &Path,
         nonce: u64,
     ) -> Result<Manifest, CheckpointError> {
-        let mut files = Vec::new();
-        for (s, server) in self.servers.iter().enumerate() {
-            let (number, disk) = (ServerId(s as u32), Box::new(disk.clone()));
-            files.push(save_part(
-                server,
-                disk,
-                number,
-                &self.tables,
-                dir,
-                nonce + s as u64,
-            )?);
-        }
         let saved = |t: &TableInfo| SavedTable {
             id: t.id.0,
             spec: t.spec.clone(),
+            optimizer: None,
         };
-        let tables = self.tables.iter().map(saved).collect();
+        let mut tables: Vec<SavedTable> = self.tables.iter().map(saved).collect();
+        let mut files = Vec::new();
+        for (s, server) in self.servers.iter().enumerate() {
+            let (number, disk) = (ServerId(s as u32), Box::new(disk.clone()));
+            let nonce = nonce + s as u64;
+            let share = save_part(server, disk, number, &self.tables, dir, nonce)?;
+            note_settings(&mut tables, &share.settings);
+            files.push(share.file);
+        }
         let manifest = Manifest::new("job".into(), tables, files);
         commit(&mut disk.clone(), dir, &manifest)?;
         Ok(manifest)

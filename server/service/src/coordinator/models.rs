@@ -15,7 +15,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
 use super::tables::{Stage, refusal_of};
-use crate::checkpoint::{Manifest, SavedFile, SavedTable};
+use crate::checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
 
 /// A save or load under way. A job has one at a time.
 #[derive(Debug)]
@@ -162,6 +162,7 @@ impl Coordinator {
             .map(|table| SavedTable {
                 id: table.info.id.0,
                 spec: table.info.spec.clone(),
+                optimizer: None,
             });
         model.step = Step::Saving {
             tables: tables.collect(),
@@ -195,7 +196,10 @@ impl Coordinator {
         };
         missing.remove(&server);
         match answer {
-            CommandReply::Saved(part) => parts.push(saved_file(server, part)),
+            CommandReply::Saved(part) => {
+                note_settings(tables, &part.settings);
+                parts.push(saved_file(server, part));
+            }
             other => {
                 refused.get_or_insert(refusal_of(server, other));
             }
@@ -508,6 +512,7 @@ fn saved_file(server: ServerId, part: SavedPart) -> SavedFile {
         bytes,
         check,
         clocks,
+        settings: _,
     } = part;
     SavedFile {
         server: server.0,

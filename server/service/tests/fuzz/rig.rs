@@ -12,6 +12,7 @@ use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, Worke
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
+use tidewater_protocol::layout::settings;
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
@@ -204,7 +205,7 @@ fn ask(kind: FrameKind, table: u32, create: bool, words: &[u64], count: usize) -
 
 /// Builds valid frames of every kind, for every kind of table.
 pub(crate) fn corpus() -> Vec<Frame> {
-    use FrameKind::{Clock, Gather, Pad, Resolve};
+    use FrameKind::{Clock, Gather, Pad, Resolve, Settings};
     let mine = |key: &u64| partition_of_key(*key, PARTITIONS).0 + 1 < PARTITIONS;
     let keys: Vec<u64> = (0..).filter(mine).take(12).collect();
     let rows: Vec<u64> = (0..6).collect();
@@ -229,6 +230,14 @@ pub(crate) fn corpus() -> Vec<Frame> {
     all.push(ask(Gather, ROWS, false, &rows, 6));
     all.push(ask(Gather, BLOCKS, false, &[16], 300));
     all.push(ask(Gather, SNAPSHOT, false, &[0], 1024));
+    // Of tables that take it, and of one with integers.
+    for table in [SPARSE, ROWS, SNAPSHOT, HELD, BLOCKS] {
+        let rule = Optimizer::AdaGrad { lr: 0.2, eps: 1e-6 };
+        all.push(Frame {
+            header: header(Settings, table, 0),
+            payload: settings::encode(&rule).to_vec(),
+        });
+    }
     all.push(Frame {
         header: header(Clock, 0, 0),
         payload: Vec::new(),

@@ -26,10 +26,11 @@ use tidewater_protocol::layout::session::{
     MAILBOX_CLOCKS_AT, MAILBOX_CLOSED_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
     REPLY_SLOT_BYTES, REPLY_SLOTS,
 };
+use tidewater_protocol::layout::settings;
 use tidewater_protocol::layout::{LINE_BYTES, Line, line_bytes};
 use tidewater_protocol::limits;
 use tidewater_protocol::placement::partition_of_key;
-use tidewater_protocol::table::{DType, PushOp};
+use tidewater_protocol::table::{DType, Optimizer, PushOp};
 use tidewater_protocol::wire::hello::{
     Challenge, Features, Hello, Ids, Purpose, Refused, Role, Welcome,
 };
@@ -226,6 +227,15 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     (finished.seq, finished.clock) = (49, CLOCK_FINISHED);
     let mut pad = header(FrameKind::Pad, 50);
     pad.table = 0;
+    let mut set = header(FrameKind::Settings, 51);
+    set.clock = 12;
+    let rule = settings::encode(&Optimizer::AdamW {
+        lr: 0.5,
+        beta1: 0.75,
+        beta2: 0.875,
+        eps: 1.0 / f64::from(1 << 20),
+        weight_decay: 0.25,
+    });
     let mut unchecked = line(plain.to_line());
     unchecked.extend(rows_payload(&keys, &[], &values));
     unchecked.resize(plain.ring_bytes() as usize, 0);
@@ -246,6 +256,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ("frame-clock", frame(clock, &[])),
         ("frame-clock-finished", frame(finished, &[])),
         ("frame-pad", frame(pad, &[])),
+        ("frame-settings", frame(set, &rule)),
     ]
 }
 

@@ -15,6 +15,7 @@ use super::reject::RejectReason;
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
 use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
+use super::settings;
 use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
@@ -40,6 +41,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("ring-tail", ring_tail),
     ("key-cell", key_cell),
     ("function-call", function_call),
+    ("settings", settings_payload),
 ];
 
 /// Salt of the records here, fixed so that recorded seeds verify.
@@ -64,6 +66,20 @@ fn frame_header(bytes: &[u8]) {
         // The checksum covers the payload as it was announced; here it is the rest of the input.
         let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
         let _ = header.hasher().finish_bytes(payload);
+    }
+}
+
+fn settings_payload(bytes: &[u8]) {
+    if let Some(optimizer) = settings::decode(bytes) {
+        debug_assert_eq!(settings::encode(&optimizer)[..], *bytes, "two encodings");
+    }
+    // With a length that a fuzzer does not guess.
+    let mut cut = [0; settings::SETTINGS_BYTES];
+    for (to, from) in cut.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    if let Some(optimizer) = settings::decode(&cut) {
+        debug_assert_eq!(settings::encode(&optimizer), cut, "two encodings");
     }
 }
 

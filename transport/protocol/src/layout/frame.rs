@@ -42,6 +42,8 @@ pub enum FrameKind {
     Pad = 6,
     /// A function that changes elements: see [`super::function`].
     Update = 7,
+    /// New hyper-parameters of a table's rule: see [`super::settings`].
+    Settings = 8,
     /// A function that reads elements; its result goes into the reply slot.
     Reduce = 9,
 }
@@ -62,6 +64,7 @@ impl FrameKind {
             5 => Self::Clock,
             6 => Self::Pad,
             7 => Self::Update,
+            8 => Self::Settings,
             9 => Self::Reduce,
             _ => return None,
         })

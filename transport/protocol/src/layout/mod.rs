@@ -19,6 +19,7 @@ pub mod reply;
 pub mod ring;
 pub mod row;
 pub mod session;
+pub mod settings;
 
 #[cfg(target_endian = "big")]
 compile_error!("Tidewater's shared-memory formats are little-endian; this host is big-endian");

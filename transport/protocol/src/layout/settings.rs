@@ -5,7 +5,7 @@
 //! ```
 //! A value has one encoding. The decoder checks the code and that unused places are zero; whether the
 //! numbers are in range depends on the table, see
-//! [`TableSpec::check_optimizer`](crate::table::TableSpec::check_optimizer).
+//! [`TableSpec::check_change`](crate::table::TableSpec::check_change).
 
 use super::word_at;
 use crate::table::Optimizer;

@@ -292,6 +292,24 @@ impl Optimizer {
         let mut parameters = self.parameters().into_iter();
         parameters.find(|parameter| !parameter.is_valid(dtype))
     }
+
+    /// Returns the rule with this learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`].
+    #[must_use]
+    pub const fn with_rate(mut self, rate: f64) -> Self {
+        match &mut self {
+            Self::None => {}
+            Self::Sgd { lr }
+            | Self::Momentum { lr, .. }
+            | Self::AdaGrad { lr, .. }
+            | Self::Adam { lr, .. }
+            | Self::RmsProp { lr, .. }
+            | Self::AdamW { lr, .. }
+            | Self::RowAdaGrad { lr, .. }
+            | Self::AmsGrad { lr, .. } => *lr = rate,
+            Self::Ftrl { alpha, .. } => *alpha = rate,
+        }
+        self
+    }
 }
 
 const fn lr_of(lr: f64) -> Parameter {

@@ -72,6 +72,14 @@ pub enum SpecError {
         /// Valid range of the parameter.
         range: &'static str,
     },
+    /// A rule cannot become another one, which has other state.
+    #[error("the table's rule is {table} and cannot become {given}; give {table} with new numbers")]
+    OtherRule {
+        /// Name of the table's rule.
+        table: &'static str,
+        /// Name of the rule that was given.
+        given: &'static str,
+    },
     /// A rule or option computes with complete rows, and a range table has none.
     #[error("{what} computes with complete rows and a range table has none; use a table of rows")]
     NeedsRows {
@@ -185,9 +193,25 @@ impl TableSpec {
     ///
     /// # Errors
     /// [`SpecError::Parameter`] for the first one that is not.
-    pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
+    fn check_optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
         let bad = optimizer.out_of_range(self.dtype);
         bad.map_or(Ok(()), |bad| Err(out_of_range(&bad)))
+    }
+
+    /// Checks that `optimizer` can replace the table's rule while it is trained: the same rule, with
+    /// hyper-parameters in range.
+    ///
+    /// # Errors
+    /// [`SpecError::OtherRule`], [`SpecError::Parameter`].
+    pub fn check_change(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
+        let same = std::mem::discriminant(optimizer) == std::mem::discriminant(&self.optimizer);
+        if !same || *optimizer == Optimizer::None {
+            return Err(SpecError::OtherRule {
+                table: self.optimizer.name(),
+                given: optimizer.name(),
+            });
+        }
+        self.check_optimizer(optimizer)
     }
 
     /// Checks the options of gradients: in range, and of use to this rule and shape.

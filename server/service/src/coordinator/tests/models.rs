@@ -14,6 +14,7 @@ fn part(server: u32) -> SavedPart {
         bytes: 100,
         check: 3,
         clocks,
+        settings: Vec::new(),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::limits::{
     TEXT_BYTES_MAX, WORKERS_MAX,
 };
 use crate::placement::Placement;
-use crate::table::TableSpec;
+use crate::table::{Optimizer, TableSpec};
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
 use crate::wire::frame::kind;
@@ -203,8 +203,17 @@ pub enum Command {
     Shutdown,
 }
 
+/// Rule of a table with hyper-parameters that were set after it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TableSetting {
+    /// Number of the table.
+    pub table: TableId,
+    /// The rule as it is now.
+    pub optimizer: Optimizer,
+}
+
 /// One server's part of a save, for the manifest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SavedPart {
     /// Name of the file inside the directory.
     pub file: String,
@@ -216,6 +225,8 @@ pub struct SavedPart {
     pub check: u64,
     /// Clocks at which it was written.
     pub clocks: Vec<DomainClock>,
+    /// Rules that differ from the definition of their table.
+    pub settings: Vec<TableSetting>,
 }
 
 /// Replies of a server to the coordinator.
@@ -403,6 +414,7 @@ impl Message for CommandReply {
                     });
                 }
                 name_at_most("saved file", &part.file, TABLE_NAME_BYTES_MAX)?;
+                at_most("settings", part.settings.len() as u64, TABLES_MAX as u64)?;
                 clocks(&part.clocks)
             }
             Self::Refused(refusal) => refusal.validate(),

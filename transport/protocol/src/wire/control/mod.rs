@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 
 pub use coordinator::{
     Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Notice, SavedPart,
-    TableInfo,
+    TableInfo, TableSetting,
 };
 pub use members::{
     DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,

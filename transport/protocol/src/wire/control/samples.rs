@@ -401,6 +401,10 @@ impl Gen {
                 bytes: self.any(),
                 check: self.any(),
                 clocks: self.clocks(),
+                settings: vec![TableSetting {
+                    table: TableId(self.any() as u32),
+                    optimizer: Optimizer::Sgd { lr: 0.5 },
+                }],
             }),
             CommandReply::Refused(self.refusal()),
         ]

@@ -124,6 +124,7 @@ fn text_limits_hold_at_both_ends() {
             bytes: 0,
             check: 0,
             clocks,
+            settings: Vec::new(),
         };
         refuses(&CommandReply::Saved(part));
     }
