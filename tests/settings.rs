@@ -167,7 +167,7 @@ fn highest_rank_sets_a_tick() {
                     let client = &mut clients[rank];
                     let g = gradient(rank as u32, step);
                     checked.push(client, &g);
-                    if rank == 0 || step % 3 != 0 {
+                    if rank == 0 || !step.is_multiple_of(3) {
                         checked.set(client, rule_of(100));
                         checked.set(client, rule_of(10 * step + rank as u32));
                     }
@@ -189,7 +189,7 @@ fn highest_rank_sets_a_tick() {
             }
             for checked in &mut all {
                 for step in 0..steps {
-                    let rank = u32::from(step % 3 != 0);
+                    let rank = u32::from(!step.is_multiple_of(3));
                     checked.oracle.rule = rule_of(10 * step + rank);
                     let (a, b) = (gradient(0, step), gradient(1, step));
                     let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();

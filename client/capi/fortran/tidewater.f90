@@ -118,6 +118,13 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int64_t), intent(inout) :: table
         end function
+        integer(c_int) function tw_table_set_optimizer(session, table, options, ticket) bind(c)
+            import :: c_int, c_ptr, c_int64_t, tw_table_options
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table
+            type(tw_table_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: ticket
+        end function
         integer(c_int) function tw_push_test(session, ticket, applied) bind(c)
             import :: c_int, c_ptr, c_int32_t, c_int64_t
             type(c_ptr), value :: session

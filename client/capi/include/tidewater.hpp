@@ -264,6 +264,13 @@ public:
                             &it));
         return {session_, it};
     }
+    /* Reads optimizer, hyper and, of TW_ADAMW, weight_decay. */
+    [[nodiscard]] ticket set_optimizer(const tw_table_options &options) const
+    {
+        tw_ticket it = 0;
+        check(tw_table_set_optimizer(session_.get(), it_, &options, &it));
+        return {session_, it};
+    }
 
     /* Result of a reduction: double of floating point, std::int64_t of integers. */
     using result = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>;

@@ -285,7 +285,8 @@ pub(crate) const fn kind_code(shape: &Shape) -> i32 {
     kind as i32
 }
 
-fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Optimizer, Failure> {
+/// The rule that options name, of a table of this type.
+pub(crate) fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Optimizer, Failure> {
     use tw_optimizer::*;
     let [a, b, c, d] = options.hyper;
     let default = if dtype.is_float() {

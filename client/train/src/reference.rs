@@ -148,7 +148,7 @@ impl Reference {
 
 impl Cell {
     fn apply(&mut self, optimizer: &Optimizer, g: f32) {
-        let [first, second, third] = &mut self.state;
+        let [first, second, _] = &mut self.state;
         let w = &mut self.weight;
         match *optimizer {
             Optimizer::None => {}
@@ -177,34 +177,21 @@ impl Cell {
                 beta2,
                 eps,
             }
-            | Optimizer::AdamW {
-                lr,
-                beta1,
-                beta2,
-                eps,
-                ..
-            }
             | Optimizer::AmsGrad {
                 lr,
                 beta1,
                 beta2,
                 eps,
+            } => self.adam(optimizer, g, [lr, beta1, beta2, eps]),
+            Optimizer::AdamW {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
             } => {
-                self.steps += 1;
-                let t = self.steps as i32;
-                let rate = (lr / (1.0 - beta1.powi(t))) as f32;
-                let spread = (1.0 / (1.0 - beta2.powi(t))).sqrt() as f32;
-                *first = beta1 as f32 * *first + (1.0 - beta1) as f32 * g;
-                *second = beta2 as f32 * *second + (1.0 - beta2) as f32 * (g * g);
-                *third = third.max(*second);
-                let root = match optimizer {
-                    Optimizer::AmsGrad { .. } => third.sqrt(),
-                    _ => second.sqrt(),
-                };
-                if let Optimizer::AdamW { weight_decay, .. } = optimizer {
-                    *w *= (1.0 - lr * weight_decay) as f32;
-                }
-                *w -= rate * *first / (root * spread + eps as f32);
+                *w *= (1.0 - lr * weight_decay) as f32;
+                self.adam(optimizer, g, [lr, beta1, beta2, eps]);
             }
             Optimizer::Ftrl {
                 alpha,
@@ -225,6 +212,23 @@ impl Cell {
                 };
             }
         }
+    }
+
+    /// A step of Adam, or of its form with the largest second moment.
+    fn adam(&mut self, optimizer: &Optimizer, g: f32, [lr, beta1, beta2, eps]: [f64; 4]) {
+        let [first, second, third] = &mut self.state;
+        self.steps += 1;
+        let t = self.steps as i32;
+        let rate = (lr / (1.0 - beta1.powi(t))) as f32;
+        let spread = (1.0 / (1.0 - beta2.powi(t))).sqrt() as f32;
+        *first = beta1 as f32 * *first + (1.0 - beta1) as f32 * g;
+        *second = beta2 as f32 * *second + (1.0 - beta2) as f32 * (g * g);
+        *third = third.max(*second);
+        let root = match optimizer {
+            Optimizer::AmsGrad { .. } => third.sqrt(),
+            _ => second.sqrt(),
+        };
+        self.weight -= rate * *first / (root * spread + eps as f32);
     }
 }
 

@@ -50,6 +50,8 @@ mutants! {
     MeanOverPushes = "mean-over-pushes";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
+    /// Settings of a table of ticks take effect on arrival.
+    SettingsOnArrival = "settings-on-arrival";
     /// A finished worker leaves one clock domain instead of all.
     FinishLeavesOneDomain = "finish-leaves-one-domain";
     /// A tick of any clock domain is sent as one of domain 0.

@@ -7,7 +7,7 @@ use tidewater::{Client, ClientError, PullOptions, Ticket};
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
-use super::types::{tw_pull, tw_pull_options, tw_status, tw_table, tw_ticket};
+use super::types::{tw_pull, tw_pull_options, tw_status, tw_table, tw_table_options, tw_ticket};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
@@ -239,6 +239,33 @@ pub unsafe extern "C" fn tw_push_range(
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
                 values::push_range(table, &mut open.client, first, values, op)
+            })
+        }
+    })
+}
+
+/// Sets the numbers of a table's rule: `optimizer`, `hyper` and, of TW_ADAMW, `weight_decay` of `options`; its
+/// other fields are not read, but for `size`. The rule stays the same one. The change stands between the
+/// pushes of this session. On a table at the clock it takes effect with the tick that ends the iteration, on
+/// every server. `ticket` is as of tw_push_rows.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_table_set_optimizer(
+    session: *mut tw_session,
+    table: tw_table,
+    options: *const tw_table_options,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_table_set_optimizer", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let options = unsafe { raw::options(options, "options") }?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            push(session, ticket, |open| {
+                let table = *open.tables.get(table)?;
+                let rule = convert::optimizer(&options, table.dtype())?;
+                Ok(table.set_optimizer(&mut open.client, rule)?)
             })
         }
     })

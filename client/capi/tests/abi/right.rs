@@ -155,6 +155,72 @@ fn started_pulls(session: *mut tw_session, table: tw_table, key: u64) {
 }
 
 #[test]
+fn settings_hold_for_later_gradients() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let options = tw_table_options {
+        optimizer: tw_optimizer::TW_SGD as i32,
+        hyper: [1.0, 0.0, 0.0, 0.0],
+        clip_value: 2.0,
+        ..table_options(c"set", F64, tw_kind::TW_RANGES, 1, 1)
+    };
+    let table = create(session, &options);
+    let half = tw_table_options {
+        hyper: [0.5, 0.0, 0.0, 0.0],
+        ..options
+    };
+    let other = tw_table_options {
+        optimizer: tw_optimizer::TW_ADAGRAD as i32,
+        hyper: [0.5, 1e-8, 0.0, 0.0],
+        ..options
+    };
+    let (gradient, mut ticket) = ([3.0f64], 0);
+    let mut pulled = [9.0f64];
+    // SAFETY: an open session, and arrays of the given lengths.
+    unsafe {
+        let g = gradient.as_ptr().cast();
+        let step = tw_op::TW_GRADIENT as i32;
+        ok(tw_push_range(
+            session,
+            table,
+            0,
+            g,
+            1,
+            F64,
+            step,
+            null_mut(),
+        ));
+        ok(tw_table_set_optimizer(
+            session,
+            table,
+            &raw const half,
+            &raw mut ticket,
+        ));
+        ok(tw_push_wait(session, &raw mut ticket, 5.0));
+        ok(tw_push_range(
+            session,
+            table,
+            0,
+            g,
+            1,
+            F64,
+            step,
+            null_mut(),
+        ));
+        ok(tw_flush(session));
+        let out = pulled.as_mut_ptr().cast();
+        ok(tw_pull_range(session, table, 0, out, 1, F64, null()));
+        fails(
+            tw_table_set_optimizer(session, table, &raw const other, null_mut()),
+            TW_ERR_ARGUMENT,
+            "rule is Sgd",
+        );
+    }
+    assert_eq!(pulled, [-3.0], "clipped to 2, at rates 1 and 1/2");
+    free(session);
+}
+
+#[test]
 fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
     let rig = Rig::new(1);
     let session = rig.open(&tw_session_options {

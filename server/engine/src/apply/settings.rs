@@ -8,6 +8,7 @@
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::settings::{self, SETTINGS_BYTES};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Optimizer;
 
 use super::Refusal;
@@ -27,7 +28,7 @@ impl Engine {
         check_len(payload, SETTINGS_BYTES)?;
         let optimizer = settings::decode(payload).filter(|optimizer| table.takes(optimizer));
         let optimizer = optimizer.ok_or_else(|| wrong_operation(header))?;
-        if table.at_clock() {
+        if table.at_clock() && !mutants::on(Mutant::SettingsOnArrival) {
             let Some(staged) = self.admit(sender, header)? else {
                 return Ok(Effect::Wait);
             };

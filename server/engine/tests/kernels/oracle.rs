@@ -122,12 +122,14 @@ macro_rules! oracle {
                         let v = self.first[i];
                         self.w[i] -= lr as $t * if nesterov { g + mu as $t * v } else { v };
                     }
-                    Optimizer::AdaGrad { lr, eps } => {
+                    Optimizer::AdaGrad { lr, eps } | Optimizer::RowAdaGrad { lr, eps } => {
                         self.first[i] += g * g;
-                        self.w[i] -= lr as $t * g / (self.first[i].sqrt() + eps as $t);
-                    }
-                    Optimizer::RowAdaGrad { lr, eps } => {
-                        self.w[i] -= lr as $t * g / (self.of_row.sqrt() + eps as $t);
+                        let n = if self.rule.needs_rows() {
+                            self.of_row
+                        } else {
+                            self.first[i]
+                        };
+                        self.w[i] -= lr as $t * g / (n.sqrt() + eps as $t);
                     }
                     Optimizer::RmsProp { lr, decay, eps } => {
                         let v = decay as $t * self.first[i] + (1.0 - decay) as $t * (g * g);
@@ -160,10 +162,7 @@ macro_rules! oracle {
                         beta2,
                         eps,
                     } => {
-                        let (m, v) = self.moments(i, g, beta1, beta2);
-                        if !(v <= self.third[i]) {
-                            self.third[i] = v;
-                        }
+                        let (m, _) = self.moments(i, g, beta1, beta2);
                         self.w[i] -= self.change(m, self.third[i], lr, beta1, beta2, eps);
                     }
                     Optimizer::Ftrl {
@@ -192,6 +191,8 @@ macro_rules! oracle {
                 let m = beta1 as $t * m + (1.0 - beta1) as $t * g;
                 let v = beta2 as $t * v + (1.0 - beta2) as $t * (g * g);
                 (self.first[i], self.second[i]) = (m, v);
+                let most = self.third[i].max(v);
+                self.third[i] = if v.is_nan() { v } else { most };
                 (m, v)
             }
 

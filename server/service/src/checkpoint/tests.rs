@@ -14,12 +14,11 @@ use std::sync::{Arc, Mutex};
 use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::placement::{Owner, Placement};
-use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
-};
+use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::TableInfo;
 
 use super::*;
+use definitions::specs;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::table::Table;
@@ -73,91 +72,6 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         partitions: 13,
         gradient: GradientOptions::default(),
     }
-}
-
-fn specs() -> Vec<TableSpec> {
-    let adam = Optimizer::Adam {
-        lr: 0.1 + 0.2,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-    };
-    let ftrl = Optimizer::Ftrl {
-        alpha: 0.1,
-        beta: 1.0,
-        l1: 1e-300,
-        l2: 0.3,
-    };
-    let momentum = Optimizer::Momentum {
-        lr: 0.1,
-        mu: 0.9,
-        nesterov: true,
-    };
-    let amsgrad = Optimizer::AmsGrad {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-    };
-    let dense = |rows, cols, layout| Shape::Dense { rows, cols, layout };
-    let blocks = |snapshot| DenseLayout::Blocks {
-        block_bytes: 4096,
-        snapshot,
-    };
-    let now = Apply::Immediate;
-    vec![
-        spec("sparse", Shape::Sparse { dim: 3 }, DType::F32, adam, now),
-        spec(
-            "rows",
-            dense(50, 5, DenseLayout::Rows),
-            DType::F64,
-            ftrl,
-            now,
-        ),
-        spec(
-            "few",
-            dense(3, 1, DenseLayout::Rows),
-            DType::I32,
-            Optimizer::None,
-            now,
-        ),
-        spec(
-            "blocks",
-            dense(1000, 11, blocks(false)),
-            DType::F64,
-            momentum,
-            now,
-        ),
-        spec(
-            "snap",
-            dense(999, 7, blocks(true)),
-            DType::F32,
-            adam,
-            Apply::AtTick(Reduce::Sum),
-        ),
-        TableSpec {
-            gradient: GradientOptions {
-                weight_decay: 0.01,
-                clip_value: Some(0.1 + 0.2),
-                clip_norm: Some(5.0),
-                initial_accumulator: 0.1,
-            },
-            ..spec(
-                "one a row",
-                Shape::Sparse { dim: 3 },
-                DType::F32,
-                Optimizer::RowAdaGrad { lr: 0.1, eps: 1e-8 },
-                now,
-            )
-        },
-        spec(
-            "three",
-            dense(1000, 11, blocks(false)),
-            DType::F32,
-            amsgrad,
-            now,
-        ),
-    ]
 }
 
 /// Step counts of a block of this number of elements: one, or those of two runs.

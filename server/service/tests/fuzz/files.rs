@@ -156,7 +156,8 @@ impl Server {
 
     fn save(&self, dir: &Path, nonce: u64) -> SavedFile {
         let disk = Box::new(Fast);
-        save_part(self, disk, ServerId(0), &tables(), dir, nonce).unwrap()
+        let saved = save_part(self, disk, ServerId(0), &tables(), dir, nonce);
+        saved.unwrap().file
     }
 
     fn load(&self, dir: &Path) -> Result<(), CheckpointError> {
@@ -176,6 +177,9 @@ fn one(dtype: DType) -> Vec<u8> {
 fn manifest_of(files: Vec<SavedFile>) -> Manifest {
     let saved = |table: TableInfo| SavedTable {
         id: table.id.0,
+        // As if the rate had been set where there is one.
+        optimizer: (table.spec.optimizer != Optimizer::None)
+            .then(|| table.spec.optimizer.with_rate(0.5)),
         spec: table.spec,
     };
     let tables = tables().into_iter().map(saved).collect();

@@ -22,7 +22,7 @@ use crate::rig::{self, BLOCKS, Frame, HELD, PARTITIONS, ROWS, SNAPSHOT, SPARSE, 
 /// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
 
-const KINDS: [FrameKind; 8] = [
+const KINDS: [FrameKind; 9] = [
     FrameKind::PushRows,
     FrameKind::PushDense,
     FrameKind::Gather,
@@ -30,6 +30,7 @@ const KINDS: [FrameKind; 8] = [
     FrameKind::Clock,
     FrameKind::Pad,
     FrameKind::Update,
+    FrameKind::Settings,
     FrameKind::Reduce,
 ];
 

@@ -325,7 +325,15 @@ fn ftrl_implied<T: Float>([alpha, beta, l1, l2, _]: [T; PARAMETERS_MAX], w: T, n
 
 #[inline(always)]
 fn rounded<T: Element>(hyper: &Hyper) -> [T; PARAMETERS_MAX] {
-    hyper.rule.map(T::nearest)
+    // Written out: `map` on an array of this length takes a hundred instructions a row.
+    let [a, b, c, d, e] = hyper.rule;
+    [
+        T::nearest(a),
+        T::nearest(b),
+        T::nearest(c),
+        T::nearest(d),
+        T::nearest(e),
+    ]
 }
 
 /// Splits the state into a slot of `row_bytes` and the rest; empty when there is not room for it.

@@ -202,42 +202,43 @@ fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
     DenseBlocks::new(memory, (TableId(1), 0), &spec, all).unwrap()
 }
 
+const RULES: [Optimizer; 5] = [
+    Optimizer::Adam {
+        lr: 0.001,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    },
+    Optimizer::Momentum {
+        lr: 0.1,
+        mu: 0.9,
+        nesterov: false,
+    },
+    Optimizer::RmsProp {
+        lr: 0.1,
+        decay: 0.9,
+        eps: 1e-8,
+    },
+    Optimizer::AdamW {
+        lr: 0.001,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.1,
+    },
+    Optimizer::AmsGrad {
+        lr: 0.001,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    },
+];
+
 /// Gradients of one rank, at ticks and at once: equal bits, of state too. Elements that no gradient
 /// of a tick touched stay unchanged, whatever their moments are.
 #[test]
 fn ticks_move_what_they_touch_as_pushes_do() {
-    let rules = [
-        Optimizer::Adam {
-            lr: 0.001,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-        },
-        Optimizer::Momentum {
-            lr: 0.1,
-            mu: 0.9,
-            nesterov: false,
-        },
-        Optimizer::RmsProp {
-            lr: 0.1,
-            decay: 0.9,
-            eps: 1e-8,
-        },
-        Optimizer::AdamW {
-            lr: 0.001,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.1,
-        },
-        Optimizer::AmsGrad {
-            lr: 0.001,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-        },
-    ];
-    for optimizer in rules {
+    for optimizer in RULES {
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
         let redo = Redo::new(Arc::clone(&memory), 0, 8192, 16 << 10).unwrap();
         let mut ticked = table_of(&memory, optimizer);

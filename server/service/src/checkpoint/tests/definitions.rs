@@ -3,10 +3,99 @@
 use std::fs;
 
 use tidewater_protocol::ids::DomainId;
-use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
+};
 
 use super::super::manifest::read_manifest;
-use super::{Cluster, CutDisk, Engine};
+use super::{Cluster, CutDisk, Engine, spec};
+
+const ADAM: Optimizer = Optimizer::Adam {
+    lr: 0.1 + 0.2,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+};
+const FTRL: Optimizer = Optimizer::Ftrl {
+    alpha: 0.1,
+    beta: 1.0,
+    l1: 1e-300,
+    l2: 0.3,
+};
+const MOMENTUM: Optimizer = Optimizer::Momentum {
+    lr: 0.1,
+    mu: 0.9,
+    nesterov: true,
+};
+const AMSGRAD: Optimizer = Optimizer::AmsGrad {
+    lr: 1e-3,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+};
+
+/// Tables of every kind and several rules.
+pub(super) fn specs() -> Vec<TableSpec> {
+    let dense = |rows, cols, layout| Shape::Dense { rows, cols, layout };
+    let blocks = |snapshot| DenseLayout::Blocks {
+        block_bytes: 4096,
+        snapshot,
+    };
+    let now = Apply::Immediate;
+    vec![
+        spec("sparse", Shape::Sparse { dim: 3 }, DType::F32, ADAM, now),
+        spec(
+            "rows",
+            dense(50, 5, DenseLayout::Rows),
+            DType::F64,
+            FTRL,
+            now,
+        ),
+        spec(
+            "few",
+            dense(3, 1, DenseLayout::Rows),
+            DType::I32,
+            Optimizer::None,
+            now,
+        ),
+        spec(
+            "blocks",
+            dense(1000, 11, blocks(false)),
+            DType::F64,
+            MOMENTUM,
+            now,
+        ),
+        spec(
+            "snap",
+            dense(999, 7, blocks(true)),
+            DType::F32,
+            ADAM,
+            Apply::AtTick(Reduce::Sum),
+        ),
+        TableSpec {
+            gradient: GradientOptions {
+                weight_decay: 0.01,
+                clip_value: Some(0.1 + 0.2),
+                clip_norm: Some(5.0),
+                initial_accumulator: 0.1,
+            },
+            ..spec(
+                "one a row",
+                Shape::Sparse { dim: 3 },
+                DType::F32,
+                Optimizer::RowAdaGrad { lr: 0.1, eps: 1e-8 },
+                now,
+            )
+        },
+        spec(
+            "three",
+            dense(1000, 11, blocks(false)),
+            DType::F32,
+            AMSGRAD,
+            now,
+        ),
+    ]
+}
 
 impl Cluster {
     /// The rule of each table, by name, as every applier has it.
@@ -60,7 +149,7 @@ fn settings_go_on_after_a_load() {
     let loaded = Cluster::new(&[2, 1, 1]);
     loaded.load(dir.path()).unwrap();
     for (name, rules) in loaded.rules() {
-        let spec = super::specs().into_iter().find(|s| s.name == name).unwrap();
+        let spec = specs().into_iter().find(|s| s.name == name).unwrap();
         let want = match name.as_str() {
             "three" => faster,
             "one a row" => shrunk,

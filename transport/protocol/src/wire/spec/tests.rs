@@ -324,6 +324,11 @@ fn options_need_a_rule_that_takes_them() {
     let needs = |what| Err(SpecError::NeedsRows { what });
     assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
     assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));
+}
+
+#[test]
+fn bounds_are_above_zero() {
+    let none = GradientOptions::default();
     for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e-50] {
         for options in [
             GradientOptions {
@@ -335,7 +340,12 @@ fn options_need_a_rule_that_takes_them() {
                 ..none
             },
         ] {
-            let refused = of(&rows, sgd, options);
+            let spec = TableSpec {
+                optimizer: Optimizer::Sgd { lr: 0.1 },
+                gradient: options,
+                ..sparse(8)
+            };
+            let refused = spec.validate();
             assert!(matches!(refused, Err(SpecError::Parameter { .. })));
         }
     }
