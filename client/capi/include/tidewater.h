@@ -590,6 +590,15 @@ tw_status tw_push_range(tw_session *session,
                         int32_t op,
                         tw_ticket *ticket);
 
+// Sets the numbers of a table's rule: `optimizer`, `hyper` and, of TW_ADAMW, `weight_decay` of `options`; its
+// other fields are not read, but for `size`. The rule stays the same one. The change stands between the
+// pushes of this session. On a table at the clock it takes effect with the tick that ends the iteration, on
+// every server. `ticket` is as of tw_push_rows.
+tw_status tw_table_set_optimizer(tw_session *session,
+                                 tw_table table,
+                                 const tw_table_options *options,
+                                 tw_ticket *ticket);
+
 // Whether a push is applied: `*applied` becomes 1 or 0. When it is, or was refused, `*ticket` becomes zero.
 // A ticket of zero is applied.
 tw_status tw_push_test(tw_session *session,
