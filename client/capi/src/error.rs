@@ -72,9 +72,7 @@ impl From<ClientError> for Failure {
             } => tw_status::TW_ERR_LOST,
             ClientError::Argument { .. }
             | ClientError::Collective { .. }
-            | ClientError::Expression { .. } => {
-                tw_status::TW_ERR_ARGUMENT
-            }
+            | ClientError::Expression { .. } => tw_status::TW_ERR_ARGUMENT,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
             ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
             _ => tw_status::TW_ERR_LOST,

@@ -3,7 +3,7 @@
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, Init, Optimizer, Shape, TRANSIENT_PREFIX, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TRANSIENT_PREFIX, TableSpec,
 };
 
 use super::error::CollectiveError;
@@ -64,6 +64,7 @@ impl RowsOf {
             },
             dtype: DType::I64,
             optimizer: Optimizer::None,
+            gradient: GradientOptions::default(),
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

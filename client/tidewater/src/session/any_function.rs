@@ -89,10 +89,10 @@ impl AnyTable {
     /// Compiles the expression `text` and runs [`Client::update`] with this table as target.
     ///
     /// ```
-    /// # use tidewater::{AnyFunctionArgs, AnyTable, Embedded, Reduction, Scalar, SyncMode, TableBuilder};
+    /// # use tidewater::{AnyFunctionArgs, AnyTable, JoinOptions, Reduction, Scalar, SyncMode, TableBuilder};
     /// # fn main() -> Result<(), tidewater::ClientError> {
-    /// # let cluster = Embedded::start(1, 1)?;
-    /// # let mut client = cluster.client(0, SyncMode::Asp)?;
+    /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client_of(0, SyncMode::Asp)?;
     /// let spec = TableBuilder::blocks::<f64>("x", 1, 4);
     /// let table = AnyTable::create(&mut client, spec.spec())?;
     /// let args = AnyFunctionArgs::default();
