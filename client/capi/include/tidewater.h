@@ -143,13 +143,13 @@ typedef enum {
     TW_MOMENTUM = 3,
     // {lr, mu}, Nesterov's form
     TW_NESTEROV = 4,
-    // {lr, eps}
+    // {lr, eps}; squares add up
     TW_ADAGRAD = 5,
     // {lr, beta1, beta2, eps}
     TW_ADAM = 6,
     // {alpha, beta, l1, l2}
     TW_FTRL = 7,
-    // {lr, decay, eps}
+    // {lr, decay, eps}; a running mean of squares
     TW_RMSPROP = 8,
     // {lr, beta1, beta2, eps}; `weight_decay` is decoupled
     TW_ADAMW = 9,

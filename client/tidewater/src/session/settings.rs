@@ -13,7 +13,7 @@ use crate::pull;
 use crate::push::Ticket;
 use crate::schedule::Schedule;
 use crate::table::opened::Named;
-use crate::table::{Element, Table};
+use crate::table::{AnyTable, Element, Table};
 
 impl Client {
     /// Sets the hyper-parameters of a table's rule: the learning rate and all others. Optimizer state
@@ -110,5 +110,24 @@ impl Client {
         }
         self.lanes.send_all(deadline)?;
         Ok(ticket)
+    }
+}
+
+impl AnyTable {
+    /// Sets the hyper-parameters of the table's rule.
+    ///
+    /// # Errors
+    /// As [`Client::set_optimizer`].
+    pub fn set_optimizer(
+        self,
+        client: &mut Client,
+        optimizer: Optimizer,
+    ) -> Result<Ticket, ClientError> {
+        match &self {
+            Self::F32(table) => client.set_optimizer(table, optimizer),
+            Self::F64(table) => client.set_optimizer(table, optimizer),
+            Self::I32(table) => client.set_optimizer(table, optimizer),
+            Self::I64(table) => client.set_optimizer(table, optimizer),
+        }
     }
 }

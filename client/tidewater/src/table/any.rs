@@ -1,11 +1,10 @@
 //! A table with an element type known at run time, for bindings and tools.
 
 use tidewater_protocol::ids::TableId;
-use tidewater_protocol::table::{DType, Optimizer, TableSpec};
+use tidewater_protocol::table::{DType, TableSpec};
 
 use super::{Element, Table};
 use crate::error::ClientError;
-use crate::push::Ticket;
 use crate::session::Client;
 
 /// A table of any element type. Match on it for calls that move elements.
@@ -63,18 +62,6 @@ impl AnyTable {
     /// As [`Client::release_table`].
     pub fn release(self, client: &mut Client) -> Result<(), ClientError> {
         each!(self, table => client.release_table(table))
-    }
-
-    /// Sets the hyper-parameters of the table's rule.
-    ///
-    /// # Errors
-    /// As [`Client::set_optimizer`].
-    pub fn set_optimizer(
-        self,
-        client: &mut Client,
-        optimizer: Optimizer,
-    ) -> Result<Ticket, ClientError> {
-        each!(&self, table => client.set_optimizer(table, optimizer))
     }
 
     /// Type of the table's elements.
