@@ -10,7 +10,7 @@ use tidewater_capi::abi::types::*;
 
 use crate::rig::*;
 
-const MAX: i32 = tw_reduce::TW_REDUCE_MAX as i32;
+const MAX: i32 = tw_reduction::TW_REDUCE_MAX as i32;
 
 fn worker(rig: &Rig, rank: u32) {
     let session = rig.open(&tw_session_options {
