@@ -12,10 +12,10 @@ use crate::error::ClientError;
 /// ```
 /// use tidewater::Schedule;
 ///
-/// let schedule = Schedule::Cosine { rate: 0.1, last: 0.001, warm_up: 10, iterations: 110 };
-/// assert_eq!(schedule.at(0), 0.01);
-/// assert_eq!(schedule.at(9), 0.1);
-/// assert_eq!(schedule.at(110), 0.001);
+/// let schedule = Schedule::Cosine { rate: 1.0, last: 0.01, warm_up: 10, iterations: 110 };
+/// assert_eq!(schedule.at(0), 0.1);
+/// assert_eq!(schedule.at(9), 1.0);
+/// assert_eq!(schedule.at(110), 0.01);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Schedule {
