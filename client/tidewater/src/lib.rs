@@ -65,7 +65,7 @@ pub mod collective;
 pub mod connect;
 pub mod counters;
 pub mod error;
-pub mod function;
+
 pub mod interrupt;
 mod lanes;
 pub mod link;
@@ -84,11 +84,11 @@ pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
 pub use counters::Counters;
 pub use error::ClientError;
-pub use function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use schedule::Schedule;
+pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{AnyFunctionArgs, CachedTable, Client, Parts, PushBuffer};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.

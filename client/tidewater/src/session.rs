@@ -6,7 +6,7 @@ mod any_function;
 mod arrivals;
 mod cached_table;
 mod collectives;
-mod function;
+pub mod function;
 mod pull;
 mod push;
 mod push_buffer;

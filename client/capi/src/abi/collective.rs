@@ -28,7 +28,11 @@ pub unsafe extern "C" fn tw_all_gather(
         let dtype = convert::dtype(dtype)?;
         let bytes = |count: usize| count.saturating_mul(dtype.size());
         let what = "the values and the array for those of all workers";
-        raw::disjoint((all, bytes(all_elements)), (values.cast(), bytes(elements)), what)?;
+        raw::disjoint(
+            (all, bytes(all_elements)),
+            (values.cast(), bytes(elements)),
+            what,
+        )?;
         // SAFETY: the contract of the module.
         let values = unsafe { raw::values(values, elements, dtype) }?;
         // SAFETY: the contract of the module, and it does not overlap the values.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::push::Ticket;
+use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::{AnyTable, Element, Table};
 
 /// Inputs of a call on an [`AnyTable`]; as [`FunctionArgs`].

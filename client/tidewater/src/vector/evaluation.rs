@@ -18,8 +18,8 @@ use tidewater_runtime::clock;
 use super::operations::Float;
 use super::space::{Vector, VectorId, VectorSpace};
 use crate::error::ClientError;
-use crate::function::{Expression, FunctionArgs};
 use crate::pull::PullOptions;
+use crate::session::function::{Expression, FunctionArgs};
 use crate::table::{Table, TableBuilder};
 
 /// Polls of a table between sleeps, and the sleep.

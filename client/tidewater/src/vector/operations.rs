@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::space::Vector;
 use crate::error::ClientError;
-use crate::function::Reduction;
+use crate::session::function::Reduction;
 use crate::table::Element;
 
 /// Element type of vectors: f32 or f64.

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use super::operations::Float;
 use crate::error::ClientError;
-use crate::function::{Expression, FunctionArgs};
 use crate::pull::PullOptions;
 use crate::session::Client;
+use crate::session::function::{Expression, FunctionArgs};
 use crate::table::{Table, TableBuilder};
 use tidewater_protocol::table::{Optimizer, PushOp};
 
@@ -448,7 +448,7 @@ impl<T: Float> Vector<T> {
     pub(super) fn combine(
         &self,
         text: &'static str,
-        reduction: crate::function::Reduction,
+        reduction: crate::session::function::Reduction,
         inputs: &[&Self],
     ) -> Result<f64, ClientError> {
         self.same_space(inputs)?;
@@ -462,8 +462,8 @@ impl<T: Float> Vector<T> {
         let mut client = self.space.client.borrow_mut();
         let value = client.reduce(&self.lease.table, &expression, reduction, &args)?;
         Ok(match value {
-            Some(crate::function::Scalar::Float(value)) => value,
-            Some(crate::function::Scalar::Integer(value)) => value as f64,
+            Some(crate::session::function::Scalar::Float(value)) => value,
+            Some(crate::session::function::Scalar::Integer(value)) => value as f64,
             None => unreachable!("a vector has at least one element"),
         })
     }

@@ -144,7 +144,10 @@ impl Engine {
         let call = FunctionCall::decode(payload).ok_or(malformed)?;
         let table = self.known(sender.namespace, header.table)?;
         if call.body == FunctionBody::Slots {
-            return self.count_slots(header);
+            return match header.kind {
+                FrameKind::Reduce => self.count_slots(header),
+                _ => Err(malformed), // it changes nothing
+            };
         }
         if header.kind == FrameKind::Update && table.at_clock() {
             return Err(FunctionProblem::AtTick.with(0));

@@ -12,13 +12,13 @@ use tidewater_protocol::table::{Apply, Shape};
 use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
-use super::Client;
 use crate::error::ClientError;
-use crate::function::exchange::{by_lane, count_slots, header_of, request_all};
-use crate::function::keyed::{RowsScratch, row_chunks, rows_header};
-use crate::function::pieces::{FramePiece, dense_pieces, slot_pieces};
-use crate::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::push::Ticket;
+use crate::session::Client;
+use crate::session::function::exchange::{by_lane, count_slots, header_of, request_all};
+use crate::session::function::keyed::{RowsScratch, row_chunks, rows_header};
+use crate::session::function::pieces::{FramePiece, dense_pieces, slot_pieces};
+use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::{Element, Table};
 
 /// Frames of an update after which they are sent: appliers begin while the next ones are built.

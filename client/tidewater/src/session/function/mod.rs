@@ -1,6 +1,7 @@
 //! Functions that run where the data is: expressions over tables, reductions, and functions that the
 //! servers' program registered by name.
 
+mod call;
 pub(crate) mod exchange;
 pub(crate) mod keyed;
 pub(crate) mod pieces;
