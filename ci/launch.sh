@@ -19,6 +19,7 @@ tidewater-train generate --rows 3000 --features 500 --out train
 tidewater-train generate --rows 1000 --first 3000 --features 500 --out test
 LR=(tidewater-train lr --train "$SCRATCH/train" --test "$SCRATCH/test")
 SERVER=(tidewater server --hugepages off)
+KV_APP=$REPO_ROOT/target/ci/examples/kv_app
 export LAUNCH_MARK=$$-$RANDOM
 
 # Launchers listen on all addresses whatever they are told: they get a network of their own, in which
@@ -143,6 +144,17 @@ all_ways() {
     trained "$name, servers inside all ranks" "$HERE" "${INSIDE[@]}"
 }
 
+# with_functions NAME COMMAND...: the ported example of ps-lite ran, with three workers and a handle on its servers.
+with_functions() {
+    local name=$1
+    shift
+    run "$@"
+    local right
+    right=$(grep -c 'worker [012]: 50 pushes of 10000 keys, error 0$' log || true)
+    nothing_left || right=0
+    expect "$name, servers with functions: rc $rc, $right of 3 workers" [ "$rc $right" = "0 3" ]
+}
+
 # long NAME COMMAND...: a job that goes on for long, until it trains; sets job.
 long() {
     local _
@@ -264,6 +276,7 @@ pkill_session() {
 
 try_open_mpi() {
     all_ways "Open MPI" "${OMPI[@]}"
+    with_functions "Open MPI" "${OMPI[@]}" -n 2 "$KV_APP" server --hugepages off : -n 3 "$KV_APP"
     run "${OMPI[@]}" -n 2 "${LR[@]}"
     local alone=false
     [[ $rc == 0 ]] || ! grep -q 'none of the 2 processes is a server' log || alone=true
@@ -393,6 +406,7 @@ if [[ ${1:-} == --kills ]]; then
     say "$passed passed, $failed failed"
     exit "$((failed > 0))"
 fi
+with_functions "tidewater run" "$KV_APP" run --servers 2 --workers 3 -- "$KV_APP"
 try_hostfile
 with mpirun.openmpi try_open_mpi openmpi-bin
 with mpiexec.hydra try_hydra mpich
