@@ -402,7 +402,7 @@ impl Function for Mean {
     }
 }
 
-/// A push and a pull whose meaning the server's program decides, on rows by key and by index.
+/// A push and a pull with a meaning that the server's program decides, on rows by key and by index.
 #[test]
 fn handle_decides_pushes_and_pulls() {
     register_all();

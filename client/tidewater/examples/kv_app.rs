@@ -95,7 +95,7 @@ fn worker() -> Result<(), ClientError> {
     let mut kv = job.client(SyncMode::Asp)?;
     let spec = TableBuilder::sparse::<f32>("kv", 1).optimizer(Optimizer::None);
     let table = kv.create_table::<f32>(spec.spec())?;
-    // Keys over the full range, others for each worker; integers, whose sums are exact.
+    // Keys over the full range, others for each worker; values are integers, so sums are exact.
     let rank = u64::from(kv.rank().0);
     let keys: Vec<u64> = (0..KEYS).map(|n| u64::MAX / KEYS * n + rank).collect();
     let values: Vec<f32> = (0..KEYS).map(|n| (n * 7919 % 1000) as f32).collect();

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand, one line for each in [`Command`] and in [`main`].
+//! The command line: one file per subcommand, one line for each in `Command` and in [`main`].
 //!
 //! Subcommands return the process's exit code: 0 ok, 1 a check failed, 2 usage, 3 environment,
 //! 4 peer or rendezvous, 5 bad input data, 128+n signal.
@@ -90,8 +90,8 @@ struct BusyPollArgs {
     busy_poll: BusyPoll,
 }
 
-/// Runs the command line. A wrong one exits with code 2, as clap does by itself.
-/// Runs the program with the arguments of this process, and returns its exit code.
+/// Runs the program with the arguments of this process, and returns its exit code. A wrong command line
+/// ends the process with code 2, as clap does by itself.
 pub fn main() -> ExitCode {
     tidewater_topology::hostinfo::raise_open_files();
     match Cli::parse().command {
