@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use tidewater::{ClientError, Expression, Job, JoinOptions, SyncMode, Vector, VectorSpace};
+use tidewater::{
+    ClientError, Evaluation, Expression, Job, JoinOptions, SyncMode, Vector, VectorSpace,
+};
 
 const DIM: usize = 40_003;
 
@@ -196,4 +198,114 @@ fn foreign_vector_is_refused_and_kept() {
     let kept = one.check().unwrap_err();
     assert!(kept.to_string().contains("\"two\""), "{kept}");
     one.check().unwrap();
+}
+
+/// Where a program gives too little, nothing is computed from the elements of another vector.
+#[test]
+fn missing_inputs_and_refusals_are_errors() {
+    let cluster = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let client = cluster.client_of(0, SyncMode::Asp).unwrap();
+    let space = VectorSpace::<f32>::new(client, "s", 100).unwrap();
+    let mut x = space.filled(2.0).unwrap();
+    let clone = x.clone();
+    let more = Expression::parse("x + 1").unwrap();
+    let missing = x.map(&more, &[], &[]).unwrap_err();
+    assert!(missing.to_string().contains("1 inputs"), "{missing}");
+    let times = Expression::parse("x * p0").unwrap();
+    let wide = x.map(&times, &[&clone], &[1e300]).unwrap_err();
+    assert!(wide.to_string().contains("F32"), "{wide}");
+    assert_eq!(x.sum().unwrap(), 200.0);
+    // An operator's failure is found by the next number.
+    let other = space.another("t", 100).unwrap().filled(1.0).unwrap();
+    let wrong = &x + &other;
+    assert!(wrong.sum().is_err());
+    assert_eq!(x.sum().unwrap(), 200.0);
+}
+
+/// Runs `solver` as rank 0 of two workers; the other one has `part` and serves as often as asked.
+fn two_workers(
+    rounds: usize,
+    part: impl Fn(&[f64], &mut [f64]) -> f64 + Sync,
+    solver: impl Fn(&VectorSpace<f64>, usize),
+) -> Vec<bool> {
+    let cluster = JoinOptions::embedded(2, 2)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let client = cluster.client_of(1, SyncMode::Asp).unwrap();
+            let space = VectorSpace::new(client, "s", 3).unwrap();
+            let serve = |_| Evaluation::new(&space, &part).unwrap().serve().is_ok();
+            (0..rounds).map(serve).collect()
+        });
+        let client = cluster.client_of(0, SyncMode::Asp).unwrap();
+        let space = VectorSpace::new(client, "s", 3).unwrap();
+        (0..rounds).for_each(|round| solver(&space, round));
+        serving.join().unwrap()
+    })
+}
+
+/// Half of |w|^2 at each of two workers.
+fn square(w: &[f64], gradient: &mut [f64]) -> f64 {
+    gradient.copy_from_slice(w);
+    w.iter().map(|w| w * w / 2.0).sum()
+}
+
+/// A vector that was changed in place is another point, a vector of another space is none, and the
+/// names may be used again.
+#[test]
+fn evaluation_follows_changes_in_place() {
+    let served = two_workers(3, square, |space, round| {
+        let mut evaluation = Evaluation::new(space, square).unwrap();
+        let mut w = space.filled(1.0).unwrap();
+        for step in 0..4 {
+            let (cost, gradient) = evaluation.evaluate(&w).unwrap();
+            let scale = 0.25_f64.powi(step);
+            assert_eq!(cost, 3.0 * scale, "round {round}, step {step}");
+            w.axpy(-0.25, &gradient).unwrap();
+        }
+        assert_eq!(evaluation.evaluations(), 4);
+        evaluation.evaluate(&w).unwrap();
+        evaluation.evaluate(&w).unwrap();
+        assert_eq!(evaluation.evaluations(), 5);
+        let foreign = space.another("t", 3).unwrap().filled(1.0).unwrap();
+        assert!(evaluation.evaluate(&foreign).is_err());
+        evaluation.finish().unwrap();
+    });
+    assert_eq!(served, [true; 3]);
+}
+
+/// A worker with a part that panics is named to the solver, instead of a wait without end.
+#[test]
+fn failed_part_is_named() {
+    let cluster = JoinOptions::embedded(1, 2)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let client = cluster.client_of(1, SyncMode::Asp).unwrap();
+            let space = VectorSpace::<f64>::new(client, "s", 3).unwrap();
+            let part = |_: &[f64], _: &mut [f64]| -> f64 { panic!("no data") };
+            let mut evaluation = Evaluation::new(&space, part).unwrap();
+            let served =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| evaluation.serve()));
+            served.is_err()
+        });
+        let client = cluster.client_of(0, SyncMode::Asp).unwrap();
+        let space = VectorSpace::new(client, "s", 3).unwrap();
+        let mut evaluation = Evaluation::new(&space, square).unwrap();
+        let failed = evaluation
+            .evaluate(&space.filled(1.0).unwrap())
+            .unwrap_err();
+        assert!(failed.to_string().contains("worker 1"), "{failed}");
+        assert!(serving.join().unwrap());
+    });
 }

@@ -347,6 +347,11 @@ impl Client {
         }
     }
 
+    /// Fails if the coordinator has announced the end of the job, for callers that poll.
+    pub(crate) fn check_job(&mut self) -> Result<(), ClientError> {
+        self.lanes.coordinator.check()
+    }
+
     /// Number of iterations completed in the default domain.
     pub fn clock(&self) -> u64 {
         self.clock.at(DomainId(0))

@@ -10,10 +10,12 @@
 //! The gradients lie like the vectors, so that their sum is a function at the data. It is made in rank
 //! order: the result has the same bits in each run and on any number of servers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
+use tidewater_protocol::limits::{CLOCK_DEADLINE, COORDINATOR_LOOK};
 use tidewater_protocol::table::{Optimizer, PushOp};
-use tidewater_runtime::clock;
+use tidewater_runtime::clock::{self, Deadline};
 
 use super::operations::Float;
 use super::space::{Vector, VectorId, VectorSpace};
@@ -27,6 +29,10 @@ const POLLS: u32 = 100;
 const SLEEP: Duration = Duration::from_micros(50);
 /// Longest time until all workers have made their end.
 const MEETING: Duration = Duration::from_secs(600);
+/// Longer than any job.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Second number of an answer: the part failed.
+const FAILED: i64 = 1;
 /// Number of the call that ends the workers' service.
 const END: i64 = -1;
 
@@ -78,8 +84,10 @@ pub struct Evaluation<T, F> {
     gradients: Vec<Table<T>>,
     add: Expression<T>,
     number: i64,
-    /// Last point with its cost and gradient: solvers ask for both one after the other.
-    last: Option<(VectorId, f64, Vector<T>)>,
+    /// Last point with its cost and gradient: solvers ask for both one after the other. The handle of the
+    /// point makes a change in place copy first, so that an equal handle is the same point.
+    last: Option<(Vector<T>, f64, Vector<T>)>,
+    timeout: Duration,
     /// Number of evaluations so far.
     evaluations: u64,
 }
@@ -97,13 +105,18 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         };
         let costs = TableBuilder::rows::<f64>(&name("costs"), workers.into(), 1);
         let costs = costs.optimizer(Optimizer::None).finite_check(false);
+        let dim = space.dim();
         let mut client = space.client();
         let calls = client.create_table(rows("calls", 1).spec())?;
         let done = client.create_table(rows("done", workers).spec())?;
         let costs = client.create_table(costs.partitions(1).spec())?;
         let gradients = (0..workers)
             .map(|rank| {
-                client.create_table(space.builder(&name(&format!("gradient/{rank}"))).spec())
+                client.create_table(
+                    space
+                        .builder(&name(&format!("gradient/{dim}/{rank}")))
+                        .spec(),
+                )
             })
             .collect::<Result<_, _>>()?;
         // An earlier use of the names has left its numbers.
@@ -125,11 +138,13 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
             add: Expression::parse("x + y")?,
             number: 0,
             last: None,
+            timeout: CLOCK_DEADLINE,
             evaluations: 0,
         })
     }
 
-    /// Evaluates parts for rank 0 until it finishes.
+    /// Evaluates parts for rank 0 until it finishes. If `part` panics or a call fails, rank 0 gets an
+    /// error that names this worker.
     ///
     /// # Errors
     /// The end of the job, the loss of a server; a call of another program on the same names.
@@ -137,15 +152,41 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         loop {
             let call = self.next_call()?;
             if call[0] == END {
-                return Ok(());
+                return self.report([END, 0, 0]);
             }
             let (slot, generation) = (call[1] as u32, call[2] as u64);
-            let name = format!("{}/{slot}", self.space.name());
-            let table = self.space.client().open_table::<T>(&name)?;
             let id = VectorId { slot, generation };
             tracing::debug!(number = call[0], ?id, "evaluates");
-            self.answer(&table, call[0])?;
+            let answered = catch_unwind(AssertUnwindSafe(|| self.answer_at(slot, call[0])));
+            let failed = match answered {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => Ok(error),
+                Err(panic) => Err(panic),
+            };
+            // The row is how rank 0 learns of it. This worker's own error matters more than one of the report.
+            if let Err(error) = self.report([call[0], FAILED, 0]) {
+                tracing::warn!(%error, "cannot report a failed evaluation");
+            }
+            match failed {
+                Ok(error) => return Err(error),
+                Err(panic) => resume_unwind(panic),
+            }
         }
+    }
+
+    /// Answers a call at the vector in `slot`.
+    fn answer_at(&mut self, slot: u32, number: i64) -> Result<(), ClientError> {
+        let name = format!("{}/{slot}", self.space.name());
+        let table = self.space.client().open_table::<T>(&name)?;
+        self.answer(&table, number)
+    }
+
+    /// Assigns this worker's row of `done`.
+    fn report(&self, row: [i64; 3]) -> Result<(), ClientError> {
+        let mut client = self.space.client();
+        let rank = [u64::from(client.rank().0)];
+        let ticket = client.push_rows(&self.done, &rank, &row, PushOp::Assign)?;
+        client.wait_applied(&ticket)
     }
 
     /// Waits for a call with a new number.
@@ -153,7 +194,8 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         let known = self.number;
         let mut call = [0; 3];
         let table = self.calls;
-        self.poll(|space| {
+        // The solver may do other work for any time; the end of the job ends the wait.
+        self.poll(Deadline::after(FOREVER), |space| {
             let mut client = space.client();
             client.pull_rows(&table, &[0], &mut call, PullOptions::default())?;
             Ok(call[0] != known)
@@ -162,20 +204,47 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         Ok(call)
     }
 
-    /// Polls until `ready` returns true.
+    /// Polls until `ready` returns true. Fails when the job ends, or at the deadline.
     fn poll(
         &self,
+        deadline: Deadline,
         mut ready: impl FnMut(&VectorSpace<T>) -> Result<bool, ClientError>,
     ) -> Result<(), ClientError> {
-        let mut polls = 0;
+        let (mut polls, mut check_at) = (0_u32, Deadline::after(COORDINATOR_LOOK));
         while !ready(&self.space)? {
-            polls += 1;
-            if polls % POLLS == 0 {
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(POLLS) {
                 self.space.client().progress()?;
                 std::thread::sleep(SLEEP);
             }
+            if check_at.passed() {
+                check_at = Deadline::after(COORDINATOR_LOOK);
+                self.space.client().check_job()?;
+                if deadline.passed() {
+                    let (op, missing) = ("evaluate", self.missing()?);
+                    return Err(ClientError::Deadline { op, missing });
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Names the workers that have not answered the last call.
+    fn missing(&self) -> Result<String, ClientError> {
+        let done = self.answers()?;
+        let rows = done.chunks_exact(3).enumerate();
+        let late = rows.filter(|(_, row)| row[0] != self.number);
+        let ranks: Vec<String> = late.map(|(rank, _)| rank.to_string()).collect();
+        Ok(format!("an answer of worker {}", ranks.join(", ")))
+    }
+
+    /// Rows of `done`: of each worker the last call, and whether it failed.
+    fn answers(&self) -> Result<Vec<i64>, ClientError> {
+        let ranks: Vec<u64> = (0..self.gradients.len() as u64).collect();
+        let mut done = vec![0; ranks.len() * 3];
+        let mut client = self.space.client();
+        client.pull_rows(&self.done, &ranks, &mut done, PullOptions::default())?;
+        Ok(done)
     }
 
     /// Evaluates this worker's part at the elements of a table, and publishes gradient, cost and number.
@@ -208,8 +277,15 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
     /// the space; the end of the job.
     pub fn evaluate(&mut self, weights: &Vector<T>) -> Result<(f64, Vector<T>), ClientError> {
         self.space.check()?;
-        if let Some((id, cost, gradient)) = &self.last
-            && *id == weights.id()
+        if !weights.is_of(&self.space) {
+            return Err(ClientError::Argument {
+                op: "evaluate",
+                table: self.space.name().to_owned(),
+                what: "the vector is of another space, which the other workers do not see".into(),
+            });
+        }
+        if let Some((point, cost, gradient)) = &self.last
+            && point == weights
         {
             return Ok((*cost, gradient.clone()));
         }
@@ -249,7 +325,7 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         drop(client);
         let cost = costs.iter().sum();
         tracing::debug!(number, cost, took = ?started.elapsed(), "evaluated");
-        self.last = Some((id, cost, gradient.clone()));
+        self.last = Some((weights.clone(), cost, gradient.clone()));
         Ok((cost, gradient))
     }
 
@@ -259,14 +335,27 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         client.wait_applied(&ticket)
     }
 
+    /// Waits until all workers have answered a call; fails if the answer of one is that it failed.
     fn wait_for_all(&self, number: i64) -> Result<(), ClientError> {
-        let ranks: Vec<u64> = (0..self.gradients.len() as u64).collect();
-        let mut done = vec![0; ranks.len() * 3];
-        self.poll(|space| {
-            let mut client = space.client();
-            client.pull_rows(&self.done, &ranks, &mut done, PullOptions::default())?;
-            Ok(done.chunks_exact(3).all(|row| row[0] == number))
-        })
+        let mut failed = None;
+        self.poll(Deadline::after(self.timeout), |_| {
+            let done = self.answers()?;
+            let mut rows = done.chunks_exact(3);
+            failed = rows.position(|row| row[1] == FAILED);
+            let mut rows = done.chunks_exact(3).skip(usize::from(number == END));
+            Ok(failed.is_some() || rows.all(|row| row[0] == number))
+        })?;
+        match failed {
+            Some(rank) if number != END => Err(ClientError::Environment(format!(
+                "the evaluation failed at worker {rank}; its own error says why"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets the longest time that rank 0 waits for the parts of an evaluation (default 30 min).
+    pub const fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// Number of evaluations so far: passes over the data.
@@ -274,12 +363,15 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         self.evaluations
     }
 
-    /// Ends the service of the other workers.
+    /// Ends the service of the other workers, and waits until they have left it. Without it they serve
+    /// until the job ends. The tables of the evaluation stay for the next one of the space.
     ///
     /// # Errors
-    /// A deadline; the end of the job.
+    /// A deadline that names the workers still serving; the end of the job.
     pub fn finish(&mut self) -> Result<(), ClientError> {
         self.last = None;
-        self.call([END, 0, 0])
+        self.number = END;
+        self.call([END, 0, 0])?;
+        self.wait_for_all(END)
     }
 }

@@ -147,7 +147,7 @@ reductions! {
     sum() = Sum "x";
     /// Sum of the absolute values: the norm L1.
     asum() = Sum "abs(x)";
-    /// Euclidean norm of the vector.
+    /// Euclidean norm. Squares are rounded in the element type: in f32 they overflow above 1.8e19.
     nrm2() = Sum "x * x", f64::sqrt;
     /// Largest element; NaN if one is.
     largest() = Max "x";
@@ -177,10 +177,13 @@ impl<T: Float> Vector<T> {
     /// # Errors
     /// A deadline.
     pub fn fill(&mut self, value: T) -> Result<(), ClientError> {
-        if Rc::strong_count(&self.lease) > 1 {
-            *self = Self::lease(&self.space)?;
+        if Rc::strong_count(&self.lease) == 1 {
+            return self.assign("p0", &[], &[value.into()]);
         }
-        self.assign("p0", &[], &[value.into()])
+        let other = Self::lease(&self.space)?;
+        other.assign("p0", &[], &[value.into()])?;
+        *self = other;
+        Ok(())
     }
 
     /// A vector with the same elements, that does not follow later changes of this one.

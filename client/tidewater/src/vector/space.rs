@@ -240,7 +240,7 @@ impl<T: Float> VectorSpace<T> {
     /// # Errors
     /// That error.
     pub fn check(&self) -> Result<(), ClientError> {
-        self.inner.failure.borrow_mut().take().map_or(Ok(()), Err)
+        self.inner.take_failure()
     }
 
     /// Ends the space: frees its tables on all servers.
@@ -275,10 +275,12 @@ impl<T: Float> VectorSpace<T> {
             table: name,
             what: format!("{used} of its vectors, or clones of the space, are in use; drop them"),
         })?;
+        let mut first = Ok(());
         for slot in inner.slots.into_inner() {
-            inner.client.borrow_mut().release_table(slot.table)?;
+            let released = inner.client.borrow_mut().release_table(slot.table);
+            first = first.and(released);
         }
-        Ok(inner.client)
+        first.map(|()| inner.client)
     }
 }
 
@@ -292,6 +294,11 @@ impl<T: Float> Inner<T> {
             table: self.name.clone(),
             what: format!("{len} elements for vectors of {}", self.dim),
         })
+    }
+
+    /// Fails with the kept failure, once.
+    fn take_failure(&self) -> Result<(), ClientError> {
+        self.failure.borrow_mut().take().map_or(Ok(()), Err)
     }
 
     /// Keeps the first failure of an operation that cannot return it.
@@ -380,6 +387,11 @@ impl<T: Float> Vector<T> {
         self.space.dim
     }
 
+    /// Whether it is a vector of a space.
+    pub(super) fn is_of(&self, space: &VectorSpace<T>) -> bool {
+        Rc::ptr_eq(&self.space, &space.inner)
+    }
+
     /// A vector with the elements of a table that lies like the vectors of the space.
     pub(super) fn of_table(space: &VectorSpace<T>, table: &Table<T>) -> Result<Self, ClientError> {
         let vector = Self::lease(&space.inner)?;
@@ -427,6 +439,17 @@ impl<T: Float> Vector<T> {
         parameters: &[f64],
     ) -> Result<(), ClientError> {
         self.same_space(inputs)?;
+        if inputs.len() < expression.inputs() {
+            return Err(ClientError::Argument {
+                op: "map",
+                table: self.space.name.clone(),
+                what: format!(
+                    "the expression has {} inputs and the call {}",
+                    expression.inputs(),
+                    inputs.len()
+                ),
+            });
+        }
         let target = match Rc::strong_count(&self.lease) {
             1 => self.clone(),
             _ => Self::lease(&self.space)?,
@@ -459,8 +482,11 @@ impl<T: Float> Vector<T> {
             parameters: &[],
             range: None,
         };
+        self.space.take_failure()?;
         let mut client = self.space.client.borrow_mut();
         let value = client.reduce(&self.lease.table, &expression, reduction, &args)?;
+        // Operations before it are complete: a refused one makes the number worthless.
+        client.flush()?;
         Ok(match value {
             Some(crate::session::function::Scalar::Float(value)) => value,
             Some(crate::session::function::Scalar::Integer(value)) => value as f64,
@@ -501,6 +527,7 @@ impl<T: Float> Vector<T> {
     /// # Errors
     /// As [`Vector::pull`]; [`ClientError::Argument`] for a range outside the vector.
     pub fn pull_into(&self, first: u64, out: &mut [T]) -> Result<(), ClientError> {
+        self.space.take_failure()?;
         let mut client = self.space.client.borrow_mut();
         client.flush()?;
         client.pull_dense(&self.lease.table, first, out, PullOptions::default())
@@ -512,10 +539,13 @@ impl<T: Float> Vector<T> {
     /// [`ClientError::Argument`] for another number of elements; a deadline.
     pub fn push(&mut self, values: &[T]) -> Result<(), ClientError> {
         self.space.check_len("push", values.len())?;
-        if Rc::strong_count(&self.lease) > 1 {
-            *self = Self::lease(&self.space)?;
+        if Rc::strong_count(&self.lease) == 1 {
+            return self.store(values);
         }
-        self.store(values)
+        let other = Self::lease(&self.space)?;
+        other.store(values)?;
+        *self = other;
+        Ok(())
     }
 
     fn store(&self, values: &[T]) -> Result<(), ClientError> {
