@@ -201,6 +201,16 @@ fn reductions_of_edge_cases() {
         .unwrap();
     assert_eq!(sum, Some(Scalar::Integer(1_000 * big)));
 
+    let spec = TableBuilder::rows::<i64>("wide", 2, 1);
+    let wide = client.create_table::<i64>(spec.spec()).unwrap();
+    let ticket = client
+        .push_rows(&wide, &[0, 1], &[i64::MAX, 1], PushOp::Sum)
+        .unwrap();
+    client.wait_applied(&ticket).unwrap();
+    let sum = client.reduce(&wide, &x, Reduction::Sum, &FunctionArgs::default());
+    let sum = sum.unwrap_err().to_string();
+    assert!(sum.contains("9223372036854775808"), "{sum}");
+
     let spec = TableBuilder::sparse::<i64>("empty", 1);
     let empty = client.create_table::<i64>(spec.spec()).unwrap();
     let max = client
@@ -402,6 +412,13 @@ impl Function for Mean {
     }
 }
 
+/// Number of elements of a table.
+fn count(client: &mut Client, table: &Table<f64>) -> f64 {
+    let one = Expression::parse("1").unwrap();
+    let all = FunctionArgs::default();
+    float(client.reduce(table, &one, Reduction::Sum, &all).unwrap())
+}
+
 /// A push and a pull with a meaning that the server's program decides, on rows by key and by index.
 #[test]
 fn handle_decides_pushes_and_pulls() {
@@ -427,6 +444,12 @@ fn handle_decides_pushes_and_pulls() {
             .unwrap();
         let expected: Vec<f64> = values.iter().map(|x| 3.0 * x).collect();
         assert_eq!(means, expected);
+
+        // A wrong name creates no rows.
+        let before = count(&mut client, &table);
+        let ticket = client.call_rows(&table, "meen", &[], &[1], &[1.0]).unwrap();
+        assert!(client.wait_applied(&ticket).is_err());
+        assert_eq!(count(&mut client, &table), before);
 
         let twice = client
             .call_rows(&table, "mean", &[], &[6, 6], &[1.0, 1.0])

@@ -91,7 +91,8 @@ pub const NOT_PROVIDED: u64 = u64::MAX;
 /// Function of the user's own. It must give the same result for the same input: no clock, no random
 /// source, no state. A panic is reported to the caller; it changes nothing.
 pub trait Function: Send + Sync {
-    /// Changes the elements of a piece. They are stored when it returns `Ok`.
+    /// Changes the elements of a piece. They are stored when it returns `Ok`. Missing rows of a call with
+    /// keys are created before it runs, and stay with their initial values if it fails.
     ///
     /// # Errors
     /// [`FunctionError`]; the piece stays as it is.

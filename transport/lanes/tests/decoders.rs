@@ -107,6 +107,8 @@ const COVERED: &[(&str, &[&str])] = &[
         &[
             "function::FunctionCall::decode",
             "function::FunctionProblem::from_code",
+            "function::NamedRows::decode",
+            "function::name_of",
         ],
     ),
     ("settings", &["settings::decode"]),

@@ -161,6 +161,14 @@ impl Engine {
                 return Err(FunctionProblem::Input.with(n));
             }
         }
+        // Before any row is created.
+        let named = &self.functions.registered;
+        if let FunctionBody::Named { name, .. } | FunctionBody::NamedRows(NamedRows { name, .. }) =
+            call.body
+            && named.find(name).is_none()
+        {
+            return Err(FunctionProblem::Unknown.with(named.len() as u64));
+        }
         let span = match call.body {
             FunctionBody::NamedRows(rows) => self.span_of_rows(header, &rows, &spec)?,
             _ => self.span(header, &call, &spec)?,

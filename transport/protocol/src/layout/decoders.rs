@@ -9,7 +9,7 @@ use super::dense::TaggedU32;
 use super::directory::{KEY_CELL_BYTES, KeyCell};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
-use super::function::{FunctionCall, FunctionPayload, FunctionProblem};
+use super::function::{FunctionBody, FunctionCall, FunctionPayload, FunctionProblem};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
 use super::reject::RejectReason;
 use super::reply::ReplyHeader;
@@ -246,6 +246,12 @@ fn function_call(bytes: &[u8]) {
         debug_assert_eq!(problem as u64, code, "two encodings of {problem:?}");
     }
     if let Some(call) = FunctionCall::decode(bytes) {
+        if let FunctionBody::NamedRows(rows) = call.body {
+            let mut encoded = vec![0; rows.payload_bytes()];
+            rows.encode(&mut encoded);
+            debug_assert_eq!(encoded, bytes, "two encodings of {call:?}");
+            return;
+        }
         let tables = &call.tables[..call.inputs];
         let parameters: Vec<f64> = call.parameters().collect();
         let mut encoded = FunctionPayload::new(call.body, call.reduction, tables, &parameters);

@@ -16,7 +16,7 @@ use crate::error::ClientError;
 use crate::push::Ticket;
 use crate::session::Client;
 use crate::session::function::exchange::{by_lane, count_slots, header_of, request_all};
-use crate::session::function::keyed::{RowsScratch, row_chunks, rows_header};
+use crate::session::function::keyed::{KeyBytes, RowsScratch, row_chunks, rows_header};
 use crate::session::function::pieces::{FramePiece, dense_pieces, slot_pieces};
 use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::{Element, Table};
@@ -106,6 +106,10 @@ impl Client {
             })?;
             total.combine(&partial);
         }
+        if let (None, Some(sum)) = (total.value(), total.exact_sum()) {
+            let state = self.tables.find(op, target.named())?;
+            return Err(state.wrong(op, format!("the sum {sum} does not fit an i64")));
+        }
         Ok(total.value())
     }
 
@@ -122,7 +126,7 @@ impl Client {
         args: &FunctionArgs<'_, T>,
     ) -> Result<Ticket, ClientError> {
         let op = "call_update";
-        let checked = check_named(name, arguments).and_then(|()| args.check_limits());
+        let checked = check_named(name, arguments).and_then(|()| args.check_named());
         self.check_call(op, target, checked)?;
         self.send_update(op, target, FunctionBody::Named { name, arguments }, args)
     }
@@ -140,7 +144,7 @@ impl Client {
         args: &FunctionArgs<'_, T>,
     ) -> Result<Vec<Vec<u8>>, ClientError> {
         let op = "call_reduce";
-        let checked = check_named(name, arguments).and_then(|()| args.check_limits());
+        let checked = check_named(name, arguments).and_then(|()| args.check_named());
         self.check_call(op, target, checked)?;
         let body = FunctionBody::Named { name, arguments };
         self.request_results(op, target, body, 0, args)
@@ -172,7 +176,11 @@ impl Client {
         self.lanes.counters.pushes += 1;
         let mut ticket = Ticket::of(self.tables.client, state.id);
         let each = values.len() / keys.len().max(1);
-        let chunks = row_chunks(&mut self.lanes, state, keys, each * size_of::<T>())
+        let bytes = KeyBytes {
+            sent: each * size_of::<T>(),
+            returned: 0,
+        };
+        let chunks = row_chunks(&mut self.lanes, state, keys, bytes)
             .map_err(|what| state.wrong(op, what))?;
         let mut scratch = RowsScratch::default();
         for chunk in &chunks {
@@ -212,7 +220,11 @@ impl Client {
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         let state = self.tables.find(op, target.named())?;
         let each = out.len() / keys.len().max(1);
-        let chunks = row_chunks(&mut self.lanes, state, keys, each * size_of::<T>())
+        let bytes = KeyBytes {
+            sent: 0,
+            returned: each * size_of::<T>(),
+        };
+        let chunks = row_chunks(&mut self.lanes, state, keys, bytes)
             .map_err(|what| state.wrong(op, what))?;
         let mut scratch = RowsScratch::default();
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
@@ -263,7 +275,7 @@ impl Client {
                 "key {} is not above the one before it; sort the keys and leave out repetitions",
                 at + 1
             )),
-            _ if !elements.is_multiple_of(keys.len().max(1)) => {
+            _ if keys.is_empty() && elements > 0 || !elements.is_multiple_of(keys.len().max(1)) => {
                 Err(format!("{elements} elements for {} keys", keys.len()))
             }
             _ => Ok(()),

@@ -15,6 +15,9 @@ use crate::lanes::{Interrupt, Lanes};
 use crate::pull;
 use crate::table::state::TableState;
 
+/// Most slots of a partition that a client believes in: it makes a piece for each 2,048 of them.
+const SLOTS_MAX: u64 = u32::MAX as u64;
+
 pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) -> FrameHeader {
     let mut header = pull::request(table, kind, 0, false);
     // At most the elements of one frame.
@@ -51,10 +54,10 @@ pub(crate) fn count_slots(
     let mut payload = FunctionPayload::new(FunctionBody::Slots, 0, &[], &[]);
     let results = request_all(lanes, table, &pieces, &mut payload, deadline)?;
     let number = |(result, piece): (&Vec<u8>, &FramePiece)| match result.as_slice().try_into() {
-        Ok(bytes) => Ok(u64::from_le_bytes(bytes)),
-        Err(_) => Err(ClientError::Protocol {
+        Ok(bytes) if u64::from_le_bytes(bytes) <= SLOTS_MAX => Ok(u64::from_le_bytes(bytes)),
+        _ => Err(ClientError::Protocol {
             server: lanes.name(piece.lane).to_owned(),
-            what: format!("a number of slots of {} bytes", result.len()),
+            what: format!("{result:?} as the number of a partition's slots"),
         }),
     };
     results.iter().zip(&pieces).map(number).collect()
@@ -88,6 +91,8 @@ pub(crate) fn request_all(
     payload: &mut FunctionPayload,
     deadline: Deadline,
 ) -> Result<Vec<Vec<u8>>, ClientError> {
+    // Requests that an earlier call built and could not send keep their slots until they are sent.
+    lanes.send_all(deadline)?;
     let mut results = vec![Vec::new(); pieces.len()];
     let mut queues = by_lane(pieces, lanes.len());
     let mut pending: Vec<VecDeque<Pending>> = vec![VecDeque::new(); lanes.len()];

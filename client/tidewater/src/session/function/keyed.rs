@@ -24,13 +24,21 @@ pub(crate) struct RowChunk {
     pub(crate) rows: Vec<u32>,
 }
 
-/// Cuts keys into frames, each with keys of one lane in their order. `bytes` travel with a key. `Err`
-/// describes the defect.
+/// Bytes that belong to a key of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyBytes {
+    /// Bytes that travel with it.
+    pub(crate) sent: usize,
+    /// Bytes of its result.
+    pub(crate) returned: usize,
+}
+
+/// Cuts keys into frames, each with keys of one lane in their order. `Err` describes the defect.
 pub(crate) fn row_chunks(
     lanes: &mut Lanes,
     table: &TableState,
     keys: &[u64],
-    bytes: usize,
+    bytes: KeyBytes,
 ) -> Result<Vec<RowChunk>, String> {
     let mut by_lane = vec![Vec::new(); lanes.len()];
     for (row, &key) in keys.iter().enumerate() {
@@ -42,13 +50,16 @@ pub(crate) fn row_chunks(
     let mut chunks = Vec::new();
     for (lane, rows) in by_lane.into_iter().enumerate() {
         let room = lanes.get(lane).ring.payload_bytes_max();
-        let fits = room.saturating_sub(HEAD_BYTES) / (8 + bytes);
-        let results = RESULT_BYTES_MAX / bytes.max(1);
+        let fits = room.saturating_sub(HEAD_BYTES) / (8 + bytes.sent);
+        let results = RESULT_BYTES_MAX / bytes.returned.max(1);
         let work = (FUNCTION_BYTES_MAX / table.row.payload_bytes).clamp(1, FRAME_ROWS_MAX);
         let most = fits.min(results).min(work);
         if most == 0 {
+            let KeyBytes { sent, returned } = bytes;
             return Err(format!(
-                "{bytes} bytes for each key; a frame has room for fewer"
+                "{sent} bytes with each key and {returned} bytes of its result do not fit a frame; the most \
+                 are {} and {RESULT_BYTES_MAX}",
+                room.saturating_sub(HEAD_BYTES + 8)
             ));
         }
         chunks.extend(rows.chunks(most).map(|rows| RowChunk {

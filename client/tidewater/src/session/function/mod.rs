@@ -11,6 +11,7 @@ use std::ops::Range;
 use tidewater_expression::{ExpressionError, Program};
 pub use tidewater_expression::{Reduction, Scalar};
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
+use tidewater_protocol::table::DType;
 
 use crate::error::ClientError;
 use crate::table::{Element, Table};
@@ -67,6 +68,19 @@ impl<T: Element> Expression<T> {
     }
 }
 
+/// Whether a parameter has a value in an element type, where expressions compute.
+fn holds(dtype: DType, value: f64) -> bool {
+    match dtype {
+        DType::F32 => !value.is_finite() || value.abs() <= f64::from(f32::MAX),
+        DType::F64 => true,
+        DType::I32 => {
+            let range = f64::from(i32::MIN)..=f64::from(i32::MAX);
+            value.fract() == 0.0 && range.contains(&value)
+        }
+        DType::I64 => value.fract() == 0.0 && value.abs() < (1_u64 << 63) as f64,
+    }
+}
+
 fn wrong_expression(text: &str, source: ExpressionError) -> ClientError {
     ClientError::Expression {
         text: text.to_owned(),
@@ -114,7 +128,27 @@ impl<T: Element> FunctionArgs<'_, T> {
                 self.parameters.len()
             ));
         }
+        if let Some(value) = self
+            .parameters
+            .iter()
+            .find(|value| !holds(T::DTYPE, **value))
+        {
+            return Err(format!(
+                "parameter {value} is no {:?}, the type of the elements",
+                T::DTYPE
+            ));
+        }
         self.check_limits()
+    }
+
+    /// Checks the inputs of a call by name: it has arguments, and no parameters.
+    pub(crate) fn check_named(&self) -> Result<(), String> {
+        match self.parameters.len() {
+            0 => self.check_limits(),
+            given => Err(format!(
+                "{given} parameters; functions by name have arguments, expressions have parameters"
+            )),
+        }
     }
 
     pub(crate) fn check_limits(&self) -> Result<(), String> {
