@@ -101,16 +101,6 @@ typedef enum {
     TW_GRADIENT = 3,
 } tw_op;
 
-// What tw_all_reduce computes. NaN is the least and the greatest if any worker gives it.
-typedef enum {
-    // The sum, beginning with rank 0; integers wrap.
-    TW_REDUCE_SUM = 1,
-    // The least value of each element.
-    TW_REDUCE_MIN = 2,
-    // The greatest value of each element.
-    TW_REDUCE_MAX = 3,
-} tw_reduce;
-
 // How a pull reads.
 typedef enum {
     // Every row or block is one committed version.
@@ -215,7 +205,9 @@ typedef enum {
     TW_THREAD_MULTIPLE = 3,
 } tw_thread_level;
 
-// How tw_reduce combines the values of an expression.
+// How tw_reduce combines the values of an expression, and tw_all_reduce those of all workers. NaN is the
+// result if any value is NaN. tw_all_reduce wraps integers, begins sums with rank 0, and takes no
+// TW_REDUCE_AND.
 typedef enum {
     // Sum; of a condition, the number of elements for which it is true. 0 of no elements.
     TW_REDUCE_SUM = 1,
@@ -712,7 +704,7 @@ tw_status tw_all_gather(tw_session *session,
                         void *all,
                         size_t all_elements);
 
-// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduce), in rank
+// Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduction), in rank
 // order: the same bits at every worker. Otherwise like tw_all_gather. On failure `values` hold anything.
 tw_status tw_all_reduce(tw_session *session,
                         void *values,

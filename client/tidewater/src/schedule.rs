@@ -93,7 +93,8 @@ impl Schedule {
         }
     }
 
-    /// Checks that every rate of the schedule is finite and above 0.
+    /// Checks that the numbers of the schedule are finite and above 0. A rate far into `Step` may still
+    /// round to 0 or grow beyond the type; then [`Client::schedule`](crate::Client::schedule) refuses it.
     ///
     /// # Errors
     /// [`ClientError::Argument`] names the first number that is out of its range, and the range.

@@ -206,14 +206,14 @@ impl Serialize for TableSpec {
     }
 }
 
-/// First characters of the names of transient tables.
-pub const TRANSIENT_PREFIX: &str = "tidewater/";
+/// Names of the transient tables: those of collective calls.
+pub const TRANSIENT_TABLES: [&str; 2] = ["tidewater/collective", "tidewater/collective-parts"];
 
 impl TableSpec {
-    /// Whether the table holds only what is under way between workers: its name begins with
-    /// [`TRANSIENT_PREFIX`]. It is part of no saved model, and its clock domain does not count as used.
+    /// Whether the table holds only what is under way between workers: it is one of
+    /// [`TRANSIENT_TABLES`]. It is part of no saved model, and its clock domain does not count as used.
     pub fn is_transient(&self) -> bool {
-        self.name.starts_with(TRANSIENT_PREFIX)
+        TRANSIENT_TABLES.contains(&self.name.as_str())
     }
 
     /// Returns the elements of one row.

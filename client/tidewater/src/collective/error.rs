@@ -59,7 +59,7 @@ pub enum CollectiveError {
     },
     /// The rows of a worker are of another round: an earlier call failed there or here, and was not
     /// repeated, or the worker was lost a moment ago. The workers fit together again when each has
-    /// repeated the call that failed for it.
+    /// repeated the call that failed for it, if it had one part.
     #[error(
         "worker {rank} is at round {theirs} and this worker at round {ours}; repeat the call that \
          failed on either, or find out whether worker {rank} was lost"

@@ -3,7 +3,7 @@
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TRANSIENT_PREFIX, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TRANSIENT_TABLES, TableSpec,
 };
 
 use super::error::CollectiveError;
@@ -52,11 +52,11 @@ impl RowsOf {
     /// for no clock.
     pub(crate) fn spec(self, workers: u32) -> TableSpec {
         let (name, partitions) = match self {
-            Self::First => ("collective", 1),
-            Self::Further => ("collective-parts", 64),
+            Self::First => (TRANSIENT_TABLES[0], 1),
+            Self::Further => (TRANSIENT_TABLES[1], 64),
         };
         TableSpec {
-            name: format!("{TRANSIENT_PREFIX}{name}"),
+            name: name.to_owned(),
             shape: Shape::Dense {
                 rows: u64::from(workers) * BUFFERS * self.rows(),
                 cols: self.words() as u32,

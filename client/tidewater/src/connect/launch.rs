@@ -230,6 +230,8 @@ impl ServerThread {
         let thread = thread.spawn(move || {
             let ended = server.run(&[stopped.as_fd()]);
             ended.map(drop).map_err(|error| {
+                // At once, while the worker computes; `Job::leave` returns it later.
+                tracing::error!(%error, "the server in this worker's process has failed");
                 failed(format_args!("the server in this worker's process: {error}"))
             })
         });

@@ -26,6 +26,8 @@ type Take<'a> = &'a mut dyn FnMut(usize, usize, &[u8]);
 pub(super) struct State {
     /// Number of completed rounds.
     rounds: u64,
+    /// Call that failed after its first round. The workers cannot find together again.
+    broken: Option<&'static str>,
     first: Option<Table<i64>>,
     further: Option<Table<i64>>,
     /// Rows of the last round, worker after worker.
@@ -57,8 +59,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Collective`] when calls or lengths differ or a worker has left. A refusal that
-    /// names the missing workers when the others do not come in the time of a clock wait. These calls
-    /// may be repeated; the results are never those of another call.
+    /// names the missing workers when the others do not come in the time of a clock wait. A call of
+    /// at most 480 bytes a worker may be repeated, with the same values; a longer one that failed after
+    /// its first part ends this worker's collective calls.
     ///
     /// # Examples
     /// ```
@@ -172,6 +175,12 @@ impl Client {
                  opened (workers=N, TIDEWATER_WORKERS=N)"
             )));
         }
+        if let Some(call) = self.collective.broken {
+            return Err(ClientError::Environment(format!(
+                "an earlier {call} failed between its parts, so the workers' collective calls no longer fit \
+                 together; end the job, or start it again"
+            )));
+        }
         let bytes = len.saturating_mul(call.dtype.size());
         let rows = RowsOf::First;
         let mut round = Round {
@@ -195,7 +204,10 @@ impl Client {
             round.mine = mine.get(at..at + round.bytes);
             round.header.round += 1;
             round.header.part += 1;
-            self.exchange(&round)?;
+            if let Err(error) = self.exchange(&round) {
+                self.collective.broken = Some(op);
+                return Err(error);
+            }
             self.deliver(&round, round.ranks.clone(), at, take);
             at += round.bytes;
         }

@@ -211,7 +211,9 @@ impl<T: Element> PushBuffer<T> {
         let dim = self.table.dim();
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (&key, row) in self.keys.iter().zip(self.values.chunks_exact(dim)) {
-            if least <= 0.0 || magnitude(T::DTYPE, row.as_bytes()) >= least {
+            // A threshold of NaN keeps nothing back.
+            let is_small = least > 0.0 && magnitude(T::DTYPE, row.as_bytes()) < least;
+            if !is_small {
                 keys.push(key);
                 values.extend_from_slice(row);
             }

@@ -64,7 +64,9 @@ impl Client {
     /// (at first, that of the definition). One worker calls it before the pushes of each iteration.
     ///
     /// After [`Client::load`] pass the iteration of the whole training: the loaded clock plus the ticks
-    /// since. The rates, and so the bits, are then those of a run that never stopped.
+    /// since. The rates, and so the bits, are then those of a run that never stopped. Numbers other than
+    /// the rate that were changed before the save are not known to a new client: it sends those of the
+    /// definition. Pass such a rule to [`Client::set_optimizer`] first.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a schedule that is not valid, see [`Schedule::validate`], and those
