@@ -277,6 +277,9 @@ fn evaluation_follows_changes_in_place() {
         let foreign = space.another("t", 3).unwrap().filled(1.0).unwrap();
         assert!(evaluation.evaluate(&foreign).is_err());
         evaluation.finish().unwrap();
+        evaluation.finish().unwrap();
+        w.fill(7.0).unwrap();
+        assert!(evaluation.evaluate(&w).is_err());
     });
     assert_eq!(served, [true; 3]);
 }

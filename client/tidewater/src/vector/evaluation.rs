@@ -33,7 +33,7 @@ const MEETING: Duration = Duration::from_secs(600);
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Second number of an answer: the part failed.
 const FAILED: i64 = 1;
-/// Number of the call that ends the workers' service.
+/// Slot of the call that ends the workers' service.
 const END: i64 = -1;
 
 /// A problem's evaluation by all workers of a job.
@@ -84,6 +84,10 @@ pub struct Evaluation<T, F> {
     gradients: Vec<Table<T>>,
     add: Expression<T>,
     number: i64,
+    /// Number before the first call.
+    base: i64,
+    /// Whether the service of the others has been ended.
+    finished: bool,
     /// Last point with its cost and gradient: solvers ask for both one after the other. The handle of the
     /// point makes a change in place copy first, so that an equal handle is the same point.
     last: Option<(Vector<T>, f64, Vector<T>)>,
@@ -119,13 +123,11 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
                 )
             })
             .collect::<Result<_, _>>()?;
-        // An earlier use of the names has left its numbers.
-        let rank = u64::from(client.rank().0);
-        let mut reset = client.push_rows(&done, &[rank], &[0; 3], PushOp::Assign)?;
-        if rank == 0 {
-            reset.merge(&client.push_rows(&calls, &[0], &[0; 3], PushOp::Assign)?);
-        }
-        client.wait_applied(&reset)?;
+        // Numbers go on from an earlier use of the names. Between the barriers nobody calls: before the
+        // first, the earlier use has ended at every worker; rank 0 calls after the second.
+        client.barrier(&name("evaluation"), MEETING)?;
+        let mut call = [0; 3];
+        client.pull_rows(&calls, &[0], &mut call, PullOptions::default())?;
         client.barrier(&name("evaluation"), MEETING)?;
         drop(client);
         Ok(Self {
@@ -136,7 +138,9 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
             costs,
             gradients,
             add: Expression::parse("x + y")?,
-            number: 0,
+            number: call[0],
+            base: call[0],
+            finished: false,
             last: None,
             timeout: CLOCK_DEADLINE,
             evaluations: 0,
@@ -151,8 +155,8 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
     pub fn serve(&mut self) -> Result<(), ClientError> {
         loop {
             let call = self.next_call()?;
-            if call[0] == END {
-                return self.report([END, 0, 0]);
+            if call[1] == END {
+                return self.report([call[0], 0, 0]);
             }
             let (slot, generation) = (call[1] as u32, call[2] as u64);
             let id = VectorId { slot, generation };
@@ -289,6 +293,13 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         {
             return Ok((*cost, gradient.clone()));
         }
+        if self.finished {
+            return Err(ClientError::Argument {
+                op: "evaluate",
+                table: self.space.name().to_owned(),
+                what: "the evaluation is finished; make another".into(),
+            });
+        }
         let rank = self.space.client().rank().0;
         if rank != 0 {
             return Err(ClientError::Argument {
@@ -306,7 +317,11 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         self.space.client().flush()?;
         self.call([number, i64::from(id.slot), id.generation as i64])?;
         self.answer(&weights.table(), number)?;
-        self.wait_for_all(number)?;
+        if let Some(rank) = self.wait_for(0..self.gradients.len())? {
+            return Err(ClientError::Environment(format!(
+                "the evaluation failed at worker {rank}; its own error says why"
+            )));
+        }
         let mut costs = vec![0.0; self.gradients.len()];
         let ranks: Vec<u64> = (0..costs.len() as u64).collect();
         let gradient = Vector::of_table(&self.space, &self.gradients[0])?;
@@ -335,22 +350,18 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         client.wait_applied(&ticket)
     }
 
-    /// Waits until all workers have answered a call; fails if the answer of one is that it failed.
-    fn wait_for_all(&self, number: i64) -> Result<(), ClientError> {
+    /// Waits until `ranks` have answered the last call, or some worker has failed. Returns the rank of
+    /// that one.
+    fn wait_for(&self, ranks: std::ops::Range<usize>) -> Result<Option<usize>, ClientError> {
         let mut failed = None;
         self.poll(Deadline::after(self.timeout), |_| {
             let done = self.answers()?;
             let mut rows = done.chunks_exact(3);
-            failed = rows.position(|row| row[1] == FAILED);
-            let mut rows = done.chunks_exact(3).skip(usize::from(number == END));
-            Ok(failed.is_some() || rows.all(|row| row[0] == number))
+            failed = rows.position(|row| row[1] == FAILED && row[0] > self.base);
+            let mut rows = done.chunks_exact(3).take(ranks.end).skip(ranks.start);
+            Ok(failed.is_some() || rows.all(|row| row[0] == self.number))
         })?;
-        match failed {
-            Some(rank) if number != END => Err(ClientError::Environment(format!(
-                "the evaluation failed at worker {rank}; its own error says why"
-            ))),
-            _ => Ok(()),
-        }
+        Ok(failed)
     }
 
     /// Sets the longest time that rank 0 waits for the parts of an evaluation (default 30 min).
@@ -369,9 +380,13 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
     /// # Errors
     /// A deadline that names the workers still serving; the end of the job.
     pub fn finish(&mut self) -> Result<(), ClientError> {
+        if std::mem::replace(&mut self.finished, true) {
+            return Ok(());
+        }
         self.last = None;
-        self.number = END;
-        self.call([END, 0, 0])?;
-        self.wait_for_all(END)
+        self.number += 1;
+        self.call([self.number, END, 0])?;
+        // A worker that failed has left its service already.
+        self.wait_for(1..self.gradients.len()).map(drop)
     }
 }
