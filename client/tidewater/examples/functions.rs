@@ -1,4 +1,4 @@
-//! A service whose servers run a function by name. Programs in other languages call it as `scale`.
+//! A service with servers that run a function by name. Programs in other languages call it as `scale`.
 //!
 //! ```text
 //! functions TOKEN_FILE            prints a line that ends with the coordinator's address

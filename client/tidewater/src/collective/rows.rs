@@ -208,6 +208,7 @@ impl Header {
     }
 
     fn of(row: &[i64]) -> Self {
+        // A row that is too short has round 0, which no call has: it is refused as one of another round.
         let word = |n: usize| row.get(n).copied().unwrap_or_default().cast_unsigned();
         Self {
             round: word(0),

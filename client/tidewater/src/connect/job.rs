@@ -135,8 +135,10 @@ impl Job {
             rank,
             ..
         } = &self.join;
+        if let Some(line) = &self.line {
+            return line.clone();
+        }
         let worker = match (rank, self.workers) {
-            _ if self.line.is_some() => return self.line.clone().unwrap_or_default(),
             (Some(rank), Some(workers)) => format!("worker {rank} of {workers}"),
             (Some(rank), None) => format!("worker {rank}"),
             (None, Some(workers)) => format!("a free rank of {workers} workers"),
@@ -157,7 +159,7 @@ impl Job {
         self.connect(self.join.rank, sync)
     }
 
-    /// Connects worker `rank`, as [`Job::client`] does: for a process whose threads are several workers.
+    /// Connects worker `rank`, as [`Job::client`] does: for a process with several workers as threads.
     ///
     /// # Errors
     /// As [`Job::client`]; [`ClientError::Environment`] if this process has another rank.

@@ -69,7 +69,7 @@ pub struct JoinOptions {
     /// Cluster to start inside this process.
     #[cfg(feature = "embedded")]
     pub embedded: Option<ClusterConfig>,
-    /// Place in a job whose program broadcasts the bootstrap record itself.
+    /// Place in a job that meets by a bootstrap record, which the program broadcasts.
     #[cfg(feature = "embedded")]
     pub bootstrap: Option<Bootstrap>,
     /// `HOST:PORT` of the coordinator; `None`: the job that environment or launcher names.
@@ -298,7 +298,7 @@ impl JoinOptions {
         let here = cluster.environment();
         let mut join = JoinConfig::new(&here.coordinator, here.token.clone());
         join.rank = self.rank;
-        join.workers = self.workers.unwrap_or_default();
+        join.workers = self.workers.unwrap_or_default(); // 0: the coordinator says the number
         let mut job = self.connected_by(Job::new(join, here.transport));
         if config.workers > 0 {
             job.workers = Some(config.workers);
@@ -362,6 +362,7 @@ impl JoinOptions {
         let mut join = JoinConfig::new(&membership.coordinator, membership.token.clone());
         join.rank = Some(number);
         join.workers = workers;
+        // What the environment does not name has its default.
         let mut job = Job::new(join, vars.transport.unwrap_or_default());
         job.rdma_device.clone_from(&vars.rdma_device);
         job.rdma_timeout = vars.rdma_timeout.unwrap_or_default();
@@ -409,7 +410,7 @@ impl JoinOptions {
         };
         let mut join = JoinConfig::new(coordinator, token);
         join.rank = self.rank;
-        join.workers = self.workers.unwrap_or_default();
+        join.workers = self.workers.unwrap_or_default(); // 0: the coordinator says the number
         let mut job = Job::new(join, TransportChoice::Auto);
         let timeout = RdmaTimeout::from_vars(vars).map_err(environment)?;
         job.rdma_timeout = timeout.unwrap_or_default();
@@ -441,7 +442,7 @@ impl JoinOptions {
                 format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
             return Err(ClientError::Environment(what));
         }
-        // Parsing a worker's environment fails without a coordinator.
+        // Parsing a worker's environment fails without a coordinator; other values have defaults.
         let coordinator = env.coordinator.unwrap_or_default();
         let mut join = JoinConfig::new(coordinator, env.token);
         join.rank = Some(env.rank);

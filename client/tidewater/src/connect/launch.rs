@@ -21,8 +21,8 @@ use super::job::Held;
 use super::join_options::{JoinOptions, Joined, environment};
 use crate::error::ClientError;
 
-/// The coordinator of a job whose program broadcasts the bootstrap record itself, on a thread of the
-/// process of rank 0. [`Bootstrap`] has an example.
+/// The coordinator of a job that meets by a bootstrap record, which the program broadcasts. It runs on a
+/// thread of the process of rank 0. [`Bootstrap`] has an example.
 ///
 /// Dropping it ends the coordinator; [`Bootstrap::host`] hands it to the job.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ impl BootstrapHost {
     }
 }
 
-/// Place of this process in a job whose program broadcasts the bootstrap record itself. It needs no
-/// launcher, no environment and no shared directory.
+/// Place of this process in a job that meets by a bootstrap record, which the program broadcasts. It
+/// needs no launcher, no environment and no shared directory.
 ///
 /// # Example
 /// Two processes, here threads: rank 0 serves, rank 1 works.

@@ -123,8 +123,8 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
                 )
             })
             .collect::<Result<_, _>>()?;
-        // Numbers go on from an earlier use of the names. Between the barriers nobody calls: before the
-        // first, the earlier use has ended at every worker; rank 0 calls after the second.
+        // Numbers go on from an earlier use of the names. The row of calls is stable between the
+        // barriers: the earlier use ended at every worker before the first; rank 0 calls after the second.
         client.barrier(&name("evaluation"), MEETING)?;
         let mut call = [0; 3];
         client.pull_rows(&calls, &[0], &mut call, PullOptions::default())?;
