@@ -19,6 +19,8 @@ mod exactly_once;
 mod functions;
 #[path = "sim/pulls.rs"]
 mod pulls;
+#[path = "sim/round_trips.rs"]
+mod round_trips;
 #[path = "sim/slots.rs"]
 mod slots;
 #[path = "sim/status.rs"]

@@ -106,6 +106,8 @@ pub struct Rig {
     barrier: Arc<Mutex<(u32, u64)>>,
     shape: Shape,
     seed: u64,
+    /// Whether frames carry a checksum, as those of the client do in the simulator but not over TCP.
+    check_frames: bool,
 }
 
 /// Creates the tables' shares before the first task runs; `prepare` may fill them.
@@ -199,6 +201,7 @@ impl Rig {
             barrier: Arc::default(),
             shape,
             seed,
+            check_frames: !faults.distance.is_some_and(|d| d.reads_in_order),
         }
     }
 
@@ -240,7 +243,7 @@ impl Rig {
             statuses: Vec::new(),
             lost: Arc::default(),
             keeps_mailbox: self.seed.is_multiple_of(2),
-            check_frames: true,
+            check_frames: self.check_frames,
             in_order: false,
         }
     }

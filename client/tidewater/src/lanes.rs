@@ -6,6 +6,7 @@
 //! continues: frames are re-sent from staging, reads are repeated, requests without a reply are sent
 //! again.
 
+mod requests;
 mod stall_detector;
 mod status;
 
@@ -37,12 +38,15 @@ use crate::push::Ticket;
 use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
+pub(crate) use requests::Requests;
 use stall_detector::StallDetector;
 use status::{STATUS_TAG, StatusCopy};
 
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// Bit of the tags of batches that one call posts and collects. Asynchronous pulls are numbered below it.
+const CALL_TAG: u64 = 1 << 63;
 
 /// One lane and its ring.
 pub(crate) struct LaneState {
@@ -91,6 +95,8 @@ pub(crate) struct Lanes {
     remote: bool,
     /// Whether some server is reached over shared memory.
     any_mapped: bool,
+    /// Number of tags given to batches of single calls.
+    read_tags: u64,
     pub(crate) counters: Counters,
 }
 
@@ -143,6 +149,21 @@ impl LaneState {
     /// The client's end of the lane, for reads.
     pub(crate) fn lane(&mut self) -> &mut dyn ClientLane {
         &mut *self.lane
+    }
+
+    /// Takes a completed batch with a tag of [`Lanes::read_tag`]. Drops batches of calls that ended
+    /// before their reads did.
+    pub(crate) fn take_finished(&mut self, tag: u64) -> Option<ReadBatch> {
+        self.finished
+            .retain(|batch| batch.tag & CALL_TAG == 0 || batch.tag == tag);
+        let at = self.finished.iter().position(|batch| batch.tag == tag)?;
+        Some(self.finished.swap_remove(at))
+    }
+
+    /// Whether a frame can be built without a wait. Also true for one that is too large for the ring:
+    /// [`Lanes::build`] refuses it.
+    pub(crate) fn has_room_now(&self, payload_len: usize) -> bool {
+        payload_len > self.ring.payload_bytes_max() || self.ring.has_room(payload_len)
     }
 
     /// Sends the frames that are built in the ring.
@@ -286,6 +307,7 @@ impl Lanes {
             all,
             parker,
             coordinator,
+            read_tags: 0,
             counters: Counters::default(),
         })
     }
@@ -338,6 +360,17 @@ impl Lanes {
     /// A lane by number, which must be one that `of` returned.
     pub(crate) fn get(&mut self, lane: usize) -> &mut LaneState {
         &mut self.all[lane]
+    }
+
+    /// A new tag for a batch that its call collects with [`LaneState::take_finished`].
+    pub(crate) const fn read_tag(&mut self) -> u64 {
+        self.read_tags += 1;
+        CALL_TAG | self.read_tags
+    }
+
+    /// Whether the memory of a lane's server is mapped: its reads never wait.
+    pub(crate) fn is_mapped(&self, lane: usize) -> bool {
+        self.all.get(lane).is_some_and(|l| l.mapping.is_some())
     }
 
     /// Whether a lane has to be recovered before use.

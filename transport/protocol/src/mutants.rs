@@ -109,6 +109,8 @@ mutants! {
     TickBeforeAnswers = "tick-before-answers";
     /// A tick that is repeated sends CLOCK again where it was sent.
     TickSentAgain = "tick-sent-again";
+    /// A pull waits for each lane before it posts on the next one.
+    LanesInTurn = "lanes-in-turn";
     /// A flush does not send what a failed push has left built.
     FlushWithoutSend = "flush-without-send";
     /// A relative directory of a model is sent to the servers as it is.

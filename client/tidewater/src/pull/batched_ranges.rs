@@ -1,141 +1,277 @@
-//! Range pulls over a NIC: many windows in one round trip.
+//! Range pulls: many windows of all lanes in one round trip.
 //!
-//! The three reads of a window (version words, payload, version words again) take a round trip each, in
-//! which nothing else moves. Where reads travel, all windows of a lane therefore go together, up to
-//! [`ROUND_BYTES`]. A round reads the first words of all windows, their payload (spread over the lane's
-//! queue pairs), and the second words of all. Each of the three is a call of its own, which returns
-//! when its reads have completed: this keeps the order of the protocol without a fence. Blocks that
-//! fail validation are read again alone, window by window, as everywhere else.
+//! A window is read in stages: version words, payload, version words again. A stage may begin when the one
+//! before has completed. Where fences are free ([`fences_are_free`]), the fenced stages of many windows are
+//! one list of reads, and a pull is one round trip. Elsewhere each stage is a list of its own, over all
+//! windows of a round, and a pull is three round trips: a fence would cost one for each window. Either way
+//! the reads of all lanes travel together. Blocks that fail validation are read again.
 //!
 //! Partitions of one applier are adjacent in memory. Where the reads of two windows meet, at the server
 //! and in their destination, they become one read. A table of many small partitions then costs as few
 //! packets as one of a single partition.
 
+use std::ops::Range;
+
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr, TransportKind};
 use tidewater_lanes::num::{count, size};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::mutants::{Mutant, on};
 
 use super::blocks::{BlockPull, RangePart};
-use super::rows::read_ops;
+use super::lane_reads::{CallDest, LaneReads, lane_bytes, read_lanes};
 use crate::error::ClientError;
 
-/// Payload bytes of a round: their time on the wire is many round trips. A writer that is not very hot
-/// leaves most of their blocks alone meanwhile.
-const ROUND_BYTES: usize = 1 << 20;
-/// Most windows of a round: tables with many small partitions have a window for each.
-const ROUND_WINDOWS: usize = 64;
+/// Payload bytes whose stages follow each other in one list of reads: little enough that a writer leaves
+/// most of their blocks alone meanwhile.
+const GROUP_BYTES: usize = 256 << 10;
 
-/// Pulls all pieces of a range that begins at element `first` into `out`.
-pub(super) fn pull(
-    pull: &mut BlockPull<'_>,
-    pieces: &[RangePart],
-    first: u64,
-    out: &mut [u8],
-) -> Result<(), ClientError> {
-    let mut windows = Vec::new();
-    for piece in pieces {
-        if pull.travels_whole(piece) {
-            windows.extend(pull.windows(piece));
-        } else {
-            let out = pull.landing(piece, first, out);
-            pull.consistent(piece, out)?;
-        }
+/// A list of reads that begins when the list before has completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Version words of the window's blocks, to [`Window::before`].
+    Words,
+    /// Snapshot record of the partition, to [`Window::before`].
+    Record,
+    /// The elements, to the caller's memory.
+    Payload,
+    /// Version words, to [`Window::after`].
+    WordsAgain,
+    /// Snapshot record, to [`Window::after`].
+    RecordAgain,
+}
+
+/// A window of a round, with its places in the head.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub(super) part: RangePart,
+    /// Offset of what is read before the payload.
+    pub(super) before: usize,
+    /// Offset of what is read after the payload.
+    pub(super) after: usize,
+    /// Offset of the first word of a payload that does not begin at a whole word.
+    word: usize,
+}
+
+/// Memory of reads of windows, kept between calls so that a warm one allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct WindowReads {
+    head: Vec<u8>,
+    reads: Vec<LaneReads>,
+    /// Windows of each lane that are not read yet.
+    runs: Vec<Range<usize>>,
+    round: Vec<Window>,
+}
+
+impl WindowReads {
+    /// What was read to an offset of the head.
+    pub(super) fn head(&self, at: usize) -> Option<&[u8]> {
+        self.head.get(at..)
     }
-    // A stable sort: each lane's windows stay in their order.
-    windows.sort_by_key(|window: &RangePart| window.part.lane);
-    let mut rest = &windows[..];
-    while !rest.is_empty() {
-        let (round, behind) = rest.split_at(pull.round_len(rest));
-        pull.round(round, first, out)?;
-        rest = behind;
-    }
-    Ok(())
+}
+
+/// Whether a lane's reads are executed in their order, and a fence holds for all reads behind it (F03).
+const fn fences_are_free(kind: TransportKind) -> bool {
+    matches!(kind, TransportKind::Shm | TransportKind::Tcp)
 }
 
 impl BlockPull<'_> {
-    /// Whether a piece's reads travel over a NIC, and begin at whole words.
-    fn travels_whole(&mut self, piece: &RangePart) -> bool {
-        let lane = self.lanes.get(piece.part.lane).lane();
-        lane.transport() == TransportKind::Verbs
-            && piece.part.versions.is_some()
-            && self
-                .payload_at(piece, piece.part.payload)
-                .addr
-                .is_multiple_of(8)
-    }
-
-    /// How many of these windows, at least one, are of one lane and fit a round.
-    fn round_len(&self, windows: &[RangePart]) -> usize {
-        let Some(first) = windows.first() else {
-            return 0;
-        };
-        let mut bytes = 0;
-        let fit = windows.iter().take(ROUND_WINDOWS).take_while(|window| {
-            bytes += self.bytes(window);
-            window.part.lane == first.part.lane && bytes <= ROUND_BYTES
-        });
-        fit.count().max(1)
-    }
-
-    fn round(
+    /// Reads windows, which are sorted by lane, into the memory of the range that begins at element
+    /// `first`. `done` gets each window when its stages are complete.
+    pub(super) fn read_windows(
         &mut self,
         windows: &[RangePart],
+        stages: &[Stage],
+        first: u64,
+        out: &mut [u8],
+        mut done: impl FnMut(&mut Self, &Window),
+    ) -> Result<(), ClientError> {
+        let lanes = self.lanes.len();
+        let scratch = &mut self.scratch.reads;
+        scratch.reads.resize_with(lanes, LaneReads::default);
+        let mut runs = std::mem::take(&mut scratch.runs);
+        let mut round = std::mem::take(&mut scratch.round);
+        runs.clear();
+        for (n, window) in windows.iter().enumerate() {
+            match runs.last_mut() {
+                Some(run) if windows[run.start].part.lane == window.part.lane => run.end += 1,
+                _ => runs.push(n..n + 1),
+            }
+        }
+        let most = lane_bytes(runs.len());
+        let mut read = Ok(());
+        while read.is_ok() && runs.iter().any(|run| run.start < run.end) {
+            round.clear();
+            for run in &mut runs {
+                let mut bytes = 0;
+                while let Some(part) = windows.get(run.clone()).and_then(<[_]>::first) {
+                    bytes += self.bytes(part);
+                    if bytes > most && bytes > self.bytes(part) {
+                        break;
+                    }
+                    round.push(Window {
+                        part: *part,
+                        before: 0,
+                        after: 0,
+                        word: 0,
+                    });
+                    run.start += 1;
+                }
+            }
+            read = self.read_round(&mut round, stages, first, out);
+            if read.is_ok() {
+                round.iter().for_each(|window| done(self, window));
+            }
+        }
+        (self.scratch.reads.runs, self.scratch.reads.round) = (runs, round);
+        read
+    }
+
+    /// Reads the windows of one round on all lanes.
+    fn read_round(
+        &mut self,
+        round: &mut [Window],
+        stages: &[Stage],
         first: u64,
         out: &mut [u8],
     ) -> Result<(), ClientError> {
-        let Some(lane) = windows.first().map(|window| window.part.lane) else {
-            return Ok(());
+        let records = stages.contains(&Stage::Record) || stages.contains(&Stage::RecordAgain);
+        let fact_bytes = |pull: &Self, part: &RangePart| match records {
+            true => LINE_BYTES,
+            false => 8 * pull.blocks_of(part),
         };
-        let blocks: usize = windows.iter().map(|window| self.blocks_of(window)).sum();
-        self.scratch.head.resize(2 * 8 * blocks, 0);
-        let before = self.word_ops(windows, 0)?;
-        let after = self.word_ops(windows, 8 * blocks)?;
-        let mut payload = Vec::new();
-        for window in windows {
-            let bytes = self.bytes(window);
-            let (op, _) = self.payload_op(window, window.part.payload, bytes)?;
-            let body_at = size(window.first - first) * self.layout.element_bytes;
-            join(&mut payload, ReadOp { body_at, ..op });
-        }
-        let (lanes, deadline) = (&mut *self.lanes, self.deadline);
-        let head = &mut self.scratch.head;
-        read_ops(lanes, lane, &before, head, &mut [], deadline)?;
-        read_ops(lanes, lane, &payload, &mut [], out, deadline)?;
-        read_ops(lanes, lane, &after, head, &mut [], deadline)?;
+        let facts: usize = round.iter().map(|w| fact_bytes(self, &w.part)).sum();
         let mut at = 0;
-        let mut again = Vec::new();
-        for window in windows {
-            let n = self.blocks_of(window);
-            self.judge(window, [at, at + 8 * blocks], &mut again);
-            at += 8 * n;
+        for (n, window) in round.iter_mut().enumerate() {
+            (window.before, window.after) = (at, facts + at);
+            window.word = 2 * facts + 8 * n;
+            at += fact_bytes(self, &window.part);
         }
-        let failed = again.len() as u64;
-        self.lanes.counters.blocks_consistent += blocks as u64 - failed;
-        self.lanes.counters.torn_rejected += failed;
-        self.lanes.counters.retries += failed;
-        for block in again {
-            let out = self.landing(&block, first, out);
-            self.window(&block, out)?;
+        let mut head = std::mem::take(&mut self.scratch.reads.head);
+        let mut reads = std::mem::take(&mut self.scratch.reads.reads);
+        head.resize(2 * facts + 8 * round.len(), 0);
+        let mut read = Ok(());
+        for n in 0..stages.len() {
+            reads.iter_mut().for_each(LaneReads::clear);
+            read = self.stage_reads(round, (stages, n), first, &mut reads).and_then(|()| {
+                let mut dest = CallDest {
+                    head: &mut head,
+                    body: out,
+                    row_bytes: None,
+                };
+                read_lanes(self.lanes, &mut reads, &mut dest, self.deadline)
+            });
+            if read.is_err() {
+                break;
+            }
+        }
+        if read.is_ok() && stages.contains(&Stage::Payload) {
+            for window in &*round {
+                self.place_first_word(window, first, &head, out);
+            }
+        }
+        (self.scratch.reads.head, self.scratch.reads.reads) = (head, reads);
+        read
+    }
+
+    /// Lists the reads of stage `n`. Lanes with free fences read all stages in the first one.
+    fn stage_reads(
+        &mut self,
+        round: &[Window],
+        (stages, n): (&[Stage], usize),
+        first: u64,
+        reads: &mut [LaneReads],
+    ) -> Result<(), ClientError> {
+        let mut rest = round;
+        while let Some(window) = rest.first() {
+            let lane = window.part.part.lane;
+            let free = fences_are_free(self.lanes.get(lane).lane().transport());
+            let mut bytes = 0;
+            let together = |window: &&Window| {
+                bytes += self.bytes(&window.part);
+                window.part.part.lane == lane && (bytes <= GROUP_BYTES || !free)
+            };
+            let len = rest.iter().take_while(together).count().max(1);
+            let (group, behind) = rest.split_at(len);
+            rest = behind;
+            let Some(of_lane) = reads.get_mut(lane) else {
+                continue;
+            };
+            let listed = match (free, n) {
+                (true, 0) => stages,
+                (true, _) => &[],
+                (false, n) => &stages[n..=n],
+            };
+            for &stage in listed {
+                let mut fence = free;
+                for window in group {
+                    let op = self.stage_op(window, stage, first)?;
+                    join(&mut of_lane.ops, ReadOp { fence, ..op });
+                    fence = false;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Reads of the version words of all windows, one after the other in the head from `at` on.
-    fn word_ops(&self, windows: &[RangePart], mut at: usize) -> Result<Vec<ReadOp>, ClientError> {
-        let mut ops = Vec::with_capacity(windows.len());
-        for window in windows {
-            let words = self.words_of(window)?;
-            let bytes = 8 * self.blocks_of(window);
-            join(&mut ops, word_op(words, bytes, at));
-            at += bytes;
-        }
-        Ok(ops)
+    /// The read of a window in a stage.
+    fn stage_op(&self, window: &Window, stage: Stage, first: u64) -> Result<ReadOp, ClientError> {
+        let part = &window.part;
+        let words = 8 * self.blocks_of(part);
+        Ok(match stage {
+            Stage::Words => word_op(self.words_of(part)?, words, window.before),
+            Stage::WordsAgain => word_op(self.words_of(part)?, words, window.after),
+            Stage::Record => word_op(self.record_of(part)?, LINE_BYTES, window.before),
+            Stage::RecordAgain => word_op(self.record_of(part)?, LINE_BYTES, window.after),
+            Stage::Payload => {
+                let body_at = size(part.first - first) * self.layout.element_bytes;
+                payload_read(self.payload_of(part), self.bytes(part), window.word, body_at).0
+            }
+        })
     }
 
-    /// The memory of a piece within the memory of its range.
-    fn landing<'o>(&self, piece: &RangePart, first: u64, out: &'o mut [u8]) -> &'o mut [u8] {
-        let at = size(piece.first - first) * self.layout.element_bytes;
-        out.get_mut(at..at + self.bytes(piece)).unwrap_or_default()
+    /// Copies the first bytes of a payload that does not begin at a whole word from the head.
+    fn place_first_word(&self, window: &Window, first: u64, head: &[u8], out: &mut [u8]) {
+        let part = &window.part;
+        let skew = size(self.payload_of(part).addr % 8);
+        if skew == 0 {
+            return;
+        }
+        let bytes = self.bytes(part).min(8 - skew);
+        let at = size(part.first - first) * self.layout.element_bytes;
+        let from = window.word + skew;
+        out[at..at + bytes].copy_from_slice(&head[from..from + bytes]);
     }
+}
+
+/// The read of `len` bytes to `body_at`, and the number of bytes before them that it also reads. Reads
+/// begin at whole words, which an element of four bytes need not: the first word then goes to `head_at`.
+pub(super) fn payload_read(
+    at: RemoteAddr,
+    len: usize,
+    head_at: usize,
+    body_at: usize,
+) -> (ReadOp, usize) {
+    let skew = size(at.addr % 8);
+    let whole = match skew {
+        0 => len,
+        _ => (len + skew).max(8),
+    };
+    let whole = match on(Mutant::LongReadWraps) {
+        true => whole & u32::MAX as usize,
+        false => whole,
+    };
+    let op = ReadOp {
+        from: RemoteAddr {
+            addr: at.addr - skew as u64,
+            ..at
+        },
+        len: count(whole),
+        head_len: if skew == 0 { 0 } else { 8 },
+        head_at,
+        body_at: if skew == 0 { body_at } else { body_at + 8 - skew },
+        fence: false,
+    };
+    (op, skew)
 }
 
 /// Adds a read. Extends the last one if the new one continues it, in memory and in its destination.
@@ -150,7 +286,7 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
             (false, true) if !heads => next.body_at == last.body_at + last.len as usize,
             _ => false,
         };
-        (meets && lands && !next.fence && !last.fence).then_some((last, len))
+        (meets && lands && !next.fence).then_some((last, len))
     });
     match longer {
         Some((last, len)) => {
@@ -162,7 +298,7 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
 }
 
 /// Makes a read of version words into the head.
-pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
+const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
     ReadOp {
         from,
         len: count(bytes),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
-use tidewater_lanes::num::{count, size};
+use tidewater_lanes::fabric::RemoteAddr;
+use tidewater_lanes::num::size;
 use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
@@ -11,22 +11,17 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::batched_ranges::word_op;
-use super::rows::read_ops;
-use super::{PullMode, PullOptions, batched_ranges};
+use super::batched_ranges::{Stage, Window, WindowReads};
+use super::{PullMode, PullOptions};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
 
-/// Blocks of one window: version words, payload, version words again. A writer disturbs larger windows
-/// more often.
+/// Blocks of a window: one read of payload. A writer disturbs larger windows more often.
 const WINDOW_BLOCKS: u64 = 16;
 /// Pause between two tries of a snapshot. A partition is flipped in some microseconds, but its applier
 /// may have to wait for a core first.
 const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
-/// Bytes of a piece, which is one read where it is not cut into windows. Far below the 4 GiB limit of a
-/// read.
-const PIECE_BYTES: u64 = 1 << 30;
 /// Number of tries after which the server is asked whether the table exists.
 const SNAPSHOT_ASKS: u32 = 16;
 
@@ -38,17 +33,18 @@ pub(super) struct RangePart {
     base: u64,
     /// Element range `[first, end)` of the table.
     pub(super) first: u64,
-    end: u64,
+    pub(super) end: u64,
 }
 
 /// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
     pieces: Vec<RangePart>,
-    pub(super) head: Vec<u8>,
-    spare: Vec<u8>,
     todo: Vec<RangePart>,
     again: Vec<RangePart>,
+    /// Record of each piece of a snapshot: which buffer is the front one, as of which tick.
+    fronts: Vec<Option<SnapshotLine>>,
+    pub(super) reads: WindowReads,
 }
 
 /// Pulls elements `first ..` of a range table into `out`.
@@ -85,7 +81,7 @@ pub(crate) fn pull(
     done
 }
 
-/// Cuts the range at partitions, and at blocks so that a piece has at most [`PIECE_BYTES`].
+/// Cuts the range at partitions.
 fn cut(
     table: &TableState,
     first: u64,
@@ -118,12 +114,7 @@ fn cut(
         let part = table.dense.get(partition as usize).copied().flatten();
         let part = part.ok_or_else(|| argument(format!("partition {partition} is unknown")))?;
         let base = ranges.start(partition);
-        let longest = (block + PIECE_BYTES / layout.block_bytes as u64) * layout.block_elements();
-        let stop = if on(Mutant::LongReadWraps) {
-            end.min(stop)
-        } else {
-            end.min(stop).min(longest)
-        };
+        let stop = end.min(stop);
         pieces.push(RangePart {
             part,
             base,
@@ -133,23 +124,6 @@ fn cut(
         at = stop;
     }
     Ok(())
-}
-
-/// The read of `len` bytes, and the number of bytes before them that it also reads. Reads begin at
-/// whole words; an element of four bytes need not.
-fn payload_read(at: RemoteAddr, len: usize) -> Result<(ReadOp, usize), ClientError> {
-    let skew = at.addr % 8;
-    let from = RemoteAddr {
-        addr: at.addr - skew,
-        ..at
-    };
-    let len = len + size(skew);
-    let len = if on(Mutant::LongReadWraps) {
-        len & u32::MAX as usize
-    } else {
-        len
-    };
-    Ok((ReadOp::of_body(from, len)?, size(skew)))
 }
 
 pub(super) struct BlockPull<'a> {
@@ -171,22 +145,20 @@ impl BlockPull<'_> {
         // A table with snapshots has two copies, and only its snapshot record names the front one. A
         // reader that ignores the record gets the tick before the last, every second time.
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
-        if mode == PullMode::Snapshot || twice && mode != PullMode::Gather {
-            return self.snapshot(pieces, first, out);
+        if mode == PullMode::Gather {
+            return self.gather(pieces, first, out);
         }
-        if mode == PullMode::Consistent {
-            return batched_ranges::pull(self, pieces, first, out);
-        }
-        for piece in pieces {
-            let at = size(piece.first - first) * self.layout.element_bytes;
-            let bytes = size(piece.end - piece.first) * self.layout.element_bytes;
-            let out = out.get_mut(at..at + bytes).unwrap_or_default();
-            match mode {
-                PullMode::Hogwild => self.unchecked(piece, out)?,
-                _ => self.gather(piece, out)?,
-            }
-        }
-        Ok(())
+        let mut todo = std::mem::take(&mut self.scratch.todo);
+        let mut again = std::mem::take(&mut self.scratch.again);
+        let lists = (&mut todo, &mut again);
+        let done = match mode {
+            PullMode::Snapshot => self.snapshot(pieces, first, out, lists),
+            _ if twice => self.snapshot(pieces, first, out, lists),
+            PullMode::Hogwild => self.unchecked(pieces, first, out, lists),
+            _ => self.consistent(pieces, first, out, lists),
+        };
+        (self.scratch.todo, self.scratch.again) = (todo, again);
+        done
     }
 
     /// Bytes from the partition's first block to an element.
@@ -216,68 +188,42 @@ impl BlockPull<'_> {
         })
     }
 
-    /// The windows of a piece. They end at block boundaries, so that a block is verified once.
-    pub(super) fn windows(&self, piece: &RangePart) -> impl Iterator<Item = RangePart> + use<> {
-        let (per_block, mut rest) = (self.layout.block_elements(), *piece);
-        std::iter::from_fn(move || {
-            let end = (rest.first / per_block + WINDOW_BLOCKS) * per_block;
-            let window = RangePart {
-                end: end.min(rest.end),
-                ..rest
-            };
-            rest.first = window.end;
-            (window.first < window.end).then_some(window)
+    /// Address of the snapshot record of a piece's partition.
+    pub(super) fn record_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
+        piece.part.snapshot.ok_or_else(|| ClientError::Argument {
+            op: "pull_dense",
+            table: self.table.name().to_owned(),
+            what: "the table has no snapshots; create it with .snapshot()".into(),
         })
     }
 
-    pub(super) fn consistent(
-        &mut self,
-        piece: &RangePart,
-        out: &mut [u8],
-    ) -> Result<(), ClientError> {
-        let mut out = out;
-        for window in self.windows(piece) {
-            let (here, rest) = out.split_at_mut(self.bytes(&window));
-            self.window(&window, here)?;
-            out = rest;
+    /// Address where a piece's payload begins.
+    pub(super) fn payload_of(&self, piece: &RangePart) -> RemoteAddr {
+        let payload = piece.part.payload;
+        RemoteAddr {
+            key: payload.key,
+            addr: payload.addr + self.offset(piece, piece.first),
         }
-        Ok(())
     }
 
-    /// Reads one window until every block of it is valid, or has the server copy it.
-    pub(super) fn window(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
-        let blocks = piece.first / self.layout.block_elements()
-            ..(piece.end - 1) / self.layout.block_elements() + 1;
-        let mut todo = std::mem::take(&mut self.scratch.todo);
-        let mut again = std::mem::take(&mut self.scratch.again);
-        todo.clear();
-        todo.push(*piece);
-        let done = self.window_until(piece, out, &mut todo, &mut again);
-        (self.scratch.todo, self.scratch.again) = (todo, again);
-        done?;
-        self.lanes.counters.blocks_consistent += blocks.end - blocks.start;
-        Ok(())
-    }
-
-    /// Reads the pieces in `todo` until none is left; after the last try the server copies them.
-    fn window_until(
+    /// Reads all windows on all lanes until every block is valid, or has the servers copy the rest.
+    fn consistent(
         &mut self,
-        piece: &RangePart,
+        pieces: &[RangePart],
+        first: u64,
         out: &mut [u8],
-        todo: &mut Vec<RangePart>,
-        again: &mut Vec<RangePart>,
+        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
     ) -> Result<(), ClientError> {
-        let bytes = self.layout.element_bytes;
-        let place = |part: &RangePart| {
-            let at = size(part.first - piece.first) * bytes;
-            at..at + size(part.end - part.first) * bytes
-        };
+        const STAGES: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
+        let per_block = self.layout.block_elements();
+        cut_windows(pieces, per_block, todo);
+        let blocks: usize = todo.iter().map(|window| self.blocks_of(window)).sum();
+        self.lanes.counters.blocks_consistent += blocks as u64;
         for _ in 0..=PULL_RETRIES_MAX {
             again.clear();
-            for part in &*todo {
-                let out = out.get_mut(place(part)).unwrap_or_default();
-                self.try_window(part, out, again)?;
-            }
+            self.read_windows(todo, &STAGES, first, out, |pull, window| {
+                pull.judge(window, again);
+            })?;
             if again.is_empty() {
                 return Ok(());
             }
@@ -286,54 +232,18 @@ impl BlockPull<'_> {
             std::mem::swap(todo, again);
         }
         self.lanes.counters.gather_fallbacks += 1;
-        for part in &*todo {
-            self.gather(part, out.get_mut(place(part)).unwrap_or_default())?;
-        }
-        Ok(())
+        self.gather(todo, first, out)
     }
 
-    /// Reads version words, payload, version words, each behind a fence. Blocks with a torn, odd or
+    /// Compares the words of a window's blocks before and after its payload. Blocks with a torn, odd or
     /// changed word go to `again`, one piece each.
-    fn try_window(
-        &mut self,
-        piece: &RangePart,
-        out: &mut [u8],
-        again: &mut Vec<RangePart>,
-    ) -> Result<(), ClientError> {
-        let words = self.words_of(piece)?;
-        let bytes = 8 * self.blocks_of(piece);
-        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
-        let ops = [
-            word_op(words, bytes, 0),
-            ReadOp {
-                fence: true,
-                ..payload
-            },
-            ReadOp {
-                fence: true,
-                ..word_op(words, bytes, bytes)
-            },
-        ];
-        self.read(piece.part.lane, &ops, 2 * bytes, skew, out)?;
-        self.judge(piece, [0, bytes], again);
-        Ok(())
-    }
-
-    /// Compares the words of a piece's blocks before and after its payload; `words` are their two
-    /// offsets in the head. Invalid blocks go to `again`.
-    pub(super) fn judge(&self, piece: &RangePart, words: [usize; 2], again: &mut Vec<RangePart>) {
+    fn judge(&self, window: &Window, again: &mut Vec<RangePart>) {
         let per_block = self.layout.block_elements();
+        let piece = &window.part;
         let first_block = piece.first / per_block;
-        let word = |at: usize| {
-            let bytes = self
-                .scratch
-                .head
-                .get(at..)
-                .and_then(|b| b.first_chunk::<8>());
-            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
-        };
         for block in 0..self.blocks_of(piece) {
-            let [before, after] = words.map(|at| word(at + block * 8));
+            let before = self.word(window.before + block * 8);
+            let after = self.word(window.after + block * 8);
             if !before.accepts(after, piece.part.salt) {
                 let from = (first_block + block as u64) * per_block;
                 again.push(RangePart {
@@ -345,68 +255,45 @@ impl BlockPull<'_> {
         }
     }
 
-    /// Reads the payload without validation. One version word behind it shows whether the table still
-    /// exists.
-    fn unchecked(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
-        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
-        let word = ReadOp {
-            fence: true,
-            ..word_op(self.words_of(piece)?, 8, 0)
-        };
-        self.read(piece.part.lane, &[payload, word], 8, skew, out)?;
-        let word = self.scratch.head.first_chunk::<8>();
-        let word = TaggedU32(word.map_or(0, |b| u64::from_le_bytes(*b)));
-        if word.seq(piece.part.salt).is_none() {
-            // The word is torn, or the table was released: the server knows.
-            return self.gather(piece, out);
-        }
-        self.lanes.counters.blocks_hogwild +=
-            (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
-        Ok(())
+    /// The version word at an offset of the head.
+    fn word(&self, at: usize) -> TaggedU32 {
+        let bytes = self.scratch.reads.head(at).and_then(|b| b.first_chunk());
+        TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
     }
 
-    fn gather(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
-        self.lanes
-            .gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
-    }
-
-    /// Address where a piece's payload begins.
-    pub(super) fn payload_at(&self, piece: &RangePart, base: RemoteAddr) -> RemoteAddr {
-        RemoteAddr {
-            key: base.key,
-            addr: base.addr + self.offset(piece, piece.first),
-        }
-    }
-
-    /// The read of a piece's payload, and the number of bytes before it that it also reads.
-    pub(super) fn payload_op(
-        &self,
-        piece: &RangePart,
-        base: RemoteAddr,
-        len: usize,
-    ) -> Result<(ReadOp, usize), ClientError> {
-        payload_read(self.payload_at(piece, base), len)
-    }
-
-    fn read(
+    /// Reads the payload without validation. Version words behind it show whether the table still exists.
+    fn unchecked(
         &mut self,
-        lane: usize,
-        ops: &[ReadOp],
-        head: usize,
-        skew: usize,
+        pieces: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+    ) -> Result<(), ClientError> {
+        const STAGES: [Stage; 2] = [Stage::Payload, Stage::WordsAgain];
+        cut_windows(pieces, self.layout.block_elements(), todo);
+        again.clear();
+        self.read_windows(todo, &STAGES, first, out, |pull, window| {
+            if pull.word(window.after).seq(window.part.part.salt).is_some() {
+                pull.lanes.counters.blocks_hogwild += pull.blocks_of(&window.part) as u64;
+            } else {
+                again.push(window.part);
+            }
+        })?;
+        if again.is_empty() {
+            return Ok(());
+        }
+        // The word is torn, or the table was released: the server knows.
+        self.gather(again, first, out)
+    }
+
+    fn gather(
+        &mut self,
+        pieces: &[RangePart],
+        first: u64,
         out: &mut [u8],
     ) -> Result<(), ClientError> {
-        let BlockScratch {
-            head: heads, spare, ..
-        } = &mut *self.scratch;
-        heads.resize(head, 0);
-        if skew == 0 {
-            return read_ops(self.lanes, lane, ops, heads, out, self.deadline);
-        }
-        spare.resize(out.len() + skew, 0);
-        read_ops(self.lanes, lane, ops, heads, spare, self.deadline)?;
-        out.copy_from_slice(spare.get(skew..).unwrap_or_default());
-        Ok(())
+        self.lanes
+            .gather_ranges(self.table, pieces, first, out, self.deadline)
     }
 
     /// Reads every piece as of one epoch.
@@ -415,38 +302,59 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
+        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
     ) -> Result<(), ClientError> {
-        let mut epochs: Vec<Option<u64>> = vec![None; pieces.len()];
-        'tries: for attempt in 1u32.. {
-            let newest = epochs.iter().flatten().max().copied();
-            for (piece, epoch) in pieces.iter().zip(&mut epochs) {
-                if epoch.is_none() || *epoch != newest {
-                    let at = size(piece.first - first) * self.layout.element_bytes;
-                    let len = size(piece.end - piece.first) * self.layout.element_bytes;
-                    let out = out.get_mut(at..at + len).unwrap_or_default();
-                    *epoch = match self.try_snapshot(piece, out) {
-                        // This read was not slow: all tries together were.
-                        Err(ClientError::Deadline { .. }) if attempt > 1 => {
-                            break 'tries;
-                        }
-                        tried => tried?,
-                    };
+        let mut fronts = std::mem::take(&mut self.scratch.fronts);
+        fronts.clear();
+        fronts.resize(pieces.len(), None);
+        let lists = (todo, again, &mut fronts);
+        let done = self.snapshot_until_equal(pieces, first, out, lists);
+        self.scratch.fronts = fronts;
+        done
+    }
+
+    fn snapshot_until_equal(
+        &mut self,
+        pieces: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+        (todo, again, fronts): (
+            &mut Vec<RangePart>,
+            &mut Vec<RangePart>,
+            &mut Vec<Option<SnapshotLine>>,
+        ),
+    ) -> Result<(), ClientError> {
+        let epoch = |front: &Option<SnapshotLine>| front.map(|front| front.front);
+        for attempt in 1u32.. {
+            let newest = fronts.iter().filter_map(epoch).max();
+            todo.clear();
+            for (piece, front) in pieces.iter().zip(&mut *fronts) {
+                if front.is_none() || epoch(front) != newest {
+                    *front = None;
+                    todo.push(*piece);
                 }
             }
-            if epochs.iter().all(|e| e.is_some() && *e == epochs[0]) {
+            match self.try_snapshots(pieces, first, out, (&mut *todo, &mut *again, &mut *fronts)) {
+                // This read was not slow: all tries together were.
+                Err(ClientError::Deadline { .. }) if attempt > 1 => break,
+                tried => tried?,
+            }
+            let one = fronts.first().and_then(epoch);
+            if fronts.iter().all(|f| f.is_some() && epoch(f) == one) {
                 let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
                 self.lanes.counters.blocks_snapshot += blocks;
                 return Ok(());
             }
             self.lanes.counters.retries += 1;
             if attempt % SNAPSHOT_ASKS == 0 {
-                self.ask_whether_there(pieces, &epochs)?;
+                self.ask_whether_there(pieces, fronts)?;
             }
             if self.deadline.passed() {
                 break;
             }
             self.lanes.nap(SNAPSHOT_NAP);
         }
+        let epochs: Vec<_> = fronts.iter().map(epoch).collect();
         Err(ClientError::Deadline {
             op: "pull of a snapshot",
             missing: format!(
@@ -456,71 +364,67 @@ impl BlockPull<'_> {
         })
     }
 
-    /// A descriptor that does not validate is being written, or its table was released: then the server
+    /// A record that does not validate is being written, or its table was released: then the server
     /// refuses.
     #[cold]
     fn ask_whether_there(
         &mut self,
         pieces: &[RangePart],
-        epochs: &[Option<u64>],
+        fronts: &[Option<SnapshotLine>],
     ) -> Result<(), ClientError> {
-        let unread = pieces.iter().zip(epochs).find(|(_, epoch)| epoch.is_none());
+        let unread = pieces.iter().zip(fronts).find(|(_, front)| front.is_none());
         let Some((piece, _)) = unread else {
             return Ok(());
         };
+        let one = RangePart {
+            end: piece.first + 1,
+            ..*piece
+        };
         let mut element = vec![0; self.layout.element_bytes];
-        self.gather(piece, &mut element)
+        self.gather(&[one], piece.first, &mut element)
     }
 
-    /// Reads the descriptor, the buffer that it names, and the descriptor again. The buffer of epoch e
-    /// is first written again while e + 2 is built.
-    fn try_snapshot(
+    /// Reads the pieces of `todo`: the record of each, the buffer that it names, and the record again. The
+    /// buffer of epoch e is first written again while e + 2 is built. `fronts` gets the records of the
+    /// pieces that were read as of one epoch.
+    fn try_snapshots(
         &mut self,
-        piece: &RangePart,
+        pieces: &[RangePart],
+        first: u64,
         out: &mut [u8],
-    ) -> Result<Option<u64>, ClientError> {
-        let (Some(line), Some(back)) = (piece.part.snapshot, piece.part.back) else {
-            return Err(ClientError::Argument {
-                op: "pull_dense",
-                table: self.table.name().to_owned(),
-                what: "the table has no snapshots; create it with .snapshot()".into(),
-            });
-        };
-        let desc = |head_at: usize, fence: bool| ReadOp {
-            from: line,
-            len: count(LINE_BYTES),
-            head_len: count(LINE_BYTES),
-            head_at,
-            body_at: 0,
-            fence,
-        };
-        self.read(piece.part.lane, &[desc(0, false)], LINE_BYTES, 0, &mut [])?;
-        let Some(before) = self.snapshot_line(0, piece.part.salt) else {
-            return Ok(None);
-        };
-        let buffer = if before.front % 2 == 0 {
-            piece.part.payload
-        } else {
-            back
-        };
-        let (payload, skew) = self.payload_op(piece, buffer, out.len())?;
-        // Fenced: the payload must not be read before the first descriptor.
-        let ops = [
-            ReadOp {
-                fence: true,
-                ..payload
-            },
-            desc(0, true),
-        ];
-        self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
-        let after = self.snapshot_line(0, piece.part.salt);
-        Ok(after
-            .filter(|after| before.accepts(after))
-            .map(|_| before.front))
+        (todo, again, fronts): (
+            &mut Vec<RangePart>,
+            &mut Vec<RangePart>,
+            &mut Vec<Option<SnapshotLine>>,
+        ),
+    ) -> Result<(), ClientError> {
+        // Windows lie within pieces, which are sorted.
+        let number = |part: &RangePart| pieces.partition_point(|p| p.end <= part.first);
+        todo.sort_unstable_by_key(|piece| (piece.part.lane, piece.first));
+        self.read_windows(todo, &[Stage::Record], first, out, |pull, window| {
+            fronts[number(&window.part)] = pull.record(window.before, window.part.part.salt);
+        })?;
+        todo.retain_mut(|piece| {
+            let Some(front) = fronts[number(piece)] else {
+                return false;
+            };
+            if let (false, Some(back)) = (front.front % 2 == 0, piece.part.back) {
+                piece.part.payload = back;
+            }
+            true
+        });
+        cut_windows(todo, self.layout.block_elements(), again);
+        let stages = [Stage::Payload, Stage::RecordAgain];
+        self.read_windows(again, &stages, first, out, |pull, window| {
+            let front = &mut fronts[number(&window.part)];
+            let after = pull.record(window.after, window.part.part.salt);
+            *front = front.filter(|before| after.is_some_and(|after| before.accepts(&after)));
+        })
     }
 
-    fn snapshot_line(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
-        let bytes = self.scratch.head.get(at..)?.first_chunk::<LINE_BYTES>()?;
+    /// The snapshot record at an offset of the head.
+    fn record(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
+        let bytes = self.scratch.reads.head(at)?.first_chunk::<LINE_BYTES>()?;
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)
     }
 
@@ -532,10 +436,30 @@ impl BlockPull<'_> {
     }
 }
 
+/// Cuts pieces into windows, and sorts them by lane. Windows end at block boundaries, so that a block is
+/// verified once.
+fn cut_windows(pieces: &[RangePart], per_block: u64, windows: &mut Vec<RangePart>) {
+    windows.clear();
+    for piece in pieces {
+        let mut rest = *piece;
+        while rest.first < rest.end {
+            let longest = (rest.first / per_block + WINDOW_BLOCKS) * per_block;
+            let end = match on(Mutant::LongReadWraps) {
+                true => rest.end,
+                false => rest.end.min(longest),
+            };
+            windows.push(RangePart { end, ..rest });
+            rest.first = end;
+        }
+    }
+    windows.sort_unstable_by_key(|window| (window.part.lane, window.first));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::TableBuilder;
+    use crate::pull::batched_ranges::payload_read;
 
     /// Reads cover the range, one behind the other, whatever its length: no bit of one is lost. (The
     /// memory of such a table is not needed for that.)
@@ -546,17 +470,21 @@ mod tests {
             let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024);
             let spec = spec.block_bytes(256 << 10).partitions(1);
             let table = TableState::of_blocks(spec.spec());
-            let mut pieces = Vec::new();
+            let (mut pieces, mut windows) = (Vec::new(), Vec::new());
             cut(&table, first, size(count) * 4, &mut pieces).unwrap();
+            let (layout, _) = table.blocks().unwrap();
+            cut_windows(&pieces, layout.block_elements(), &mut windows);
             let mut at = first;
-            for piece in &pieces {
+            for piece in &windows {
                 assert_eq!(piece.first, at);
                 let mut from = piece.part.payload;
                 from.addr += at * 4;
                 let bytes = size(piece.end - piece.first) * 4;
-                let (op, skew) = payload_read(from, bytes).unwrap();
+                let (op, skew) = payload_read(from, bytes, 0, 8);
                 assert_eq!(op.len as usize, bytes + skew, "bytes of a read");
                 assert_eq!(op.from.addr + skew as u64, from.addr);
+                let body = (op.len - op.head_len) as usize;
+                assert_eq!(op.body_at + body, 8 + bytes, "its place");
                 at = piece.end;
             }
             assert_eq!(at, first + count, "where the reads end");

@@ -1,15 +1,18 @@
 //! Requests that an applier answers: locations of keys, and copies of rows and ranges.
 
-use tidewater_lanes::num::{self, count};
+use std::ops::Range;
+
+use tidewater_lanes::num::{count, size};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_runtime::clock::Deadline;
 
-use crate::error::{ClientError, rejected};
-use crate::lanes::{Interrupt, Lanes};
+use super::blocks::RangePart;
+use crate::error::ClientError;
+use crate::lanes::{Lanes, Requests};
 use crate::table::state::TableState;
 
 /// Most payload bytes of a reply.
@@ -40,181 +43,220 @@ pub(crate) fn request(
     }
 }
 
-impl Lanes {
-    /// Sends a request to the applier of a lane and waits for its reply; the payload is in `out`.
-    /// Repeats the request if the lane was replaced meanwhile: requests are idempotent.
-    pub(crate) fn exchange(
-        &mut self,
-        lane: usize,
-        table: &TableState,
-        mut header: FrameHeader,
-        payload: &[u8],
-        out: &mut Vec<u8>,
-        deadline: Deadline,
-    ) -> Result<ReplyHeader, ClientError> {
-        loop {
-            let tag = self.wait("wait for a reply slot", deadline, |lanes| {
-                let l = lanes.get(lane);
-                let applied = l.ring.state().applied_seq;
-                Ok(l.replies.begin(applied))
-            })?;
-            header.user_tag = tag;
-            let fill = |to: &mut [u8]| to.copy_from_slice(payload);
-            let built = self.build(lane, header, payload.len(), fill, deadline);
-            let replies = &mut self.get(lane).replies;
-            let seq = built.inspect_err(|_| replies.cancel(tag))?;
-            replies.asked(tag, seq);
-            let replaced = replies.replaced();
-            if let Err(e) = self.send(lane, deadline) {
-                // The frame is built: it is sent when the lane is recovered, and answered.
-                self.get(lane).replies.abandon(tag);
-                return Err(e);
-            }
-            let answer = self.wait("wait for a reply", deadline, |lanes| {
-                let l = lanes.get(lane);
-                let (session, mailbox) = (l.session, l.lane().mailbox().clone());
-                let found = l.replies.take(&mailbox, session, tag, out);
-                if found.is_none() && l.replies.replaced() != replaced {
-                    // The reply may be lost with the old lane.
-                    return Ok(Some(None));
-                }
-                Ok::<_, Interrupt>(found.map(Some))
-            });
-            match answer {
-                Ok(Some(reply)) => return self.accept(lane, table, seq, reply),
-                Ok(None) => self.get(lane).replies.abandon(tag),
-                Err(e) => {
-                    self.get(lane).replies.abandon(tag);
-                    return Err(e);
-                }
-            }
+/// Requests about rows, each with keys of one lane. `place` gets the number of a row and its part of the
+/// reply.
+struct RowRequests<'a, F> {
+    table: &'a TableState,
+    kind: FrameKind,
+    create: bool,
+    keys: &'a [u64],
+    /// Numbers of the rows, sorted by lane.
+    rows: &'a [u32],
+    /// Lane and rows of each request.
+    chunks: Vec<(usize, Range<usize>)>,
+    /// Bytes of the reply for each row, and their name.
+    each: usize,
+    what: &'static str,
+    payload: Vec<u8>,
+    place: F,
+}
+
+impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
+    fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    fn lane(&self, n: usize) -> usize {
+        self.chunks[n].0
+    }
+
+    fn header(&self, n: usize) -> FrameHeader {
+        request(self.table, self.kind, self.chunks[n].1.len(), self.create)
+    }
+
+    fn payload(&mut self, n: usize) -> &[u8] {
+        self.payload.clear();
+        for &row in &self.rows[self.chunks[n].1.clone()] {
+            self.payload
+                .extend_from_slice(&self.keys[row as usize].to_le_bytes());
         }
+        &self.payload
     }
 
-    fn accept(
-        &mut self,
-        lane: usize,
-        table: &TableState,
-        seq: u64,
-        reply: ReplyHeader,
-    ) -> Result<ReplyHeader, ClientError> {
-        match reply.refused {
-            None => Ok(reply),
-            Some(reason) => {
-                let id = (seq, table.id.0);
-                Err(rejected(table.name(), self.name(lane), id, reason))
-            }
+    fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
+        let rows = &self.rows[self.chunks[n].1.clone()];
+        let due = rows.len() * self.each;
+        if reply.len() != due {
+            let (got, what) = (reply.len(), self.what);
+            return Err(format!("a reply with {got} bytes of {what} where {due} are due"));
         }
-    }
-
-    /// Keys of one request if each is answered with `bytes`.
-    fn keys_per_request(&mut self, lane: usize, bytes: usize) -> usize {
-        let room = self.get(lane).ring.payload_bytes_max() / 8;
-        (REPLY_BYTES_MAX / bytes).min(room).min(FRAME_ROWS_MAX)
-    }
-
-    /// Resolves the locations of keys, in the keys' order; `create` makes rows for unknown ones.
-    pub(crate) fn resolve(
-        &mut self,
-        lane: usize,
-        table: &TableState,
-        keys: &[u64],
-        create: bool,
-        deadline: Deadline,
-        mut found: impl FnMut(usize, RowLocation),
-    ) -> Result<(), ClientError> {
-        let most = self.keys_per_request(lane, 8);
-        let mut reply = Vec::new();
-        for (chunk_at, chunk) in keys.chunks(most).enumerate() {
-            let payload: Vec<u8> = chunk.iter().flat_map(|k| k.to_le_bytes()).collect();
-            let header = request(table, FrameKind::Resolve, chunk.len(), create);
-            self.exchange(lane, table, header, &payload, &mut reply, deadline)?;
-            let (locs, _) = reply.as_chunks::<8>();
-            if locs.len() != chunk.len() {
-                return Err(self.nonsense(lane, "locations", chunk.len(), locs.len()));
-            }
-            for (n, loc) in locs.iter().enumerate() {
-                found(chunk_at * most + n, RowLocation(u64::from_le_bytes(*loc)));
-            }
-            self.counters.resolved_keys += chunk.len() as u64;
+        for (&row, bytes) in rows.iter().zip(reply.chunks_exact(self.each)) {
+            (self.place)(row, bytes);
         }
         Ok(())
     }
+}
 
-    /// Has rows copied into replies; `place` receives each row's number in `keys` and its bytes.
-    pub(crate) fn gather_rows(
+/// Requests for copies of ranges: first element, and bytes of the destination.
+struct RangeRequests<'a> {
+    table: &'a TableState,
+    parts: Vec<(usize, u64, Range<usize>)>,
+    element: [u8; 8],
+    out: &'a mut [u8],
+}
+
+impl Requests for RangeRequests<'_> {
+    fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn lane(&self, n: usize) -> usize {
+        self.parts[n].0
+    }
+
+    fn header(&self, n: usize) -> FrameHeader {
+        let elements = self.parts[n].2.len() / self.table.spec.dtype.size();
+        request(self.table, FrameKind::Gather, elements, false)
+    }
+
+    fn payload(&mut self, n: usize) -> &[u8] {
+        self.element = self.parts[n].1.to_le_bytes();
+        &self.element
+    }
+
+    fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
+        let to = &mut self.out[self.parts[n].2.clone()];
+        if reply.len() != to.len() {
+            let (due, got) = (to.len(), reply.len());
+            return Err(format!("a reply with {got} bytes of a range where {due} are due"));
+        }
+        to.copy_from_slice(reply);
+        Ok(())
+    }
+}
+
+impl Lanes {
+    /// Resolves the locations of the keys of `rows`, which are sorted by lane; `create` makes rows for
+    /// unknown keys. `found` gets each row's number and location, in any order.
+    pub(crate) fn resolve(
         &mut self,
-        lane: usize,
         table: &TableState,
         keys: &[u64],
+        rows: &[u32],
         create: bool,
         deadline: Deadline,
-        mut place: impl FnMut(usize, &[u8]),
+        mut found: impl FnMut(u32, RowLocation),
+    ) -> Result<(), ClientError> {
+        let mut requests = RowRequests {
+            table,
+            kind: FrameKind::Resolve,
+            create,
+            keys,
+            rows,
+            chunks: self.row_chunks(table, keys, rows, 8),
+            each: 8,
+            what: "locations",
+            payload: Vec::new(),
+            place: |row, bytes: &[u8]| {
+                let loc = bytes.first_chunk().copied().unwrap_or_default();
+                found(row, RowLocation(u64::from_le_bytes(loc)));
+            },
+        };
+        self.request_all("wait for locations", table, &mut requests, deadline)?;
+        self.counters.resolved_keys += rows.len() as u64;
+        Ok(())
+    }
+
+    /// Has the rows of keys copied into replies; `rows` are sorted by lane. `place` gets each row's number
+    /// and its bytes, in any order.
+    pub(crate) fn gather_rows(
+        &mut self,
+        table: &TableState,
+        keys: &[u64],
+        rows: &[u32],
+        create: bool,
+        deadline: Deadline,
+        place: impl FnMut(u32, &[u8]),
     ) -> Result<(), ClientError> {
         let row_bytes = table.row.payload_bytes;
-        let most = self.keys_per_request(lane, row_bytes);
-        if most == 0 {
+        if row_bytes > REPLY_BYTES_MAX {
             return Err(ClientError::Argument {
                 op: "gather",
                 table: table.name().to_owned(),
                 what: format!("a row of {row_bytes} bytes; a reply takes {REPLY_BYTES_MAX}"),
             });
         }
-        let mut reply = Vec::new();
-        for (chunk_at, chunk) in keys.chunks(most).enumerate() {
-            let payload: Vec<u8> = chunk.iter().flat_map(|k| k.to_le_bytes()).collect();
-            let header = request(table, FrameKind::Gather, chunk.len(), create);
-            self.exchange(lane, table, header, &payload, &mut reply, deadline)?;
-            if reply.len() != chunk.len() * row_bytes {
-                return Err(self.nonsense(lane, "row bytes", chunk.len() * row_bytes, reply.len()));
-            }
-            for (n, row) in reply.chunks_exact(row_bytes).enumerate() {
-                place(chunk_at * most + n, row);
-            }
-            self.counters.rows_gathered += chunk.len() as u64;
-        }
+        let mut requests = RowRequests {
+            table,
+            kind: FrameKind::Gather,
+            create,
+            keys,
+            rows,
+            chunks: self.row_chunks(table, keys, rows, row_bytes),
+            each: row_bytes,
+            what: "rows",
+            payload: Vec::new(),
+            place,
+        };
+        self.request_all("wait for copies of rows", table, &mut requests, deadline)?;
+        self.counters.rows_gathered += rows.len() as u64;
         Ok(())
     }
 
-    /// Has a range of a range table copied; it must lie in one partition.
-    pub(crate) fn gather_range(
+    /// Cuts rows into requests: of one lane, and with replies that fit a slot if `bytes` answer each key.
+    fn row_chunks(
         &mut self,
-        lane: usize,
         table: &TableState,
+        keys: &[u64],
+        rows: &[u32],
+        bytes: usize,
+    ) -> Vec<(usize, Range<usize>)> {
+        let mut chunks: Vec<(usize, Range<usize>)> = Vec::new();
+        for (n, &row) in rows.iter().enumerate() {
+            let Some(lane) = table.lane_of(keys[row as usize]) else {
+                continue;
+            };
+            let room = self.get(lane).ring.payload_bytes_max() / 8;
+            let most = (REPLY_BYTES_MAX / bytes).min(room).min(FRAME_ROWS_MAX);
+            match chunks.last_mut() {
+                Some((last, range)) if *last == lane && range.len() < most => range.end += 1,
+                _ => chunks.push((lane, n..n + 1)),
+            }
+        }
+        chunks
+    }
+
+    /// Has parts of a range of a range table copied to their places in `out`, which begins at element
+    /// `first`.
+    pub(super) fn gather_ranges(
+        &mut self,
+        table: &TableState,
+        parts: &[RangePart],
         first: u64,
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let size = table.spec.dtype.size();
-        let mut reply = Vec::new();
-        let mut at = first;
-        let mut rest = out;
-        while !rest.is_empty() {
-            // Complete blocks: each is then of one version.
-            let per_block = table
-                .blocks()
-                .map_or(1, |(layout, _)| layout.block_elements());
-            let blocks = (REPLY_BYTES_MAX / size) as u64 / per_block;
-            let stop = (at / per_block + blocks.max(1)) * per_block;
-            let bytes = (num::size(stop - at) * size).min(rest.len());
-            let (chunk, later) = rest.split_at_mut(bytes);
-            rest = later;
-            let count = chunk.len() / size;
-            let header = request(table, FrameKind::Gather, count, false);
-            self.exchange(lane, table, header, &at.to_le_bytes(), &mut reply, deadline)?;
-            if reply.len() != chunk.len() {
-                return Err(self.nonsense(lane, "range bytes", chunk.len(), reply.len()));
+        let bytes = table.spec.dtype.size();
+        // Complete blocks: each is then of one version.
+        let per_block = table
+            .blocks()
+            .map_or(1, |(layout, _)| layout.block_elements());
+        let blocks = ((REPLY_BYTES_MAX / bytes) as u64 / per_block).max(1);
+        let mut requests = RangeRequests {
+            table,
+            parts: Vec::new(),
+            element: [0; 8],
+            out,
+        };
+        for part in parts {
+            let mut at = part.first;
+            while at < part.end {
+                let end = ((at / per_block + blocks) * per_block).min(part.end);
+                let place = size(at - first) * bytes..size(end - first) * bytes;
+                requests.parts.push((part.part.lane, at, place));
+                at = end;
             }
-            chunk.copy_from_slice(&reply);
-            at += count as u64;
         }
-        Ok(())
-    }
-
-    fn nonsense(&self, lane: usize, what: &str, due: usize, got: usize) -> ClientError {
-        ClientError::Protocol {
-            server: self.name(lane).to_owned(),
-            what: format!("a reply with {got} {what} where {due} are due"),
-        }
+        self.request_all("wait for copies of ranges", table, &mut requests, deadline)
     }
 }

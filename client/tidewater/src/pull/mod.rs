@@ -7,6 +7,7 @@ mod batched_ranges;
 mod blocks;
 mod direct;
 mod gather;
+mod lane_reads;
 mod rows;
 mod validation;
 
@@ -19,7 +20,8 @@ pub(crate) use async_pull::LaterPulls;
 pub use async_pull::PullTicket;
 pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
-pub(crate) use rows::{RowScratch, pull as pull_rows, read_ops};
+pub(crate) use lane_reads::read_ops;
+pub(crate) use rows::{RowScratch, pull as pull_rows};
 
 /// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from
 /// mapped memory never wait.

@@ -1,16 +1,16 @@
 //! Pulls of rows by key or index.
 
-use tidewater_lanes::fabric::{ClientLane, LaneError, ReadDest, ReadOp, Unpack};
+use tidewater_lanes::fabric::ReadOp;
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
-use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::validation::{RowRead, RowValidator, Verdict};
+use super::lane_reads::{CallDest, LaneReads, read_lanes};
+use super::validation::{RowRead, Verdict};
 use super::{Missing, PullMode, PullOptions, Timeout, direct};
 use crate::error::ClientError;
-use crate::lanes::{Interrupt, Lanes};
+use crate::lanes::Lanes;
 use crate::table::state::{RowSource, TableState};
 
 /// Memory of a pull, kept between calls so that a warm one allocates nothing.
@@ -22,20 +22,23 @@ pub(crate) struct RowScratch {
     ops: Vec<ReadOp>,
     reads: Vec<LaneReads>,
     missing: Vec<u32>,
-    keys: Vec<u64>,
-    lines: Vec<u8>,
+    /// Rows with a location that a server resolved, and their lanes.
+    located: Vec<(u32, usize, RowLocation)>,
+    extents: ExtentScratch,
     last: Vec<u32>,
 }
 
-/// The rows that are read from one lane.
+/// Memory for reads of extent tables.
 #[derive(Debug, Default)]
-struct LaneReads {
-    ops: Vec<ReadOp>,
-    /// In the order of `ops`, until one of those is moved to the end.
-    rows: Vec<RowRead>,
+struct ExtentScratch {
+    reads: Vec<LaneReads>,
+    /// Lane, first entry and place in `lines` of each read.
+    asked: Vec<(usize, u16, usize)>,
+    lines: Vec<u8>,
 }
 
 impl LaneReads {
+    /// Adds the read of a row.
     #[inline]
     fn add(
         &mut self,
@@ -138,7 +141,7 @@ fn pull_todo(
         deadline,
     };
     if options.mode == PullMode::Gather {
-        return pull.gather(&mut scratch.keys, &scratch.todo);
+        return pull.gather(&mut scratch.todo);
     }
     scratch.heads.resize(keys.len() * ROW_HEADER_BYTES, 0);
     for attempt in 0..=PULL_RETRIES_MAX {
@@ -154,7 +157,7 @@ fn pull_todo(
         pause(attempt);
     }
     pull.lanes.counters.gather_fallbacks += 1;
-    pull.gather(&mut scratch.keys, &scratch.todo)
+    pull.gather(&mut scratch.todo)
 }
 
 /// Lets the writer finish: the pause doubles with each try, up to about a microsecond.
@@ -184,10 +187,7 @@ impl RowPull<'_> {
     /// of unknown keys) are completed here and drop out of `reads`.
     fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
-        for reads in &mut s.reads {
-            reads.ops.clear();
-            reads.rows.clear();
-        }
+        s.reads.iter_mut().for_each(LaneReads::clear);
         s.missing.clear();
         let row_bytes = self.table.row.payload_bytes;
         for (n, &row) in s.todo.iter().enumerate() {
@@ -212,31 +212,34 @@ impl RowPull<'_> {
         }
     }
 
-    /// Handles rows without a cached location, or of an unknown extent.
+    /// Handles rows without a cached location, or of an unknown extent: resolves the former on all lanes
+    /// at once, then reads the extent tables of all lanes.
     #[cold]
     fn locate_missing(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
-        let row_bytes = self.table.row.payload_bytes;
-        let mut missing = std::mem::take(&mut s.missing);
-        if let (Some(&row), false) = (missing.first(), self.table.is_sparse()) {
+        if let (Some(&row), false) = (s.missing.first(), self.table.is_sparse()) {
             self.lane(row)?;
             return Err(self.undescribed());
         }
-        for row in missing.drain(..) {
-            let key = self.key(row);
-            let Some(loc) = self.table.hints.get(key).filter(|l| l.is_some()) else {
-                s.missing.push(row);
-                continue;
-            };
+        s.located.clear();
+        let mut unknown = Vec::new();
+        for &row in &s.missing {
             let lane = self.lane(row)?;
-            let source = self.source(&mut s.lines, row, lane, loc)?;
-            if let Some(reads) = s.reads.get_mut(lane) {
-                reads.add(key, row, (source, loc), row_bytes);
+            match self.table.hints.get(self.key(row)).filter(|l| l.is_some()) {
+                Some(loc) => s.located.push((row, lane, loc)),
+                None => unknown.push((lane, row)),
             }
         }
-        if s.missing.is_empty() {
-            return Ok(());
+        self.resolve(&mut s.located, unknown)?;
+        self.learn_extents(&s.located, &mut s.extents)?;
+        let row_bytes = self.table.row.payload_bytes;
+        for &(row, lane, loc) in &s.located {
+            let source = self.table.sparse_row(lane, loc);
+            let source = source.map_err(|number| nonsense(self.lanes.name(lane), loc, number))?;
+            if let Some(reads) = s.reads.get_mut(lane) {
+                reads.add(self.key(row), row, (source, loc), row_bytes);
+            }
         }
-        self.resolve(s)
+        Ok(())
     }
 
     fn undescribed(&self) -> ClientError {
@@ -246,109 +249,108 @@ impl RowPull<'_> {
         }
     }
 
-    /// Resolves locations lane by lane.
-    #[cold]
-    fn resolve(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
-        let create = self.options.missing == Missing::Create;
-        let row_bytes = self.table.row.payload_bytes;
-        for lane in 0..self.lanes.len() {
-            s.keys.clear();
-            s.again.clear();
-            for &row in &s.missing {
-                if self.lane(row)? == lane {
-                    s.keys.push(self.key(row));
-                    s.again.push(row);
-                }
-            }
-            if s.keys.is_empty() {
-                continue;
-            }
-            let mut locs = vec![RowLocation::NONE; s.keys.len()];
-            self.lanes.resolve(
-                lane,
-                self.table,
-                &s.keys,
-                create,
-                self.deadline,
-                |n, loc| {
-                    if let Some(slot) = locs.get_mut(n) {
-                        *slot = loc;
-                    }
-                },
-            )?;
-            let mut initial = Vec::new();
-            for (&row, &loc) in s.again.iter().zip(&locs) {
-                if loc.is_some() {
-                    self.table.hints.put(self.key(row), loc);
-                    let source = self.source(&mut s.lines, row, lane, loc)?;
-                    if let Some(reads) = s.reads.get_mut(lane) {
-                        reads.add(self.key(row), row, (source, loc), row_bytes);
-                    }
-                } else {
-                    initial.push(row);
-                }
-            }
-            if !initial.is_empty() {
-                self.gather_lane(lane, &mut s.keys, &initial)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The source of a row; reads the extent table if its extent is new.
-    fn source(
+    /// Resolves the locations of rows, given with their lanes. Rows without one get initial values.
+    fn resolve(
         &mut self,
-        lines: &mut Vec<u8>,
-        row: u32,
-        lane: usize,
-        loc: RowLocation,
-    ) -> Result<RowSource, ClientError> {
-        let number = match self.table.sparse_row(lane, loc) {
-            Ok(source) => return Ok(source),
-            Err(number) => number,
-        };
-        let nonsense = || ClientError::Protocol {
-            server: "a server".into(),
-            what: format!(
-                "location {:#x}, in extent {number} that there is not",
-                loc.0
-            ),
-        };
-        let (op, first) = self.table.extents_op(lane, number).ok_or_else(nonsense)?;
-        lines.resize(op.len as usize, 0);
-        for _ in 0..=PULL_RETRIES_MAX {
-            read_ops(self.lanes, lane, &[op], lines, &mut [], self.deadline)?;
-            self.table.learn_extents(lane, first, lines);
-            if let Ok(source) = self.table.sparse_row(lane, loc) {
-                return Ok(source);
+        located: &mut Vec<(u32, usize, RowLocation)>,
+        mut unknown: Vec<(usize, u32)>,
+    ) -> Result<(), ClientError> {
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        unknown.sort_unstable();
+        let rows: Vec<u32> = unknown.iter().map(|&(_, row)| row).collect();
+        let create = self.options.missing == Missing::Create;
+        let (table, deadline) = (&*self.table, self.deadline);
+        let mut found = Vec::with_capacity(rows.len());
+        self.lanes
+            .resolve(table, self.keys, &rows, create, deadline, |row, loc| {
+                found.push((row, loc));
+            })?;
+        let mut initial = Vec::new();
+        for (row, loc) in found {
+            if loc.is_some() {
+                self.table.hints.put(self.key(row), loc);
+                located.push((row, self.lane(row)?, loc));
+            } else {
+                initial.push(row);
             }
         }
-        // No entry of a released table validates any more: then the server refuses.
-        self.gather_lane(lane, &mut Vec::new(), &[row])?;
-        Err(nonsense())
+        if initial.is_empty() {
+            return Ok(());
+        }
+        self.gather(&mut initial)
     }
 
-    /// Performs the reads of `reads`, lane by lane, and validates the rows; those that fail are in
-    /// `again`.
+    /// Reads the entries of unknown extents, from all lanes at once.
+    fn learn_extents(
+        &mut self,
+        located: &[(u32, usize, RowLocation)],
+        s: &mut ExtentScratch,
+    ) -> Result<(), ClientError> {
+        s.reads.resize_with(self.lanes.len(), LaneReads::default);
+        for _ in 0..=PULL_RETRIES_MAX {
+            s.reads.iter_mut().for_each(LaneReads::clear);
+            s.asked.clear();
+            let mut bytes = 0;
+            for &(_, lane, loc) in located {
+                let Err(number) = self.table.sparse_row(lane, loc) else {
+                    continue;
+                };
+                let op = self.table.extents_op(lane, number);
+                let (op, first) = op.ok_or_else(|| nonsense(self.lanes.name(lane), loc, number))?;
+                let known = s.asked.iter().any(|&(l, f, _)| (l, f) == (lane, first));
+                if let (Some(reads), false) = (s.reads.get_mut(lane), known) {
+                    reads.ops.push(ReadOp {
+                        head_at: bytes,
+                        ..op
+                    });
+                    s.asked.push((lane, first, bytes));
+                    bytes += op.len as usize;
+                }
+            }
+            if s.asked.is_empty() {
+                return Ok(());
+            }
+            s.lines.resize(bytes, 0);
+            let mut dest = CallDest {
+                head: &mut s.lines,
+                body: &mut [],
+                row_bytes: None,
+            };
+            read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
+            let ends = s.asked.iter().skip(1).map(|asked| asked.2).chain([bytes]);
+            for (&(lane, first, at), end) in s.asked.iter().zip(ends) {
+                self.table.learn_extents(lane, first, &s.lines[at..end]);
+            }
+        }
+        let lost = |&&(_, lane, loc): &&(u32, usize, RowLocation)| {
+            self.table.sparse_row(lane, loc).is_err()
+        };
+        match located.iter().find(lost) {
+            // No entry of a released table validates any more: then the server refuses.
+            Some(&(row, ..)) => self.gather(&mut vec![row]),
+            None => Ok(()),
+        }
+    }
+
+    /// Performs the reads of `reads` on all lanes and validates the rows; those that fail are in `again`.
     fn read(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.again.clear();
         let row_bytes = self.table.row.payload_bytes;
         let hogwild = self.options.mode == PullMode::Hogwild;
-        for lane in 0..s.reads.len() {
-            let LaneReads { ops, rows } = &mut s.reads[lane];
-            if ops.is_empty() {
-                continue;
+        if hogwild {
+            for reads in &mut s.reads {
+                put_witness_last(&mut reads.ops, attempt);
             }
-            let (head, deadline) = (&mut s.heads[..], self.deadline);
-            if hogwild {
-                put_witness_last(ops, attempt);
-                read_ops(self.lanes, lane, ops, head, self.out, deadline)?;
-            } else {
-                let mut prover = RowValidator { rows, row_bytes };
-                let landing = (head, &mut *self.out);
-                read_unpack(self.lanes, lane, ops, landing, &mut prover, deadline)?;
-            }
-            let reads = &s.reads[lane];
+        }
+        let mut dest = CallDest {
+            head: &mut s.heads,
+            body: self.out,
+            row_bytes: (!hogwild).then_some(row_bytes),
+        };
+        read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
+        for reads in &s.reads {
             let unproven = hogwild && !self.witness_holds(reads, &s.heads);
             for row in &reads.rows {
                 if unproven || !self.accept(row, &s.heads, row_bytes) {
@@ -419,114 +421,43 @@ impl RowPull<'_> {
         }
     }
 
-    fn gather(&mut self, keys: &mut Vec<u64>, todo: &[u32]) -> Result<(), ClientError> {
-        for lane in 0..self.lanes.len() {
-            let mut rows = Vec::new();
-            for &row in todo {
-                if self.lane(row)? == lane {
-                    rows.push(row);
-                }
-            }
-            if !rows.is_empty() {
-                self.gather_lane(lane, keys, &rows)?;
-            }
+    /// Has rows copied by their servers. Sorts `rows` by lane.
+    fn gather(&mut self, rows: &mut Vec<u32>) -> Result<(), ClientError> {
+        for &row in &*rows {
+            self.lane(row)?;
         }
-        Ok(())
-    }
-
-    fn gather_lane(
-        &mut self,
-        lane: usize,
-        keys: &mut Vec<u64>,
-        rows: &[u32],
-    ) -> Result<(), ClientError> {
-        keys.clear();
-        keys.extend(rows.iter().map(|&row| self.key(row)));
+        rows.sort_by_key(|&row| self.lane(row).unwrap_or_default());
         let create = self.options.missing == Missing::Create;
         let row_bytes = self.table.row.payload_bytes;
-        let out = &mut *self.out;
+        let (table, out) = (&*self.table, &mut *self.out);
+        let place = |row: u32, bytes: &[u8]| {
+            let at = row as usize * row_bytes;
+            if let Some(to) = out.get_mut(at..at + row_bytes) {
+                to.copy_from_slice(bytes);
+            }
+        };
         self.lanes
-            .gather_rows(lane, self.table, keys, create, self.deadline, |n, bytes| {
-                let at = rows[n] as usize * row_bytes;
-                if let Some(to) = out.get_mut(at..at + row_bytes) {
-                    to.copy_from_slice(bytes);
-                }
-            })
+            .gather_rows(table, self.keys, rows, create, self.deadline, place)
+    }
+}
+
+/// Makes the error of a location in an extent that there is not.
+#[cold]
+fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
+    ClientError::Protocol {
+        server: server.to_owned(),
+        what: format!("location {:#x}, in extent {number} that there is not", loc.0),
     }
 }
 
 /// Moves one of the reads behind the others, where a fence holds it. Each try moves another one, since
 /// the last row may be a hot one.
 fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
-    let last = ops.len() - 1;
+    let Some(last) = ops.len().checked_sub(1) else {
+        return;
+    };
     ops.swap(last - attempt as usize % ops.len(), last);
     if let Some(op) = ops.last_mut() {
         op.fence = true;
-    }
-}
-
-/// Reads on a lane; recovers it as often as needed until the deadline.
-pub(crate) fn read_ops(
-    lanes: &mut Lanes,
-    lane: usize,
-    ops: &[ReadOp],
-    head: &mut [u8],
-    body: &mut [u8],
-    deadline: Deadline,
-) -> Result<(), ClientError> {
-    mending(lanes, lane, deadline, |lane| {
-        let into = ReadDest { head, body };
-        lane.read(ops, into, deadline)
-    })
-}
-
-/// Like [`read_ops`], but offers arriving data to `taker`.
-fn read_unpack(
-    lanes: &mut Lanes,
-    lane: usize,
-    ops: &[ReadOp],
-    (head, body): (&mut [u8], &mut [u8]),
-    taker: &mut dyn Unpack,
-    deadline: Deadline,
-) -> Result<(), ClientError> {
-    mending(lanes, lane, deadline, |lane| {
-        let into = ReadDest { head, body };
-        lane.read_unpack(ops, into, taker, deadline)
-    })
-}
-
-fn mending(
-    lanes: &mut Lanes,
-    lane: usize,
-    deadline: Deadline,
-    mut read: impl FnMut(&mut dyn ClientLane) -> Result<(), LaneError>,
-) -> Result<(), ClientError> {
-    loop {
-        // An earlier call may have given the lane up at its deadline, which is not this one's.
-        if lanes.is_broken(lane) {
-            lanes.mend(lane, deadline)?;
-        }
-        match read(lanes.get(lane).lane()) {
-            Ok(()) => return Ok(()),
-            Err(e @ (LaneError::Deadline { .. } | LaneError::Late { .. })) => {
-                if e.is_fatal() {
-                    lanes.failed(lane, e.clone());
-                }
-                if on(Mutant::LateReadIsLost) {
-                    return Err(e.into());
-                }
-                return Err(lanes.late_read(lane));
-            }
-            // A refused read would be refused again: the table was released, or this client is in
-            // error.
-            Err(e @ LaneError::Access { .. }) => {
-                lanes.failed(lane, e.clone());
-                return Err(e.into());
-            }
-            Err(e) => match lanes.failed(lane, e) {
-                Interrupt::Failed(e) => return Err(e),
-                Interrupt::Broken(_) => lanes.mend(lane, deadline)?,
-            },
-        }
     }
 }

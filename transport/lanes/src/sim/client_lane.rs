@@ -220,6 +220,7 @@ const fn post(to: RemoteAddr, action: Action) -> Post {
     Post {
         to,
         action,
+        due: 0,
         words_left: None,
     }
 }
@@ -247,8 +248,12 @@ fn same_reads(posted: &[ReadOp], ops: &[ReadOp]) -> Result<(), LaneError> {
 }
 
 impl ClientLane for SimClientLane {
+    /// Reports TCP over a distance with reads in order, so that the client reads as it does over TCP.
     fn transport(&self) -> TransportKind {
-        TransportKind::Sim
+        match self.world.0.lock().faults.distance {
+            Some(distance) if distance.reads_in_order => TransportKind::Tcp,
+            _ => TransportKind::Sim,
+        }
     }
 
     fn peer(&self) -> &str {

@@ -128,8 +128,12 @@ impl Core {
             .insert((self.now + after_ns, self.events_made), event);
     }
 
-    /// Delay of a packet: mostly up to a sixteenth of the longest, one in eight up to the longest.
+    /// Delay of a packet: the distance, if there is one. Otherwise mostly up to a sixteenth of the longest,
+    /// one in eight up to the longest.
     pub(super) fn delay(&mut self) -> u64 {
+        if let Some(distance) = self.faults.distance {
+            return distance.one_way.as_nanos() as u64;
+        }
         let longest = self.faults.delay_max_us * 1_000;
         let longest = if self.rng.below(8) == 0 {
             longest

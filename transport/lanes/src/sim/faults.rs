@@ -31,6 +31,20 @@ pub struct Faults {
     pub stall_max: Duration,
     /// Probability that a sleep ends for no reason.
     pub spurious_wake: f64,
+    /// Latency of a distant network instead of random delays; `None`: [`Faults::delay_max_us`].
+    pub distance: Option<Distance>,
+}
+
+/// Fixed latency of each packet. The virtual time of a call, divided by a round trip, is then the number
+/// of its dependent round trips.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Distance {
+    /// Time from one end to the other.
+    pub one_way: Duration,
+    /// Whether the server's end executes reads in the order of their submission, as over TCP: a fenced
+    /// read then starts with the others. Otherwise the client's end holds a fenced read back until the
+    /// earlier ones have completed, as an RDMA device does.
+    pub reads_in_order: bool,
 }
 
 impl Faults {
@@ -48,6 +62,15 @@ impl Faults {
             stall_per_step: 0.0,
             stall_max: Duration::ZERO,
             spurious_wake: 0.0,
+            distance: None,
+        }
+    }
+
+    /// A good network with a fixed latency: round trips can be counted.
+    pub const fn distant(distance: Distance) -> Self {
+        Self {
+            distance: Some(distance),
+            ..Self::calm()
         }
     }
 

@@ -64,6 +64,8 @@ pub(super) enum Action {
 pub(super) struct Post {
     pub(super) to: RemoteAddr,
     pub(super) action: Action,
+    /// Time before which a distant network does not place it.
+    pub(super) due: u64,
     /// Words not placed yet; `None` before the access was checked.
     pub(super) words_left: Option<Vec<u32>>,
 }
@@ -196,7 +198,10 @@ impl Core {
     }
 
     /// Queues a post. The adversary may keep it at the sender until the sender flushes.
-    pub(super) fn post(&mut self, id: LinkId, way: Way, post: Post, flush: bool) {
+    pub(super) fn post(&mut self, id: LinkId, way: Way, mut post: Post, flush: bool) {
+        if let Some(distance) = self.faults.distance {
+            post.due = self.now + distance.one_way.as_nanos() as u64;
+        }
         let keep = self.faults.hold && !flush && self.rng.below(2) == 0;
         let link = self.link(id);
         if link.error.is_some() {
@@ -221,13 +226,18 @@ impl Core {
         if !stream.scheduled && !stream.flying.is_empty() {
             stream.scheduled = true;
             let zombie = stream.zombies.is_some();
+            let due = stream.flying.front().map_or(0, |post| post.due);
             // Zombies take their time: long enough for the ends to recover in between.
             let late = if zombie && self.rng.below(2) == 0 {
                 64
             } else {
                 1
             };
-            let delay = late * self.delay();
+            // Posts follow each other closely over a distance; without one, each has a delay of its own.
+            let delay = match self.faults.distance {
+                Some(_) => due.saturating_sub(self.now) + 1,
+                None => late * self.delay(),
+            };
             self.schedule(delay, Event::Land(id, way));
         }
     }

@@ -37,7 +37,7 @@ mod world;
 
 pub use self::core::Failure;
 pub use client_lane::{SimClientLane, SimServerLane};
-pub use faults::Faults;
+pub use faults::{Distance, Faults};
 pub use link::LinkId;
 pub use parker::{SimParker, SimWaker};
 pub use queue::SimQueue;

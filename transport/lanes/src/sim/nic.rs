@@ -57,6 +57,7 @@ impl Core {
             let bytes = Vec::new();
             let signal = Post {
                 to: post.to,
+                due: post.due,
                 action: Action::Write {
                     bytes,
                     signal: true,

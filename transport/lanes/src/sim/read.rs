@@ -192,8 +192,10 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Starts reads that may start: all that were sent, a fenced read only when it is the oldest.
+    /// Starts reads that may start: all that were sent, a fenced read only when it is the oldest. An end
+    /// that executes reads in order keeps the fences itself: events of one time fire in their order.
     fn start_reads(&mut self, id: LinkId) {
+        let in_order = self.faults.distance.is_some_and(|d| d.reads_in_order);
         let mut at = 0;
         loop {
             let link = self.link(id);
@@ -201,7 +203,7 @@ impl Core {
                 return;
             };
             let sent = link.batches.iter().any(|b| b.id == read.batch && b.sent);
-            if sent && !read.scheduled && (at == 0 || !read.op.fence) {
+            if sent && !read.scheduled && (at == 0 || !read.op.fence || in_order) {
                 read.scheduled = true;
                 let read = read.id;
                 let delay = self.delay();

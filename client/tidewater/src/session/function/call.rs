@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tidewater_expression::Partial;
-use tidewater_protocol::layout::frame::FrameKind;
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{
     FUNCTION_BODY_BYTES_MAX, FunctionBody, FunctionPayload,
 };
@@ -13,12 +13,16 @@ use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
 use crate::error::ClientError;
+use crate::lanes::Requests;
 use crate::push::Ticket;
 use crate::session::Client;
 use crate::session::function::exchange::{by_lane, count_slots, header_of, request_all};
-use crate::session::function::keyed::{KeyBytes, RowsScratch, row_chunks, rows_header};
+use crate::session::function::keyed::{
+    KeyBytes, RowChunk, RowsScratch, row_chunks, rows_header,
+};
 use crate::session::function::pieces::{FramePiece, dense_pieces, slot_pieces};
 use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
+use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
 /// Frames of an update after which they are sent: appliers begin while the next ones are built.
@@ -226,35 +230,20 @@ impl Client {
         };
         let chunks = row_chunks(&mut self.lanes, state, keys, bytes)
             .map_err(|what| state.wrong(op, what))?;
-        let mut scratch = RowsScratch::default();
-        let (mut payload, mut reply) = (Vec::new(), Vec::new());
-        for chunk in &chunks {
-            scratch.fill::<T>(keys, &[], 0, &chunk.rows);
-            let call = scratch.call(name, arguments);
-            payload.resize(call.payload_bytes(), 0);
-            call.encode(&mut payload);
-            let header = rows_header(state, FrameKind::Reduce, chunk.rows.len());
-            let lanes = &mut self.lanes;
-            lanes.exchange(chunk.lane, state, header, &payload, &mut reply, deadline)?;
-            let bytes = each * size_of::<T>();
-            if reply.len() != chunk.rows.len() * bytes {
-                return Err(ClientError::Protocol {
-                    server: lanes.name(chunk.lane).to_owned(),
-                    what: format!(
-                        "function \"{name}\" returned {} bytes for {} keys; {bytes} for each are due",
-                        reply.len(),
-                        chunk.rows.len()
-                    ),
-                });
-            }
-            for (row, bytes) in chunk.rows.iter().zip(reply.chunks_exact(bytes.max(1))) {
-                let row = *row as usize;
-                out[row * each..(row + 1) * each]
-                    .as_mut_bytes()
-                    .copy_from_slice(bytes);
-            }
-        }
-        Ok(())
+        let mut requests = KeyedRequests {
+            state,
+            name,
+            arguments,
+            keys,
+            chunks: &chunks,
+            scratch: RowsScratch::default(),
+            payload: Vec::new(),
+            each: each * size_of::<T>(),
+            out: out.as_mut_bytes(),
+            element: std::marker::PhantomData::<T>,
+        };
+        let lanes = &mut self.lanes;
+        lanes.request_all("wait for a function's rows", state, &mut requests, deadline)
     }
 
     /// Checks a call with keys.
@@ -422,6 +411,61 @@ impl Client {
         let state = self.tables.find(op, target.named())?;
         let mut payload = FunctionPayload::new(body, reduction, &tables, args.parameters);
         request_all(&mut self.lanes, state, &pieces, &mut payload, deadline)
+    }
+}
+
+/// Requests of a function on the rows of keys.
+struct KeyedRequests<'a, T> {
+    state: &'a TableState,
+    name: &'a str,
+    arguments: &'a [u8],
+    keys: &'a [u64],
+    chunks: &'a [RowChunk],
+    scratch: RowsScratch,
+    payload: Vec<u8>,
+    /// Bytes that are returned for each key.
+    each: usize,
+    out: &'a mut [u8],
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Requests for KeyedRequests<'_, T> {
+    fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    fn lane(&self, n: usize) -> usize {
+        self.chunks[n].lane
+    }
+
+    fn header(&self, n: usize) -> FrameHeader {
+        rows_header(self.state, FrameKind::Reduce, self.chunks[n].rows.len())
+    }
+
+    fn payload(&mut self, n: usize) -> &[u8] {
+        self.scratch
+            .fill::<T>(self.keys, &[], 0, &self.chunks[n].rows);
+        let call = self.scratch.call(self.name, self.arguments);
+        self.payload.resize(call.payload_bytes(), 0);
+        call.encode(&mut self.payload);
+        &self.payload
+    }
+
+    fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
+        let (rows, each) = (&self.chunks[n].rows, self.each);
+        if reply.len() != rows.len() * each {
+            return Err(format!(
+                "function \"{}\" returned {} bytes for {} keys; {each} for each are due",
+                self.name,
+                reply.len(),
+                rows.len()
+            ));
+        }
+        for (row, bytes) in rows.iter().zip(reply.chunks_exact(each.max(1))) {
+            let at = *row as usize * each;
+            self.out[at..at + each].copy_from_slice(bytes);
+        }
+        Ok(())
     }
 }
 

@@ -5,13 +5,12 @@ use std::collections::VecDeque;
 use tidewater_lanes::num;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload};
-use tidewater_protocol::layout::reply::ReplyHeader;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::pieces::FramePiece;
-use crate::error::{ClientError, rejected};
-use crate::lanes::{Interrupt, Lanes};
+use crate::error::ClientError;
+use crate::lanes::{Lanes, Requests};
 use crate::pull;
 use crate::table::state::TableState;
 
@@ -63,27 +62,44 @@ pub(crate) fn count_slots(
     results.iter().zip(&pieces).map(number).collect()
 }
 
-/// Request of one piece that waits for its reply.
-#[derive(Debug, Clone, Copy)]
-struct Pending {
-    piece: usize,
-    tag: u64,
-    seq: u64,
-    /// Replacements of the lane before the request.
-    replaced: u64,
+/// Requests of a function, one for each piece.
+struct PieceRequests<'a> {
+    table: &'a TableState,
+    pieces: &'a [FramePiece],
+    payload: &'a mut FunctionPayload,
+    results: Vec<Vec<u8>>,
+    arrived: usize,
 }
 
-/// What a wait for replies has found.
-enum Found {
-    /// The reply of a pending request; its payload is in the buffer.
-    Reply(Pending, ReplyHeader),
-    /// The lane was replaced: the reply may be lost.
-    Lost(Pending),
+impl Requests for PieceRequests<'_> {
+    fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    fn lane(&self, n: usize) -> usize {
+        self.pieces[n].lane
+    }
+
+    fn header(&self, n: usize) -> FrameHeader {
+        header_of(self.table, FrameKind::Reduce, self.pieces[n])
+    }
+
+    fn payload(&mut self, n: usize) -> &[u8] {
+        self.payload.at(self.pieces[n].first)
+    }
+
+    fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
+        let place = match on(Mutant::ReductionByArrival) {
+            true => self.arrived,
+            false => n,
+        };
+        self.results[place] = reply.to_vec();
+        self.arrived += 1;
+        Ok(())
+    }
 }
 
-/// Sends one request for each piece and returns the payloads of the replies in the pieces' order. As
-/// many requests of a lane are under way as it has reply slots. A request is sent again if its lane
-/// was replaced: it changes nothing.
+/// Sends one request for each piece and returns the payloads of the replies in the pieces' order.
 pub(crate) fn request_all(
     lanes: &mut Lanes,
     table: &TableState,
@@ -91,132 +107,18 @@ pub(crate) fn request_all(
     payload: &mut FunctionPayload,
     deadline: Deadline,
 ) -> Result<Vec<Vec<u8>>, ClientError> {
-    // Requests that an earlier call built and could not send keep their slots until they are sent.
-    lanes.send_all(deadline)?;
-    let mut results = vec![Vec::new(); pieces.len()];
-    let mut queues = by_lane(pieces, lanes.len());
-    let mut pending: Vec<VecDeque<Pending>> = vec![VecDeque::new(); lanes.len()];
-    let done = exchange(
-        lanes,
+    let mut requests = PieceRequests {
         table,
         pieces,
         payload,
-        &mut queues,
-        &mut pending,
+        results: vec![Vec::new(); pieces.len()],
+        arrived: 0,
+    };
+    lanes.request_all(
+        "wait for a function's result",
+        table,
+        &mut requests,
         deadline,
-        &mut results,
-    );
-    // After an error, replies of requests under way have no reader.
-    for (lane, left) in pending.iter().enumerate() {
-        for request in left {
-            lanes.get(lane).replies.abandon(request.tag);
-        }
-    }
-    done.map(|()| results)
-}
-
-#[allow(clippy::too_many_arguments, reason = "the state of one call")]
-fn exchange(
-    lanes: &mut Lanes,
-    table: &TableState,
-    pieces: &[FramePiece],
-    payload: &mut FunctionPayload,
-    queues: &mut [VecDeque<usize>],
-    pending: &mut [VecDeque<Pending>],
-    deadline: Deadline,
-    results: &mut [Vec<u8>],
-) -> Result<(), ClientError> {
-    let (mut buffer, mut arrived) = (Vec::new(), 0);
-    loop {
-        for lane in 0..queues.len() {
-            let mut built = false;
-            while let Some(&n) = queues[lane].front() {
-                let state = lanes.get(lane);
-                let applied = state.ring.state().applied_seq;
-                let Some(tag) = state.replies.begin(applied) else {
-                    break;
-                };
-                let mut header = header_of(table, FrameKind::Reduce, pieces[n]);
-                header.user_tag = tag;
-                let replaced = state.replies.replaced();
-                let bytes = payload.at(pieces[n].first);
-                let fill = |to: &mut [u8]| to.copy_from_slice(bytes);
-                let seq = lanes.build(lane, header, bytes.len(), fill, deadline);
-                let replies = &mut lanes.get(lane).replies;
-                let seq = seq.inspect_err(|_| replies.cancel(tag))?;
-                replies.asked(tag, seq);
-                queues[lane].pop_front();
-                pending[lane].push_back(Pending {
-                    piece: n,
-                    tag,
-                    seq,
-                    replaced,
-                });
-                built = true;
-            }
-            if built {
-                lanes.send(lane, deadline)?;
-            }
-        }
-        if pending.iter().all(VecDeque::is_empty) && queues.iter().all(VecDeque::is_empty) {
-            return Ok(());
-        }
-        let (lane, found) = lanes.wait("wait for a function's result", deadline, |lanes| {
-            Ok::<_, Interrupt>(look(lanes, queues, pending, &mut buffer))
-        })?;
-        let Some((at, found)) = found else { continue };
-        pending[lane].remove(at);
-        match found {
-            Found::Lost(request) => {
-                lanes.get(lane).replies.abandon(request.tag);
-                queues[lane].push_front(request.piece);
-            }
-            Found::Reply(request, reply) => match reply.refused {
-                None => {
-                    let place = match on(Mutant::ReductionByArrival) {
-                        true => arrived,
-                        false => request.piece,
-                    };
-                    results[place].clone_from(&buffer);
-                    arrived += 1;
-                }
-                Some(reason) => {
-                    let id = (request.seq, table.id.0);
-                    return Err(rejected(table.name(), lanes.name(lane), id, reason));
-                }
-            },
-        }
-    }
-}
-
-/// Looks for a reply, a replaced lane, or room for a request that is queued; `None` if nothing moved.
-#[allow(clippy::type_complexity, reason = "private, and read by one caller")]
-fn look(
-    lanes: &mut Lanes,
-    queues: &[VecDeque<usize>],
-    pending: &[VecDeque<Pending>],
-    buffer: &mut Vec<u8>,
-) -> Option<(usize, Option<(usize, Found)>)> {
-    for (lane, requests) in pending.iter().enumerate() {
-        for (at, request) in requests.iter().enumerate() {
-            let state = lanes.get(lane);
-            let (session, mailbox) = (state.session, state.lane().mailbox().clone());
-            if let Some(reply) = state.replies.take(&mailbox, session, request.tag, buffer) {
-                return Some((lane, Some((at, Found::Reply(*request, reply)))));
-            }
-            if state.replies.replaced() != request.replaced {
-                return Some((lane, Some((at, Found::Lost(*request)))));
-            }
-        }
-        // Slots of other calls that were abandoned become free when their frames are applied.
-        if requests.is_empty() && !queues[lane].is_empty() {
-            let state = lanes.get(lane);
-            let applied = state.ring.state().applied_seq;
-            if let Some(tag) = state.replies.begin(applied) {
-                state.replies.cancel(tag);
-                return Some((lane, None));
-            }
-        }
-    }
-    None
+    )?;
+    Ok(requests.results)
 }

@@ -1,0 +1,334 @@
+//! Reads on several lanes: posted on all of them, then collected.
+//!
+//! One lane places its reads in the caller's memory while the call waits for it. The others read into
+//! memory of their own meanwhile, of a bounded size, and are collected after it. A call then takes as
+//! long as its slowest lane, not as long as the sum of all lanes.
+
+use std::ops::Range;
+
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, Unpack};
+use tidewater_protocol::limits::COORDINATOR_LOOK;
+use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_runtime::clock::Deadline;
+
+use super::validation::{RowRead, RowValidator};
+use crate::error::ClientError;
+use crate::lanes::{Interrupt, Lanes};
+
+/// Bytes that the reads of one call have under way in memory of all lanes together.
+const CALL_BYTES: usize = 16 << 20;
+/// Most and least bytes of one lane's share: enough for 400 MB/s at a round trip of 10 ms, and for a
+/// window of a range.
+const LANE_BYTES_MAX: usize = 4 << 20;
+const LANE_BYTES_MIN: usize = 256 << 10;
+
+/// Bytes that each of `lanes` lanes has under way at once.
+pub(super) const fn lane_bytes(lanes: usize) -> usize {
+    let share = CALL_BYTES / if lanes == 0 { 1 } else { lanes };
+    if share > LANE_BYTES_MAX {
+        LANE_BYTES_MAX
+    } else if share < LANE_BYTES_MIN {
+        LANE_BYTES_MIN
+    } else {
+        share
+    }
+}
+
+/// The reads of one lane, and memory that is kept between calls.
+#[derive(Debug, Default)]
+pub(super) struct LaneReads {
+    /// Reads with their places in the caller's memory.
+    pub(super) ops: Vec<ReadOp>,
+    /// The rows that are read, in the order of `ops`; empty for reads of other things. Reads without
+    /// validation may move one read to the end.
+    pub(super) rows: Vec<RowRead>,
+    /// Reads that are under way; those before them have arrived.
+    posted: Range<usize>,
+    /// The posted reads: heads placed in the batch, bodies in the caller's memory.
+    landing: Vec<ReadOp>,
+    /// Memory of the reads, while none is under way.
+    batch: ReadBatch,
+    /// Tag of the reads under way; `None` if they could not be posted.
+    tag: Option<u64>,
+    /// Count of the lane's replacements when the reads were posted.
+    replaced: u64,
+}
+
+/// Destination of the reads of a call.
+pub(super) struct CallDest<'a> {
+    pub(super) head: &'a mut [u8],
+    pub(super) body: &'a mut [u8],
+    /// Payload bytes of the rows to validate while they are placed; `None`: reads of other things.
+    pub(super) row_bytes: Option<usize>,
+}
+
+/// Performs all reads; `reads[n]` are those of lane `n`. Afterwards each is placed, as after a read of its
+/// lane alone. A lane that breaks is recovered and its reads are repeated.
+///
+/// # Errors
+/// A deadline, which names the lane that is late; what a server refuses.
+pub(super) fn read_lanes(
+    lanes: &mut Lanes,
+    reads: &mut [LaneReads],
+    dest: &mut CallDest<'_>,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    let travels = |(lane, of_lane): &(usize, &mut LaneReads), lanes: &Lanes| {
+        !of_lane.ops.is_empty() && !lanes.is_mapped(*lane)
+    };
+    let (mut used, mut direct) = (0, None);
+    for (lane, of_lane) in reads.iter_mut().enumerate() {
+        of_lane.posted = 0..0;
+        if travels(&(lane, of_lane), lanes) {
+            used += 1;
+            // The lane with the most reads saves the most by placing them directly.
+            direct = direct.max(Some((of_lane.ops.len(), lane)));
+        }
+    }
+    let direct = direct.map(|(_, lane)| lane);
+    let most = lane_bytes(used);
+    let in_turn = on(Mutant::LanesInTurn);
+    for (lane, of_lane) in reads.iter_mut().enumerate() {
+        if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
+            of_lane.post(lanes, lane, most)?;
+        }
+    }
+    // Mapped lanes do not wait.
+    for (lane, of_lane) in reads.iter_mut().enumerate() {
+        if Some(lane) == direct || in_turn || lanes.is_mapped(lane) {
+            of_lane.posted = 0..of_lane.ops.len();
+            of_lane.read(lanes, lane, dest, deadline)?;
+        }
+    }
+    loop {
+        for (lane, of_lane) in reads.iter_mut().enumerate() {
+            if !of_lane.posted.is_empty() {
+                of_lane.collect(lanes, lane, dest, deadline)?;
+            }
+        }
+        let mut done = true;
+        for (lane, of_lane) in reads.iter_mut().enumerate() {
+            if of_lane.posted.end < of_lane.ops.len() {
+                of_lane.post(lanes, lane, most)?;
+                done = false;
+            }
+        }
+        if done {
+            return Ok(());
+        }
+    }
+}
+
+impl LaneReads {
+    /// Removes all reads; the memory stays.
+    pub(super) fn clear(&mut self) {
+        self.ops.clear();
+        self.rows.clear();
+    }
+
+    /// Posts the next reads: up to `most` bytes of heads, and as many of bodies.
+    fn post(&mut self, lanes: &mut Lanes, lane: usize, most: usize) -> Result<(), ClientError> {
+        let first = self.posted.end;
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.ops.clear();
+        self.landing.clear();
+        let (mut heads, mut bodies) = (0, 0);
+        for op in self.ops.get(first..).unwrap_or_default() {
+            let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
+            if !batch.ops.is_empty() && (heads + head).max(bodies + body) > most {
+                break;
+            }
+            let head_at = heads;
+            batch.ops.push(ReadOp {
+                head_at,
+                body_at: bodies,
+                ..*op
+            });
+            self.landing.push(ReadOp { head_at, ..*op });
+            (heads, bodies) = (heads + head, bodies + body);
+        }
+        self.posted = first..first + batch.ops.len();
+        // The old contents do not matter: each read fills its memory completely or is repeated.
+        batch.head.resize(heads, 0);
+        batch.body.resize(bodies, 0);
+        batch.tag = lanes.read_tag();
+        (self.tag, self.replaced) = (None, lanes.get(lane).replies.replaced());
+        if lanes.is_broken(lane) {
+            self.batch = batch;
+            return Ok(());
+        }
+        let tag = batch.tag;
+        let open = lanes.get(lane).lane();
+        match open.submit_read(batch).and_then(|()| open.flush()) {
+            Ok(()) => self.tag = Some(tag),
+            // Its turn to be collected recovers it.
+            Err(e) => match lanes.failed(lane, e) {
+                Interrupt::Broken(_) => {}
+                Interrupt::Failed(e) => return Err(e),
+            },
+        }
+        Ok(())
+    }
+
+    /// Waits for the posted reads and places them.
+    fn collect(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: usize,
+        dest: &mut CallDest<'_>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if let Some(tag) = self.tag
+            && self.arrived(lanes, (lane, tag), dest, deadline)?
+        {
+            self.posted.start = self.posted.end;
+            return Ok(());
+        }
+        // The lane was lost, or the reads are late. This read recovers the lane, or names it.
+        self.read(lanes, lane, dest, deadline)
+    }
+
+    /// Waits for the batch `tag`. Returns false if its lane was replaced, or at the deadline.
+    fn arrived(
+        &mut self,
+        lanes: &mut Lanes,
+        (lane, tag): (usize, u64),
+        dest: &mut CallDest<'_>,
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        let replaced = self.replaced;
+        let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != replaced;
+        let mut batch = lanes.get(lane).take_finished(tag);
+        let mut in_place = false;
+        if batch.is_none() && !lanes.is_broken(lane) && !is_replaced(lanes) {
+            // The wait that follows checks whether all processes still live.
+            let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
+            let rows = self.rows.get_mut(self.posted.clone());
+            let mut validator = dest.row_bytes.and_then(|row_bytes| {
+                let rows = rows?;
+                Some(RowValidator { rows, row_bytes })
+            });
+            let taker = validator.as_mut().map(|v| v as &mut dyn Unpack);
+            let open = lanes.get(lane).lane();
+            match open.wait_read(tag, &self.landing, dest.body, taker, slice) {
+                Ok(found) => (in_place, batch) = (found.is_some(), found),
+                Err(e) => match lanes.failed(lane, e) {
+                    Interrupt::Broken(_) => return Ok(false),
+                    Interrupt::Failed(e) => return Err(e),
+                },
+            }
+        }
+        if batch.is_none() {
+            let waited = lanes.wait("pull", deadline, |lanes| {
+                let batch = lanes.get(lane).take_finished(tag);
+                let found = batch.map(Some).or_else(|| is_replaced(lanes).then_some(None));
+                Ok::<_, Interrupt>(found)
+            });
+            batch = match waited {
+                Ok(found) => found,
+                Err(ClientError::Deadline { .. }) => None,
+                Err(e) => return Err(e),
+            };
+        }
+        let Some(batch) = batch else {
+            return Ok(false);
+        };
+        self.place(&batch, in_place, dest);
+        self.batch = batch;
+        Ok(true)
+    }
+
+    /// Copies what arrived in the batch to the caller's memory: heads, and bodies unless they are there.
+    fn place(&self, batch: &ReadBatch, in_place: bool, dest: &mut CallDest<'_>) {
+        let ops = self.ops.get(self.posted.clone()).unwrap_or_default();
+        for (op, read) in ops.iter().zip(&batch.ops) {
+            let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
+            let to = &mut dest.head[op.head_at..op.head_at + head];
+            to.copy_from_slice(&batch.head[read.head_at..read.head_at + head]);
+            if !in_place {
+                let to = &mut dest.body[op.body_at..op.body_at + body];
+                to.copy_from_slice(&batch.body[read.body_at..read.body_at + body]);
+            }
+        }
+    }
+
+    /// Performs the posted reads in the caller's memory, and waits for them.
+    fn read(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: usize,
+        dest: &mut CallDest<'_>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let posted = self.posted.clone();
+        let ops = self.ops.get(posted.clone()).unwrap_or_default();
+        self.posted.start = posted.end;
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let rows = self.rows.get_mut(posted).unwrap_or_default();
+        recovering(lanes, lane, deadline, |open| {
+            let (head, body) = (&mut *dest.head, &mut *dest.body);
+            let into = ReadDest { head, body };
+            match dest.row_bytes {
+                None => open.read(ops, into, deadline),
+                Some(row_bytes) => {
+                    let rows = &mut *rows;
+                    let mut validator = RowValidator { rows, row_bytes };
+                    open.read_unpack(ops, into, &mut validator, deadline)
+                }
+            }
+        })
+    }
+}
+
+/// Reads on one lane; recovers it as often as needed until the deadline.
+pub(crate) fn read_ops(
+    lanes: &mut Lanes,
+    lane: usize,
+    ops: &[ReadOp],
+    head: &mut [u8],
+    body: &mut [u8],
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    recovering(lanes, lane, deadline, |lane| {
+        let into = ReadDest { head, body };
+        lane.read(ops, into, deadline)
+    })
+}
+
+fn recovering(
+    lanes: &mut Lanes,
+    lane: usize,
+    deadline: Deadline,
+    mut read: impl FnMut(&mut dyn ClientLane) -> Result<(), LaneError>,
+) -> Result<(), ClientError> {
+    loop {
+        // An earlier call may have given the lane up at its deadline, which is not this one's.
+        if lanes.is_broken(lane) {
+            lanes.mend(lane, deadline)?;
+        }
+        match read(lanes.get(lane).lane()) {
+            Ok(()) => return Ok(()),
+            Err(e @ (LaneError::Deadline { .. } | LaneError::Late { .. })) => {
+                if e.is_fatal() {
+                    lanes.failed(lane, e.clone());
+                }
+                if on(Mutant::LateReadIsLost) {
+                    return Err(e.into());
+                }
+                return Err(lanes.late_read(lane));
+            }
+            // A refused read would be refused again: the table was released, or this client is in
+            // error.
+            Err(e @ LaneError::Access { .. }) => {
+                lanes.failed(lane, e.clone());
+                return Err(e.into());
+            }
+            Err(e) => match lanes.failed(lane, e) {
+                Interrupt::Failed(e) => return Err(e),
+                Interrupt::Broken(_) => lanes.mend(lane, deadline)?,
+            },
+        }
+    }
+}
