@@ -14,7 +14,10 @@ use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
-use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder, Ticket};
+use tidewater::{
+    Client, ClientError, Expression, FunctionArgs, PullOptions, SyncMode, Table, TableBuilder,
+    Ticket,
+};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::namespace::NamespaceId;
@@ -446,8 +449,15 @@ fn a_flush_sends_what_a_failed_push_left() {
         pushed.is_err()
     });
     assert!(full, "a ring takes 3 MiB");
-    let more = vec![1.0; 100 + 4096];
-    let across = client.push_dense(&table, half - 100, &more, PushOp::Sum);
+    // A function's frames of both lanes are sent together: those of the first are built and not sent.
+    let function = Expression::parse("x + 1").unwrap();
+    let over = |range| FunctionArgs {
+        range: Some(range),
+        ..FunctionArgs::default()
+    };
+    let second = over(half..half + 1);
+    while client.update(&table, &function, &second).is_ok() {}
+    let across = client.update(&table, &function, &over(half - 100..half + 1));
     assert!(
         matches!(across, Err(ClientError::Deadline { .. })),
         "{across:?}"
@@ -459,6 +469,50 @@ fn a_flush_sends_what_a_failed_push_left() {
         .pull_dense(&table, half - 100, &mut out, PullOptions::default())
         .unwrap();
     assert_eq!(out, [1.0; 100]);
+}
+
+/// The ring of one lane is full. A push of rows and ranges of both lanes fails at its deadline, but what
+/// the other lane owns is applied by then.
+#[test]
+fn a_full_ring_holds_no_other_lane() {
+    let cluster = Cluster::start(Shm, 2, 1, 2);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    let mut other = cluster.client(1, SyncMode::Asp);
+    let elements = 1u64 << 20;
+    let range = TableBuilder::blocks::<f32>("range", elements, 1).partitions(2);
+    let range = client.create_table::<f32>(range.spec()).unwrap();
+    let rows = TableBuilder::rows::<f32>("rows", 2, 64).partitions(2);
+    let rows = client.create_table::<f32>(rows.spec()).unwrap();
+    let half = elements / 2;
+    // Rows and elements of the first half belong to server 0.
+    stall(&cluster, 0, Duration::from_secs(3));
+    client.set_timeout(Duration::from_millis(100));
+    let some = [1.0; 4096];
+    let full = (0..200).any(|_| client.push_dense(&range, 0, &some, PushOp::Sum).is_err());
+    assert!(full, "a ring takes 3 MiB");
+    while client
+        .push_rows(&rows, &[0], &[1.0; 64], PushOp::Sum)
+        .is_ok()
+    {}
+    let more = vec![1.0; 4096 + 100];
+    let across = client.push_dense(&range, half - 4096, &more, PushOp::Sum);
+    let both = client.push_rows(&rows, &[0, 1], &[1.0; 128], PushOp::Sum);
+    for pushed in [across, both] {
+        assert!(
+            matches!(pushed, Err(ClientError::Deadline { .. })),
+            "{pushed:?}"
+        );
+    }
+    let range = other.open_table::<f32>("range").unwrap();
+    let rows = other.open_table::<f32>("rows").unwrap();
+    let limit = Deadline::after(Duration::from_secs(5));
+    let (mut out, mut row) = ([0.0; 100], [0.0; 64]);
+    while (out, row) != ([1.0; 100], [1.0; 64]) {
+        assert!(!limit.passed(), "{out:?}, {row:?}");
+        let options = PullOptions::default();
+        other.pull_dense(&range, half, &mut out, options).unwrap();
+        other.pull_rows(&rows, &[1], &mut row, options).unwrap();
+    }
 }
 
 /// A connection swallows all bytes from some moment on, without an end, like a failed path of one flow.

@@ -705,7 +705,10 @@ impl Lanes {
             });
         }
         if !l.ring.has_room(payload_len) {
-            self.wait_room(lane, payload_len, deadline)?;
+            self.send(lane, deadline)?;
+            let mut waits = vec![0; self.all.len()];
+            waits[lane] = payload_len;
+            self.wait_room(&waits, deadline)?;
         }
         let l = &mut self.all[lane];
         let built = l.ring.build(header, payload_len, fill);
@@ -780,17 +783,28 @@ impl Lanes {
         Some((lane, why))
     }
 
-    #[cold]
-    fn wait_room(
+    /// Whether a frame of a push has to wait for room in the ring of its lane. The frames of other lanes
+    /// go on first.
+    #[inline]
+    pub(crate) fn is_full(&self, lane: usize, payload_len: usize) -> bool {
+        !self.all[lane].has_room_now(payload_len) && !mutants::on(Mutant::FullRingHoldsOthers)
+    }
+
+    /// Waits until a lane has room for its frame; `waits` has the payload bytes of each lane's frame, or
+    /// 0. Returns false if no lane waits.
+    pub(crate) fn wait_room(
         &mut self,
-        lane: usize,
-        payload_len: usize,
+        waits: &[usize],
         deadline: Deadline,
-    ) -> Result<(), ClientError> {
+    ) -> Result<bool, ClientError> {
+        if waits.iter().all(|&bytes| bytes == 0) {
+            return Ok(false);
+        }
         self.counters.credit_waits += 1;
-        self.send(lane, deadline)?;
         self.wait("wait for room in a ring", deadline, |lanes| {
-            Ok(lanes.all[lane].ring.has_room(payload_len).then_some(()))
+            let mut pairs = lanes.all.iter().zip(waits);
+            let room = pairs.any(|(l, &bytes)| bytes > 0 && l.has_room_now(bytes));
+            Ok(room.then_some(true))
         })
     }
 

@@ -69,6 +69,10 @@ pub struct Client {
     combiner: Combiner,
     later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
+    /// How far the push under way is on each lane: number of built rows, or the next element.
+    lane_next: Vec<u64>,
+    /// Payload bytes of the frame that waits for room on each lane; 0: none.
+    lane_waits: Vec<usize>,
     buffers: Buffers,
     collective: collectives::State,
     rank: WorkerId,
@@ -94,6 +98,7 @@ impl Client {
     pub fn from_parts(parts: Parts) -> Result<Self, ClientError> {
         let lanes = Lanes::new(parts.servers, parts.parker, parts.coordinator)?;
         let by_lane = vec![Vec::new(); lanes.len()];
+        let (lane_next, lane_waits) = (vec![0; lanes.len()], vec![0; lanes.len()]);
         Ok(Self {
             lanes,
             tables: Tables::new()?,
@@ -103,6 +108,8 @@ impl Client {
             combiner: Combiner::default(),
             later: LaterPulls::default(),
             by_lane,
+            lane_next,
+            lane_waits,
             buffers: Buffers::default(),
             collective: collectives::State::default(),
             rank: parts.rank,

@@ -111,6 +111,8 @@ mutants! {
     TickSentAgain = "tick-sent-again";
     /// A pull waits for each lane before it posts on the next one.
     LanesInTurn = "lanes-in-turn";
+    /// A push waits for room in one ring before it builds frames of the other lanes.
+    FullRingHoldsOthers = "full-ring-holds-others";
     /// A flush does not send what a failed push has left built.
     FlushWithoutSend = "flush-without-send";
     /// A relative directory of a model is sent to the servers as it is.

@@ -47,6 +47,7 @@ impl Client {
         }
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
+        self.lane_next.fill(0);
         let row_bytes = state.row.payload_bytes;
         self.combiner
             .combine(state.spec.dtype, op, keys, values.as_bytes(), row_bytes);
@@ -79,21 +80,34 @@ impl Client {
         let row_bytes = state.row.payload_bytes;
         let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
-        for (lane, rows) in self.by_lane.iter().enumerate() {
-            let most = rows_of_frame(&mut self.lanes, lane, row_bytes);
-            for chunk in rows.chunks(most) {
-                let locs = state.is_sparse();
-                let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
-                let header = push_header(state, FrameKind::PushRows, op, clock, chunk.len(), locs);
-                let fill = |to: &mut [u8]| fill_rows(to, parts, chunk, combiner, state);
-                let seq = self.lanes.build(lane, header, parts.len, fill, deadline)?;
-                ticket.add(lane, seq);
+        loop {
+            self.lane_waits.fill(0);
+            for (lane, rows) in self.by_lane.iter().enumerate() {
+                let most = rows_of_frame(&mut self.lanes, lane, row_bytes);
+                let next = &mut self.lane_next[lane];
+                let first = *next;
+                for chunk in rows[size(first)..].chunks(most) {
+                    let locs = state.is_sparse();
+                    let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
+                    if self.lanes.is_full(lane, parts.len) {
+                        self.lane_waits[lane] = parts.len;
+                        break;
+                    }
+                    let (kind, n) = (FrameKind::PushRows, chunk.len());
+                    let header = push_header(state, kind, op, clock, n, locs);
+                    let fill = |to: &mut [u8]| fill_rows(to, parts, chunk, combiner, state);
+                    let seq = self.lanes.build(lane, header, parts.len, fill, deadline)?;
+                    ticket.add(lane, seq);
+                    *next += chunk.len() as u64;
+                }
+                if *next > first {
+                    self.lanes.send(lane, deadline)?;
+                }
             }
-            if !rows.is_empty() {
-                self.lanes.send(lane, deadline)?;
+            if !self.lanes.wait_room(&self.lane_waits, deadline)? {
+                return Ok(ticket);
             }
         }
-        Ok(ticket)
     }
 
     /// Checks the lengths of an update of rows, as [`Client::push_rows`] does.
@@ -117,26 +131,14 @@ impl Client {
         }
     }
 
-    /// Keys in the first `frames` frames of the last push of rows, which failed after it had built them.
-    pub(super) fn keys_of_frames<T: Element>(
-        &mut self,
-        table: &Table<T>,
-        mut frames: u64,
-    ) -> Vec<u64> {
-        let row_bytes = table.dim * T::DTYPE.size();
-        let mut built = Vec::new();
-        for (lane, rows) in self.by_lane.iter().enumerate() {
-            let most = rows_of_frame(&mut self.lanes, lane, row_bytes);
-            for chunk in rows.chunks(most) {
-                if frames == 0 {
-                    return built;
-                }
-                frames -= 1;
-                let key = |&row: &u32| self.combiner.keys.get(row as usize).copied();
-                built.extend(chunk.iter().filter_map(key));
-            }
+    /// Keys of the frames that the last push of rows has built.
+    pub(super) fn built_keys(&self) -> Vec<u64> {
+        let mut keys = Vec::new();
+        for (rows, &built) in self.by_lane.iter().zip(&self.lane_next) {
+            let key = |&row: &u32| self.combiner.keys.get(row as usize).copied();
+            keys.extend(rows.iter().take(size(built)).filter_map(key));
         }
-        built
+        keys
     }
 
     /// Pushes elements `first ..` of a range table.
@@ -180,41 +182,53 @@ impl Client {
         let mut ticket = Ticket::of(self.tables.client, state.id);
         let clock = self.clock.stamp(state.spec.domain);
         let per_block = layout.block_elements();
-        let mut at = first;
-        while at < end {
-            let partition = ranges.part_of(at / per_block);
-            let stop = (ranges.start(partition + 1) * per_block).min(end);
-            let lane = state
-                .lane_of_partition(partition)
-                .ok_or_else(|| state.wrong(op_name, format!("partition {partition} is unknown")))?;
-            while at < stop {
-                // Frames hold complete blocks where they can: each is written once under its version.
-                let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
-                let blocks = (room / layout.block_bytes).max(1) as u64;
-                let to = ((at / per_block + blocks) * per_block).min(stop);
-                let to = to.min(at + (room / layout.element_bytes) as u64);
-                let bytes = values[size(at - first)..size(to - first)].as_bytes();
-                let n = size(to - at);
-                let mut header = push_header(state, FrameKind::PushDense, op, clock, n, false);
-                header.partition = partition;
-                let start = at;
-                let fill = |out: &mut [u8]| {
-                    let (head, body) = out.split_at_mut(8);
-                    head.copy_from_slice(&start.to_le_bytes());
-                    body.copy_from_slice(bytes);
-                };
-                let seq = self
-                    .lanes
-                    .build(lane, header, 8 + bytes.len(), fill, deadline)?;
-                ticket.add(lane, seq);
-                if self.lanes.get(lane).ring.unsent() >= SEND_BYTES {
-                    self.lanes.send(lane, deadline)?;
+        self.lane_next.fill(first);
+        loop {
+            self.lane_waits.fill(0);
+            let mut begin = first;
+            while begin < end {
+                let partition = ranges.part_of(begin / per_block);
+                let stop = (ranges.start(partition + 1) * per_block).min(end);
+                let lane = state.lane_of_partition(partition).ok_or_else(|| {
+                    state.wrong(op_name, format!("partition {partition} is unknown"))
+                })?;
+                let mut at = begin.max(self.lane_next[lane]);
+                begin = stop;
+                while at < stop && self.lane_waits[lane] == 0 {
+                    // Frames hold complete blocks where they can: each is written once under its
+                    // version.
+                    let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
+                    let blocks = (room / layout.block_bytes).max(1) as u64;
+                    let to = ((at / per_block + blocks) * per_block).min(stop);
+                    let to = to.min(at + (room / layout.element_bytes) as u64);
+                    let bytes = values[size(at - first)..size(to - first)].as_bytes();
+                    if self.lanes.is_full(lane, 8 + bytes.len()) {
+                        self.lane_waits[lane] = 8 + bytes.len();
+                        break;
+                    }
+                    let (kind, n) = (FrameKind::PushDense, size(to - at));
+                    let mut header = push_header(state, kind, op, clock, n, false);
+                    header.partition = partition;
+                    let fill = |out: &mut [u8]| {
+                        let (head, body) = out.split_at_mut(8);
+                        head.copy_from_slice(&at.to_le_bytes());
+                        body.copy_from_slice(bytes);
+                    };
+                    let len = 8 + bytes.len();
+                    let seq = self.lanes.build(lane, header, len, fill, deadline)?;
+                    ticket.add(lane, seq);
+                    if self.lanes.get(lane).ring.unsent() >= SEND_BYTES {
+                        self.lanes.send(lane, deadline)?;
+                    }
+                    at = to;
+                    self.lane_next[lane] = at;
                 }
-                at = to;
+            }
+            self.lanes.send_all(deadline)?;
+            if !self.lanes.wait_room(&self.lane_waits, deadline)? {
+                return Ok(ticket);
             }
         }
-        self.lanes.send_all(deadline)?;
-        Ok(ticket)
     }
 
     /// Waits until a push is applied: reads that start afterwards see it (of tables `at_clock`: after

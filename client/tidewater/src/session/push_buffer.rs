@@ -235,7 +235,7 @@ impl<T: Element> PushBuffer<T> {
                 // Frames that are built are sent later, and must not be pushed again.
                 let built = client.counters().frames - before;
                 if built > 0 && !on(Mutant::FailedFlushAgain) {
-                    self.remove(client.keys_of_frames(&self.table, built));
+                    self.remove(client.built_keys());
                 }
                 Err(e)
             }
