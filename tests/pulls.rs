@@ -10,15 +10,17 @@
 mod common;
 mod storm;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::Cluster;
 use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
-use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
-use tidewater_protocol::table::PushOp;
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -240,8 +242,8 @@ fn late_pull_is_timeout_and_lane_lives() {
 #[test]
 #[ignore = "needs 14 GiB of memory and a minute"]
 fn ranges_of_more_than_4_gib_are_whole() {
-    use tidewater::{ClusterConfig, JoinOptions, PullMode};
-    use tidewater_protocol::table::{Init, Reduce};
+    use tidewater::{ClusterConfig, JoinOptions};
+    use tidewater_protocol::table::Init;
     let elements = (1u64 << 30) + (1 << 14);
     let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
         .block_bytes(256 << 10)
@@ -270,5 +272,99 @@ fn ranges_of_more_than_4_gib_are_whole() {
         client.pull_dense(&table, 0, &mut out, options).unwrap();
         let right = out.iter().filter(|v| **v == 3.0).count();
         assert_eq!(right, out.len(), "{mode:?}");
+    }
+}
+
+/// Prints the times of pulls over TCP with a round trip of 10 ms, on 1, 4 and 16 lanes. Their number of
+/// round trips is that of `tests/sim/round_trips.rs`.
+#[test]
+#[ignore = "a measurement of wall-clock time"]
+fn distant_pulls_take_few_round_trips() {
+    const ELEMENTS: usize = 1 << 20;
+    for (servers, appliers) in [(1, 1), (2, 2), (4, 4)] {
+        let cluster = Cluster::start(Tcp, servers, appliers, 1);
+        let wiring = common::Wiring {
+            through: Arc::new(|server| common::proxy::distant(server, Duration::from_millis(5))),
+            ..common::Wiring::default()
+        };
+        let mut client = cluster.client_over(0, SyncMode::Asp, &wiring);
+        let rows = TableBuilder::sparse::<f32>("rows", 16);
+        let rows = client.create_table::<f32>(rows.spec()).unwrap();
+        let range = || TableBuilder::blocks::<f32>("range", ELEMENTS as u64 / 1024, 1024);
+        let ranges = client.create_table::<f32>(range().spec()).unwrap();
+        let mut snapshots = range().at_clock(Reduce::Sum).snapshot().spec().clone();
+        snapshots.name = "snapshots".into();
+        let snapshots = client.create_table::<f32>(&snapshots).unwrap();
+        let keys: Vec<u64> = (0..1024).collect();
+        let (mut some, mut all) = (vec![0.0; 1024 * 16], vec![0.0; ELEMENTS]);
+        let options = PullOptions::default();
+        let lanes = servers * u32::from(appliers);
+        let mut time = |what: &str, call: &mut dyn FnMut(&mut Client)| {
+            let begun = clock::now();
+            call(&mut client);
+            let ms = (clock::now() - begun).as_secs_f64() * 1e3;
+            println!("{lanes} lanes, {what}: {ms:.1} ms");
+        };
+        for what in ["unknown keys", "rows"] {
+            time(what, &mut |client| {
+                client.pull_rows(&rows, &keys, &mut some, options).unwrap();
+            });
+        }
+        time("rows, gathered", &mut |client| {
+            let gather = options.mode(PullMode::Gather);
+            client.pull_rows(&rows, &keys, &mut some, gather).unwrap();
+        });
+        for what in ["range of 4 MiB", "range of 4 MiB again"] {
+            time(what, &mut |client| {
+                client.pull_dense(&ranges, 0, &mut all, options).unwrap();
+            });
+        }
+        for what in ["snapshot of 4 MiB", "snapshot of 4 MiB again"] {
+            time(what, &mut |client| {
+                let snapshot = options.mode(PullMode::Snapshot);
+                client
+                    .pull_dense(&snapshots, 0, &mut all, snapshot)
+                    .unwrap();
+            });
+        }
+    }
+}
+
+/// Prints the times of pulls of 1 MiB over TCP, from tables of 64 partitions and of one.
+#[test]
+#[ignore = "a measurement of wall-clock time"]
+fn many_partitions_cost_as_much_as_one() {
+    const ELEMENTS: usize = 1 << 18;
+    for (servers, appliers) in [(1, 1), (1, 2)] {
+        for partitions in [64, 1] {
+            let cluster = Cluster::start(Tcp, servers, appliers, 1);
+            let mut client = cluster.client(0, SyncMode::Asp);
+            let spec = TableBuilder::blocks::<f32>("range", ELEMENTS as u64 / 1024, 1024);
+            let spec = spec.partitions(partitions);
+            let range = client.create_table::<f32>(spec.spec()).unwrap();
+            let mut spec = spec.at_clock(Reduce::Sum).snapshot().spec().clone();
+            spec.name = "snapshots".into();
+            let snapshots = client.create_table::<f32>(&spec).unwrap();
+            let mut all = vec![0.0; ELEMENTS];
+            for (mode, table) in [
+                (PullMode::Consistent, range),
+                (PullMode::Hogwild, range),
+                (PullMode::Snapshot, snapshots),
+            ] {
+                let options = PullOptions::default().mode(mode);
+                let mut times: Vec<Duration> = (0..400)
+                    .map(|_| {
+                        let begun = clock::now();
+                        client.pull_dense(&table, 0, &mut all, options).unwrap();
+                        clock::now() - begun
+                    })
+                    .collect();
+                times.sort_unstable();
+                let (best, median) = (times[0], times[200]);
+                println!(
+                    "{appliers} lanes, {partitions} partitions, {mode:?}: {median:?} (least {best:?})"
+                );
+            }
+        }
     }
 }

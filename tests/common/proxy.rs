@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tidewater_runtime::clock;
 use tidewater_runtime::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Direction of the counted bytes.
@@ -93,4 +95,46 @@ fn pump(mut from: TcpStream, mut to: TcpStream, cut: Option<u64>, moved: &Atomic
     }
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Returns the client's end of a connection to `server` through a network with a latency of `one_way` in
+/// each direction.
+pub fn distant(server: TcpStream, one_way: Duration) -> TcpStream {
+    let (here, client) = super::connection();
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).unwrap();
+    }
+    relay(
+        client.try_clone().unwrap(),
+        server.try_clone().unwrap(),
+        one_way,
+    );
+    relay(server, client, one_way);
+    here
+}
+
+/// Forwards each byte `one_way` after it was received, until an end closes.
+fn relay(mut from: TcpStream, mut to: TcpStream, one_way: Duration) {
+    let (tx, received) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 18];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            if tx
+                .send((clock::now() + one_way, buffer[..n].to_vec()))
+                .is_err()
+            {
+                break;
+            }
+        }
+    });
+    std::thread::spawn(move || {
+        for (due, bytes) in received {
+            std::thread::sleep(due.saturating_duration_since(clock::now()));
+            if to.write_all(&bytes).is_err() {
+                break;
+            }
+        }
+        // Either end may have closed it before.
+        drop(to.shutdown(Shutdown::Both));
+    });
 }

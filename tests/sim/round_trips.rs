@@ -45,7 +45,12 @@ fn count<T>(call: impl FnOnce() -> T) -> u64 {
     whole as u64
 }
 
-fn pull_rows(client: &mut Client, table: &ClientTable<f32>, from: u64, options: PullOptions) -> u64 {
+fn pull_rows(
+    client: &mut Client,
+    table: &ClientTable<f32>,
+    from: u64,
+    options: PullOptions,
+) -> u64 {
     let keys: Vec<u64> = (from..from + ROWS).collect();
     let mut out = vec![f32::NAN; keys.len() * DIM];
     let trips = count(|| client.pull_rows(table, &keys, &mut out, options).unwrap());
@@ -62,7 +67,11 @@ fn pull_range(
 ) -> u64 {
     let mut out = vec![f32::NAN; ELEMENTS - first];
     let options = PullOptions::default().mode(mode);
-    let trips = count(|| client.pull_dense(table, first as u64, &mut out, options).unwrap());
+    let trips = count(|| {
+        client
+            .pull_dense(table, first as u64, &mut out, options)
+            .unwrap()
+    });
     let wrong = (first..).zip(&out).find(|&(n, &value)| value != of(n));
     assert_eq!(wrong, None, "{mode:?} from {first}");
     trips
@@ -153,4 +162,37 @@ fn round_trips_do_not_grow_with_lanes() {
         assert_eq!(run(servers, appliers, true), tcp, "{lanes} lanes, in order");
         assert_eq!(run(servers, appliers, false), rdma, "{lanes} lanes, fenced");
     }
+}
+
+/// A lane has 4 MiB of reads under way at most: 80 rows of 64 KiB take a second round trip on the lane
+/// that reads into its own memory.
+#[test]
+fn long_pulls_go_in_bounded_parts() {
+    const COLS: usize = 16 << 10;
+    let table = TableBuilder::rows::<f32>("wide", 160, COLS as u32).partitions(2);
+    let shape = Shape {
+        servers: 2,
+        appliers: 1,
+        workers: 1,
+        ring_bytes: 8 << 20,
+    };
+    let faults = Faults::distant(Distance {
+        one_way: ONE_WAY,
+        reads_in_order: true,
+    });
+    let rig = Rig::new(2, faults, shape, &[table.spec()]);
+    rig.spawn("worker", move |rig, _| {
+        let mut client = rig.client(0, 0, SyncMode::Asp);
+        let table = open::<f32>(&mut client, "wide");
+        let keys: Vec<u64> = (0..160).collect();
+        let values: Vec<f32> = (0..160 * COLS).map(|n| n as f32).collect();
+        let pushed = client.push_rows(&table, &keys, &values, PushOp::Assign);
+        client.wait_applied(&pushed.unwrap()).unwrap();
+        let mut out = vec![f32::NAN; values.len()];
+        let options = PullOptions::default();
+        let trips = count(|| client.pull_rows(&table, &keys, &mut out, options).unwrap());
+        assert!(out == values, "rows in another order, or not placed");
+        assert_eq!(trips, 2);
+    });
+    assert_eq!(rig.world.run().failure, None);
 }

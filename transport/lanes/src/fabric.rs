@@ -31,6 +31,10 @@
 //! | F17 | An end that waits sleeps: no cycles after the spin, no lost wake-up. |
 //! | F18 | Reads, writes and polls on an open lane allocate nothing once warm. |
 //!
+//! Shared memory and TCP execute the reads of a lane in the order of their submission. There a fence holds for
+//! all reads behind it too, and costs nothing (F03). Elsewhere it holds for its own read only, and may cost a
+//! round trip.
+//!
 //! F04 and F15 promise no order between two writes: devices under adaptive routing place them as they
 //! arrive. An end that polls memory may see a later write first, so every polled record carries a
 //! checksum of its own. Some records count others: a tail its frames, a status its reject records. The

@@ -152,14 +152,16 @@ impl BlockPull<'_> {
         let mut read = Ok(());
         for n in 0..stages.len() {
             reads.iter_mut().for_each(LaneReads::clear);
-            read = self.stage_reads(round, (stages, n), first, &mut reads).and_then(|()| {
-                let mut dest = CallDest {
-                    head: &mut head,
-                    body: out,
-                    row_bytes: None,
-                };
-                read_lanes(self.lanes, &mut reads, &mut dest, self.deadline)
-            });
+            read = self
+                .stage_reads(round, (stages, n), first, &mut reads)
+                .and_then(|()| {
+                    let mut dest = CallDest {
+                        head: &mut head,
+                        body: out,
+                        row_bytes: None,
+                    };
+                    read_lanes(self.lanes, &mut reads, &mut dest, self.deadline)
+                });
             if read.is_err() {
                 break;
             }
@@ -224,7 +226,13 @@ impl BlockPull<'_> {
             Stage::RecordAgain => word_op(self.record_of(part)?, LINE_BYTES, window.after),
             Stage::Payload => {
                 let body_at = size(part.first - first) * self.layout.element_bytes;
-                payload_read(self.payload_of(part), self.bytes(part), window.word, body_at).0
+                payload_read(
+                    self.payload_of(part),
+                    self.bytes(part),
+                    window.word,
+                    body_at,
+                )
+                .0
             }
         })
     }
@@ -268,7 +276,11 @@ pub(super) fn payload_read(
         len: count(whole),
         head_len: if skew == 0 { 0 } else { 8 },
         head_at,
-        body_at: if skew == 0 { body_at } else { body_at + 8 - skew },
+        body_at: if skew == 0 {
+            body_at
+        } else {
+            body_at + 8 - skew
+        },
         fence: false,
     };
     (op, skew)

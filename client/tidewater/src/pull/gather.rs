@@ -88,7 +88,9 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
         let due = rows.len() * self.each;
         if reply.len() != due {
             let (got, what) = (reply.len(), self.what);
-            return Err(format!("a reply with {got} bytes of {what} where {due} are due"));
+            return Err(format!(
+                "a reply with {got} bytes of {what} where {due} are due"
+            ));
         }
         for (&row, bytes) in rows.iter().zip(reply.chunks_exact(self.each)) {
             (self.place)(row, bytes);
@@ -128,7 +130,9 @@ impl Requests for RangeRequests<'_> {
         let to = &mut self.out[self.parts[n].2.clone()];
         if reply.len() != to.len() {
             let (due, got) = (to.len(), reply.len());
-            return Err(format!("a reply with {got} bytes of a range where {due} are due"));
+            return Err(format!(
+                "a reply with {got} bytes of a range where {due} are due"
+            ));
         }
         to.copy_from_slice(reply);
         Ok(())

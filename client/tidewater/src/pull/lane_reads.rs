@@ -36,9 +36,9 @@ pub(super) const fn lane_bytes(lanes: usize) -> usize {
 
 /// The reads of one lane, and memory that is kept between calls.
 #[derive(Debug, Default)]
-pub(super) struct LaneReads {
+pub(crate) struct LaneReads {
     /// Reads with their places in the caller's memory.
-    pub(super) ops: Vec<ReadOp>,
+    pub(crate) ops: Vec<ReadOp>,
     /// The rows that are read, in the order of `ops`; empty for reads of other things. Reads without
     /// validation may move one read to the end.
     pub(super) rows: Vec<RowRead>,
@@ -55,11 +55,11 @@ pub(super) struct LaneReads {
 }
 
 /// Destination of the reads of a call.
-pub(super) struct CallDest<'a> {
-    pub(super) head: &'a mut [u8],
-    pub(super) body: &'a mut [u8],
+pub(crate) struct CallDest<'a> {
+    pub(crate) head: &'a mut [u8],
+    pub(crate) body: &'a mut [u8],
     /// Payload bytes of the rows to validate while they are placed; `None`: reads of other things.
-    pub(super) row_bytes: Option<usize>,
+    pub(crate) row_bytes: Option<usize>,
 }
 
 /// Performs all reads; `reads[n]` are those of lane `n`. Afterwards each is placed, as after a read of its
@@ -67,7 +67,7 @@ pub(super) struct CallDest<'a> {
 ///
 /// # Errors
 /// A deadline, which names the lane that is late; what a server refuses.
-pub(super) fn read_lanes(
+pub(crate) fn read_lanes(
     lanes: &mut Lanes,
     reads: &mut [LaneReads],
     dest: &mut CallDest<'_>,
@@ -221,7 +221,9 @@ impl LaneReads {
         if batch.is_none() {
             let waited = lanes.wait("pull", deadline, |lanes| {
                 let batch = lanes.get(lane).take_finished(tag);
-                let found = batch.map(Some).or_else(|| is_replaced(lanes).then_some(None));
+                let found = batch
+                    .map(Some)
+                    .or_else(|| is_replaced(lanes).then_some(None));
                 Ok::<_, Interrupt>(found)
             });
             batch = match waited {
@@ -283,20 +285,6 @@ impl LaneReads {
 }
 
 /// Reads on one lane; recovers it as often as needed until the deadline.
-pub(crate) fn read_ops(
-    lanes: &mut Lanes,
-    lane: usize,
-    ops: &[ReadOp],
-    head: &mut [u8],
-    body: &mut [u8],
-    deadline: Deadline,
-) -> Result<(), ClientError> {
-    recovering(lanes, lane, deadline, |lane| {
-        let into = ReadDest { head, body };
-        lane.read(ops, into, deadline)
-    })
-}
-
 fn recovering(
     lanes: &mut Lanes,
     lane: usize,

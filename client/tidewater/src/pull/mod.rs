@@ -20,7 +20,7 @@ pub(crate) use async_pull::LaterPulls;
 pub use async_pull::PullTicket;
 pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
-pub(crate) use lane_reads::read_ops;
+pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};
 pub(crate) use rows::{RowScratch, pull as pull_rows};
 
 /// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from

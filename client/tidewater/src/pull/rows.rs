@@ -446,7 +446,10 @@ impl RowPull<'_> {
 fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
     ClientError::Protocol {
         server: server.to_owned(),
-        what: format!("location {:#x}, in extent {number} that there is not", loc.0),
+        what: format!(
+            "location {:#x}, in extent {number} that there is not",
+            loc.0
+        ),
     }
 }
 

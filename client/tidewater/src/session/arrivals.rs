@@ -7,7 +7,7 @@ use tidewater_protocol::layout::session::TICKET_BYTES;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::pull::read_ops;
+use crate::pull::{CallDest, LaneReads, read_lanes};
 
 impl Client {
     /// Frames of pushes that have arrived at each applier so far, server by server, from all clients of
@@ -22,7 +22,7 @@ impl Client {
     /// [`ClientError::Argument`] where a server does not count pushes; when a server is lost.
     pub fn arrivals(&mut self) -> Result<Vec<u64>, ClientError> {
         let deadline = self.deadline();
-        let mut all = Vec::with_capacity(self.lanes.len());
+        let mut reads = Vec::with_capacity(self.lanes.len());
         for lane in 0..self.lanes.len() {
             let Some(counter) = self.lanes.get(lane).ring.counter() else {
                 let server = self.lanes.name(lane);
@@ -34,22 +34,31 @@ impl Client {
                     ),
                 });
             };
-            let op = ReadOp {
+            let mut of_lane = LaneReads::default();
+            of_lane.ops.push(ReadOp {
                 from: line_of(counter),
                 len: count(TICKET_BYTES),
                 head_len: count(TICKET_BYTES),
-                head_at: 0,
+                head_at: lane * TICKET_BYTES,
                 body_at: 0,
                 fence: false,
-            };
-            let mut line = [0; TICKET_BYTES];
-            read_ops(&mut self.lanes, lane, &[op], &mut line, &mut [], deadline)?;
-            let words = line.as_chunks::<8>().0.iter();
-            all.push(words.fold(0u64, |sum, word| {
-                sum.wrapping_add(u64::from_le_bytes(*word))
-            }));
+            });
+            reads.push(of_lane);
         }
-        Ok(all)
+        let mut lines = vec![0; reads.len() * TICKET_BYTES];
+        let mut dest = CallDest {
+            head: &mut lines,
+            body: &mut [],
+            row_bytes: None,
+        };
+        read_lanes(&mut self.lanes, &mut reads, &mut dest, deadline)?;
+        let words = |line: &[u8]| {
+            let words = line.as_chunks::<8>().0.iter();
+            words.fold(0u64, |sum, word| {
+                sum.wrapping_add(u64::from_le_bytes(*word))
+            })
+        };
+        Ok(lines.chunks_exact(TICKET_BYTES).map(words).collect())
     }
 }
 

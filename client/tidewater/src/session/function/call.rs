@@ -17,9 +17,7 @@ use crate::lanes::Requests;
 use crate::push::Ticket;
 use crate::session::Client;
 use crate::session::function::exchange::{by_lane, count_slots, header_of, request_all};
-use crate::session::function::keyed::{
-    KeyBytes, RowChunk, RowsScratch, row_chunks, rows_header,
-};
+use crate::session::function::keyed::{KeyBytes, RowChunk, RowsScratch, row_chunks, rows_header};
 use crate::session::function::pieces::{FramePiece, dense_pieces, slot_pieces};
 use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::state::TableState;
