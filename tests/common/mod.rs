@@ -44,8 +44,9 @@ use tidewater_protocol::ids::{
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::mutants;
-use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::placement::{Owner, Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
@@ -517,16 +518,17 @@ struct Coordinator {
 impl CoordinatorLink for Coordinator {
     fn create_table(&mut self, spec: &TableSpec, _: Deadline) -> Result<TableInfo, ClientError> {
         let mut tables = self.tables.lock().unwrap();
+        let servers = self.servers.iter();
+        let appliers: Vec<u16> = servers.map(|s| s.appliers.len() as u16).collect();
+        let mut spec = spec.clone();
+        if spec.partitions == PARTITIONS_AUTO {
+            spec.partitions = default_partitions(&spec, &appliers);
+        }
         if let Some(known) = tables.iter().find(|t| t.spec.name == spec.name) {
-            assert_eq!(known.spec, *spec);
+            assert_eq!(known.spec, spec);
             return Ok(known.clone());
         }
         spec.validate().unwrap();
-        let appliers: Vec<u16> = self
-            .servers
-            .iter()
-            .map(|s| s.appliers.len() as u16)
-            .collect();
         let placement = Placement::round_robin(spec.partitions, &appliers);
         let id = TableId(tables.len() as u32 + 1);
         let shared = Arc::new(spec.clone());

@@ -13,7 +13,8 @@ use tidewater_lanes::fabric::SPIN;
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
-use tidewater_protocol::placement::Owner;
+use tidewater_protocol::limits::PARTITIONS_AUTO;
+use tidewater_protocol::placement::{Owner, Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{ServerMember, TableInfo};
 use tidewater_protocol::wire::handshake::JobToken;
@@ -172,12 +173,15 @@ pub(crate) fn info(handle: &ServerHandle, id: u32, spec: &TableSpec) -> TableInf
         server: ServerId(0),
         applier: ApplierId((p % u32::from(appliers)) as u16),
     };
+    let mut spec = spec.clone();
+    if spec.partitions == PARTITIONS_AUTO {
+        spec.partitions = default_partitions(&spec, &[appliers]);
+    }
+    let placement = Placement((0..spec.partitions).map(owner).collect());
     TableInfo {
         id: TableId(id),
-        spec: spec.clone(),
-        placement: tidewater_protocol::placement::Placement(
-            (0..spec.partitions).map(owner).collect(),
-        ),
+        spec,
+        placement,
     }
 }
 

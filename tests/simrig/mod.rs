@@ -34,7 +34,8 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
-use tidewater_protocol::placement::{Owner, Placement, partition_of_key};
+use tidewater_protocol::limits::PARTITIONS_AUTO;
+use tidewater_protocol::placement::{Owner, Placement, default_partitions, partition_of_key};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
@@ -183,11 +184,16 @@ impl Rig {
         world.limit_steps(1_000_000);
         let appliers = vec![shape.appliers; shape.servers as usize];
         let info = |(n, spec): (usize, &&TableSpec)| {
+            let mut spec = (*spec).clone();
+            if spec.partitions == PARTITIONS_AUTO {
+                spec.partitions = default_partitions(&spec, &appliers);
+            }
             spec.validate().unwrap();
+            let placement = Placement::round_robin(spec.partitions, &appliers);
             TableInfo {
                 id: TableId(n as u32 + 1),
-                spec: (*spec).clone(),
-                placement: Placement::round_robin(spec.partitions, &appliers),
+                spec,
+                placement,
             }
         };
         let tables: Vec<_> = tables.iter().enumerate().map(info).collect();

@@ -336,7 +336,7 @@ typedef struct {
     uint64_t rows;
     // Elements of a row.
     uint32_t cols;
-    // Virtual partitions. 0: 64.
+    // Virtual partitions. 0: chosen when the table is created, from its size and the servers.
     uint32_t partitions;
     // tw_optimizer, with its numbers in `hyper`.
     int32_t optimizer;
@@ -391,6 +391,10 @@ typedef struct {
     uint32_t number;
     // Clock domain of the table.
     uint32_t domain;
+    // Virtual partitions, as given or as chosen when the table was created.
+    uint32_t partitions;
+    // Zero.
+    uint32_t reserved;
 } tw_table_info;
 
 // How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's

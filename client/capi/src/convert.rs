@@ -22,7 +22,6 @@ use crate::error::Failure;
 /// Longest time that a caller may give: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// Default of the client's own builder.
-const PARTITIONS: u32 = 64;
 const BLOCK_BYTES: u32 = 16 << 10;
 
 /// Parsed options of a session.
@@ -245,7 +244,8 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         effect: effect(options)?,
         finite_check: options.allow_not_finite == 0,
         domain: domain(options.domain)?,
-        partitions: or_default(options.partitions, PARTITIONS),
+        // 0 leaves the number to the coordinator.
+        partitions: options.partitions,
         gradient: gradient(options),
     })
 }

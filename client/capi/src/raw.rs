@@ -423,7 +423,7 @@ mod tests {
             size_of::<tw_table_options>(),
             8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8
         );
-        assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 6 * 4);
+        assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 8 * 4);
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
         assert_eq!(size_of::<tw_counters>(), 22 * 8);

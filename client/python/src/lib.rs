@@ -22,6 +22,7 @@ mod walltime;
 
 use pyo3::prelude::*;
 use tidewater::interrupt;
+use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 
 /// The client as a compiled module. Import `tidewater` instead.
 #[pymodule]
@@ -29,6 +30,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // An earlier import in another interpreter of this process may have installed the same hook.
     interrupt::install(failure::handle_signals).ok();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("PARTITIONS_DEFAULT", PARTITIONS_DEFAULT)?;
     module.add("Error", module.py().get_type::<failure::Error>())?;
     module.add(
         "ForkedError",

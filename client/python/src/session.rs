@@ -184,7 +184,7 @@ impl Session {
 
     /// Creates a table, or opens the one of that name if its definition is equal.
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
-        effect="immediate", domain=0, partitions=64, block_bytes=16384, snapshot=false,
+        effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
         initial_accumulator=0.0))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -242,9 +242,11 @@ impl Session {
                 initial_accumulator,
             },
         };
-        let made = me
-            .get()
-            .with(me.py(), |client| AnyTable::create(client, &spec))?;
+        let (made, spec) = me.get().with(me.py(), |client| {
+            let made = AnyTable::create(client, &spec)?;
+            Ok((made, made.spec(client).cloned()))
+        })?;
+        let spec = spec.ok_or_else(defect)?;
         Ok(Table::new(me.clone().unbind(), made, spec))
     }
 

@@ -120,6 +120,11 @@ impl Table {
     }
 
     #[getter]
+    const fn partitions(&self) -> u32 {
+        self.spec.partitions
+    }
+
+    #[getter]
     fn kind(&self) -> &'static str {
         match (&self.spec.shape, self.is_ranges()) {
             (Shape::Sparse { .. }, _) => "sparse",

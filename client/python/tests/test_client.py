@@ -42,6 +42,7 @@ def test_what_is_pushed_is_what_is_pulled():
     for dtype in (np.float32, np.float64, np.int32, np.int64):
         with session() as s:
             t = s.table("t", "sparse", dtype=dtype, cols=3)
+            assert t.partitions == 64 and s.open_table("t", dtype).partitions == 64
             keys = np.array([5, 1 << 63, 5], dtype=np.uint64)
             t.push(np.arange(9, dtype=dtype).reshape(3, 3), keys).wait()
             for mode in ("consistent", "hogwild", "gather"):

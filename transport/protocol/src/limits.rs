@@ -8,8 +8,13 @@ pub const TABLE_NAME_BYTES_MAX: usize = 128;
 pub const ROW_DIM_MAX: u32 = 65_536;
 /// Virtual partitions of a table: enough to balance 64 servers, few enough to scan.
 pub const PARTITIONS_MAX: u32 = 4_096;
-/// Virtual partitions of a table by default. Balances up to 32 servers within 10 %.
-pub const PARTITIONS_DEFAULT: u32 = 256;
+/// Virtual partitions of a table by default, where no more are needed (see
+/// [`default_partitions`](crate::placement::default_partitions)). Balances up to 8 appliers within 10 %.
+pub const PARTITIONS_DEFAULT: u32 = 64;
+/// Number of partitions in a definition that leaves it to the coordinator.
+pub const PARTITIONS_AUTO: u32 = 0;
+/// Elements of a partition of a large dense table.
+pub const PARTITION_ELEMENTS: u64 = 1 << 19;
 /// Tables alive at once in a namespace.
 pub const TABLES_MAX: usize = 1_024;
 /// Bytes of one line of a training file: 64 Ki features of 16 characters. A longer line lost a newline.

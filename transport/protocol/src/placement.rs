@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, PartitionId, ServerId};
 use crate::layout::hash::mix64;
+use crate::limits::{PARTITION_ELEMENTS, PARTITIONS_DEFAULT, PARTITIONS_MAX};
+use crate::table::{DenseLayout, Shape, TableSpec};
 
 /// Returns the partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ
 /// in any bits spread evenly. Independent of the number of servers.
@@ -11,6 +13,39 @@ use crate::layout::hash::mix64;
 pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
     let mixed = mix64(key ^ 0x7469_6465_7761_7465);
     PartitionId(((mixed as u128 * partitions as u128) >> 64) as u32)
+}
+
+/// Number of partitions of a table whose definition leaves it open. `appliers[s]` is the number of appliers
+/// of server `s`.
+///
+/// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense
+/// table up to eight for each applier. Fewer than eight for each applier are rounded up, so that all
+/// appliers own equally many. No partition of a dense table is empty.
+pub fn default_partitions(spec: &TableSpec, appliers: &[u16]) -> u32 {
+    let widest = appliers.iter().max().copied().unwrap_or(1).max(1);
+    // Partitions go to servers in turn, and to the appliers of each in turn.
+    let slots = appliers.len().max(1) as u64 * u64::from(widest);
+    let (elements, units) = match spec.shape {
+        Shape::Sparse { .. } => (0, u64::MAX),
+        Shape::Dense { rows, cols, layout } => {
+            let elements = rows.saturating_mul(cols.into());
+            let units = match layout {
+                DenseLayout::Rows => rows,
+                DenseLayout::Blocks { block_bytes, .. } => {
+                    let per_block = u64::from(block_bytes) / spec.dtype.size() as u64;
+                    elements.div_ceil(per_block.max(1))
+                }
+            };
+            (elements, units)
+        }
+    };
+    let by_size = elements.div_ceil(PARTITION_ELEMENTS).min(8 * slots);
+    let wanted = u64::from(PARTITIONS_DEFAULT).max(2 * slots).max(by_size);
+    let even = match wanted < 8 * slots {
+        true => wanted.next_multiple_of(slots),
+        false => wanted,
+    };
+    even.min(units).clamp(1, PARTITIONS_MAX.into()) as u32
 }
 
 /// An applier of a server. It owns partitions and is the only writer of their rows.
@@ -58,6 +93,8 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::DomainId;
+    use crate::table::{Apply, DType, GradientOptions, Init, Optimizer};
 
     /// Ids built as `type << 32` or `x << 48` share their low words; each partition must still get
     /// its share.
@@ -74,6 +111,52 @@ mod tests {
                 f64::from(max) / (f64::from(n) / 64.0) < 1.2,
                 "shift {shift}: {max}"
             );
+        }
+    }
+
+    /// Every applier owns a partition of a default table, and no partition is empty.
+    #[test]
+    fn default_partitions_leave_no_applier_idle() {
+        let mut spec = TableSpec {
+            name: "t".into(),
+            shape: Shape::Sparse { dim: 8 },
+            dtype: DType::F32,
+            optimizer: Optimizer::None,
+            init: Init::Zeros,
+            seed: 0,
+            effect: Apply::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions: 0,
+            gradient: GradientOptions::default(),
+        };
+        let dense = |rows| Shape::Dense {
+            rows,
+            cols: 1,
+            layout: DenseLayout::Rows,
+        };
+        let small = 1 << 16;
+        for (shape, servers, appliers, partitions) in [
+            (Shape::Sparse { dim: 8 }, 1, 1, 64),
+            (Shape::Sparse { dim: 8 }, 4, 4, 64),
+            (Shape::Sparse { dim: 8 }, 3, 3, 72),
+            (Shape::Sparse { dim: 8 }, 32, 4, 256),
+            (Shape::Sparse { dim: 8 }, 1_024, 8, 4_096),
+            (dense(small), 32, 4, 256),
+            (dense(5), 32, 4, 5),
+            (dense(1 << 27), 4, 4, 128),
+            (dense(1 << 27), 32, 4, 256),
+            (dense(1 << 40), 32, 4, 1_024),
+            (dense(u64::MAX), 1, 1, 64),
+        ] {
+            spec.shape = shape;
+            let appliers = vec![appliers; servers];
+            let got = default_partitions(&spec, &appliers);
+            assert_eq!(got, partitions, "{shape:?} on {appliers:?}");
+            let placement = Placement::round_robin(got, &appliers);
+            let owners: std::collections::BTreeSet<_> = placement.0.iter().collect();
+            let all = appliers.iter().map(|&n| usize::from(n)).sum::<usize>();
+            assert_eq!(owners.len(), all.min(got as usize), "{shape:?}");
         }
     }
 

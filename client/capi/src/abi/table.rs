@@ -88,6 +88,8 @@ pub unsafe extern "C" fn tw_table_describe(
                 effect: convert::effect_code(spec.effect),
                 number: table.id().0,
                 domain: spec.domain.0.into(),
+                partitions: spec.partitions,
+                reserved: 0,
             })
         })?;
         // SAFETY: the contract of the module.

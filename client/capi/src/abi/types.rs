@@ -303,7 +303,7 @@ pub struct tw_table_options {
     pub rows: u64,
     /// Elements of a row.
     pub cols: u32,
-    /// Virtual partitions. 0: 64.
+    /// Virtual partitions. 0: chosen when the table is created, from its size and the servers.
     pub partitions: u32,
     /// tw_optimizer, with its numbers in `hyper`.
     pub optimizer: i32,
@@ -357,6 +357,10 @@ pub struct tw_table_info {
     pub number: u32,
     /// Clock domain of the table.
     pub domain: u32,
+    /// Virtual partitions, as given or as chosen when the table was created.
+    pub partitions: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's

@@ -365,6 +365,10 @@ fn infos_and_names() {
     assert_eq!(me.transport, tw_transport::TW_SHM as i32);
     assert_eq!((it.rows, it.cols, it.dtype), (5, 7, I64));
     assert_eq!(it.kind, tw_kind::TW_RANGES as i32);
+    assert_eq!(
+        it.partitions, 1,
+        "one block has one partition, and none is empty"
+    );
     assert_eq!(tw_abi_version(), TW_ABI_VERSION);
     for (status, name) in [
         (0, c"TW_OK"),

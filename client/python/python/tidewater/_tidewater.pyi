@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 __version__: str
+PARTITIONS_DEFAULT: int
 
 _Keys = Union[npt.NDArray[np.uint64], npt.NDArray[np.int64], Sequence[int]]
 class _Tensor(Protocol):
@@ -73,7 +74,7 @@ class Session:
         seed: int = 0,
         effect: Literal["immediate", "clock_sum", "clock_mean"] = "immediate",
         domain: int = 0,
-        partitions: int = 64,
+        partitions: int = 0,
         block_bytes: int = 16384,
         snapshot: bool = False,
         allow_not_finite: bool = False,
@@ -89,7 +90,8 @@ class Session:
         ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay) or
         ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high) or
         ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
-        elements, `clip_norm` the norm of a row.
+        elements, `clip_norm` the norm of a row. 0 `partitions`: their number is chosen from the size of the table
+        and the servers; `Table.partitions` has it.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -204,6 +206,8 @@ class Table:
     def cols(self) -> int: ...
     @property
     def rows(self) -> Optional[int]: ...
+    @property
+    def partitions(self) -> int: ...
     @property
     def dtype(self) -> np.dtype: ...
     @property

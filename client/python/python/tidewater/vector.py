@@ -22,7 +22,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from ._tidewater import Session, Table
+from ._tidewater import PARTITIONS_DEFAULT, Session, Table
 
 _Number = Union[int, float, np.floating, np.integer]
 
@@ -43,7 +43,7 @@ class VectorSpace:
         dim: int,
         *,
         dtype: npt.DTypeLike = np.float64,
-        partitions: int = 64,
+        partitions: int = PARTITIONS_DEFAULT,
     ) -> None:
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.dtype(np.float32), np.dtype(np.float64)):

@@ -79,6 +79,11 @@ impl AnyTable {
         each!(self, table => table.id())
     }
 
+    /// Number of the table's partitions.
+    pub const fn partitions(self) -> u32 {
+        each!(self, table => table.partitions())
+    }
+
     /// The table's definition; `None` for a table of another client.
     pub fn spec(self, client: &Client) -> Option<&TableSpec> {
         fn of<'c, T: Element>(client: &'c Client, table: &Table<T>) -> Option<&'c TableSpec> {

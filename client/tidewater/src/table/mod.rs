@@ -9,6 +9,7 @@ pub(crate) mod state;
 use std::marker::PhantomData;
 
 use tidewater_protocol::ids::{DomainId, TableId};
+use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
 };
@@ -26,16 +27,24 @@ pub struct Table<T> {
     id: TableId,
     index: usize,
     pub(crate) dim: usize,
+    partitions: u32,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Table<T> {
-    pub(crate) const fn new(handle: HandleId, id: TableId, index: usize, dim: usize) -> Self {
+    pub(crate) const fn new(
+        handle: HandleId,
+        id: TableId,
+        index: usize,
+        dim: usize,
+        partitions: u32,
+    ) -> Self {
         Self {
             handle,
             id,
             index,
             dim,
+            partitions,
             element: PhantomData,
         }
     }
@@ -54,6 +63,11 @@ impl<T: Element> Table<T> {
     /// Number of elements of a row.
     pub const fn dim(&self) -> usize {
         self.dim
+    }
+
+    /// Number of the table's partitions, as given or as chosen when it was created.
+    pub const fn partitions(&self) -> u32 {
+        self.partitions
     }
 
     /// Number of the table in the cluster.
@@ -84,7 +98,7 @@ impl TableBuilder {
             effect: Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
-            partitions: 64,
+            partitions: PARTITIONS_AUTO,
             gradient: GradientOptions::default(),
         })
     }
@@ -215,7 +229,10 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the number of virtual partitions (default 64).
+    /// Sets the number of virtual partitions. By default the coordinator chooses it when the table is
+    /// created, from its size and the servers' appliers, so that none is idle: 64 up to 32 appliers.
+    /// [`Table::partitions`] reports it. Sums of elements combine the partitions in order: their last bits
+    /// depend on the number.
     #[must_use]
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.0.partitions = partitions;

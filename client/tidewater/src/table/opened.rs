@@ -127,7 +127,8 @@ impl Tables {
         let is = |slot: &Option<TableState>| slot.as_ref().is_some_and(|table| table.id == id);
         let index = self.slots.iter().position(is)?;
         let table = self.slots[index].as_ref()?;
-        Some(Table::new(table.handle, id, index, table.spec.dim()))
+        let (dim, partitions) = (table.spec.dim(), table.spec.partitions);
+        Some(Table::new(table.handle, id, index, dim, partitions))
     }
 
     /// Removes a table: its handles become invalid.

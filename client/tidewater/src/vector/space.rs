@@ -10,6 +10,7 @@ use crate::pull::PullOptions;
 use crate::session::Client;
 use crate::session::function::{Expression, FunctionArgs};
 use crate::table::{Table, TableBuilder};
+use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 use tidewater_protocol::table::{Optimizer, PushOp};
 
 /// Number of a vector in its space, and of the slot's use: another vector in the slot has another
@@ -97,12 +98,13 @@ impl<T> Drop for Lease<T> {
 
 impl<T: Float> VectorSpace<T> {
     /// Makes a space of vectors with `dim` elements. Its tables are named `NAME/0`, `NAME/1`, ...; one
-    /// program at a time uses a name.
+    /// program at a time uses a name. They have 64 partitions on any number of servers, so that sums have
+    /// the same bits.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a dimension of 0 or over 2^32 - 1 columns of a table.
     pub fn new(client: Client, name: &str, dim: u64) -> Result<Self, ClientError> {
-        Self::with_partitions(client, name, dim, 64)
+        Self::with_partitions(client, name, dim, PARTITIONS_DEFAULT)
     }
 
     /// Like [`VectorSpace::new`] with a number of partitions: at most one for each block of 16 KiB is of

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use tidewater_protocol::ids::{ServerId, TableId};
-use tidewater_protocol::limits::TABLES_MAX;
-use tidewater_protocol::placement::Placement;
+use tidewater_protocol::limits::{PARTITIONS_AUTO, TABLES_MAX};
+use tidewater_protocol::placement::{Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -154,7 +154,11 @@ impl Coordinator {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
         };
-        table.info.placement = Placement::round_robin(table.info.spec.partitions, &appliers);
+        let spec = &mut table.info.spec;
+        if spec.partitions == PARTITIONS_AUTO {
+            spec.partitions = default_partitions(spec, &appliers);
+        }
+        table.info.placement = Placement::round_robin(spec.partitions, &appliers);
         table.stage = Stage::Making {
             missing: servers.iter().copied().collect(),
             made: Vec::new(),
@@ -307,10 +311,19 @@ pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     }
 }
 
-/// The fields in which two definitions differ; `None` for equal ones.
+/// The fields in which two definitions differ; `None` for equal ones. A definition that leaves the number of
+/// partitions open fits a table with any number.
 pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     if have == want {
         return None;
+    }
+    if want.partitions == PARTITIONS_AUTO && have.partitions != PARTITIONS_AUTO {
+        let partitions = have.partitions;
+        let want = TableSpec {
+            partitions,
+            ..want.clone()
+        };
+        return difference(have, &want);
     }
     let mut fields = Vec::new();
     macro_rules! compare {

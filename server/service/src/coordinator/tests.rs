@@ -242,6 +242,32 @@ fn a_table_is_made_when_the_last_server_comes_and_told_when_all_have_it() {
     assert!(rig.orders(s0).is_empty() && rig.orders(s1).is_empty());
 }
 
+/// A definition without a number of partitions gets one when the table is made. It fits a table with any
+/// number; a definition with another number is refused.
+#[test]
+fn open_number_of_partitions_is_chosen_once() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, false);
+    let (s0, w0, w1) = (rig.server(0), rig.worker(0), rig.worker(1));
+    let with = |partitions| TableSpec {
+        partitions,
+        ..spec("a")
+    };
+    rig.ask(w0, 2, Ask::CreateTable(with(0)));
+    rig.obey(s0, &CommandReply::Done);
+    let Some(Answer::Table(made)) = rig.answer(w0, 2) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(made.spec.partitions, 64);
+    assert_eq!(made.placement.0.len(), 64);
+    for (number, same) in [(3, 0), (4, 64)] {
+        rig.ask(w1, number, Ask::CreateTable(with(same)));
+        assert_eq!(rig.answer(w1, number), Some(Answer::Table(made.clone())));
+    }
+    rig.ask(w1, 5, Ask::CreateTable(with(8)));
+    let text = rig.refusal(w1, 5).text;
+    assert!(text.contains("partitions is 64, asked for 8"), "{text}");
+}
+
 #[test]
 fn another_definition_is_refused_with_the_difference() {
     let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);

@@ -2,8 +2,8 @@
 
 use crate::ids::DomainId;
 use crate::limits::{
-    BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_MAX, ROW_BYTES_MAX,
-    ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
+    BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_AUTO,
+    PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
 };
 use crate::table::optimizer::Parameter;
 use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
@@ -141,6 +141,22 @@ impl TableSpec {
             });
         }
         Ok(())
+    }
+
+    /// Checks the definition of a table to be created: as [`TableSpec::validate`], but the number of
+    /// partitions may be open ([`PARTITIONS_AUTO`]).
+    ///
+    /// # Errors
+    /// As [`TableSpec::validate`].
+    pub fn validate_request(&self) -> Result<(), SpecError> {
+        if self.partitions != PARTITIONS_AUTO {
+            return self.validate();
+        }
+        let some = Self {
+            partitions: PARTITIONS_DEFAULT,
+            ..self.clone()
+        };
+        some.validate()
     }
 
     fn validate_shape(&self) -> Result<(), SpecError> {

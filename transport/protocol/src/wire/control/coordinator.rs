@@ -278,7 +278,7 @@ impl Message for CoordinatorRequest {
                 )?;
                 at_most("workers", u64::from(join.workers), u64::from(WORKERS_MAX))
             }
-            Self::CreateTable(spec) => Ok(spec.validate()?),
+            Self::CreateTable(spec) => Ok(spec.validate_request()?),
             Self::OpenTable { name } => name_at_most("table name", name, TABLE_NAME_BYTES_MAX),
             Self::Barrier {
                 name,

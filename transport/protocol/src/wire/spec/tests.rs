@@ -245,21 +245,18 @@ fn domains_and_partitions() {
         };
         assert_eq!(spec.validate().is_ok(), ok);
     }
-    for (partitions, ok) in [
-        (0, false),
-        (1, true),
-        (PARTITIONS_MAX, true),
-        (PARTITIONS_MAX + 1, false),
+    for (partitions, exists, asked) in [
+        (0, false, true),
+        (1, true, true),
+        (PARTITIONS_MAX, true, true),
+        (PARTITIONS_MAX + 1, false, false),
     ] {
-        assert_eq!(
-            TableSpec {
-                partitions,
-                ..sparse(8)
-            }
-            .validate()
-            .is_ok(),
-            ok
-        );
+        let spec = TableSpec {
+            partitions,
+            ..sparse(8)
+        };
+        assert_eq!(spec.validate().is_ok(), exists, "{partitions}");
+        assert_eq!(spec.validate_request().is_ok(), asked, "{partitions}");
     }
 }
 
