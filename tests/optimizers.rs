@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
+#[path = "optimizers/encodings.rs"]
+mod encodings;
 #[path = "../server/engine/tests/kernels/oracle.rs"]
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
@@ -11,7 +13,9 @@ mod oracle;
 use common::Cluster;
 use common::faults::transports;
 use oracle::Oracle32;
-use tidewater::{Client, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{
+    Client, ClientError, PullOptions, PushOptions, SyncMode, Table, TableBuilder, Ticket,
+};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{GradientOptions, Optimizer, PushOp, Reduce};
 
@@ -66,6 +70,7 @@ fn options(rule: &Optimizer, ranges: bool) -> [GradientOptions; 2] {
         clip_value: Some(0.8),
         clip_norm: (!ranges).then_some(1.2),
         initial_accumulator: if rule.accumulates() { 0.1 } else { 0.0 },
+        ..GradientOptions::default()
     };
     [GradientOptions::default(), all]
 }
@@ -94,12 +99,40 @@ struct Checked {
 
 impl Checked {
     fn push(&self, client: &mut Client, row: u64, g: &[f32]) {
-        let ticket = if self.ranges {
-            client.push_dense(&self.table, row * DIM as u64, g, PushOp::Gradient)
-        } else {
-            client.push_rows(&self.table, &[row], g, PushOp::Gradient)
-        };
+        self.push_by(client, row, g, 1.0);
+    }
+
+    /// Pushes a gradient with a weight.
+    fn push_by(&self, client: &mut Client, row: u64, g: &[f32], weight: f64) {
+        let options = PushOptions::default().weight(weight);
+        let ticket = self.try_push(client, row, g, PushOp::Gradient, options);
         client.wait_applied(&ticket.unwrap()).unwrap();
+    }
+
+    fn try_push(
+        &self,
+        client: &mut Client,
+        row: u64,
+        values: &[f32],
+        op: PushOp,
+        options: PushOptions,
+    ) -> Result<Ticket, ClientError> {
+        if self.ranges {
+            let first = row * DIM as u64;
+            return client.push_dense_with(&self.table, first, values, op, options);
+        }
+        client.push_rows_with(&self.table, &[row], values, op, options)
+    }
+
+    fn pull_row(&self, client: &mut Client, row: u64) -> [f32; DIM] {
+        let (mut out, options) = ([0.0; DIM], PullOptions::default());
+        if self.ranges {
+            client.pull_dense(&self.table, row * DIM as u64, &mut out, options)
+        } else {
+            client.pull_rows(&self.table, &[row], &mut out, options)
+        }
+        .unwrap();
+        out
     }
 
     fn check(&self, client: &mut Client) {
@@ -165,6 +198,127 @@ fn pushes_on_arrival_match_the_oracle() {
                 }
             }
             checked.check(&mut client);
+        }
+    }
+}
+
+/// The weight of a push on arrival is a factor of the learning rate of its step: of every rule, with
+/// every option, to the bit.
+#[test]
+fn weights_scale_the_rate_on_arrival() {
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 2, 2, 1);
+        let mut client = cluster.client(0, SyncMode::Asp);
+        for mut checked in tables(&mut client, |table| table) {
+            for step in 0..STEPS {
+                for row in touched(step) {
+                    let g = gradient(0, row, step);
+                    let weight = [1.0, 0.3, 0.0, 2.5][(step as usize + row as usize) % 4];
+                    checked.push_by(&mut client, row, &g, weight);
+                    checked.rows[row as usize].factor = weight;
+                    checked.rows[row as usize].push(PushOp::Gradient, &g);
+                }
+            }
+            checked.check(&mut client);
+        }
+    }
+}
+
+/// A weight that is no weight of the table, and one of an operation that has none, is refused before
+/// anything is sent. The weight of a sum multiplies its values.
+#[test]
+fn weights_are_finite_and_of_sums() {
+    let cluster = Cluster::start(transports()[0], 1, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    let integers = TableBuilder::sparse::<i32>("integers", 1);
+    let integers = client.create_table::<i32>(integers.spec()).unwrap();
+    let of = |weight| PushOptions::default().weight(weight);
+    for checked in tables(&mut client, |table| table).iter().take(12) {
+        let before = client.counters().frames;
+        let values = [1.0f32, 2.0, 3.0, 4.0, -5.0];
+        for weight in [f64::NAN, f64::INFINITY, -0.5, 1e39] {
+            for op in [PushOp::Gradient, PushOp::Sum] {
+                let refused = checked.try_push(&mut client, 3, &values, op, of(weight));
+                let text = refused.unwrap_err().to_string();
+                assert!(text.contains("not below 0"), "{weight}: {text}");
+            }
+        }
+        let refused = checked.try_push(&mut client, 3, &values, PushOp::Assign, of(0.5));
+        assert!(matches!(refused, Err(ClientError::Argument { .. })));
+        let refused = client.push_rows_with(&integers, &[1], &[2], PushOp::Sum, of(2.0));
+        assert!(matches!(refused, Err(ClientError::Argument { .. })));
+        assert_eq!(client.counters().frames, before, "nothing was sent");
+        let ticket = checked.try_push(&mut client, 3, &values, PushOp::Sum, of(2.5));
+        client.wait_applied(&ticket.unwrap()).unwrap();
+        let mut oracle = Oracle32::new(checked.rows[3].rule, GradientOptions::default(), DIM);
+        oracle.push(PushOp::Sum, &values.map(|v| 2.5 * v));
+        assert_eq!(
+            checked.pull_row(&mut client, 3).to_vec(),
+            oracle.w,
+            "{}",
+            checked.what
+        );
+    }
+}
+
+/// A table by staleness divides the rate by the ticks that the fastest worker is ahead, 1 at least: also
+/// after that worker has left. A weight is a factor besides. Other tables are as ever.
+#[test]
+fn staleness_divides_the_rate() {
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 2, 2);
+        let mut slow = cluster.client(0, SyncMode::Asp);
+        let mut fast = cluster.client(1, SyncMode::Asp);
+        let sgd = |table: TableBuilder| table.optimizer(Optimizer::Sgd { lr: 0.75 });
+        let mut create = |table: TableBuilder, ranges| Checked {
+            table: slow.create_table(sgd(table).spec()).unwrap(),
+            ranges,
+            rows: Vec::new(),
+            what: format!("{transport}, ranges {ranges}"),
+        };
+        let dim = DIM as u32;
+        let ranges = TableBuilder::blocks::<f32>("ranges", ROWS, dim).block_bytes(4096);
+        let by_staleness = [
+            create(
+                TableBuilder::sparse::<f32>("sparse", dim).by_staleness(),
+                false,
+            ),
+            create(
+                TableBuilder::rows::<f32>("rows", ROWS, dim).by_staleness(),
+                false,
+            ),
+            create(ranges.by_staleness(), true),
+        ];
+        let plain = create(TableBuilder::rows::<f32>("plain", ROWS, dim), false);
+        let (mut ticks, mut want, mut want_plain) = ([0, 0], 0.0f32, 0.0f32);
+        for staleness in [0, 1, 2, 4, 4, 5, 8] {
+            while ticks[1] < ticks[0] + staleness {
+                fast.tick().unwrap();
+                ticks[1] += 1;
+            }
+            fast.flush().unwrap();
+            for weight in [1.0, 0.5] {
+                for table in by_staleness.iter().chain([&plain]) {
+                    table.push_by(&mut slow, 7, &[1.0; DIM], weight);
+                }
+                want -= (0.75 * (weight / staleness.max(1) as f64)) as f32;
+                want_plain -= (0.75 * weight) as f32;
+            }
+            for table in &by_staleness {
+                let found = table.pull_row(&mut slow, 7);
+                assert_eq!(found, [want; DIM], "{}, staleness {staleness}", table.what);
+            }
+            assert_eq!(plain.pull_row(&mut slow, 7), [want_plain; DIM]);
+            if staleness == 4 {
+                slow.tick().unwrap();
+                ticks[0] += 1;
+            }
+        }
+        fast.finish().unwrap();
+        for table in &by_staleness {
+            table.push_by(&mut slow, 9, &[1.0; DIM], 1.0);
+            let found = table.pull_row(&mut slow, 9);
+            assert_eq!(found, [-0.75 / 8.0; DIM], "{}: alone", table.what);
         }
     }
 }

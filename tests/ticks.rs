@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::Cluster;
 use common::faults::transports;
-use tidewater::{Client, Element, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{Client, Element, PullOptions, PushOptions, SyncMode, Table, TableBuilder};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
@@ -63,6 +63,15 @@ impl<T: Element + Default> One<T> {
         let ticket = match self.blocks {
             true => client.push_dense(&self.table, at, &[value], op),
             false => client.push_rows(&self.table, &[at], &[value], op),
+        };
+        client.wait_applied(&ticket.unwrap()).unwrap();
+    }
+
+    fn push_by(&self, client: &mut Client, weight: f64, at: u64, value: T, op: PushOp) {
+        let options = PushOptions::default().weight(weight);
+        let ticket = match self.blocks {
+            true => client.push_dense_with(&self.table, at, &[value], op, options),
+            false => client.push_rows_with(&self.table, &[at], &[value], op, options),
         };
         client.wait_applied(&ticket.unwrap()).unwrap();
     }
@@ -124,6 +133,55 @@ fn mean_divides_by_the_workers_that_pushed() {
                 assert_eq!(found, -f32::from_bits(bits), "{what}: mean of {sum}");
                 let found = table.pull(&mut clients[0], by_last);
                 assert_eq!(found, -0.75, "{what}: pushed by one worker, twice");
+            }
+        }
+    }
+}
+
+/// The mean of a tick is the sum of weight times gradient, in rank order, divided by the weights of the
+/// workers that pushed; a sum has no divisor. A worker with two pushes counts with the larger weight, and
+/// one without a weight with 1. Without any weight above 0 there is no step.
+#[test]
+fn ticks_take_weighted_means_and_sums() {
+    let weights = [0.3, 2.0, 1.0, 0.0];
+    let gradients = [0.7f32, -1.1, 0.9, 5.0];
+    for transport in transports() {
+        for reduce in [Reduce::Mean, Reduce::Sum] {
+            let cluster = Cluster::start(transport, 1, 2, 4);
+            let mut clients = clients(&cluster, 4);
+            let of = |table: TableBuilder| table.optimizer(SGD).at_clock(reduce);
+            let tables: Vec<_> = clients
+                .iter_mut()
+                .map(|client| One::<f32>::each(client, of))
+                .collect();
+            let (by_all, twice, by_none) = (5, BLOCK + 5, 2 * BLOCK + 5);
+            for (rank, client) in clients.iter_mut().enumerate() {
+                let gradient = PushOp::Gradient;
+                for table in &tables[rank] {
+                    table.push_by(client, weights[rank], by_all, gradients[rank], gradient);
+                    table.push_by(client, 0.0, by_none, 3.0, gradient);
+                    if rank == 1 {
+                        table.push_by(client, 3.0, twice, 1.0, gradient);
+                        table.push_by(client, 6.0, twice, 0.5, gradient);
+                        table.push_by(client, 0.25, twice, 8.0, PushOp::Sum);
+                    }
+                }
+            }
+            tick_all(&mut clients, DomainId(0));
+            let scaled = weights.iter().zip(gradients).map(|(w, g)| *w as f32 * g);
+            let sum = scaled.fold(0.0, |sum, g| sum + g);
+            let divisors = match reduce {
+                Reduce::Mean => ((0.3 + 2.0 + 1.0) as f32, 6.0),
+                Reduce::Sum => (1.0, 1.0),
+            };
+            for table in &tables[0] {
+                let what = format!("{transport}, {reduce:?}, blocks {}", table.blocks);
+                let found = table.pull(&mut clients[0], by_all);
+                assert_eq!(found.to_bits(), (-(sum / divisors.0)).to_bits(), "{what}");
+                let found = table.pull(&mut clients[0], twice);
+                assert_eq!(found, 2.0 - 6.0 / divisors.1, "{what}: two pushes");
+                let found = table.pull(&mut clients[0], by_none);
+                assert_eq!(found, 0.0, "{what}: weights of 0");
             }
         }
     }

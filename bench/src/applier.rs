@@ -296,6 +296,7 @@ fn frame(
             dtype: Some(DType::F32),
             locs: locs.is_some(),
             create: true,
+            ..FrameFlags::default()
         },
         seq: 1,
         session: 1,

@@ -90,6 +90,7 @@ pub(super) fn header() -> FrameHeader {
             dtype: Some(DType::F32),
             locs: true,
             create: false,
+            ..FrameFlags::default()
         },
         seq: 17,
         session: 0x1234_5678,

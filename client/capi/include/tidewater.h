@@ -101,6 +101,19 @@ typedef enum {
     TW_GRADIENT = 3,
 } tw_op;
 
+// How the values of a push are encoded on their way. What an encoding leaves out of a push is added to the
+// next one of these elements.
+typedef enum {
+    // Elements of the table's type.
+    TW_EXACT = 0,
+    // 16 bits, with the exponent of a 32-bit float.
+    TW_BF16 = 1,
+    // IEEE 754 binary16; at most 65504.
+    TW_F16 = 2,
+    // Bytes, with a scale for each `block` elements.
+    TW_INT8 = 3,
+} tw_encoding;
+
 // How a pull reads.
 typedef enum {
     // Every row or block is one committed version.
@@ -368,6 +381,10 @@ typedef struct {
     double clip_norm;
     // Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
     double initial_accumulator;
+    // Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
+    int32_t by_staleness;
+    // Unused; must be zero.
+    int32_t reserved2;
 } tw_table_options;
 
 // A table of a session. Zero is none.
@@ -415,6 +432,23 @@ typedef uint64_t tw_pull;
 
 // A push under way. Zero is none.
 typedef uint64_t tw_ticket;
+
+// How to push. Null is the same as all zero: exact values, weight 1.
+typedef struct {
+    // sizeof(tw_push_options), set by the caller.
+    size_t size;
+    // Weight of a push of gradients or sums, if `has_weight` is not 0: a factor of the learning rate or of
+    // the sum; at the tick also of the divisor of a mean. Finite and not below 0.
+    double weight;
+    // Not 0: `weight` is used.
+    int32_t has_weight;
+    // tw_encoding of the values; zero is TW_EXACT.
+    int32_t encoding;
+    // Elements with one scale, for TW_INT8: 8 to 65536. 0: 64.
+    uint32_t block;
+    // Unused; must be zero.
+    int32_t reserved;
+} tw_push_options;
 
 // Inputs of a function. Null is the same as all zero: all of the target, with the target as x.
 typedef struct {
@@ -576,6 +610,18 @@ tw_status tw_push_rows(tw_session *session,
                        int32_t op,
                        tw_ticket *ticket);
 
+// tw_push_rows with a weight, or an encoding of the values. `options` may be null.
+tw_status tw_push_rows_with(tw_session *session,
+                            tw_table table,
+                            const uint64_t *keys,
+                            size_t rows,
+                            const void *values,
+                            size_t elements,
+                            int32_t dtype,
+                            int32_t op,
+                            const tw_push_options *options,
+                            tw_ticket *ticket);
+
 // Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
 tw_status tw_push_range(tw_session *session,
                         tw_table table,
@@ -585,6 +631,17 @@ tw_status tw_push_range(tw_session *session,
                         int32_t dtype,
                         int32_t op,
                         tw_ticket *ticket);
+
+// tw_push_range with a weight, or an encoding of the values. `options` may be null.
+tw_status tw_push_range_with(tw_session *session,
+                             tw_table table,
+                             uint64_t first,
+                             const void *values,
+                             size_t elements,
+                             int32_t dtype,
+                             int32_t op,
+                             const tw_push_options *options,
+                             tw_ticket *ticket);
 
 // Sets the numbers of a table's rule: `optimizer`, `hyper` and, of TW_ADAMW, `weight_decay` of `options`; its
 // other fields are not read, but for `size`. The rule stays the same one. The change stands between the

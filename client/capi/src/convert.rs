@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use tidewater::{
-    AnyFunctionArgs, AnyTable, Counters, Job, Missing, PullMode, PullOptions, ReduceOp, Reduction,
-    SyncMode,
+    AnyFunctionArgs, AnyTable, Counters, Job, Missing, PullMode, PullOptions, PushEncoding,
+    PushOptions, ReduceOp, Reduction, SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
@@ -156,6 +156,29 @@ pub(crate) fn pull_options(
     Ok(PullOptions { timeout, ..options })
 }
 
+pub(crate) fn push_options(options: &tw_push_options) -> Result<PushOptions, Failure> {
+    use tw_encoding::*;
+    if options.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    let block = or_default(options.block, PushEncoding::INT8_BLOCK);
+    let encoding = choice!("encoding", options.encoding, {
+        TW_EXACT => PushEncoding::Exact,
+        TW_BF16 => PushEncoding::Bf16,
+        TW_F16 => PushEncoding::F16,
+        TW_INT8 => PushEncoding::Int8 { block },
+    })?;
+    let pushed = PushOptions::default().encoding(encoding);
+    match options.has_weight {
+        0 if options.weight == 0.0 => Ok(pushed),
+        0 => Err(Failure::argument(format_args!(
+            "weight is {}, but has_weight is 0; set it to 1",
+            options.weight
+        ))),
+        _ => Ok(pushed.weight(options.weight)),
+    }
+}
+
 /// Parsed options of a function.
 #[derive(Debug, Default)]
 pub(crate) struct FunctionInputs<'a> {
@@ -232,6 +255,9 @@ pub(crate) fn function_range(options: &tw_function_options) -> Result<Option<Ran
 pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<TableSpec, Failure> {
     if options.reserved != 0 {
         return Err(Failure::argument("reserved is not zero"));
+    }
+    if options.reserved2 != 0 {
+        return Err(Failure::argument("reserved2 is not zero"));
     }
     let dtype = dtype(options.dtype)?;
     Ok(TableSpec {
@@ -330,6 +356,7 @@ fn gradient(options: &tw_table_options) -> GradientOptions {
         clip_value: bound(options.clip_value),
         clip_norm: bound(options.clip_norm),
         initial_accumulator: options.initial_accumulator,
+        by_staleness: options.by_staleness != 0,
     }
 }
 

@@ -11,8 +11,8 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_counters, tw_function_options, tw_pull_options, tw_session_info, tw_session_options,
-    tw_table_info, tw_table_options,
+    tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_session_info,
+    tw_session_options, tw_table_info, tw_table_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;
@@ -45,6 +45,8 @@ unsafe impl Sized0 for tw_table_options {}
 unsafe impl Sized0 for tw_table_info {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_pull_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_push_options {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_function_options {}
 // SAFETY: as above.
@@ -421,10 +423,11 @@ mod tests {
         assert_eq!(size_of::<tw_session_info>(), 8 + 6 * 4);
         assert_eq!(
             size_of::<tw_table_options>(),
-            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8
+            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8
         );
         assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 8 * 4);
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
+        assert_eq!(size_of::<tw_push_options>(), 8 + 8 + 4 * 4);
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
         assert_eq!(size_of::<tw_counters>(), 22 * 8);
     }

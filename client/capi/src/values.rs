@@ -1,7 +1,8 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{
-    AnyTable, Client, ClientError, Element, PullOptions, PullTicket, ReduceOp, Table, Ticket,
+    AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions, ReduceOp, Table,
+    Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -109,10 +110,10 @@ pub(crate) fn push_rows(
     client: &mut Client,
     keys: &[u64],
     values: Values<'_>,
-    op: PushOp,
+    (op, options): (PushOp, PushOptions),
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
-        client.push_rows(&table, keys, values, op))
+        client.push_rows_with(&table, keys, values, op, options))
 }
 
 pub(crate) fn push_range(
@@ -120,10 +121,10 @@ pub(crate) fn push_range(
     client: &mut Client,
     first: u64,
     values: Values<'_>,
-    op: PushOp,
+    (op, options): (PushOp, PushOptions),
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
-        client.push_dense(&table, first, values, op))
+        client.push_dense_with(&table, first, values, op, options))
 }
 
 pub(crate) fn all_gather(

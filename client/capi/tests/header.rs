@@ -5,8 +5,8 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_counters, tw_function_options, tw_pull_options, tw_session_info, tw_session_options,
-    tw_table_info, tw_table_options,
+    tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_session_info,
+    tw_session_options, tw_table_info, tw_table_options,
 };
 
 const HEADER: &str = "include/tidewater.h";
@@ -54,6 +54,7 @@ fn structs_only_grow() {
     assert!(size_of::<tw_table_options>() >= 128);
     assert!(size_of::<tw_table_info>() >= 40);
     assert!(size_of::<tw_pull_options>() >= 24);
+    assert!(size_of::<tw_push_options>() >= 32);
     assert!(size_of::<tw_function_options>() >= 64);
     assert!(size_of::<tw_counters>() >= 176);
     assert_eq!(offset_of!(tw_session_options, has_rank), 40);
@@ -63,7 +64,9 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);
     assert_eq!(offset_of!(tw_table_options, initial_accumulator), 152);
     assert_eq!(offset_of!(tw_table_info, domain), 36);
+    assert_eq!(offset_of!(tw_table_options, by_staleness), 160);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
+    assert_eq!(offset_of!(tw_push_options, block), 24);
     assert_eq!(offset_of!(tw_function_options, count), 56);
     assert_eq!(offset_of!(tw_counters, ticks), 168);
 }

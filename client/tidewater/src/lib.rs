@@ -31,6 +31,7 @@
 //! | [`JoinOptions`], [`Joined`], [`Job`] | the job of this process, and its clients |
 //! | [`TableBuilder`], [`Table`], [`AnyTable`] | table definitions; typed and untyped handles |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
+//! | [`PushOptions`], [`PushEncoding`] | weight of a push; encoding of its values |
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
 //! | [`CachedTable`] | rows that are pulled again only when they are older than the staleness allows |
 //! | [`PushBuffer`] | updates that are added up by key and pushed together |
@@ -86,7 +87,7 @@ pub use counters::Counters;
 pub use error::ClientError;
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
-pub use push::Ticket;
+pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{AnyFunctionArgs, CachedTable, Client, Parts, PushBuffer};
@@ -95,6 +96,7 @@ pub use table::{AnyTable, Element, Table, TableBuilder};
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;
 pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+pub use tidewater_protocol::layout::encoding::PushEncoding;
 pub use tidewater_protocol::table::{
     Apply, DType, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };

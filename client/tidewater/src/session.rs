@@ -30,6 +30,7 @@ use crate::lanes::{Interrupt, Lanes};
 use crate::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
+use crate::push::feedback::Feedback;
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -67,6 +68,7 @@ pub struct Client {
     scratch: RowScratch,
     blocks: BlockScratch,
     combiner: Combiner,
+    feedback: Feedback,
     later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
     /// How far the push under way is on each lane: number of built rows, or the next element.
@@ -106,6 +108,7 @@ impl Client {
             scratch: RowScratch::default(),
             blocks: BlockScratch::default(),
             combiner: Combiner::default(),
+            feedback: Feedback::default(),
             later: LaterPulls::default(),
             by_lane,
             lane_next,
@@ -174,6 +177,14 @@ impl Client {
     /// Sets the longest time that a call without options may take (default 30 s).
     pub const fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
+    }
+
+    /// Sets the bytes of memory for residuals of encoded pushes (default 256 MiB), see
+    /// [`PushOptions::encoding`](crate::PushOptions::encoding). A residual takes 4 bytes an element, and 16
+    /// for each row or 1,024 elements of a range table. A push whose residuals find no room is sent with
+    /// exact values; residuals that are there stay.
+    pub const fn set_residual_bytes_max(&mut self, bytes: usize) {
+        self.feedback.bytes_max = bytes;
     }
 
     /// Sets the longest time that a clock wait may take (default 30 min).
@@ -264,6 +275,7 @@ impl Client {
         }
         if let Some(gone) = self.tables.add(state) {
             self.later.cancel_all(gone);
+            self.feedback.forget(gone.number());
         }
         Ok(())
     }
@@ -280,6 +292,7 @@ impl Client {
         self.tables.find("release_table", named)?;
         self.lanes.coordinator.release_table(named.id, deadline)?;
         self.later.cancel_all(named.handle);
+        self.feedback.forget(named.handle.number());
         self.tables.remove(named);
         Ok(())
     }
@@ -422,12 +435,15 @@ impl Client {
 
     /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,
     /// from which a program continues the iteration count. Open the tables afterwards. A relative path
-    /// is relative to this process's working directory.
+    /// is relative to this process's working directory. This client drops the residuals of its encoded
+    /// pushes.
     ///
     /// # Errors
     /// A refusal that names the file and the cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
-        self.lanes.coordinator.load(dir, Deadline::after(timeout))
+        let loaded = self.lanes.coordinator.load(dir, Deadline::after(timeout))?;
+        self.feedback.forget_all();
+        Ok(loaded)
     }
 
     /// Sends built frames and waits for everything pushed so far, on every lane.

@@ -112,6 +112,14 @@ const COVERED: &[(&str, &[&str])] = &[
         ],
     ),
     ("settings", &["settings::decode"]),
+    (
+        "encoded-values",
+        &[
+            "encoding::decode",
+            "encoding::encoded_bytes",
+            "encoding::EncodingCode::from_code",
+        ],
+    ),
 ];
 
 /// Decoders found in the source without an entry of their own, with the reason.

@@ -102,6 +102,13 @@ pub const RING_BYTES_MIN: usize = 16 << 10;
 pub const RING_BYTES_MAX: usize = 16 << 20;
 /// Frames in flight on a ring. Each has one reject record.
 pub const FRAMES_IN_FLIGHT_MAX: u64 = 1_024;
+/// Elements of a block with one scale, in an encoded push. A scale takes four bytes: a shorter block is
+/// hardly smaller than the values.
+pub const ENCODING_BLOCK_MIN: u32 = 8;
+/// Most elements of such a block: one scale for a row of any length.
+pub const ENCODING_BLOCK_MAX: u32 = ROW_DIM_MAX;
+/// Bytes of the residuals that a client keeps for encoded pushes, unless set otherwise: 64 Mi elements.
+pub const RESIDUAL_BYTES_DEFAULT: usize = 256 << 20;
 /// Bytes of elements that one frame of a function covers: the largest block. An applier finishes a frame
 /// before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
 /// result, so that the result does not depend on the number of servers.

@@ -48,6 +48,14 @@ mutants! {
     MeanWithoutDivision = "mean-without-division";
     /// A tick divides by the number of pushes instead of the number of workers that pushed.
     MeanOverPushes = "mean-over-pushes";
+    /// Servers use the weight of a push as 1.
+    WeightIgnored = "weight-ignored";
+    /// Servers multiply by the weight of a push twice.
+    WeightUsedTwice = "weight-used-twice";
+    /// The staleness of a gradient is one tick too large.
+    StalenessOffByOne = "staleness-off-by-one";
+    /// A client forgets what an encoded push leaves out.
+    FeedbackDropped = "feedback-dropped";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
     /// Settings of a table of ticks take effect on arrival.

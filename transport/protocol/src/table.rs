@@ -47,6 +47,17 @@ impl DType {
         self as u8
     }
 
+    /// Whether a push to a table of this type can have this weight: finite, also as an element, and not
+    /// below 0. Integers have no weights.
+    pub fn is_weight(self, weight: f64) -> bool {
+        let most = match self {
+            Self::F32 => f32::MAX.into(),
+            Self::F64 => f64::MAX,
+            Self::I32 | Self::I64 => return false,
+        };
+        (0.0..=most).contains(&weight)
+    }
+
     /// Whether elements are floating point (only those have gradients and optimizers).
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64)

@@ -3,11 +3,13 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, PullOptions, Ticket};
+use tidewater::{Client, ClientError, PullOptions, PushOptions, Ticket};
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
-use super::types::{tw_pull, tw_pull_options, tw_status, tw_table, tw_table_options, tw_ticket};
+use super::types::{
+    tw_pull, tw_pull_options, tw_push_options, tw_status, tw_table, tw_table_options, tw_ticket,
+};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
@@ -210,7 +212,47 @@ pub unsafe extern "C" fn tw_push_rows(
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                values::push_rows(table, &mut open.client, keys, values, op)
+                values::push_rows(
+                    table,
+                    &mut open.client,
+                    keys,
+                    values,
+                    (op, PushOptions::default()),
+                )
+            })
+        }
+    })
+}
+
+/// tw_push_rows with a weight, or an encoding of the values. `options` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_rows_with(
+    session: *mut tw_session,
+    table: tw_table,
+    keys: *const u64,
+    rows: usize,
+    values: *const c_void,
+    elements: usize,
+    dtype: i32,
+    op: i32,
+    options: *const tw_push_options,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_push_rows_with", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
+        // SAFETY: the contract of the module.
+        let options = convert::push_options(&unsafe { push_options(options) }?)?;
+        // SAFETY: the contract of the module.
+        let keys = unsafe { raw::keys(keys, rows) }?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values(values, elements, dtype) }?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            push(session, ticket, |open| {
+                let table = *open.tables.get(table)?;
+                values::push_rows(table, &mut open.client, keys, values, (op, options))
             })
         }
     })
@@ -238,7 +280,44 @@ pub unsafe extern "C" fn tw_push_range(
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                values::push_range(table, &mut open.client, first, values, op)
+                values::push_range(
+                    table,
+                    &mut open.client,
+                    first,
+                    values,
+                    (op, PushOptions::default()),
+                )
+            })
+        }
+    })
+}
+
+/// tw_push_range with a weight, or an encoding of the values. `options` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_range_with(
+    session: *mut tw_session,
+    table: tw_table,
+    first: u64,
+    values: *const c_void,
+    elements: usize,
+    dtype: i32,
+    op: i32,
+    options: *const tw_push_options,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_push_range_with", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
+        // SAFETY: the contract of the module.
+        let options = convert::push_options(&unsafe { push_options(options) }?)?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values(values, elements, dtype) }?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            push(session, ticket, |open| {
+                let table = *open.tables.get(table)?;
+                values::push_range(table, &mut open.client, first, values, (op, options))
             })
         }
     })
@@ -343,6 +422,19 @@ unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_option
     use raw::Sized0 as _;
     if options.is_null() {
         return Ok(tw_pull_options::zero());
+    }
+    // SAFETY: the contract of the module.
+    unsafe { raw::options(options, "options") }
+}
+
+/// Reads the options of a push; null means the defaults.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn push_options(options: *const tw_push_options) -> Result<tw_push_options, Failure> {
+    use raw::Sized0 as _;
+    if options.is_null() {
+        return Ok(tw_push_options::zero());
     }
     // SAFETY: the contract of the module.
     unsafe { raw::options(options, "options") }

@@ -120,6 +120,21 @@ pub enum tw_reduction {
     TW_REDUCE_AND = 4,
 }
 
+/// How the values of a push are encoded on their way. What an encoding leaves out of a push is added to the
+/// next one of these elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_encoding {
+    /// Elements of the table's type.
+    TW_EXACT = 0,
+    /// 16 bits, with the exponent of a 32-bit float.
+    TW_BF16 = 1,
+    /// IEEE 754 binary16; at most 65504.
+    TW_F16 = 2,
+    /// Bytes, with a scale for each `block` elements.
+    TW_INT8 = 3,
+}
+
 /// The rule by which a gradient is applied, and what `hyper` holds for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -335,6 +350,10 @@ pub struct tw_table_options {
     pub clip_norm: f64,
     /// Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
     pub initial_accumulator: f64,
+    /// Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
+    pub by_staleness: i32,
+    /// Unused; must be zero.
+    pub reserved2: i32,
 }
 
 /// What a table is.
@@ -376,6 +395,25 @@ pub struct tw_pull_options {
     pub missing: i32,
     /// Longest time, in seconds. 0: the session's.
     pub timeout_s: f64,
+}
+
+/// How to push. Null is the same as all zero: exact values, weight 1.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_push_options {
+    /// sizeof(tw_push_options), set by the caller.
+    pub size: usize,
+    /// Weight of a push of gradients or sums, if `has_weight` is not 0: a factor of the learning rate or of
+    /// the sum; at the tick also of the divisor of a mean. Finite and not below 0.
+    pub weight: f64,
+    /// Not 0: `weight` is used.
+    pub has_weight: i32,
+    /// tw_encoding of the values; zero is TW_EXACT.
+    pub encoding: i32,
+    /// Elements with one scale, for TW_INT8: 8 to 65536. 0: 64.
+    pub block: u32,
+    /// Unused; must be zero.
+    pub reserved: i32,
 }
 
 /// Inputs of a function. Null is the same as all zero: all of the target, with the target as x.

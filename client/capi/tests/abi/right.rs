@@ -220,6 +220,124 @@ fn settings_hold_for_later_gradients() {
     free(session);
 }
 
+/// A weight is a factor of the rate, an encoding rounds; options that cannot be are named.
+#[test]
+fn options_of_pushes_hold() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let options = tw_table_options {
+        optimizer: tw_optimizer::TW_SGD as i32,
+        hyper: [1.0, 0.0, 0.0, 0.0],
+        by_staleness: 1,
+        ..table_options(c"weighted", F64, tw_kind::TW_ROWS, 4, 2)
+    };
+    let table = create(session, &options);
+    let (key, gradient) = (2u64, [3.0f64, 257.0]);
+    let none = tw_push_options {
+        size: size_of::<tw_push_options>(),
+        weight: 0.0,
+        has_weight: 0,
+        encoding: 0,
+        block: 0,
+        reserved: 0,
+    };
+    let weighted = tw_push_options {
+        weight: 0.5,
+        has_weight: 1,
+        ..none
+    };
+    let rounded = tw_push_options {
+        encoding: tw_encoding::TW_BF16 as i32,
+        ..weighted
+    };
+    let odd = [
+        (
+            tw_push_options {
+                encoding: 9,
+                ..none
+            },
+            "TW_BF16",
+        ),
+        (
+            tw_push_options {
+                weight: 2.0,
+                ..none
+            },
+            "has_weight",
+        ),
+        (
+            tw_push_options {
+                reserved: 1,
+                ..none
+            },
+            "reserved",
+        ),
+        (
+            tw_push_options {
+                weight: -1.0,
+                ..weighted
+            },
+            "not below 0",
+        ),
+        (
+            tw_push_options {
+                encoding: tw_encoding::TW_INT8 as i32,
+                block: 3,
+                ..none
+            },
+            "8 to 65536",
+        ),
+    ];
+    let push = |options: *const tw_push_options| {
+        let (g, step) = (gradient.as_ptr().cast(), tw_op::TW_GRADIENT as i32);
+        // SAFETY: an open session, and arrays of the given lengths.
+        unsafe {
+            tw_push_rows_with(
+                session,
+                table,
+                &raw const key,
+                1,
+                g,
+                2,
+                F64,
+                step,
+                options,
+                null_mut(),
+            )
+        }
+    };
+    for options in [
+        null(),
+        &raw const none,
+        &raw const weighted,
+        &raw const rounded,
+    ] {
+        ok(push(options));
+    }
+    for (options, text) in &odd {
+        fails(push(options), TW_ERR_ARGUMENT, text);
+    }
+    let mut pulled = [9.0f64; 2];
+    // SAFETY: an open session, and arrays of the given lengths.
+    unsafe {
+        ok(tw_flush(session));
+        let out = pulled.as_mut_ptr().cast();
+        ok(tw_pull_rows(
+            session,
+            table,
+            &raw const key,
+            1,
+            out,
+            2,
+            F64,
+            null(),
+        ));
+    }
+    // 257 is between 256 and 258 in bf16; the even one is taken.
+    assert_eq!(pulled, [-9.0, -(2.5 * 257.0 + 0.5 * 256.0)]);
+    free(session);
+}
+
 #[test]
 fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
     let rig = Rig::new(1);

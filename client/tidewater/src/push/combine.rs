@@ -3,6 +3,8 @@
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
+use super::feedback::Piece;
+
 /// Scratch memory, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Combiner {
@@ -44,6 +46,38 @@ impl Combiner {
                 PushOp::Assign => acc.copy_from_slice(row),
                 PushOp::Sum | PushOp::Gradient => add(dtype, acc, row),
             }
+        }
+    }
+
+    /// Keys and values of some rows, each from its first element on.
+    pub(crate) fn pieces<'a>(
+        &'a self,
+        rows: &'a [u32],
+        row_bytes: usize,
+    ) -> impl Iterator<Item = Piece<'a>> {
+        rows.iter().map(move |&row| {
+            let row = row as usize;
+            let key = self.keys.get(row).copied().unwrap_or_default();
+            let values = self.values.get(row * row_bytes..(row + 1) * row_bytes);
+            (key, 0, values.unwrap_or_default())
+        })
+    }
+}
+
+/// Position of the first element that is NaN or infinite, among floats.
+pub(crate) fn not_finite(dtype: DType, values: &[u8]) -> Option<usize> {
+    match dtype {
+        DType::F64 => {
+            let (values, _) = values.as_chunks();
+            values
+                .iter()
+                .position(|v| !f64::from_le_bytes(*v).is_finite())
+        }
+        _ => {
+            let (values, _) = values.as_chunks();
+            values
+                .iter()
+                .position(|v| !f32::from_le_bytes(*v).is_finite())
         }
     }
 }

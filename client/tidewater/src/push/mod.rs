@@ -3,8 +3,11 @@
 #![deny(clippy::cast_possible_truncation)]
 
 pub mod combine;
+pub(crate) mod feedback;
+pub mod options;
 pub mod rejects;
 pub mod ring;
 pub mod ticket;
 
+pub use options::PushOptions;
 pub use ticket::Ticket;

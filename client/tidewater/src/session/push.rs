@@ -15,9 +15,10 @@ use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull;
-use crate::push::Ticket;
-use crate::push::combine::Combiner;
+use crate::push::combine::{Combiner, not_finite};
+use crate::push::feedback::{RANGE_PAGE, range_pages, range_pieces};
 use crate::push::rejects::Refused;
+use crate::push::{PushOptions, Ticket};
 use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -25,6 +26,8 @@ use crate::table::{Element, Table};
 /// Unsent bytes of a range push at which its frames are sent. The applier begins while the next frames
 /// are built, without a wake-up for each.
 const SEND_BYTES: u64 = 64 << 10;
+/// Why a value cannot be encoded, and what to do.
+const NOT_FINITE: &str = "is not finite; push it without an encoding, or repair it";
 
 impl Client {
     /// Pushes rows. Duplicate keys are combined first: sums and gradients are added, and the last
@@ -40,8 +43,40 @@ impl Client {
         values: &[T],
         op: PushOp,
     ) -> Result<Ticket, ClientError> {
+        self.push_rows_with(table, keys, values, op, PushOptions::default())
+    }
+
+    /// [`Client::push_rows`] with a weight or an encoding of the values.
+    ///
+    /// # Errors
+    /// As [`Client::push_rows`]. [`ClientError::Argument`] for options that the table or the operation
+    /// does not take, and for an encoded value that is not finite; nothing was sent then.
+    ///
+    /// # Example
+    /// ```
+    /// use tidewater::{Client, ClientError, PushEncoding, PushOp, PushOptions, Table};
+    ///
+    /// /// Pushes the gradient of a batch with the number of its samples as weight.
+    /// fn push(client: &mut Client, table: &Table<f32>, g: &[f32], samples: u32) -> Result<(), ClientError> {
+    ///     let options = PushOptions::default()
+    ///         .weight(samples.into())
+    ///         .encoding(PushEncoding::Bf16);
+    ///     let ticket = client.push_rows_with(table, &[7], g, PushOp::Gradient, options)?;
+    ///     client.wait_applied(&ticket)
+    /// }
+    /// ```
+    pub fn push_rows_with<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        keys: &[u64],
+        values: &[T],
+        op: PushOp,
+        options: PushOptions,
+    ) -> Result<Ticket, ClientError> {
         let op_name = "push_rows";
         let state = self.tables.find(op_name, table.named())?;
+        let checked = options.check(&state.spec, op);
+        checked.map_err(|what| state.wrong(op_name, what))?;
         if keys.len().checked_mul(table.dim) != Some(values.len()) || !is_countable(keys) {
             return Err(state.wrong(op_name, sizes(values.len(), keys, table.dim)));
         }
@@ -65,7 +100,14 @@ impl Client {
                 }
             }
         }
-        let sent = self.send_rows(table.named(), op, deadline);
+        if options.is_encoded()
+            && let Some(at) = not_finite(state.spec.dtype, &self.combiner.values)
+        {
+            let row = at / table.dim.max(1);
+            let key = self.combiner.keys.get(row).copied().unwrap_or_default();
+            return Err(state.wrong(op_name, format!("row {key} {NOT_FINITE}")));
+        }
+        let sent = self.send_rows(table.named(), op, options, deadline);
         sent.map_err(|e| self.name_turns(Some(table.id()), e))
     }
 
@@ -73,6 +115,7 @@ impl Client {
         &mut self,
         table: Named,
         op: PushOp,
+        options: PushOptions,
         deadline: Deadline,
     ) -> Result<Ticket, ClientError> {
         let state = self.tables.find("push_rows", table)?;
@@ -80,6 +123,13 @@ impl Client {
         let row_bytes = state.row.payload_bytes;
         let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
+        let (dtype, dim) = (state.spec.dtype, state.spec.dim());
+        let key = (table.handle.number(), op);
+        let mut encoding = options.encoding;
+        if options.is_encoded() {
+            let pages = combiner.keys.iter().copied();
+            encoding = self.feedback.reserve(key, encoding, dim, pages);
+        }
         loop {
             self.lane_waits.fill(0);
             for (lane, rows) in self.by_lane.iter().enumerate() {
@@ -89,14 +139,37 @@ impl Client {
                 for chunk in rows[size(first)..].chunks(most) {
                     let locs = state.is_sparse();
                     let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
-                    if self.lanes.is_full(lane, parts.len) {
-                        self.lane_waits[lane] = parts.len;
+                    let (kind, n) = (FrameKind::PushRows, chunk.len());
+                    let mut header = push_header(state, kind, op, clock, n, locs);
+                    header.flags.weight = options.has_weight();
+                    header.flags.encoding = encoding.code();
+                    let encoded = match options.is_encoded() {
+                        true => {
+                            let pieces = combiner.pieces(chunk, row_bytes);
+                            let how = (encoding, options.weight);
+                            Some(self.feedback.encode(key, how, dtype, pieces))
+                        }
+                        false => None,
+                    };
+                    let values = encoded.map_or(parts.len - parts.values_at, <[u8]>::len);
+                    let len = parts.values_at + values + options.weight_bytes();
+                    // Encoded values that do not fit yet are encoded again: only `commit` keeps them.
+                    if self.lanes.is_full(lane, len) {
+                        self.lane_waits[lane] = len;
                         break;
                     }
-                    let (kind, n) = (FrameKind::PushRows, chunk.len());
-                    let header = push_header(state, kind, op, clock, n, locs);
-                    let fill = |to: &mut [u8]| fill_rows(to, parts, chunk, combiner, state);
-                    let seq = self.lanes.build(lane, header, parts.len, fill, deadline)?;
+                    let fill = |to: &mut [u8]| {
+                        let to = options.fill_weight(to);
+                        fill_keys(to, parts, chunk, combiner, state);
+                        match encoded {
+                            Some(encoded) => put(to, parts.values_at, encoded),
+                            None => fill_values(to, parts, chunk, combiner, row_bytes),
+                        }
+                    };
+                    let seq = self.lanes.build(lane, header, len, fill, deadline)?;
+                    if options.is_encoded() {
+                        self.feedback.commit(key, options.weight);
+                    }
                     ticket.add(lane, seq);
                     *next += chunk.len() as u64;
                 }
@@ -153,7 +226,23 @@ impl Client {
         values: &[T],
         op: PushOp,
     ) -> Result<Ticket, ClientError> {
-        let sent = self.send_range(table, first, values, op);
+        self.push_dense_with(table, first, values, op, PushOptions::default())
+    }
+
+    /// [`Client::push_dense`] with a weight or an encoding of the values.
+    ///
+    /// # Errors
+    /// As [`Client::push_dense`]. [`ClientError::Argument`] for options that the table or the operation
+    /// does not take, and for an encoded value that is not finite; nothing was sent then.
+    pub fn push_dense_with<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        first: u64,
+        values: &[T],
+        op: PushOp,
+        options: PushOptions,
+    ) -> Result<Ticket, ClientError> {
+        let sent = self.send_range(table, first, values, op, options);
         sent.map_err(|e| self.name_turns(Some(table.id()), e))
     }
 
@@ -163,9 +252,12 @@ impl Client {
         first: u64,
         values: &[T],
         op: PushOp,
+        options: PushOptions,
     ) -> Result<Ticket, ClientError> {
         let op_name = "push_dense";
         let state = self.tables.find(op_name, table.named())?;
+        let checked = options.check(&state.spec, op);
+        checked.map_err(|what| state.wrong(op_name, what))?;
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
         let Some((layout, ranges)) = state.blocks() else {
@@ -179,6 +271,16 @@ impl Client {
             let what = format!("elements {first}+{} of {}", values.len(), layout.elements);
             return Err(state.wrong(op_name, what));
         };
+        let key = (table.named().handle.number(), op);
+        let mut encoding = options.encoding;
+        if options.is_encoded() {
+            if let Some(at) = not_finite(state.spec.dtype, values.as_bytes()) {
+                let element = first + at as u64;
+                return Err(state.wrong(op_name, format!("element {element} {NOT_FINITE}")));
+            }
+            let pages = range_pages(first, values.len());
+            encoding = self.feedback.reserve(key, encoding, RANGE_PAGE, pages);
+        }
         let mut ticket = Ticket::of(self.tables.client, state.id);
         let clock = self.clock.stamp(state.spec.domain);
         let per_block = layout.block_elements();
@@ -198,24 +300,39 @@ impl Client {
                     // Frames hold complete blocks where they can: each is written once under its
                     // version.
                     let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
+                    let room = room - options.weight_bytes();
                     let blocks = (room / layout.block_bytes).max(1) as u64;
                     let to = ((at / per_block + blocks) * per_block).min(stop);
                     let to = to.min(at + (room / layout.element_bytes) as u64);
                     let bytes = values[size(at - first)..size(to - first)].as_bytes();
-                    if self.lanes.is_full(lane, 8 + bytes.len()) {
-                        self.lane_waits[lane] = 8 + bytes.len();
-                        break;
-                    }
                     let (kind, n) = (FrameKind::PushDense, size(to - at));
                     let mut header = push_header(state, kind, op, clock, n, false);
                     header.partition = partition;
+                    header.flags.weight = options.has_weight();
+                    header.flags.encoding = encoding.code();
+                    let bytes = match options.is_encoded() {
+                        true => {
+                            let pieces = range_pieces(at, bytes, layout.element_bytes);
+                            let how = (encoding, options.weight);
+                            self.feedback.encode(key, how, state.spec.dtype, pieces)
+                        }
+                        false => bytes,
+                    };
+                    let len = 8 + bytes.len() + options.weight_bytes();
+                    if self.lanes.is_full(lane, len) {
+                        self.lane_waits[lane] = len;
+                        break;
+                    }
+                    let start = at;
                     let fill = |out: &mut [u8]| {
-                        let (head, body) = out.split_at_mut(8);
-                        head.copy_from_slice(&at.to_le_bytes());
+                        let (head, body) = options.fill_weight(out).split_at_mut(8);
+                        head.copy_from_slice(&start.to_le_bytes());
                         body.copy_from_slice(bytes);
                     };
-                    let len = 8 + bytes.len();
                     let seq = self.lanes.build(lane, header, len, fill, deadline)?;
+                    if options.is_encoded() {
+                        self.feedback.commit(key, options.weight);
+                    }
                     ticket.add(lane, seq);
                     if self.lanes.get(lane).ring.unsent() >= SEND_BYTES {
                         self.lanes.send(lane, deadline)?;
@@ -373,20 +490,20 @@ fn push_header(
         dtype: Some(state.spec.dtype),
         locs,
         create: false,
+        ..FrameFlags::default()
     };
     header.clock = clock;
     header
 }
 
-/// Fills a frame with the keys, locations and values of its rows.
-fn fill_rows(
+/// Fills a frame with the keys and locations of its rows.
+fn fill_keys(
     to: &mut [u8],
     parts: RowsPayload,
     rows: &[u32],
     combiner: &Combiner,
     state: &TableState,
 ) {
-    let row_bytes = state.row.payload_bytes;
     // Columns are complete cache lines; the unused end of the last line is zeroed.
     let columns = [(0, parts.locs_at), (parts.locs_at, parts.values_at)];
     for (first, end) in columns {
@@ -402,12 +519,19 @@ fn fill_rows(
             let loc = state.hints.get(key).unwrap_or(RowLocation::NONE);
             put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
         }
-        let values = combiner.values.get(row * row_bytes..(row + 1) * row_bytes);
-        put(
-            to,
-            parts.values_at + n * row_bytes,
-            values.unwrap_or_default(),
-        );
+    }
+}
+
+/// Fills a frame with the values of its rows.
+fn fill_values(
+    to: &mut [u8],
+    parts: RowsPayload,
+    rows: &[u32],
+    combiner: &Combiner,
+    row_bytes: usize,
+) {
+    for (n, (_, _, values)) in combiner.pieces(rows, row_bytes).enumerate() {
+        put(to, parts.values_at + n * row_bytes, values);
     }
 }
 

@@ -200,6 +200,14 @@ impl TableBuilder {
         self
     }
 
+    /// Divides the learning rate of each gradient by its staleness, see
+    /// [`GradientOptions::by_staleness`].
+    #[must_use]
+    pub fn by_staleness(mut self) -> Self {
+        self.0.gradient.by_staleness = true;
+        self
+    }
+
     /// Sets the initial values and their seed.
     #[must_use]
     pub fn init(mut self, init: Init, seed: u64) -> Self {

@@ -41,6 +41,11 @@ impl HandleId {
         Self((client.0 as u64) << 32 | serial as u64)
     }
 
+    /// The identity as a number.
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
     /// Number of the client that made it.
     const fn client(self) -> u64 {
         self.0 >> 32

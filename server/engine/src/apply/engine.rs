@@ -50,6 +50,8 @@ pub struct Engine {
     pub(super) lsn: u64,
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
+    /// The payload of an encoded push, decoded.
+    pub(super) decoded: Vec<u8>,
     pub(super) tick: Buffers,
     /// Sums of open iterations, by table.
     pub(super) sums: HashMap<u32, Sums>,
@@ -100,6 +102,7 @@ impl Engine {
             lsn: 0,
             places: Vec::new(),
             scratch: Vec::new(),
+            decoded: Vec::new(),
             tick: Buffers::default(),
             sums: HashMap::new(),
             settings: BTreeMap::new(),
@@ -192,6 +195,9 @@ impl Engine {
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
         self.lsn += 1;
+        if header.flags.encoding.is_some() {
+            return self.push_encoded(sender, header, payload);
+        }
         match header.kind {
             FrameKind::PushRows => self.push_rows(sender, header, payload),
             FrameKind::PushDense => self.push_dense(sender, header, payload),

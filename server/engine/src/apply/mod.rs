@@ -13,6 +13,7 @@ mod gather;
 pub mod kernels;
 pub mod pending;
 mod push;
+mod push_values;
 pub mod records;
 mod reduce;
 mod settings;

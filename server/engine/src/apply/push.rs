@@ -9,9 +9,14 @@ use tidewater_protocol::table::{PushOp, Shape};
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::pending::StreamKey;
+use super::push_values::{scale_sum, split_weight};
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
-use crate::store::dense_blocks::BlocksError;
+use crate::store::dense_blocks::{BlocksError, DenseBlocks};
+use crate::store::rows::RowWriter;
+
+/// Bytes of a range's payload before its values: the first element's number.
+pub(super) const FIRST_BYTES: usize = 8;
 
 /// Little-endian word at `at` of a payload.
 ///
@@ -32,7 +37,13 @@ pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
 }
 
 /// Checks that header and table agree. Returns the operation.
-fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
+pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
+    let flags = header.flags;
+    // Weights and encodings are of numbers that add up.
+    let is_sum_of_floats = table.spec.dtype.is_float() && flags.op != Some(PushOp::Assign);
+    if (flags.weight || flags.encoding.is_some()) && !is_sum_of_floats {
+        return Err(wrong_operation(header));
+    }
     let told = header.flags.dtype.map_or(0, |d| d.code());
     if told != table.spec.dtype.code() {
         return Err(RejectReason::WrongDType {
@@ -66,10 +77,14 @@ pub(super) fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> 
     if payload.len() == expected {
         return Ok(());
     }
-    Err(RejectReason::WrongLength {
+    Err(wrong_length(payload, expected))
+}
+
+pub(super) const fn wrong_length(payload: &[u8], expected: usize) -> Refusal {
+    RejectReason::WrongLength {
         bytes: payload.len() as u64,
         expected: expected as u64,
-    })
+    }
 }
 
 /// Checks all rows of a push. The error has the number of good rows before the bad one.
@@ -118,16 +133,17 @@ impl Engine {
         let row_bytes = table.spec.row_bytes();
         // Before any arithmetic on `count`: more rows than bytes is never a push.
         if count > payload.len() {
-            return Err(RejectReason::WrongLength {
-                bytes: payload.len() as u64,
-                expected: header.count.into(),
-            });
+            return Err(wrong_length(payload, count));
         }
         let parts = RowsPayload::new(count, row_bytes, header.flags.locs);
+        let held = payload;
+        let (payload, weight) = split_weight(table, header, payload)?;
         check_len(payload, parts.len)?;
+        let (hints, values) = (header.flags.locs, &payload[parts.values_at..]);
         if let Err((good, refusal)) = check_rows(table, payload, parts, count) {
             if mutants::on(Mutant::ApplyHalfRefusedFrame) {
-                self.apply_rows(header.table, op, payload, parts, good, false)?;
+                self.locate_rows(header.table, payload, parts, good, false)?;
+                self.store_rows(header.table, op, values, 1.0);
             }
             return Err(refusal);
         }
@@ -138,38 +154,42 @@ impl Engine {
             // A tick cannot refuse: rows that are missing are made now, while this push still can
             // be refused.
             if !mutants::on(Mutant::RowsReservedAtTick) {
-                self.locate_rows(header.table, payload, parts, count, header.flags.locs)?;
+                self.locate_rows(header.table, payload, parts, count, hints)?;
             }
-            self.hold(sender, staged, header, payload)?;
+            self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }
-        self.apply_rows(header.table, op, payload, parts, count, header.flags.locs)?;
+        let factor = self.factor(sender, header, op, weight)?;
+        self.locate_rows(header.table, payload, parts, count, hints)?;
+        self.store_rows(header.table, op, values, factor);
         Ok(Effect::Applied)
     }
 
-    /// Looks up all rows (creating missing ones), then applies them.
-    pub(super) fn apply_rows(
-        &mut self,
-        table: u32,
-        op: PushOp,
-        payload: &[u8],
-        parts: RowsPayload,
-        count: usize,
-        hints: bool,
-    ) -> Result<(), Refusal> {
-        self.locate_rows(table, payload, parts, count, hints)?;
+    /// Applies `values` to the rows in `self.places`: sums multiplied by `factor`, gradients at
+    /// `factor` times the rate.
+    fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
         let progress = self.progress(0);
-        let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) else {
+        let mut scaled = std::mem::take(&mut self.scratch);
+        let Some(rows) = self.tables.get_mut(&table) else {
             unreachable!("rows of table {table} have been found");
         };
-        let values = &payload[parts.values_at..];
+        let values = scale_sum(rows.spec.dtype, op, values, factor, &mut scaled);
+        let Some(rows) = rows.rows() else {
+            unreachable!("table {table}, which was found before, has no rows");
+        };
+        let (redo, places) = (&self.redo, &self.places);
+        let apply = |rows: &mut RowWriter| rows.apply_all(redo, progress, places, op, values);
+        let done = match factor == 1.0 {
+            true => apply(rows),
+            false => rows.at_rate(factor, apply),
+        };
+        self.scratch = scaled;
         // Locations come from the store itself: they are inside its memory.
-        if let Err(e) = rows.apply_all(&self.redo, progress, &self.places, op, values) {
+        if let Err(e) = done {
             self.fail(format_args!(
                 "rows of table {table} could not be stored: {e}"
             ));
         }
-        Ok(())
     }
 
     /// Fills `self.places` with the rows of a push, creating missing ones.
@@ -237,7 +257,9 @@ impl Engine {
         };
         let op = operation(table, header)?;
         let bytes = u64::from(header.count) * table.spec.dtype.size() as u64;
-        check_len(payload, 8 + bytes as usize)?;
+        let held = payload;
+        let (payload, weight) = split_weight(table, header, payload)?;
+        check_len(payload, FIRST_BYTES + bytes as usize)?;
         let first = word(payload, 0);
         let Shape::Dense { rows, cols, .. } = table.spec.shape else {
             return Err(wrong_operation(header));
@@ -258,7 +280,7 @@ impl Engine {
             let count = count.into();
             return Err(RejectReason::WrongOwner { first, count });
         }
-        let values = &payload[8..];
+        let values = &payload[FIRST_BYTES..];
         if table.spec.finite_check && !table.kernel().all_finite(values) {
             return Err(not_finite(table, first, values));
         }
@@ -272,18 +294,29 @@ impl Engine {
         self.split_steps(header, op, first)?;
         if let Some(staged) = staged {
             self.reserve_sums(header.table, op)?;
-            self.hold(sender, staged, header, payload)?;
+            self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }
+        let factor = self.factor(sender, header, op, weight)?;
         let progress = self.progress(0);
+        let mut scaled = std::mem::take(&mut self.scratch);
         let Some(Table {
             store: Store::Blocks(blocks),
+            spec,
             ..
         }) = self.tables.get_mut(&header.table)
         else {
             unreachable!("table {} is by ranges", header.table);
         };
-        if let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values) {
+        let values = scale_sum(spec.dtype, op, values, factor, &mut scaled);
+        let redo = &self.redo;
+        let apply = |b: &mut DenseBlocks| b.apply_range(redo, progress, first, op, values);
+        let done = match factor == 1.0 {
+            true => apply(blocks),
+            false => blocks.at_rate(factor, apply),
+        };
+        self.scratch = scaled;
+        if let Err(e) = done {
             // The range was checked to be this applier's; blocks before the bad one are stored.
             let table = header.table;
             self.fail(format_args!(
@@ -377,6 +410,7 @@ mod tests {
     use std::sync::Arc;
 
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+    use tidewater_protocol::layout::encoding::EncodingCode;
     use tidewater_protocol::layout::frame::{FrameFlags, FrameKind};
     use tidewater_protocol::table::{
         DType, DenseLayout, GradientOptions, Init, Optimizer, TableSpec,
@@ -420,19 +454,31 @@ mod tests {
     }
 
     fn push(engine: &mut Engine, first: u64, values: &[f32]) -> Result<Effect, Refusal> {
-        let mut payload = first.to_le_bytes().to_vec();
-        payload.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let plain = FrameFlags::default();
+        push_bytes(engine, first, values.len(), plain, &bytes)
+    }
+
+    /// Pushes a sum of `count` elements with the weight and encoding of `flags`.
+    fn push_bytes(
+        engine: &mut Engine,
+        first: u64,
+        count: usize,
+        flags: FrameFlags,
+        bytes: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let payload = [&first.to_le_bytes(), bytes].concat();
         let header = FrameHeader {
             kind: FrameKind::PushDense,
             flags: FrameFlags {
                 op: Some(PushOp::Sum),
                 dtype: Some(DType::F32),
-                ..FrameFlags::default()
+                ..flags
             },
             seq: 1,
             session: 0,
             payload_len: payload.len() as u32,
-            count: values.len() as u32,
+            count: count as u32,
             table: 1,
             partition: 9,
             clock: 0,
@@ -456,17 +502,67 @@ mod tests {
         assert_eq!(refused, Err(RejectReason::IndexOutOfRange { index, size }));
         let refused = push(&mut engine, 5, &[1.0, 2.0, f32::NAN]);
         assert_eq!(refused, Err(RejectReason::NotFinite { row: 2, key: 7 }));
+        assert_eq!(values(&mut engine), [0.0, 1.0, 1.0, 1.0]);
+    }
+
+    fn values(engine: &mut Engine) -> Vec<f32> {
         let table = engine.table(TableId(1)).unwrap();
         let Store::Blocks(blocks) = &table.store else {
             panic!("a table of blocks");
         };
         let mut out = [0; 16];
         blocks.read_range(4, &mut out).unwrap();
-        let values: Vec<f32> = out
-            .chunks_exact(4)
-            .map(|raw| f32::from_le_bytes(raw.try_into().unwrap()))
-            .collect();
-        assert_eq!(values, [0.0, 1.0, 1.0, 1.0]);
+        let (values, _) = out.as_chunks();
+        values.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+    }
+
+    /// A client that does not check: weights that are none, and values of another length.
+    #[test]
+    fn impossible_weights_and_encodings_are_refused() {
+        let mut engine = engine();
+        let (kind, op) = (FrameKind::PushDense as u64, PushOp::Sum as u64);
+        let weighted = FrameFlags {
+            weight: true,
+            ..FrameFlags::default()
+        };
+        let row = 2f32.to_le_bytes();
+        for weight in [f64::NAN, f64::INFINITY, -1.0, 1e39] {
+            let bytes = [&row[..], &weight.to_le_bytes()].concat();
+            let refused = push_bytes(&mut engine, 5, 1, weighted, &bytes);
+            assert_eq!(refused, Err(RejectReason::WrongOperation { kind, op }));
+        }
+        let refused = push_bytes(&mut engine, 5, 1, weighted, &row);
+        let length = |bytes, expected| Err(RejectReason::WrongLength { bytes, expected });
+        assert_eq!(refused, length(4, 12));
+        for (code, len, expected) in [
+            (EncodingCode::Bf16, 5, 14),
+            (EncodingCode::F16, 7, 14),
+            (EncodingCode::Int8, 3, 8),
+            (EncodingCode::Int8, 12, 8 + 4 + 4 + 3),
+        ] {
+            let encoded = FrameFlags {
+                encoding: Some(code),
+                ..FrameFlags::default()
+            };
+            let bytes = [8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            let refused = push_bytes(&mut engine, 5, 3, encoded, &bytes[..len]);
+            assert_eq!(refused, length(8 + len as u64, expected), "{code:?}");
+            // More elements than bytes, of any number.
+            let refused = push_bytes(&mut engine, 5, u32::MAX as usize, encoded, &bytes[..len]);
+            assert_eq!(refused, length(8 + len as u64, u32::MAX.into()), "{code:?}");
+        }
+        assert_eq!(values(&mut engine), [0.0; 4], "nothing was applied");
+        let bytes = [&row[..], &0.75f64.to_le_bytes()].concat();
+        let applied = push_bytes(&mut engine, 5, 1, weighted, &bytes);
+        assert_eq!(applied, Ok(Effect::Applied));
+        assert_eq!(values(&mut engine), [0.0, 1.5, 0.0, 0.0]);
+        // An infinity of bf16 is one of the table.
+        let infinite = FrameFlags {
+            encoding: Some(EncodingCode::Bf16),
+            ..FrameFlags::default()
+        };
+        let refused = push_bytes(&mut engine, 5, 2, infinite, &[0, 0, 0x80, 0x7f]);
+        assert_eq!(refused, Err(RejectReason::NotFinite { row: 1, key: 6 }));
     }
 
     /// A request that ends before its first element's number is refused like any other bad length.

@@ -36,7 +36,14 @@ pub(super) struct Reduced {
 }
 
 impl Reduced {
-    pub(super) fn add(&mut self, dtype: DType, rank: WorkerId, op: PushOp, values: &[u8]) {
+    /// Adds a row of `rank`'s push, already multiplied by its weight.
+    pub(super) fn add(
+        &mut self,
+        dtype: DType,
+        (rank, weight): (WorkerId, f64),
+        op: PushOp,
+        values: &[u8],
+    ) {
         let slot = match op {
             PushOp::Assign => {
                 self.assign = Some(values.to_vec());
@@ -44,7 +51,7 @@ impl Reduced {
             }
             PushOp::Sum => &mut self.sum,
             PushOp::Gradient => {
-                self.ranks.add(rank);
+                self.ranks.add(rank, weight);
                 &mut self.gradient
             }
         };
@@ -60,8 +67,10 @@ impl Reduced {
         dtype: DType,
         reduce: Reduce,
     ) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
-        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient) {
-            self.ranks.mean(dtype, g);
+        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient)
+            && !self.ranks.mean(dtype, g)
+        {
+            self.gradient = None;
         }
         tick_order().into_iter().filter_map(move |op| {
             let values = match op {

@@ -16,8 +16,10 @@ use tidewater_protocol::table::Reduce;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
+use super::kernels::scale;
 use super::pending::{Held, Stream, StreamKey};
 use super::push::word;
+use super::push_values::weight_of;
 use super::sums::{Reduced, Sums};
 use super::table::{Store, Table};
 use crate::clocks::Moved;
@@ -194,10 +196,16 @@ impl Engine {
             };
             let count = h.header.count as usize;
             let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
-            let values = &payload[parts.values_at..];
+            let weight = weight_of(&h.header, &payload);
+            let (keys, values) = payload.split_at_mut(parts.values_at);
+            let values = &mut values[..count * row_bytes];
+            if weight != 1.0 {
+                scale(dtype, values, weight);
+            }
+            let from = (h.rank, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
-                let key = word(&payload, row * 8);
-                rows.entry(key).or_default().add(dtype, h.rank, op, values);
+                let key = word(keys, row * 8);
+                rows.entry(key).or_default().add(dtype, from, op, values);
             }
         }
         self.scratch = payload;

@@ -10,23 +10,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_protocol::layout::dense::BlockLayout;
-use tidewater_protocol::layout::frame::FrameKind;
+use tidewater_protocol::layout::frame::{FrameKind, WEIGHT_BYTES};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::Engine;
-use super::kernels::accumulate;
+use super::kernels::{accumulate, scale};
 use super::pending::{Held, Pending};
+use super::push::{FIRST_BYTES, word};
+use super::push_values::weight_of;
 use super::reduce::{Ranks, tick_order};
 use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
-
-/// Bytes of a payload before its values: the first element's number.
-const FIRST_BYTES: usize = 8;
 
 /// The part of one held frame in one block. Sorted in the order of its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +96,7 @@ impl Buffers {
                 unreachable!("a table by ranges holds {:?}", h.header);
             };
             pending.payload_part(h, 0..FIRST_BYTES, &mut self.part);
-            let mut element = super::push::word(&self.part, 0);
+            let mut element = word(&self.part, 0);
             // The range was checked on arrival of the frame: it is inside the table.
             let mut left = h.header.count as usize;
             let mut at = FIRST_BYTES;
@@ -152,14 +151,23 @@ impl Buffers {
         for segment in &self.segments[of] {
             let h = &held[segment.held];
             let elements = segment.elements();
+            let mut weight = 1.0;
+            if h.header.flags.weight {
+                let len = h.header.payload_len as usize;
+                pending.payload_part(h, len - WEIGHT_BYTES..len, &mut self.part);
+                weight = weight_of(&h.header, &self.part);
+            }
             let bytes = segment.at..segment.at + segment.count * size;
             pending.payload_part(h, bytes, &mut self.part);
+            if weight != 1.0 {
+                scale(rules.dtype, &mut self.part, weight);
+            }
             let into = &mut self.values[elements.start * size..elements.end * size];
             match op {
                 PushOp::Assign => into.copy_from_slice(&self.part),
                 _ => accumulate(rules.dtype, into, &self.part),
             }
-            self.ranks.add(h.rank);
+            self.ranks.add(h.rank, weight);
             self.runs.push(elements);
         }
         merge(&mut self.runs);
@@ -218,8 +226,8 @@ impl Buffers {
             self.reduce(pushes, (sums, key), group, used, rules);
             let op = tick_order()[usize::from(order)];
             if op == PushOp::Gradient {
-                if rules.reduce == Reduce::Mean {
-                    self.ranks.mean(rules.dtype, &mut self.values);
+                if rules.reduce == Reduce::Mean && !self.ranks.mean(rules.dtype, &mut self.values) {
+                    continue;
                 }
                 if mutants::on(Mutant::TickStepsWholeBlocks) {
                     self.runs.clear();

@@ -15,6 +15,8 @@ use tidewater_protocol::layout::lines::ClockLine;
 struct Domain {
     clocks: BTreeMap<WorkerId, u64>,
     min: u64,
+    /// The largest clock that a worker has had.
+    front: u64,
     epoch: u64,
     /// The lowest worker that has not ended iteration `min`.
     turn: Option<WorkerId>,
@@ -112,6 +114,11 @@ impl Clocks {
         self.domain(id).turn
     }
 
+    /// Ticks by which the fastest worker of a domain, which may have left, is ahead of `clock`.
+    pub fn lag(&mut self, id: DomainId, clock: u64) -> u64 {
+        self.domain(id).front.saturating_sub(clock)
+    }
+
     /// The domains that a worker has ticked in, a bit each.
     pub fn ticked(&self, worker: WorkerId) -> u64 {
         self.ticked.get(&worker).copied().unwrap_or_default()
@@ -160,6 +167,7 @@ impl Clocks {
             domain.epoch += 1;
         } else {
             domain.clocks.insert(worker, told);
+            domain.front = domain.front.max(told);
         }
         Ok(domain.advance(id))
     }

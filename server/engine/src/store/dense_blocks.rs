@@ -166,6 +166,15 @@ impl DenseBlocks {
         Ok(())
     }
 
+    /// Runs `apply` with the rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
+    pub(crate) fn at_rate<R>(&mut self, factor: f64, apply: impl FnOnce(&mut Self) -> R) -> R {
+        let kernel = self.kernel;
+        self.kernel = kernel.at_rate(factor);
+        let done = apply(self);
+        self.kernel = kernel;
+        done
+    }
+
     /// Salt of version words and snapshot records.
     pub const fn salt(&self) -> u64 {
         self.salt

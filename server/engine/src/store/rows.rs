@@ -64,6 +64,15 @@ impl RowWriter {
         self.kernel = kernel;
     }
 
+    /// Runs `apply` with the rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
+    pub(crate) fn at_rate<R>(&mut self, factor: f64, apply: impl FnOnce(&mut Self) -> R) -> R {
+        let kernel = self.kernel;
+        self.kernel = kernel.at_rate(factor);
+        let done = apply(self);
+        self.kernel = kernel;
+        done
+    }
+
     /// Applies one row of a push. `values` is one row long.
     ///
     /// # Errors

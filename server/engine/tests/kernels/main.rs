@@ -34,8 +34,17 @@ impl Line {
     }
 
     pub(crate) fn apply(&mut self, op: PushOp, values: &[u8]) {
+        self.apply_by(self.kernel, op, values);
+    }
+
+    /// Applies a push at `factor` times the rate.
+    pub(crate) fn apply_at(&mut self, factor: f64, op: PushOp, values: &[u8]) {
+        self.apply_by(self.kernel.at_rate(factor), op, values);
+    }
+
+    fn apply_by(&mut self, kernel: RowKernel, op: PushOp, values: &[u8]) {
         let shifted: Vec<u8> = [0].iter().chain(values).copied().collect();
-        self.kernel.apply(
+        kernel.apply(
             op,
             &mut self.payload[1..],
             &mut self.state[1..],

@@ -29,6 +29,8 @@ macro_rules! oracle {
             pub(crate) of_row: $t,
             pub(crate) steps: u64,
             pub(crate) rule: Optimizer,
+            /// Factor of the rate of the next gradients.
+            pub(crate) factor: f64,
             options: GradientOptions,
         }
 
@@ -44,7 +46,16 @@ macro_rules! oracle {
                     of_row: first,
                     steps: 0,
                     rule,
+                    factor: 1.0,
                     options,
+                }
+            }
+
+            /// The rule with the rate of the next gradient. FTRL's rates follow from its state.
+            fn rule_now(&self) -> Optimizer {
+                match self.rule {
+                    Optimizer::Ftrl { .. } => self.rule,
+                    rule => rule.with_rate(rule.parameters()[0].value * self.factor),
                 }
             }
 
@@ -114,7 +125,7 @@ macro_rules! oracle {
             }
 
             fn gradient(&mut self, i: usize, g: $t) {
-                match self.rule {
+                match self.rule_now() {
                     Optimizer::None => {}
                     Optimizer::Sgd { lr } => self.w[i] -= lr as $t * g,
                     Optimizer::Momentum { lr, mu, nesterov } => {
@@ -173,7 +184,8 @@ macro_rules! oracle {
                     } => {
                         let n = self.second[i] + g * g;
                         let sigma = (n.sqrt() - self.second[i].sqrt()) / alpha as $t;
-                        let z = self.first[i] + (g - sigma * self.w[i]);
+                        let pull = self.factor as $t * g;
+                        let z = self.first[i] + (pull - sigma * self.w[i]);
                         (self.first[i], self.second[i]) = (z, n);
                         let sign: $t = if z < 0.0 { -1.0 } else { 1.0 };
                         self.w[i] = if z.abs() <= l1 as $t {

@@ -59,7 +59,7 @@ proptest! {
             accumulate(dtype, &mut acc, &row(&|_, b| b));
             prop_assert_eq!(&acc, &row(&|a, b| a + b));
             let mut thrice = row(&|a, b| 3 * (a + b));
-            divide(dtype, &mut thrice, 3);
+            divide(dtype, &mut thrice, 3.0);
             prop_assert_eq!(&acc, &thrice);
         }
     }
@@ -79,10 +79,10 @@ fn integers_wrap_at_both_ends() {
 #[test]
 fn integer_mean_rounds_ties_to_even() {
     let mut acc = [7, 49, -49, 10, 6, -10].map(i64::to_le_bytes).concat();
-    divide(DType::I64, &mut acc, 49);
+    divide(DType::I64, &mut acc, 49.0);
     assert_eq!(i64s(&acc), [0, 1, -1, 0, 0, 0]);
     let mut acc = [10, 6, -10, i32::MAX].map(i32::to_le_bytes).concat();
-    divide(DType::I32, &mut acc, 4);
+    divide(DType::I32, &mut acc, 4.0);
     assert_eq!(i32s(&acc), [2, 2, -2, 536_870_912]);
 }
 
@@ -98,7 +98,7 @@ fn float_mean_is_one_division() {
         (7.0, 7, 0x3f80_0000),
     ] {
         let mut acc = bytes32(&[sum, -sum]);
-        divide(DType::F32, &mut acc, by);
+        divide(DType::F32, &mut acc, by.into());
         let mean = f32::from_bits(mean);
         assert_eq!(f32s(&acc), [mean, -mean], "{sum} / {by}");
     }

@@ -99,9 +99,12 @@ fn case(name: &str) -> (Optimizer, GradientOptions) {
     }
 }
 
-/// Parameters of a new row after some gradients.
+/// Parameters of a new row after some gradients: at the rule's rate, and at twice the half of it.
 fn trained(rule: &Optimizer, options: &GradientOptions, dtype: DType, steps: u32) -> Vec<f64> {
     let kernel = RowKernel::with_options(rule, options, dtype, DIM).unwrap();
+    let half = rule.with_rate(rule.parameters()[0].value / 2.0);
+    let twice = RowKernel::with_options(&half, options, dtype, DIM).unwrap();
+    let twice = twice.at_rate(2.0);
     let mut row = vec![0; kernel.row_bytes()];
     let mut state = vec![0; kernel.state_bytes()];
     kernel.init_row(&Init::Zeros, 0, 0, &mut row, &mut state);
@@ -113,6 +116,7 @@ fn trained(rule: &Optimizer, options: &GradientOptions, dtype: DType, steps: u32
     kernel.apply(PushOp::Assign, &mut row, &mut state, &bytes(&start));
     for step in 0..steps {
         let g = bytes(&gradient(step));
+        let kernel = [&kernel, &twice][step as usize % 2];
         kernel.apply(PushOp::Gradient, &mut row, &mut state, &g);
     }
     match dtype {

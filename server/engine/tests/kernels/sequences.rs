@@ -67,8 +67,15 @@ fn compare_with(
     for step in 0..steps {
         let (op, wide) = (values.op(), values.row(dim, wild));
         let narrow: Vec<f32> = wide.iter().map(|&x| x as f32).collect();
+        // Every third push is at another rate than the table's.
+        let factor = [1.0, 1.0, 0.3, 1.0, 1.0, 0.0, 1.0, 1.0, 7.5][step % 9];
+        (oracle.factor, wide_oracle.factor) = (factor, factor);
+        let apply = |line: &mut Line, values: &[u8]| match step % 3 {
+            2 => line.apply_at(factor, op, values),
+            _ => line.apply(op, values),
+        };
 
-        line.apply(op, &bytes32(&narrow));
+        apply(&mut line, &bytes32(&narrow));
         oracle.push(op, &narrow);
         let got = [f32s(line.payload()), f32s(line.state())].concat();
         let want = [oracle.w.clone(), f32s(&oracle.state())].concat();
@@ -79,7 +86,7 @@ fn compare_with(
             step,
         );
 
-        wide_line.apply(op, &bytes64(&wide));
+        apply(&mut wide_line, &bytes64(&wide));
         wide_oracle.push(op, &wide);
         let got = [f64s(wide_line.payload()), f64s(wide_line.state())].concat();
         let want = [wide_oracle.w.clone(), f64s(&wide_oracle.state())].concat();
@@ -179,6 +186,7 @@ fn options_of(rule: &Optimizer) -> Vec<GradientOptions> {
             clip_value: set(1).then_some(0.75),
             clip_norm: set(2).then_some(1.5),
             initial_accumulator: if set(3) { 0.1 } else { 0.0 },
+            ..GradientOptions::default()
         };
         if (!set(3) || rule.accumulates()) && (*rule != Optimizer::None || bits == 0) {
             all.push(options);

@@ -105,7 +105,7 @@ impl Fuzz {
                 4 => header.clock = EDGES[random.under(EDGES.len() - 1)],
                 5 => header.partition = EDGES[random.under(EDGES.len())] as u32,
                 6 => {
-                    if let Some(flags) = FrameFlags::from_code(random.under(1 << 10) as u16) {
+                    if let Some(flags) = FrameFlags::from_code(random.under(1 << 13) as u16) {
                         header.flags = flags;
                     }
                 }

@@ -9,6 +9,7 @@ use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::cursor::RowCursor;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::layout::encoding::{PushEncoding, encode};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
@@ -177,6 +178,7 @@ fn push_rows(table: u32, dtype: DType, dim: usize, op: PushOp, locs: bool, keys:
         dtype: Some(dtype),
         locs,
         create: false,
+        ..FrameFlags::default()
     };
     Frame { header, payload }
 }
@@ -191,6 +193,27 @@ fn push_dense(table: u32, dtype: DType, first: u64, count: usize) -> Frame {
         ..FrameFlags::default()
     };
     Frame { header, payload }
+}
+
+/// The push with a weight.
+fn weighted(mut frame: Frame, weight: f64) -> Frame {
+    frame.header.flags.weight = true;
+    frame.payload.extend(weight.to_le_bytes());
+    frame
+}
+
+/// The push with its values encoded; they begin at `values_at`.
+fn encoded(mut frame: Frame, encoding: PushEncoding, values_at: usize) -> Frame {
+    let mut values: Vec<f64> = (0..frame.payload.len() - values_at)
+        .step_by(frame.header.flags.dtype.unwrap().size())
+        .map(|n| n as f64)
+        .collect();
+    let mut bytes = Vec::new();
+    encode(encoding, DType::F32, &mut values, &mut bytes);
+    frame.payload.truncate(values_at);
+    frame.payload.extend(bytes);
+    frame.header.flags.encoding = encoding.code();
+    frame
 }
 
 fn ask(kind: FrameKind, table: u32, create: bool, words: &[u64], count: usize) -> Frame {
@@ -217,6 +240,24 @@ pub(crate) fn corpus() -> Vec<Frame> {
         all.push(push_rows(ROWS, f64, 3, op, false, &rows));
         all.push(push_rows(HELD, f32, 2, op, false, &keys));
     }
+    for op in [PushOp::Sum, PushOp::Gradient] {
+        for encoding in [PushEncoding::Bf16, PushEncoding::F16, PushEncoding::INT8] {
+            let sparse = push_rows(SPARSE, f32, 4, op, true, &keys[..3]);
+            all.push(encoded(sparse, encoding, 128));
+            let rows = push_rows(ROWS, f64, 3, op, false, &rows);
+            all.push(weighted(encoded(rows, encoding, 64), 0.5));
+            let held = push_rows(HELD, f32, 2, op, false, &keys);
+            all.push(weighted(encoded(held, encoding, 128), 2.0));
+        }
+        all.push(weighted(push_rows(SPARSE, f32, 4, op, false, &keys), 0.25));
+        all.push(weighted(push_rows(HELD, f32, 2, op, false, &keys), 0.0));
+    }
+    all.push(weighted(push_dense(SNAPSHOT, f32, 4, 64), 3.0));
+    all.push(encoded(
+        push_dense(SNAPSHOT, f32, 4, 64),
+        PushEncoding::INT8,
+        8,
+    ));
     all.push(push_rows(SPARSE, f32, 4, PushOp::Sum, false, &[]));
     all.push(push_rows(RELEASED, f32, 2, PushOp::Sum, false, &keys));
     all.push(push_dense(BLOCKS, DType::I32, 0, 7));

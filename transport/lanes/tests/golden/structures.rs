@@ -6,6 +6,7 @@ use tidewater_lanes::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 use tidewater_protocol::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell};
+use tidewater_protocol::layout::encoding::{EncodingCode, PushEncoding, encode};
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::frame::{
     CLOCK_FINISHED, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader, FrameKind,
@@ -197,6 +198,7 @@ fn flags(op: PushOp, dtype: DType) -> FrameFlags {
         dtype: Some(dtype),
         locs: false,
         create: false,
+        ..FrameFlags::default()
     }
 }
 
@@ -214,6 +216,21 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     dense.flags = flags(PushOp::Sum, DType::F64);
     (dense.count, dense.partition) = (2, 3);
     let range = [words(&[1000]), words(&[1.0f64.to_bits(), 2.0f64.to_bits()])].concat();
+    let mut weighted = push;
+    (weighted.seq, weighted.flags.weight) = (52, true);
+    let mut encoded = dense;
+    (encoded.count, encoded.flags.weight) = (9, true);
+    let encoded_as = |seq, encoding: PushEncoding| {
+        let mut header = encoded;
+        (header.seq, header.flags.encoding) = (seq, encoding.code());
+        let mut values = [-4.0, 1.0, 0.0, 2.0, -0.5, 3.0, 0.25, 127.0, 5.0];
+        let mut bytes = Vec::new();
+        encode(encoding, DType::F64, &mut values, &mut bytes);
+        frame(
+            header,
+            &[words(&[1000]), bytes, words(&[2.5f64.to_bits()])].concat(),
+        )
+    };
     let mut gather = header(FrameKind::Gather, 45);
     (gather.count, gather.user_tag) = (2, 0x0102);
     let mut gather_range = gather;
@@ -250,6 +267,19 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
             frame(located, &rows_payload(&keys, &locs, &values))
         }),
         ("frame-push-dense", frame(dense, &range)),
+        ("frame-push-rows-weighted", {
+            let weight = words(&[0.75f64.to_bits()]);
+            frame(
+                weighted,
+                &[rows_payload(&keys, &[], &values), weight].concat(),
+            )
+        }),
+        ("frame-push-bf16", encoded_as(53, PushEncoding::Bf16)),
+        ("frame-push-f16", encoded_as(54, PushEncoding::F16)),
+        (
+            "frame-push-int8",
+            encoded_as(55, PushEncoding::Int8 { block: 8 }),
+        ),
         ("frame-gather-rows", frame(gather, &keys)),
         ("frame-gather-range", frame(gather_range, &words(&[1000]))),
         ("frame-resolve", frame(resolve, &keys)),
@@ -558,8 +588,9 @@ fn codes() -> Vec<(String, u64)> {
     for code in 0..=u8::MAX {
         let dtype = DType::from_code(code).map(|c| format!("DType::{c:?}"));
         let op = PushOp::from_code(code).map(|c| format!("PushOp::{c:?}"));
+        let encoding = EncodingCode::from_code(code).map(|c| format!("EncodingCode::{c:?}"));
         all.extend(
-            [dtype, op]
+            [dtype, op, encoding]
                 .into_iter()
                 .flatten()
                 .map(|name| (name, u64::from(code))),

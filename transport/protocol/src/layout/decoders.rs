@@ -7,6 +7,7 @@
 
 use super::dense::TaggedU32;
 use super::directory::{KEY_CELL_BYTES, KeyCell};
+use super::encoding::{self, EncodingCode};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use super::function::{FunctionBody, FunctionCall, FunctionPayload, FunctionProblem};
@@ -19,6 +20,7 @@ use super::settings;
 use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
+use crate::table::DType;
 
 /// Runs a decoder on any bytes and drops its result.
 pub type Decode = fn(&[u8]);
@@ -42,6 +44,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("key-cell", key_cell),
     ("function-call", function_call),
     ("settings", settings_payload),
+    ("encoded-values", encoded_values),
 ];
 
 /// Salt of the records here, fixed so that recorded seeds verify.
@@ -80,6 +83,34 @@ fn settings_payload(bytes: &[u8]) {
     }
     if let Some(optimizer) = settings::decode(&cut) {
         debug_assert_eq!(settings::encode(&optimizer), cut, "two encodings");
+    }
+}
+
+/// As many elements as fit: a fuzzer does not guess a length.
+fn encoded_values(bytes: &[u8]) {
+    let [first, rest @ ..] = bytes else { return };
+    let Some(code) = EncodingCode::from_code(first % 5) else {
+        return;
+    };
+    let mut out = Vec::new();
+    let guess = usize::from(*first) << 3;
+    let mut elements = rest.len().min(guess);
+    while let Some(len) = encoding::encoded_bytes(code, elements, rest) {
+        if len > rest.len() {
+            elements -= 1;
+            continue;
+        }
+        for dtype in [DType::F32, DType::F64] {
+            out.clear();
+            let done = encoding::decode(code, elements, dtype, &rest[..len], &mut out);
+            debug_assert_eq!(done, Ok(()), "{len} bytes were expected");
+            debug_assert_eq!(out.len(), elements * dtype.size());
+        }
+        break;
+    }
+    out.clear();
+    if encoding::decode(code, guess, DType::F32, rest, &mut out).is_err() {
+        debug_assert!(out.is_empty(), "refused values are decoded");
     }
 }
 

@@ -7,13 +7,17 @@
 //! +24 u32 payload_len | u32 count                  +56 u64 chk
 //! +64 payload, padded with zeros to a multiple of 64
 //! ```
-//! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows. The
-//! rest must be zero. A PAD frame is its header only and uses up no sequence number.
+//! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows, 10 a
+//! weight follows the values, 11-12 encoding of the values. The rest must be zero. A PAD frame is its
+//! header only and uses up no sequence number.
 
+use super::encoding::EncodingCode;
 use super::hash::H64;
 use super::{LINE_BYTES, Line, pack, unpack};
 use crate::table::{DType, PushOp};
 
+/// Bytes of the weight at the end of a push's payload, an f64.
+pub const WEIGHT_BYTES: usize = 8;
 /// Bytes of a frame's header.
 pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
 /// Magic number 'TWP1' in memory order.
@@ -27,9 +31,9 @@ pub const CLOCK_FINISHED: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
-    /// Rows by key or row index: `count` keys, locations if flagged, then the values.
+    /// Rows by key or row index: `count` keys, locations if flagged, the values, the weight if flagged.
     PushRows = 1,
-    /// A range of elements: u64 first element, then `count` values.
+    /// A range of elements: u64 first element, `count` values, the weight if flagged.
     PushDense = 2,
     /// Asks the applier to copy rows or ranges into the reply slot.
     Gather = 3,
@@ -82,11 +86,18 @@ pub struct FrameFlags {
     pub locs: bool,
     /// Whether missing rows are created.
     pub create: bool,
+    /// Whether a weight follows the values of a push.
+    pub weight: bool,
+    /// Encoding of a push's values; `None` for elements of the type.
+    pub encoding: Option<EncodingCode>,
 }
 
 impl FrameFlags {
     const LOCS: u16 = 1 << 8;
     const CREATE: u16 = 1 << 9;
+    const WEIGHT: u16 = 1 << 10;
+    const ENCODING_AT: u32 = 11;
+    const KNOWN: u16 = 0x1fff;
 
     /// Returns the wire word of the flags.
     pub const fn code(self) -> u16 {
@@ -98,14 +109,20 @@ impl FrameFlags {
             Some(d) => d.code() as u16,
             None => 0,
         };
+        let encoding = match self.encoding {
+            Some(e) => e as u16,
+            None => 0,
+        };
         op | dtype << 4
+            | encoding << Self::ENCODING_AT
             | if self.locs { Self::LOCS } else { 0 }
             | if self.create { Self::CREATE } else { 0 }
+            | if self.weight { Self::WEIGHT } else { 0 }
     }
 
     /// Decodes a wire word; `None` when a reserved bit is set or a code is unknown.
     pub const fn from_code(code: u16) -> Option<Self> {
-        if code & !(0xff | Self::LOCS | Self::CREATE) != 0 {
+        if code & !Self::KNOWN != 0 {
             return None;
         }
         let op = match (code & 15) as u8 {
@@ -127,6 +144,8 @@ impl FrameFlags {
             dtype,
             locs: code & Self::LOCS != 0,
             create: code & Self::CREATE != 0,
+            weight: code & Self::WEIGHT != 0,
+            encoding: EncodingCode::from_code((code >> Self::ENCODING_AT & 3) as u8),
         })
     }
 }
@@ -168,8 +187,8 @@ pub enum FrameError {
     /// The kind belongs to a later version.
     #[error("unknown frame kind {0}")]
     Kind(u16),
-    /// A reserved flag bit is set.
-    #[error("frame flags {0:#06x} use reserved bits or unknown codes")]
+    /// A reserved flag bit is set, or one that the kind does not have.
+    #[error("frame flags {0:#06x} use reserved bits, unknown codes, or those of another kind")]
     Flags(u16),
 }
 
@@ -205,6 +224,10 @@ impl FrameHeader {
         let Some(flags) = FrameFlags::from_code((rest >> 16) as u16) else {
             return Err(FrameError::Flags((rest >> 16) as u16));
         };
+        let carries_values = matches!(kind, FrameKind::PushRows | FrameKind::PushDense);
+        if (flags.weight || flags.encoding.is_some()) && !carries_values {
+            return Err(FrameError::Flags((rest >> 16) as u16));
+        }
         let (payload_len, count) = unpack(line[3]);
         let (table, partition) = unpack(line[4]);
         Ok(Self {

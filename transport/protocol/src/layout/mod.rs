@@ -9,6 +9,7 @@
 pub mod decoders;
 pub mod dense;
 pub mod directory;
+pub mod encoding;
 pub mod extent;
 pub mod frame;
 pub mod function;

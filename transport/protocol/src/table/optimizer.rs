@@ -1,7 +1,8 @@
 //! The gradient rules of tables, their hyper-parameters with the valid ranges, and the options that
 //! every rule shares.
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::DType;
 
@@ -342,7 +343,7 @@ const fn adam(
 /// A gradient `g` is clipped by value, then by the norm of its row, then `weight_decay w` is added.
 /// At a tick this happens once, to the reduced gradient of a row. Only rows that a gradient touches
 /// decay.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 pub struct GradientOptions {
     /// Weight of the L2 penalty: the rule takes `g + weight_decay w`. 0 for none. Not with
     /// [`Optimizer::AdamW`], which has a decay of its own.
@@ -354,6 +355,30 @@ pub struct GradientOptions {
     pub clip_norm: Option<f64>,
     /// Accumulator of new rows, at least 0 ([`Optimizer::AdaGrad`] and [`Optimizer::RowAdaGrad`]).
     pub initial_accumulator: f64,
+    /// Whether the learning rate of a gradient is divided by its staleness: the ticks by which the
+    /// fastest worker of the table's domain is ahead of the pushing worker when the gradient is applied,
+    /// at least 1. For tables whose pushes take effect on arrival.
+    #[serde(default)]
+    pub by_staleness: bool,
+}
+
+/// Text leaves `by_staleness` out that is not set: manifests keep the words, and the checksum, that they
+/// had before there was this option. Binary encodings have every field.
+impl Serialize for GradientOptions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = !serializer.is_human_readable() || self.by_staleness;
+        let mut options = serializer.serialize_struct("GradientOptions", 4 + usize::from(all))?;
+        options.serialize_field("weight_decay", &self.weight_decay)?;
+        options.serialize_field("clip_value", &self.clip_value)?;
+        options.serialize_field("clip_norm", &self.clip_norm)?;
+        options.serialize_field("initial_accumulator", &self.initial_accumulator)?;
+        if all {
+            options.serialize_field("by_staleness", &self.by_staleness)?;
+        } else {
+            options.skip_field("by_staleness")?;
+        }
+        options.end()
+    }
 }
 
 impl GradientOptions {

@@ -86,6 +86,12 @@ pub enum SpecError {
         /// Name of the rule or option.
         what: &'static str,
     },
+    /// Staleness on a table that applies gradients at the tick.
+    #[error(
+        "by_staleness is set on a table whose pushes take effect at the tick, where no gradient is \
+         older than another; apply them on arrival, or leave it out"
+    )]
+    StalenessAtTick,
     /// Options of gradients on a table without gradients.
     #[error("options of gradients are set on a table without an optimizer; set one, or no options")]
     OptionsWithoutRule,
@@ -238,6 +244,9 @@ impl TableSpec {
         }
         if *rule == Optimizer::None && !options.is_none() {
             return Err(SpecError::OptionsWithoutRule);
+        }
+        if options.by_staleness && self.effect != Apply::Immediate {
+            return Err(SpecError::StalenessAtTick);
         }
         if options.weight_decay > 0.0 && matches!(rule, Optimizer::AdamW { .. }) {
             return Err(SpecError::TwoDecays);

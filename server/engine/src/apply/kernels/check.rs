@@ -4,7 +4,7 @@ use tidewater_protocol::table::{DType, GradientOptions, Optimizer};
 
 use super::error::KernelError;
 use super::prepare::Options;
-use super::rules::Hyper;
+use super::rules::{FTRL_FACTOR, Hyper};
 
 /// The hyper-parameters of `optimizer` and the options.
 ///
@@ -31,8 +31,12 @@ pub(super) fn hyper(
             range: bad.range.text(),
         });
     }
+    let mut rule = optimizer.parameters().map(|parameter| parameter.value);
+    if matches!(optimizer, Optimizer::Ftrl { .. }) {
+        rule[FTRL_FACTOR] = 1.0;
+    }
     Ok(Hyper {
-        rule: optimizer.parameters().map(|parameter| parameter.value),
+        rule,
         options: Options::new(options),
     })
 }

@@ -54,6 +54,10 @@ pub struct RowKernel {
     sum: Step,
     assign: Step,
     gradient: Step,
+    /// The gradient step that takes a factor of its rate, and the number of the rule that the factor
+    /// multiplies.
+    scaled: Step,
+    factor_at: usize,
     adopt: Adopt,
     all_finite: fn(&[u8]) -> bool,
 }
@@ -116,6 +120,8 @@ impl RowKernel {
             sum: rules::ignore,
             assign: rules::ignore,
             gradient: rules::ignore,
+            scaled: rules::ignore,
+            factor_at: 0,
             adopt: |_, _, _| {},
             all_finite: |_| true,
         };
@@ -143,6 +149,7 @@ impl RowKernel {
         let plain = self.of_element::<T>();
         let with = |gradient: Step| Self {
             gradient,
+            scaled: gradient,
             has_gradient: true,
             ..plain
         };
@@ -167,9 +174,32 @@ impl RowKernel {
                 sum: rules::ftrl_sum::<T>,
                 assign: rules::ftrl_assign::<T>,
                 adopt: rules::ftrl_adopt::<T>,
+                scaled: rules::ftrl_scaled::<T, P>,
+                factor_at: rules::FTRL_FACTOR,
                 ..with(rules::ftrl::<T, P>)
             },
         }
+    }
+
+    /// The kernel of the same table for rows or ranges of `dim` elements of its `optimizer`.
+    pub(crate) const fn of_length(mut self, optimizer: &Optimizer, dim: usize) -> Self {
+        self.row_bytes = dim * self.dtype.size();
+        self.state_bytes = optimizer.state_bytes(dim, self.dtype);
+        self
+    }
+
+    /// The kernel with the learning rate of gradients multiplied by `factor`, which is finite and not
+    /// below 0. Factor 1 has the same bits. Everything else, state included, is as without a factor.
+    ///
+    /// The rate is `lr`; of AdamW also that of its decay. FTRL has a rate for each element, `1 / ((beta +
+    /// sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g` to `z`, and `g^2` to `n`.
+    #[must_use]
+    pub fn at_rate(mut self, factor: f64) -> Self {
+        if let Some(number) = self.hyper.rule.get_mut(self.factor_at) {
+            *number *= factor;
+        }
+        self.gradient = self.scaled;
+        self
     }
 
     /// Size of a row's payload in bytes.
@@ -244,12 +274,29 @@ pub fn accumulate(dtype: DType, acc: &mut [u8], values: &[u8]) {
     }
 }
 
-/// `acc /= by`, element by element: the mean of `by` rows from their sum.
+/// `values *= by`, element by element; `by` is rounded to the element's type. Integers, which have no
+/// weights, are left as they are.
+pub fn scale(dtype: DType, values: &mut [u8], by: f64) {
+    fn row<T: Float>(values: &mut [u8], by: f64) {
+        let by = T::nearest(by);
+        for x in T::split_mut(values) {
+            *x = (by * T::load(*x)).store();
+        }
+    }
+    match dtype {
+        DType::F32 => row::<f32>(values, by),
+        DType::F64 => row::<f64>(values, by),
+        DType::I32 | DType::I64 => {}
+    }
+}
+
+/// `acc /= by`, element by element: the mean of `by` rows from their sum, or of rows with weights that
+/// are `by` together.
 ///
 /// Floats take one IEEE 754 division, the correctly rounded mean of the sum; a product with the rounded
 /// 1/n differs from it in the last bit for some sums, from n = 3 on. Integers are divided in f64 and
 /// rounded to the nearest, ties to even: beyond 2^53 an i64 loses its low bits.
-pub fn divide(dtype: DType, acc: &mut [u8], by: u32) {
+pub fn divide(dtype: DType, acc: &mut [u8], by: f64) {
     match dtype {
         DType::F32 => divide_row::<f32>(acc, by),
         DType::F64 => divide_row::<f64>(acc, by),
@@ -258,8 +305,7 @@ pub fn divide(dtype: DType, acc: &mut [u8], by: u32) {
     }
 }
 
-fn divide_row<T: Element>(acc: &mut [u8], by: u32) {
-    let by = f64::from(by);
+fn divide_row<T: Element>(acc: &mut [u8], by: f64) {
     for x in T::split_mut(acc) {
         *x = T::load(*x).divided(by).store();
     }

@@ -248,6 +248,9 @@ pub(super) fn amsgrad<T: Float, P: Prepare<T>>(
     });
 }
 
+/// Place of the factor among FTRL's numbers, after its own.
+pub(super) const FTRL_FACTOR: usize = 4;
+
 /// FTRL-proximal (`McMahan` et al., KDD 2013):
 /// `sigma = (sqrt(n + g^2) - sqrt(n)) / alpha; n += g^2; z += g - sigma w`; then
 /// `w = 0` if `|z| <= l1`, else `-(z - sign(z) l1) / ((beta + sqrt(n)) / alpha + l2)`.
@@ -257,7 +260,29 @@ pub(super) fn ftrl<T: Float, P: Prepare<T>>(
     state: &mut [u8],
     gradient: &[u8],
 ) {
-    let [alpha, beta, l1, l2, _] = rounded::<T>(hyper);
+    ftrl_step::<T, P>(hyper, row, state, gradient, |_, g| g);
+}
+
+/// [`ftrl`] with `z += factor g - sigma w`. Without `l1` that is `w -= factor g / ((beta + sqrt(n)) / alpha
+/// + l2)` at the new `n`, but for what `l2` shrinks.
+pub(super) fn ftrl_scaled<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    ftrl_step::<T, P>(hyper, row, state, gradient, |factor, g| factor * g);
+}
+
+#[inline(always)]
+fn ftrl_step<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+    scaled: impl Fn(T, T) -> T,
+) {
+    let [alpha, beta, l1, l2, factor] = rounded::<T>(hyper);
     let ready = P::new(&hyper.options, gradient);
     let (z, n) = halves(state, gradient.len());
     each_with_two(row, z, n, gradient, |w: T, [z, n], g| {
@@ -265,7 +290,7 @@ pub(super) fn ftrl<T: Float, P: Prepare<T>>(
         let root_before = n.sqrt();
         let n = n + g * g;
         let root = n.sqrt();
-        let z = z + (g - (root - root_before) / alpha * w);
+        let z = z + (scaled(factor, g) - (root - root_before) / alpha * w);
         let far = -(z - l1.copysign(z)) / ((beta + root) / alpha + l2);
         // Both sides are computed and one is chosen: a branch would keep the loop scalar.
         (if z.abs() <= l1 { T::ZERO } else { far }, [z, n])

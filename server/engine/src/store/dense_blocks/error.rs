@@ -1,6 +1,5 @@
 //! Errors of operations on a range of blocks.
 
-use crate::apply::kernels::KernelError;
 use crate::store::StoreError;
 
 /// Why a range of blocks was not written or read. Nothing was changed, unless a range of several
@@ -55,9 +54,6 @@ pub enum BlocksError {
     /// Memory or redo record refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No kernel of that length; never for a table that was made.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
 }
 
 pub(super) const fn length(what: &'static str, have: usize, want: usize) -> BlocksError {

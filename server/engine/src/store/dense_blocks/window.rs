@@ -9,7 +9,7 @@ use std::ops::Range;
 use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::table::{PushOp, TableSpec};
+use tidewater_protocol::table::PushOp;
 
 use super::part::{Part, Sizes};
 use super::steps::{StepRun, Steps};
@@ -175,7 +175,7 @@ impl DenseBlocks {
             let from = |start: usize| bytes.start - start..bytes.end - start;
             ((from(window.start), from(wide.start)), from(range.start))
         };
-        let (rule, lines) = ((&*self.spec, self.kernel), (sizes, wide.len()));
+        let (whole, lines) = (self.kernel, (sizes, wide.len()));
         if sizes.counts && op == PushOp::Gradient {
             let steps = Steps::of(&self.memory, (&*part, sizes, cut.block))?;
             let first = steps.find(&self.memory, cut.from)?;
@@ -194,7 +194,7 @@ impl DenseBlocks {
                     run.last,
                     range.end / size
                 );
-                let kernel = kernel_for(rule, bytes.len() / size)?;
+                let kernel = whole.of_length(&self.spec.optimizer, bytes.len() / size);
                 let (place, from) = places(bytes);
                 let count = w.step(&kernel, op, lines, place, (&values[from], run.count));
                 w.steps.push(steps.stored(StepRun { count, ..run }));
@@ -205,7 +205,7 @@ impl DenseBlocks {
                 w.state.extend_from_slice(&word.to_le_bytes());
             }
         } else {
-            let kernel = kernel_for(rule, cut.count)?;
+            let kernel = whole.of_length(&self.spec.optimizer, cut.count);
             let (place, _) = places(range.clone());
             w.step(&kernel, op, lines, place, (values, 0));
         }
@@ -321,17 +321,6 @@ impl Part {
         let source = if again { building } else { front };
         [source, building].map(|epoch| self.payload_at(sizes, block, epoch))
     }
-}
-
-/// Kernels require exact lengths; that of complete blocks is ready, others cost comparisons.
-fn kernel_for(
-    (spec, whole): (&TableSpec, RowKernel),
-    elements: usize,
-) -> Result<RowKernel, BlocksError> {
-    if elements * spec.dtype.size() == whole.row_bytes() {
-        return Ok(whole);
-    }
-    Ok(RowKernel::of_table(spec, elements)?)
 }
 
 /// The version word while the block is being written, and after.

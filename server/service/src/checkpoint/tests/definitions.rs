@@ -78,6 +78,7 @@ pub(super) fn specs() -> Vec<TableSpec> {
                 clip_value: Some(0.1 + 0.2),
                 clip_norm: Some(5.0),
                 initial_accumulator: 0.1,
+                ..GradientOptions::default()
             },
             ..spec(
                 "one a row",

@@ -318,6 +318,16 @@ fn options_need_a_rule_that_takes_them() {
         of(&rows, sgd, first),
         Err(SpecError::NoAccumulator { rule: "Sgd" })
     );
+    let stale = GradientOptions {
+        by_staleness: true,
+        ..none
+    };
+    assert_eq!(of(&blocks, sgd, stale), Ok(()));
+    let ticking = TableSpec {
+        effect: Apply::AtTick(Reduce::Sum),
+        ..rows.clone()
+    };
+    assert_eq!(of(&ticking, sgd, stale), Err(SpecError::StalenessAtTick));
     let needs = |what| Err(SpecError::NeedsRows { what });
     assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
     assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));

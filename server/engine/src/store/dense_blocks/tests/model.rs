@@ -61,6 +61,7 @@ fn options(rule: usize) -> GradientOptions {
         clip_value: Some(1.0),
         clip_norm: None,
         initial_accumulator: if accumulates { 0.3 } else { 0.0 },
+        ..GradientOptions::default()
     }
 }
 

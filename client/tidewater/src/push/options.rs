@@ -1,0 +1,121 @@
+//! Options of a push: its weight, and the encoding of its values.
+
+use tidewater_protocol::layout::encoding::PushEncoding;
+use tidewater_protocol::layout::frame::WEIGHT_BYTES;
+use tidewater_protocol::limits::{ENCODING_BLOCK_MAX, ENCODING_BLOCK_MIN};
+use tidewater_protocol::table::{PushOp, TableSpec};
+
+/// Options of a push. The default is a push of exact values with weight 1; its frames are those of a push
+/// without options.
+///
+/// # Example
+/// ```
+/// use tidewater::{PushEncoding, PushOptions};
+///
+/// let options = PushOptions::default().weight(0.25).encoding(PushEncoding::Bf16);
+/// assert_eq!(options.weight, 0.25);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PushOptions {
+    /// Weight of the push: finite and not below 0. For gradients and sums of floating-point tables.
+    ///
+    /// On arrival the learning rate of a gradient is multiplied by it, and the values of a sum. Weight 0
+    /// changes optimizer state only. At the tick, gradients and sums are multiplied by their weights
+    /// before they are added; a mean is divided by the weights of the workers that pushed. A worker with
+    /// several pushes of a row or block counts with the largest of their weights. If all weights are 0,
+    /// a mean takes no step.
+    pub weight: f64,
+    /// Encoding of the values on their way. For gradients and sums of floating-point tables; every value
+    /// must be finite.
+    ///
+    /// What an encoding leaves out of a push is kept by the client, in the unit of value times weight, and
+    /// added to its next encoded push of these elements by the same operation: the sum of what arrives
+    /// differs from the sum of what was pushed by no more than one rounding. Residuals take 4 bytes an
+    /// element, up to [`Client::set_residual_bytes_max`](crate::Client::set_residual_bytes_max). Values
+    /// beyond the range of the encoding saturate; those beyond the range of `f32` lose the excess.
+    pub encoding: PushEncoding,
+}
+
+impl Default for PushOptions {
+    fn default() -> Self {
+        Self {
+            weight: 1.0,
+            encoding: PushEncoding::Exact,
+        }
+    }
+}
+
+impl PushOptions {
+    /// Sets the weight.
+    #[must_use]
+    pub const fn weight(mut self, weight: f64) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Sets the encoding of the values.
+    #[must_use]
+    pub const fn encoding(mut self, encoding: PushEncoding) -> Self {
+        self.encoding = encoding;
+        self
+    }
+
+    /// Whether frames carry the weight: a weight of 1 is that of a push without one.
+    pub(crate) const fn has_weight(&self) -> bool {
+        self.weight != 1.0
+    }
+
+    /// Whether frames carry encoded values.
+    pub(crate) const fn is_encoded(&self) -> bool {
+        self.encoding.code().is_some()
+    }
+
+    /// Bytes of the weight in a frame.
+    pub(crate) const fn weight_bytes(&self) -> usize {
+        if self.has_weight() { WEIGHT_BYTES } else { 0 }
+    }
+
+    /// Writes the weight to the end of a payload, if frames carry it. Returns the payload before it.
+    pub(crate) fn fill_weight<'a>(&self, payload: &'a mut [u8]) -> &'a mut [u8] {
+        let before = payload.len().saturating_sub(self.weight_bytes());
+        let (before, weight) = payload.split_at_mut(before);
+        if let Some(to) = weight.first_chunk_mut() {
+            *to = self.weight.to_le_bytes();
+        }
+        before
+    }
+
+    /// Checks the options of a push to a table; the error is a text.
+    pub(crate) fn check(&self, spec: &TableSpec, op: PushOp) -> Result<(), String> {
+        if !self.has_weight() && !self.is_encoded() {
+            return Ok(());
+        }
+        let given = match self.is_encoded() {
+            true => format!("encoding {:?}", self.encoding),
+            false => format!("weight {}", self.weight),
+        };
+        if !spec.dtype.is_float() {
+            let dtype = spec.dtype;
+            return Err(format!(
+                "{given} is for floats, and the table holds {dtype:?}"
+            ));
+        }
+        if op == PushOp::Assign {
+            return Err(format!(
+                "{given} is for gradients and sums; assign without it"
+            ));
+        }
+        if !self.encoding.is_valid() {
+            return Err(format!(
+                "{given} needs blocks of {ENCODING_BLOCK_MIN} to {ENCODING_BLOCK_MAX} elements"
+            ));
+        }
+        if !spec.dtype.is_weight(self.weight) {
+            let (weight, dtype) = (self.weight, spec.dtype);
+            return Err(format!(
+                "weight {weight} must be finite as {dtype:?} and not below 0"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! The values of a push: their weight, the factor of their step, and their encoding.
+
+use tidewater_protocol::layout::encoding;
+use tidewater_protocol::layout::frame::{
+    FrameFlags, FrameHeader, FrameKind, RowsPayload, WEIGHT_BYTES,
+};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::{DType, PushOp};
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::kernels::scale;
+use super::push::{FIRST_BYTES, operation, word, wrong_length, wrong_operation};
+use super::table::Table;
+use crate::namespace::FrameSender;
+
+/// The weight at the end of a push's payload, and 1 for a push without one.
+///
+/// # Panics
+/// If the payload ends before it: callers check its length first.
+pub(super) fn weight_of(header: &FrameHeader, payload: &[u8]) -> f64 {
+    if !header.flags.weight || mutants::on(Mutant::WeightIgnored) {
+        return 1.0;
+    }
+    let weight = f64::from_bits(word(payload, payload.len() - WEIGHT_BYTES));
+    match mutants::on(Mutant::WeightUsedTwice) {
+        true => weight * weight,
+        false => weight,
+    }
+}
+
+/// Splits the payload of a push into the rest and its weight. A weight is finite, also in the table's
+/// type, and not below 0.
+pub(super) fn split_weight<'a>(
+    table: &Table,
+    header: &FrameHeader,
+    payload: &'a [u8],
+) -> Result<(&'a [u8], f64), Refusal> {
+    if !header.flags.weight {
+        return Ok((payload, 1.0));
+    }
+    let (rest, weight) = payload
+        .split_last_chunk::<WEIGHT_BYTES>()
+        .ok_or(wrong_length(payload, WEIGHT_BYTES))?;
+    if table.spec.dtype.is_weight(f64::from_le_bytes(*weight)) {
+        return Ok((rest, weight_of(header, payload)));
+    }
+    Err(wrong_operation(header))
+}
+
+/// The values of a sum multiplied by `factor`, in `room`; other values as they are.
+pub(super) fn scale_sum<'a>(
+    dtype: DType,
+    op: PushOp,
+    values: &'a [u8],
+    factor: f64,
+    room: &'a mut Vec<u8>,
+) -> &'a [u8] {
+    if op != PushOp::Sum || factor == 1.0 {
+        return values;
+    }
+    room.clear();
+    room.extend_from_slice(values);
+    scale(dtype, room, factor);
+    room
+}
+
+impl Engine {
+    /// The factor of a push that takes effect on arrival: its weight, divided for gradients by their
+    /// staleness on a table that asks for it.
+    pub(super) fn factor(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        op: PushOp,
+        weight: f64,
+    ) -> Result<f64, Refusal> {
+        let spec = &self.known(sender.namespace, header.table)?.spec;
+        // Other sessions than the clocked one do not tick.
+        if !spec.gradient.by_staleness || op != PushOp::Gradient || !sender.clocked {
+            return Ok(weight);
+        }
+        let domain = spec.domain;
+        let lag = self.clocks(sender.namespace).lag(domain, header.clock);
+        let lag = lag + u64::from(mutants::on(Mutant::StalenessOffByOne));
+        Ok(weight / lag.max(1) as f64)
+    }
+
+    /// Decodes the values of a push, then applies or holds it as one of elements. At most 8 bytes are
+    /// decoded from each byte.
+    pub(super) fn push_encoded(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let mut decoded = std::mem::take(&mut self.decoded);
+        decoded.clear();
+        let header = self.decode_push(sender, header, payload, &mut decoded);
+        let done = header.and_then(|header| match header.kind {
+            FrameKind::PushDense => self.push_dense(sender, &header, &decoded),
+            FrameKind::PushRows => self.push_rows(sender, &header, &decoded),
+            _ => Err(wrong_operation(&header)),
+        });
+        self.decoded = decoded;
+        done
+    }
+
+    /// Fills `out` with the payload of the push, its values decoded. Returns its header.
+    fn decode_push(
+        &self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<FrameHeader, Refusal> {
+        let table = self.known(sender.namespace, header.table)?;
+        operation(table, header)?;
+        let Some(code) = header.flags.encoding else {
+            unreachable!("the push has no encoding: {header:?}");
+        };
+        let count = header.count as usize;
+        // Before any arithmetic on `count`: an element has at least a byte.
+        if count > payload.len() {
+            return Err(wrong_length(payload, count));
+        }
+        let (values_at, elements) = match header.kind {
+            FrameKind::PushDense => (FIRST_BYTES, count),
+            _ => {
+                let parts = RowsPayload::new(count, 0, header.flags.locs);
+                (parts.values_at, count * table.spec.dim())
+            }
+        };
+        let weight = usize::from(header.flags.weight) * WEIGHT_BYTES;
+        let values = payload.len().checked_sub(values_at + weight);
+        let values = values.ok_or(wrong_length(payload, values_at + weight))?;
+        let (before, rest) = payload.split_at(values_at);
+        let (values, after) = rest.split_at(values);
+        out.extend_from_slice(before);
+        encoding::decode(code, elements, table.spec.dtype, values, out)
+            .map_err(|expected| wrong_length(payload, values_at + expected + weight))?;
+        out.extend_from_slice(after);
+        let flags = FrameFlags {
+            encoding: None,
+            ..header.flags
+        };
+        Ok(FrameHeader {
+            flags,
+            payload_len: out.len() as u32,
+            ..*header
+        })
+    }
+}
