@@ -5,7 +5,9 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater::{Missing, PullMode, PullOptions, Reduction, SyncMode};
+use tidewater::{
+    Missing, PullMode, PullOptions, PushEncoding, PushOptions, Reduction, SyncMode,
+};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
@@ -105,6 +107,17 @@ pub(crate) fn pull(
         .missing(word("missing", missing, &misses)?);
     let timeout = seconds("timeout", timeout)?.unwrap_or(usual);
     Ok(PullOptions { timeout, ..options })
+}
+
+pub(crate) fn push(weight: f64, encoding: &str, block: u32) -> PyResult<PushOptions> {
+    let encodings = [
+        ("exact", PushEncoding::Exact),
+        ("bf16", PushEncoding::Bf16),
+        ("f16", PushEncoding::F16),
+        ("int8", PushEncoding::Int8 { block }),
+    ];
+    let encoding = word("encoding", encoding, &encodings)?;
+    Ok(PushOptions::default().weight(weight).encoding(encoding))
 }
 
 /// Converts anything that numpy accepts as a type: `numpy.float32`, `'f4'`, a dtype.

@@ -186,7 +186,7 @@ impl Session {
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
-        initial_accumulator=0.0))]
+        initial_accumulator=0.0, by_staleness=false))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -208,6 +208,7 @@ impl Session {
         clip_value: Option<f64>,
         clip_norm: Option<f64>,
         initial_accumulator: f64,
+        by_staleness: bool,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -240,6 +241,7 @@ impl Session {
                 clip_value,
                 clip_norm,
                 initial_accumulator,
+                by_staleness,
             },
         };
         let (made, spec) = me.get().with(me.py(), |client| {

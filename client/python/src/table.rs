@@ -179,7 +179,8 @@ impl Table {
     }
 
     /// Pushes rows by `keys`, or elements from `first` on.
-    #[pyo3(signature = (values, keys=None, *, first=0, op="sum"))]
+    #[pyo3(signature = (values, keys=None, *, first=0, op="sum", weight=1.0, encoding="exact", block=64))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn push<'py>(
         &self,
         py: Python<'py>,
@@ -187,17 +188,21 @@ impl Table {
         keys: Option<&Bound<'py, PyAny>>,
         first: i64,
         op: &str,
+        weight: f64,
+        encoding: &str,
+        block: u32,
     ) -> PyResult<Ticket> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
         let (first, op) = (options::first(first)?, options::op(op)?);
+        let options = options::push(weight, encoding, block)?;
         let session = self.session.get();
         let pushed = with_table!(self.any, (table, T) => {
             let array = Read::<T>::new(values, self.shape(keys))?;
             let from = array.slice()?;
             session.with(py, |client| match keys {
-                Some(keys) => client.push_rows(&table, keys, from, op),
-                None => client.push_dense(&table, first, from, op),
+                Some(keys) => client.push_rows_with(&table, keys, from, op, options),
+                None => client.push_dense_with(&table, first, from, op, options),
             })?
         });
         Ok(Ticket::new(self.session.clone_ref(py), pushed))

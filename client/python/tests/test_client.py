@@ -88,6 +88,10 @@ def test_rules_options_and_settings():
         t.set_optimizer(("sgd", 0.5)).wait()
         t.push(np.array([[2.0, 2.0]]), [0], op="gradient").wait()
         assert t.pull([0]).tolist() == [[-4.0, -5.0]]
+        t.push(np.array([[2.0, 2.0]]), [1], op="gradient", weight=2.0, encoding="bf16").wait()
+        assert t.pull([1]).tolist() == [[-5.0, -6.0]]
+        raises(ValueError, "not below 0", lambda: t.push(np.ones((1, 2)), [1], weight=-1.0))
+        raises(ValueError, "encoding is 'f8'", lambda: t.push(np.ones((1, 2)), [1], encoding="f8"))
         raises(ValueError, "rule is Sgd", lambda: t.set_optimizer(("adagrad", 0.1, 1e-8)))
         raises(ValueError, "lr is 0", lambda: t.set_optimizer(("sgd", 0.0)))
         for n, rule in enumerate(

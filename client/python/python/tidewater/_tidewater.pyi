@@ -82,6 +82,7 @@ class Session:
         clip_value: Optional[float] = None,
         clip_norm: Optional[float] = None,
         initial_accumulator: float = 0.0,
+        by_staleness: bool = False,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -90,7 +91,8 @@ class Session:
         ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay) or
         ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high) or
         ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
-        elements, `clip_norm` the norm of a row. 0 `partitions`: their number is chosen from the size of the table
+        elements, `clip_norm` the norm of a row. `by_staleness` divides the rate of a gradient by the ticks
+        that the fastest worker is ahead. 0 `partitions`: their number is chosen from the size of the table
         and the servers; `Table.partitions` has it.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
@@ -245,9 +247,16 @@ class Table:
         *,
         first: int = 0,
         op: Literal["sum", "assign", "gradient"] = "sum",
+        weight: float = 1.0,
+        encoding: Literal["exact", "bf16", "f16", "int8"] = "exact",
+        block: int = 64,
     ) -> Ticket:
         """Pushes rows of shape (len(keys), cols), or elements from `first` on. Reads where the array is;
         it may be changed as soon as this returns.
+
+        `weight` multiplies the learning rate of a gradient, and a sum; at the tick a mean is weighted by it.
+        `encoding` rounds the values on their way; what it leaves out of a push is added to the next one of
+        these elements. "int8" has one scale for each `block` elements.
         """
     def set_optimizer(self, optimizer: _Named) -> Ticket:
         """Sets the numbers of the table's rule: ("sgd", 0.01) of a table of "sgd". ValueError for another rule.
