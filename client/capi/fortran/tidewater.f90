@@ -21,6 +21,7 @@ module tidewater
     integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
     integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
     integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3
+    integer(c_int), parameter :: TW_EXACT = 0, TW_BF16 = 1, TW_F16 = 2, TW_INT8 = 3
     integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3, &
         TW_REDUCE_AND = 4
     integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
@@ -52,7 +53,7 @@ module tidewater
     end type
 
     type, bind(c) :: tw_table_options
-        integer(c_size_t) :: size = 160
+        integer(c_size_t) :: size = 168
         type(c_ptr) :: name = c_null_ptr
         integer(c_int32_t) :: dtype = 0, kind = 0
         integer(c_int64_t) :: rows = 0
@@ -63,12 +64,19 @@ module tidewater
         integer(c_int32_t) :: effect = TW_IMMEDIATE, domain = 0, block_bytes = 0, snapshot = 0
         integer(c_int32_t) :: allow_not_finite = 0, reserved = 0
         real(c_double) :: weight_decay = 0, clip_value = 0, clip_norm = 0, initial_accumulator = 0
+        integer(c_int32_t) :: by_staleness = 0, reserved2 = 0
     end type
 
     type, bind(c) :: tw_pull_options
         integer(c_size_t) :: size = 24
         integer(c_int32_t) :: mode = TW_CONSISTENT, missing = TW_CREATE
         real(c_double) :: timeout_s = 0
+    end type
+
+    type, bind(c) :: tw_push_options
+        integer(c_size_t) :: size = 32
+        real(c_double) :: weight = 0
+        integer(c_int32_t) :: has_weight = 0, encoding = TW_EXACT, block = 0, reserved = 0
     end type
 
     type, bind(c) :: tw_function_options
@@ -242,9 +250,9 @@ module tidewater
             integer(c_int32_t), value :: dtype
         end function
         integer(c_int) function tw_push_rows_c(session, table, keys, rows, values, elements, &
-                dtype, op, ticket) bind(c, name="tw_push_rows")
+                dtype, op, options, ticket) bind(c, name="tw_push_rows_with")
             import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
-            type(c_ptr), value :: session, values
+            type(c_ptr), value :: session, values, options
             integer(c_int64_t), value :: table
             integer(c_int64_t), intent(in) :: keys(*)
             integer(c_size_t), value :: rows, elements
@@ -252,9 +260,9 @@ module tidewater
             integer(c_int64_t), intent(out) :: ticket
         end function
         integer(c_int) function tw_push_range_c(session, table, first, values, elements, &
-                dtype, op, ticket) bind(c, name="tw_push_range")
+                dtype, op, options, ticket) bind(c, name="tw_push_range_with")
             import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
-            type(c_ptr), value :: session, values
+            type(c_ptr), value :: session, values, options
             integer(c_int64_t), value :: table, first
             integer(c_size_t), value :: elements
             integer(c_int32_t), value :: dtype, op
@@ -328,11 +336,11 @@ module tidewater
     interface tw_pull_range
         procedure pull_range_f32, pull_range_f64, pull_range_i32, pull_range_i64
     end interface
-    ! tw_push_rows(session, table, keys, values, op, ticket)
+    ! tw_push_rows(session, table, keys, values, op, ticket [, options])
     interface tw_push_rows
         procedure push_rows_f32, push_rows_f64, push_rows_i32, push_rows_i64
     end interface
-    ! tw_push_range(session, table, first, values, op, ticket)
+    ! tw_push_range(session, table, first, values, op, ticket [, options])
     interface tw_push_range
         procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
     end interface
@@ -374,6 +382,13 @@ contains
         if (present(options)) at = c_loc(options)
     end function
 
+    function push_options_of(options) result(at)
+        type(tw_push_options), intent(in), target, optional :: options
+        type(c_ptr) :: at
+        at = c_null_ptr
+        if (present(options)) at = c_loc(options)
+    end function
+
     integer(c_int) function pull_rows_f32(session, table, keys, out, options) result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
@@ -393,25 +408,31 @@ contains
             TW_F32, options_of(options))
     end function
 
-    integer(c_int) function push_rows_f32(session, table, keys, values, op, ticket) result(status)
+    integer(c_int) function push_rows_f32(session, table, keys, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
         integer(int64), intent(in), contiguous :: keys(:)
         real(real32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
-            size(values, kind=c_size_t), TW_F32, op, ticket)
+            size(values, kind=c_size_t), TW_F32, op, &
+            push_options_of(options), ticket)
     end function
 
-    integer(c_int) function push_range_f32(session, table, first, values, op, ticket) result(status)
+    integer(c_int) function push_range_f32(session, table, first, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table, first
         real(real32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
-            size(values, kind=c_size_t), TW_F32, op, ticket)
+            size(values, kind=c_size_t), TW_F32, op, &
+            push_options_of(options), ticket)
     end function
 
     integer(c_int) function pull_rows_f64(session, table, keys, out, options) result(status)
@@ -433,25 +454,31 @@ contains
             TW_F64, options_of(options))
     end function
 
-    integer(c_int) function push_rows_f64(session, table, keys, values, op, ticket) result(status)
+    integer(c_int) function push_rows_f64(session, table, keys, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
         integer(int64), intent(in), contiguous :: keys(:)
         real(real64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
-            size(values, kind=c_size_t), TW_F64, op, ticket)
+            size(values, kind=c_size_t), TW_F64, op, &
+            push_options_of(options), ticket)
     end function
 
-    integer(c_int) function push_range_f64(session, table, first, values, op, ticket) result(status)
+    integer(c_int) function push_range_f64(session, table, first, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table, first
         real(real64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
-            size(values, kind=c_size_t), TW_F64, op, ticket)
+            size(values, kind=c_size_t), TW_F64, op, &
+            push_options_of(options), ticket)
     end function
 
     integer(c_int) function pull_rows_i32(session, table, keys, out, options) result(status)
@@ -473,25 +500,31 @@ contains
             TW_I32, options_of(options))
     end function
 
-    integer(c_int) function push_rows_i32(session, table, keys, values, op, ticket) result(status)
+    integer(c_int) function push_rows_i32(session, table, keys, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
         integer(int64), intent(in), contiguous :: keys(:)
         integer(int32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
-            size(values, kind=c_size_t), TW_I32, op, ticket)
+            size(values, kind=c_size_t), TW_I32, op, &
+            push_options_of(options), ticket)
     end function
 
-    integer(c_int) function push_range_i32(session, table, first, values, op, ticket) result(status)
+    integer(c_int) function push_range_i32(session, table, first, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table, first
         integer(int32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
-            size(values, kind=c_size_t), TW_I32, op, ticket)
+            size(values, kind=c_size_t), TW_I32, op, &
+            push_options_of(options), ticket)
     end function
 
     integer(c_int) function pull_rows_i64(session, table, keys, out, options) result(status)
@@ -513,25 +546,31 @@ contains
             TW_I64, options_of(options))
     end function
 
-    integer(c_int) function push_rows_i64(session, table, keys, values, op, ticket) result(status)
+    integer(c_int) function push_rows_i64(session, table, keys, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
         integer(int64), intent(in), contiguous :: keys(:)
         integer(int64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
-            size(values, kind=c_size_t), TW_I64, op, ticket)
+            size(values, kind=c_size_t), TW_I64, op, &
+            push_options_of(options), ticket)
     end function
 
-    integer(c_int) function push_range_i64(session, table, first, values, op, ticket) result(status)
+    integer(c_int) function push_range_i64(session, table, first, values, op, ticket, options) &
+            result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table, first
         integer(int64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
         integer(int64), intent(out) :: ticket
+        type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
-            size(values, kind=c_size_t), TW_I64, op, ticket)
+            size(values, kind=c_size_t), TW_I64, op, &
+            push_options_of(options), ticket)
     end function
 
     ! tw_update(session, target, expression, ticket [, inputs, parameters, first, count])

@@ -247,21 +247,23 @@ public:
         check(tw_pull_range(session_.get(), it_, first, to, out.size(), dtype_of<T>::value, options));
     }
     template <typename Keys, typename Values>
-    [[nodiscard]] ticket push_rows(const Keys &keys, const Values &values, tw_op op) const
+    [[nodiscard]] ticket push_rows(const Keys &keys, const Values &values, tw_op op,
+                                   const tw_push_options *options = nullptr) const
     {
         const T *from = values.data();
         tw_ticket it = 0;
-        check(tw_push_rows(session_.get(), it_, keys.data(), keys.size(), from, values.size(),
-                           dtype_of<T>::value, op, &it));
+        check(tw_push_rows_with(session_.get(), it_, keys.data(), keys.size(), from, values.size(),
+                                dtype_of<T>::value, op, options, &it));
         return {session_, it};
     }
     template <typename Values>
-    [[nodiscard]] ticket push_range(std::uint64_t first, const Values &values, tw_op op) const
+    [[nodiscard]] ticket push_range(std::uint64_t first, const Values &values, tw_op op,
+                                    const tw_push_options *options = nullptr) const
     {
         const T *from = values.data();
         tw_ticket it = 0;
-        check(tw_push_range(session_.get(), it_, first, from, values.size(), dtype_of<T>::value, op,
-                            &it));
+        check(tw_push_range_with(session_.get(), it_, first, from, values.size(),
+                                 dtype_of<T>::value, op, options, &it));
         return {session_, it};
     }
     /* Reads optimizer, hyper and, of TW_ADAMW, weight_decay. */

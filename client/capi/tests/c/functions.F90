@@ -17,6 +17,7 @@ program functions
     integer(int8), allocatable :: out(:)
     integer(c_size_t), allocatable :: lengths(:)
     integer(int64), allocatable :: numbers(:)
+    type(tw_push_options) :: weighted
 
     call open_session()
     x = table_of("x", TW_F64)
@@ -34,6 +35,14 @@ program functions
     call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for one element")
     call check(tw_pull_range(session, y, elements - 2, pulled) == TW_OK, "pull")
     call check(all(nint(pulled, int64) == [0_int64, 6*(elements - 1)]), "one element is updated")
+    weighted%weight = 2
+    weighted%has_weight = 1
+    weighted%encoding = TW_F16
+    call check(tw_push_range(session, y, elements - 2, [1d0, 0d0], TW_SUM, ticket, weighted) == TW_OK, &
+        "a weighted push")
+    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the weighted push")
+    call check(tw_pull_range(session, y, elements - 2, pulled) == TW_OK, "pull again")
+    call check(nint(pulled(1), int64) == 2, "a weight doubles the sum")
     call check(tw_update(session, n, "9007199254740993", ticket) == TW_OK, "integers")
     call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for integers")
     call check(tw_reduce(session, n, "x", TW_REDUCE_MAX, whole) == TW_OK, "largest integer")

@@ -60,6 +60,13 @@ int main(int argc, char **argv)
     y.pull_range(elements - 2, pulled);
     require(pulled == std::vector<double>{0, 6.0 * (elements - 1)}, "one element is updated");
     require(y.reduce("x != 0") == 1.0, "elements are counted");
+    auto weighted = tw::defaults<tw_push_options>();
+    weighted.weight = 2;
+    weighted.has_weight = 1;
+    weighted.encoding = TW_F16;
+    y.push_range(elements - 2, std::vector<double>{1, 0}, TW_SUM, &weighted).wait();
+    y.pull_range(elements - 2, pulled);
+    require(pulled == std::vector<double>{2, 6.0 * (elements - 1)}, "a weight doubles the sum");
     n.update("9007199254740993").wait();
     require(n.reduce("x", TW_REDUCE_MAX) == std::int64_t(9007199254740993), "integers are exact");
     require(!n.reduce("x", TW_REDUCE_MIN, {{}, {}, tw::range{0, 0}}), "nothing has no minimum");
