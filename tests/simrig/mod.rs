@@ -40,6 +40,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_runtime::wait::wait_until;
 
 /// A deadline far beyond every run without a defect, whatever lanes do.
@@ -105,6 +106,8 @@ pub struct Rig {
     tables: Arc<Vec<TableInfo>>,
     /// Workers that wait at the barrier, and how often it has opened.
     barrier: Arc<Mutex<(u32, u64)>>,
+    /// One arrival at the barrier in this many leaves it at a deadline; 0 for none.
+    pub late_one_in: Arc<AtomicU64>,
     shape: Shape,
     seed: u64,
     /// Whether frames carry a checksum, as those of the client do in the simulator but not over TCP.
@@ -205,6 +208,7 @@ impl Rig {
             servers: Arc::new(servers),
             tables: Arc::new(tables),
             barrier: Arc::default(),
+            late_one_in: Arc::default(),
             shape,
             seed,
             check_frames: !faults.distance.is_some_and(|d| d.reads_in_order),
@@ -277,7 +281,10 @@ impl Rig {
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
         let mut client = Client::from_parts(Parts {
-            coordinator: Box::new(Coordinator(self.clone())),
+            coordinator: Box::new(Coordinator(
+                self.clone(),
+                Rng::new(self.seed ^ u64::from(rank) << 32),
+            )),
             servers: parts,
             parker: Box::new(parker),
             rank: WorkerId(rank),
@@ -463,7 +470,7 @@ impl Drop for Link {
 }
 
 /// The coordinator of the cluster: its tables and one barrier.
-struct Coordinator(Rig);
+struct Coordinator(Rig, Rng);
 
 impl CoordinatorLink for Coordinator {
     fn create_table(&mut self, spec: &TableSpec, d: Deadline) -> Result<TableInfo, ClientError> {
@@ -489,8 +496,19 @@ impl CoordinatorLink for Coordinator {
             }
             opened
         };
+        let late_one_in = self.0.late_one_in.load(Ordering::Relaxed);
+        let mut looks = match late_one_in > 0 && self.1.below(late_one_in) == 0 {
+            true => self.1.below(4),
+            false => u64::MAX,
+        };
         let mut pause = FIRST_LOOK;
         while self.0.barrier.lock().unwrap().1 == opened {
+            if looks == 0 {
+                self.0.barrier.lock().unwrap().0 -= 1;
+                let (op, missing) = ("barrier", "a worker".into());
+                return Err(ClientError::Deadline { op, missing });
+            }
+            looks -= 1;
             self.0.world.pause(pause);
             pause = (2 * pause).min(LAST_LOOK);
         }

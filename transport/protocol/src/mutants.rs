@@ -213,6 +213,8 @@ mutants! {
     FunctionKeysUnordered = "function-keys-unordered";
     /// A function's result is stored before all of it is checked.
     FunctionStoresUnchecked = "function-stores-unchecked";
+    /// A collective call that is repeated begins with its first round again.
+    CollectiveBeginsAgain = "collective-begins-again";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -187,12 +187,11 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Makes the header of the first round of a call.
-    pub(crate) const fn new(round: u64, call: Call, elements: u64) -> Self {
-        let (call, part) = (call.word(), 0);
+    /// Makes the header of a round, which is number `part` of its call, from 0 on.
+    pub(crate) const fn new(round: u64, call: Call, elements: u64, part: u64) -> Self {
         Self {
             round,
-            call,
+            call: call.word(),
             elements,
             part,
         }
@@ -273,7 +272,7 @@ mod tests {
         for of in [RowsOf::First, RowsOf::Further] {
             for bytes in [0, 1, 8, 479, of.row_bytes(), of.round_bytes()] {
                 let values: Vec<u8> = (0..bytes.min(of.round_bytes())).map(|n| n as u8).collect();
-                let header = Header::new(7, CALL, 3);
+                let header = Header::new(7, CALL, 3, 0);
                 let (mut rows, mut back) = (Vec::new(), Vec::new());
                 of.pack(header, &values, &mut rows);
                 let keys = of.keys(7, 4, 2, values.len());
@@ -302,7 +301,7 @@ mod tests {
 
     #[test]
     fn differing_calls_are_named() {
-        let of = |call, elements| Header::new(3, call, elements);
+        let of = |call, elements| Header::new(3, call, elements, 0);
         let other = Call {
             kind: Kind::Broadcast,
             dtype: DType::I32,

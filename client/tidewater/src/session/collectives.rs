@@ -18,22 +18,38 @@ use crate::table::{Element, Table};
 /// Barrier of every round. A worker that repeats a call waits for the others at theirs.
 const BARRIER: &str = "tidewater/collective";
 
-/// Receives the values of one worker, part after part: position among the workers, offset, bytes.
-type Take<'a> = &'a mut dyn FnMut(usize, usize, &[u8]);
+/// Adds the values of one worker to a call's result, part after part: result, position among the
+/// workers, offset, bytes.
+type Take<'a> = &'a dyn Fn(&mut [u8], usize, usize, &[u8]);
 
 /// What a client keeps between its collective calls.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Number of completed rounds.
     rounds: u64,
-    /// Call that failed after its first round. The workers cannot find together again.
-    broken: Option<&'static str>,
+    /// Call that failed after its first round. Only this call can follow: the others wait at the round
+    /// that failed here, or have completed it.
+    open: Option<Open>,
     first: Option<Table<i64>>,
     further: Option<Table<i64>>,
     /// Rows of the last round, worker after worker.
     rows: Vec<i64>,
     /// Values of one worker in the last round.
     values: Vec<u8>,
+}
+
+/// A call between two of its rounds, after a failure.
+#[derive(Debug)]
+struct Open {
+    op: &'static str,
+    call: Call,
+    /// Number of elements of the call.
+    len: usize,
+    /// Number of completed rounds of the call, and bytes of each worker that they brought.
+    parts: u64,
+    at: usize,
+    /// Result of these rounds.
+    done: Vec<u8>,
 }
 
 /// One round of a call.
@@ -59,9 +75,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Collective`] when calls or lengths differ or a worker has left. A refusal that
-    /// names the missing workers when the others do not come in the time of a clock wait. A call of
-    /// at most 480 bytes a worker may be repeated, with the same values; a longer one that failed after
-    /// its first part ends this worker's collective calls.
+    /// names the missing workers when the others do not come in the time of a clock wait. Such a call
+    /// may be repeated, with the same values: it continues at the round that failed. A call of more
+    /// than 480 bytes that failed between its rounds must be repeated before any other collective call.
     ///
     /// # Examples
     /// ```
@@ -85,18 +101,12 @@ impl Client {
             true => vec![T::default(); values.len() * workers],
             false => Vec::new(),
         };
-        let bytes = all.as_mut_bytes();
-        let mut take = |nth: usize, at: usize, part: &[u8]| {
+        let take = |out: &mut [u8], nth: usize, at: usize, part: &[u8]| {
             let at = nth * own + at;
-            bytes[at..at + part.len()].copy_from_slice(part);
+            out[at..at + part.len()].copy_from_slice(part);
         };
-        self.collect(
-            "all_gather",
-            call,
-            values.len(),
-            values.as_bytes(),
-            &mut take,
-        )?;
+        let (mine, out) = (values.as_bytes(), all.as_mut_bytes());
+        self.collect("all_gather", call, values.len(), mine, out, &take)?;
         Ok(all)
     }
 
@@ -123,15 +133,14 @@ impl Client {
         };
         let mine = values.as_bytes().to_vec();
         let len = values.len();
-        let bytes = values.as_mut_bytes();
-        let mut take = |nth: usize, at: usize, part: &[u8]| {
-            let acc = &mut bytes[at..at + part.len()];
+        let take = |out: &mut [u8], nth: usize, at: usize, part: &[u8]| {
+            let acc = &mut out[at..at + part.len()];
             match nth {
                 0 => acc.copy_from_slice(part),
                 _ => fold(T::DTYPE, op, acc, part),
             }
         };
-        self.collect("all_reduce", call, len, &mine, &mut take)
+        self.collect("all_reduce", call, len, &mine, values.as_mut_bytes(), &take)
     }
 
     /// Replaces `values` by those of worker `root`. Otherwise like [`Client::all_gather`]; all workers
@@ -154,19 +163,21 @@ impl Client {
             false => Vec::new(),
         };
         let len = values.len();
-        let bytes = values.as_mut_bytes();
-        let mut take =
-            |_: usize, at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-        self.collect("broadcast", call, len, &mine, &mut take)
+        let take = |out: &mut [u8], _: usize, at: usize, part: &[u8]| {
+            out[at..at + part.len()].copy_from_slice(part);
+        };
+        self.collect("broadcast", call, len, &mine, values.as_mut_bytes(), &take)
     }
 
-    /// Runs a call of `len` elements a worker. `mine` is empty for a worker that gives no values.
+    /// Runs a call of `len` elements a worker, or the rest of one that failed. `mine` is empty for a
+    /// worker that gives no values.
     fn collect(
         &mut self,
         op: &'static str,
         call: Call,
         len: usize,
         mine: &[u8],
+        out: &mut [u8],
         take: Take<'_>,
     ) -> Result<(), ClientError> {
         if self.workers == 0 {
@@ -175,43 +186,76 @@ impl Client {
                  opened (workers=N, TIDEWATER_WORKERS=N)"
             )));
         }
-        if let Some(call) = self.collective.broken {
+        if let Some(open) = &self.collective.open
+            && (open.call, open.len) != (call, len)
+        {
             return Err(ClientError::Environment(format!(
-                "an earlier {call} failed between its parts, so the workers' collective calls no longer fit \
-                 together; end the job, or start it again"
+                "an earlier {} of {} elements failed between its rounds, where the other workers may wait; \
+                 repeat that call with the same values before another collective call, or end the job",
+                open.op, open.len
             )));
         }
         let bytes = len.saturating_mul(call.dtype.size());
-        let rows = RowsOf::First;
-        let mut round = Round {
-            op,
-            rows,
-            header: Header::new(self.collective.rounds + 1, call, len as u64),
-            mine: Some(&mine[..mine.len().min(rows.round_bytes())]),
-            bytes: bytes.min(rows.round_bytes()),
-            // Of a broadcast, too: the first round compares the calls of all.
-            ranks: 0..self.workers,
-        };
-        self.exchange(&round)?;
-        let ranks = self.agreed(call, bytes);
-        let ranks = ranks.map_err(|source| ClientError::Collective { op, source })?;
-        self.deliver(&round, ranks.clone(), 0, take);
-        let mut at = round.bytes;
-        round.rows = RowsOf::Further;
-        round.ranks = ranks;
+        let (mut part, mut at, ranks);
+        let open = self.collective.open.take();
+        if let Some(open) = open.filter(|_| !on(Mutant::CollectiveBeginsAgain)) {
+            // Its first round has agreed on the call.
+            out.copy_from_slice(&open.done);
+            (part, at) = (open.parts, open.at);
+            ranks = self.givers(call);
+        } else {
+            let rows = RowsOf::First;
+            let round = Round {
+                op,
+                rows,
+                header: Header::new(self.collective.rounds + 1, call, len as u64, 0),
+                mine: Some(&mine[..mine.len().min(rows.round_bytes())]),
+                bytes: bytes.min(rows.round_bytes()),
+                // Of a broadcast, too: the first round compares the calls of all.
+                ranks: 0..self.workers,
+            };
+            self.exchange(&round)?;
+            let agreed = self.agreed(call, bytes);
+            ranks = agreed.map_err(|source| ClientError::Collective { op, source })?;
+            self.deliver(&round, ranks.clone(), 0, out, take);
+            (part, at) = (1, round.bytes);
+        }
         while at < bytes {
-            round.bytes = round.rows.round_bytes().min(bytes - at);
-            round.mine = mine.get(at..at + round.bytes);
-            round.header.round += 1;
-            round.header.part += 1;
+            let rows = RowsOf::Further;
+            let size = rows.round_bytes().min(bytes - at);
+            let round = Round {
+                op,
+                rows,
+                header: Header::new(self.collective.rounds + 1, call, len as u64, part),
+                mine: mine.get(at..at + size),
+                bytes: size,
+                ranks: ranks.clone(),
+            };
             if let Err(error) = self.exchange(&round) {
-                self.collective.broken = Some(op);
+                let (parts, done) = (part, out.to_vec());
+                self.collective.open = Some(Open {
+                    op,
+                    call,
+                    len,
+                    parts,
+                    at,
+                    done,
+                });
                 return Err(error);
             }
-            self.deliver(&round, round.ranks.clone(), at, take);
-            at += round.bytes;
+            self.deliver(&round, ranks.clone(), at, out, take);
+            part += 1;
+            at += size;
         }
         Ok(())
+    }
+
+    /// Ranks that give values in a call.
+    const fn givers(&self, call: Call) -> Range<u32> {
+        match call.kind {
+            Kind::Broadcast => call.root..call.root + 1,
+            _ => 0..self.workers,
+        }
     }
 
     /// Checks, after the first round, that the calls of all workers fit together. Returns the ranks
@@ -227,22 +271,22 @@ impl Client {
             let bytes = bytes as u64;
             return Err(CollectiveError::TooLong { bytes });
         }
-        let workers = self.workers;
-        match call {
-            Call {
-                kind: Kind::Broadcast,
-                root,
-                ..
-            } => match root < workers {
-                true => Ok(root..root + 1),
-                false => Err(CollectiveError::Root { root, workers }),
-            },
-            _ => Ok(0..workers),
+        let (root, workers) = (call.root, self.workers);
+        match root < workers {
+            true => Ok(self.givers(call)),
+            false => Err(CollectiveError::Root { root, workers }),
         }
     }
 
     /// Passes the values of `ranks` in the last round on, in rank order.
-    fn deliver(&mut self, round: &Round<'_>, ranks: Range<u32>, at: usize, take: Take<'_>) {
+    fn deliver(
+        &mut self,
+        round: &Round<'_>,
+        ranks: Range<u32>,
+        at: usize,
+        out: &mut [u8],
+        take: Take<'_>,
+    ) {
         let state = &mut self.collective;
         let workers = round.ranks.len();
         let each = state.rows.len() / workers.max(1);
@@ -255,7 +299,7 @@ impl Client {
             let row = from + (ranks.start - round.ranks.start) as usize;
             let rows = &state.rows[row * each..(row + 1) * each];
             round.rows.unpack(rows, round.bytes, &mut state.values);
-            take(nth, at, &state.values);
+            take(out, nth, at, &state.values);
         }
     }
 
