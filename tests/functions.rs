@@ -300,17 +300,29 @@ fn result_with_nan_leaves_piece_unchanged() {
     assert_eq!(pull(&mut client, &table, 4), [4.0, 1.0, -1.0, 9.0]);
 }
 
+/// No update of a table of ticks is sent: each form is refused with the ways out. Reductions work.
 #[test]
 fn table_at_tick_refuses_updates() {
     let (_cluster, mut client) = cluster(1, 1);
     let spec = TableBuilder::blocks::<f64>("t", 1, 10).at_clock(Reduce::Sum);
     let spec = spec.optimizer(Optimizer::None);
     let table = client.create_table::<f64>(spec.spec()).unwrap();
+    let rows = TableBuilder::rows::<f64>("r", 4, 2).at_clock(Reduce::Sum);
+    let rows = client.create_table::<f64>(rows.spec()).unwrap();
     let zero = Expression::parse("0").unwrap();
-    let refused = client
-        .update(&table, &zero, &FunctionArgs::default())
-        .unwrap_err();
-    assert!(refused.to_string().contains("tick"), "{refused}");
+    let all = FunctionArgs::default();
+    for refused in [
+        client.update(&table, &zero, &all),
+        client.call_update(&table, "add", &[1], &all),
+        client.call_rows(&rows, "mean", &[], &[1], &[1.0]),
+    ] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, ClientError::Argument { .. }), "{refused}");
+        let text = refused.to_string();
+        for part in ["takes effect at ticks", "immediate effect", "assignment"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
     let x = Expression::parse("x").unwrap();
     let sum = client.reduce(&table, &x, Reduction::Sum, &FunctionArgs::default());
     assert_eq!(float(sum.unwrap()), 0.0);

@@ -194,7 +194,9 @@ fn describe_problem(problem: u64, number: u64) -> String {
             "input {number} is not like the target: give it the same shape, type and partitions"
         ),
         Some(Problem::AtTick) => {
-            "the table takes effect at ticks; functions update tables of immediate effect".into()
+            "the table takes effect at ticks, and functions take effect on arrival; define it with \
+             immediate effect, or push the elements as an assignment"
+                .into()
         }
         Some(Problem::Unknown) => format!(
             "the servers' program has {number} functions, and none of this name; register it there"

@@ -412,8 +412,9 @@ mod tests {
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
     use tidewater_protocol::layout::encoding::EncodingCode;
     use tidewater_protocol::layout::frame::{FrameFlags, FrameKind};
+    use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload, FunctionProblem};
     use tidewater_protocol::table::{
-        DType, DenseLayout, GradientOptions, Init, Optimizer, TableSpec,
+        DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, TableSpec,
     };
 
     use super::*;
@@ -563,6 +564,37 @@ mod tests {
         };
         let refused = push_bytes(&mut engine, 5, 2, infinite, &[0, 0, 0x80, 0x7f]);
         assert_eq!(refused, Err(RejectReason::NotFinite { row: 1, key: 6 }));
+    }
+
+    /// An UPDATE that another client sends for a table of ticks is refused, whatever its function.
+    #[test]
+    fn update_of_table_of_ticks_is_refused() {
+        let mut engine = engine();
+        let table = engine.table(TableId(1)).unwrap();
+        let mut spec = TableSpec::clone(&table.spec);
+        spec.effect = tidewater_protocol::table::Apply::AtTick(Reduce::Sum);
+        table.spec = Arc::new(spec);
+        let body = FunctionBody::Named {
+            name: "any",
+            arguments: &[],
+        };
+        let mut payload = FunctionPayload::new(body, 0, &[1], &[]);
+        let payload = payload.at(0);
+        let header = FrameHeader {
+            kind: FrameKind::Update,
+            flags: FrameFlags::default(),
+            seq: 1,
+            session: 0,
+            payload_len: payload.len() as u32,
+            count: 3,
+            table: 1,
+            partition: 0,
+            clock: 0,
+            user_tag: 0,
+            chk: 0,
+        };
+        let refused = engine.frame(FrameSender::clocked(WorkerId(0)), &header, payload);
+        assert_eq!(refused, Err(FunctionProblem::AtTick.with(0)));
     }
 
     /// A request that ends before its first element's number is refused like any other bad length.

@@ -26,7 +26,9 @@ use crate::table::{Element, Table};
 /// Frames of an update after which they are sent: appliers begin while the next ones are built.
 const SEND_FRAMES: usize = 16;
 
-const AT_TICK: &str = "it takes effect at ticks; functions update tables of immediate effect";
+/// Refusal of updates on tables of ticks, with the two ways out.
+const AT_TICK: &str = "it takes effect at ticks, and functions take effect on arrival; define it with immediate \
+                       effect, or pull the elements, compute, and push them as an assignment";
 
 impl Client {
     /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
