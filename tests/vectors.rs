@@ -44,7 +44,8 @@ fn operations_match_local_vectors() {
         .into_job()
         .unwrap();
     let space = space(&cluster, "s", DIM);
-    let (a, b) = (numbers(1), numbers(2));
+    let (mut a, b) = (numbers(1), numbers(2));
+    a[..2].copy_from_slice(&[0.0, -0.0]);
     let (x, y) = (space.from_slice(&a).unwrap(), space.from_slice(&b).unwrap());
     let same = |name: &str, vector: &Vector<f64>, expected: &dyn Fn(usize) -> f64| {
         let result = vector.pull().unwrap();
@@ -144,6 +145,27 @@ fn reductions_match_local_vectors() {
     close(
         x.smallest().unwrap(),
         a.iter().copied().fold(f64::MAX, f64::min),
+    );
+    close(
+        x.amax().unwrap(),
+        a.iter().fold(0.0, |most, x| x.abs().max(most)),
+    );
+    close(
+        x.amin().unwrap(),
+        a.iter().fold(f64::MAX, |least, x| x.abs().min(least)),
+    );
+    let differences = a.iter().zip(&b).map(|(x, y)| (x - y).abs());
+    close(x.distance(&y).unwrap(), differences.fold(0.0, f64::max));
+    assert!(
+        x.neg()
+            .unwrap()
+            .abs()
+            .unwrap()
+            .neg()
+            .unwrap()
+            .largest()
+            .unwrap()
+            < 0.0
     );
     close(x.nnz().unwrap(), DIM as f64);
     assert!(x.is_near(&x.clone(), 1e-300).unwrap());

@@ -416,6 +416,7 @@ impl Session {
             ("bytes_pulled", c.bytes_pulled),
             ("bytes_pushed", c.bytes_pushed),
             ("credit_waits", c.credit_waits),
+            ("waits", c.waits),
             ("ticks", c.ticks),
         ];
         let counts = PyDict::new(py);

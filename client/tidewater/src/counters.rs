@@ -43,6 +43,8 @@ pub struct Counters {
     pub bytes_pushed: u64,
     /// Times that a push waited for room in its ring.
     pub credit_waits: u64,
+    /// Times that a call waited for servers: for acknowledgements, replies or room.
+    pub waits: u64,
     /// Number of completed ticks.
     pub ticks: u64,
 }

@@ -418,6 +418,7 @@ impl Lanes {
         mut each: impl FnMut(&mut Self),
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
     ) -> Result<T, ClientError> {
+        self.counters.waits += 1;
         let mut now = clock::now();
         let mut coordinator_at = now + COORDINATOR_LOOK;
         loop {
