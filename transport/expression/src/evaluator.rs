@@ -5,6 +5,8 @@
 
 use std::mem;
 
+use tidewater_protocol::mutants::{Mutant, on};
+
 use crate::element::{Arithmetic, Element};
 use crate::error::ProgramError;
 use crate::loops::Source;
@@ -197,7 +199,11 @@ impl<T: Element> Evaluator<T> {
                 into.add_extreme(best.widened(), count as u64);
             }
             Reduction::Max => {
-                let best = self.extreme(chunks, T::LEAST, T::larger);
+                let least = match on(Mutant::MaximumFromZero) {
+                    true => T::ZERO,
+                    false => T::LEAST,
+                };
+                let best = self.extreme(chunks, least, T::larger);
                 into.add_extreme(best.widened(), count as u64);
             }
             Reduction::And => {

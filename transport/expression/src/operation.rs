@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::DType;
 
 /// Most operands of one operation.
@@ -122,6 +123,10 @@ impl Operation {
 
     /// Returns the operation that a call `name(...)` means.
     pub(crate) fn from_function(name: &str) -> Option<Self> {
+        let name = match on(Mutant::SignumOfZero) && name == Self::Signum.name() {
+            true => Self::Sign.name(),
+            false => name,
+        };
         let (operation, _) = OPERATIONS.into_iter().find(|&(_, known)| known == name)?;
         operation.is_function().then_some(operation)
     }

@@ -213,8 +213,40 @@ mutants! {
     FunctionKeysUnordered = "function-keys-unordered";
     /// A function's result is stored before all of it is checked.
     FunctionStoresUnchecked = "function-stores-unchecked";
+    /// The index of an expression begins at 0 in every frame.
+    IndexOfFrame = "index-of-frame";
+    /// An expression reads its first input wherever it names another one.
+    InputsAreFirst = "inputs-are-first";
+    /// A maximum begins at 0.
+    MaximumFromZero = "maximum-from-zero";
+    /// Initial values do not depend on the key of the row.
+    InitWithoutKey = "init-without-key";
+    /// AMSGrad steps by the second moment itself, as Adam does.
+    AmsGradWithoutMaximum = "amsgrad-without-maximum";
+    /// Partitions go to the appliers of a server by the partition's own number.
+    AppliersByPartition = "appliers-by-partition";
+    /// New hyper-parameters are sent to one applier of the table.
+    SettingsToOneApplier = "settings-to-one-applier";
+    /// Part of a late read that arrived in its caller's memory is lost when the caller stops waiting.
+    LatePartNotMoved = "late-part-not-moved";
+    /// Merging tickets keeps the frames of the first one only.
+    MergeKeepsOne = "merge-keeps-one";
+    /// A vector of zeros has the elements that its slot had last.
+    ZerosNotAssigned = "zeros-not-assigned";
+    /// Uses of a slot by several vectors have equal generations.
+    GenerationKept = "generation-kept";
+    /// A change of a vector in place changes its clones, too.
+    ClonesChange = "clones-change";
+    /// Operators forget their failures.
+    FailureForgotten = "failure-forgotten";
+    /// `signum` of a vector is 0 for zeroes.
+    SignumOfZero = "signum-of-zero";
+    /// Operations that give a vector wait until they are applied.
+    OperationsWait = "operations-wait";
     /// A collective call that is repeated begins with its first round again.
     CollectiveBeginsAgain = "collective-begins-again";
+    /// The gradient of an evaluation is that of worker 0.
+    GradientOfOneWorker = "gradient-of-one-worker";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -6,6 +6,7 @@ use crate::ids::{ApplierId, PartitionId, ServerId};
 use crate::layout::hash::mix64;
 use crate::limits::{PARTITION_ELEMENTS, PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use crate::table::{DenseLayout, Shape, TableSpec};
+use crate::mutants::{Mutant, on};
 
 /// Returns the partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ
 /// in any bits spread evenly. Independent of the number of servers.
@@ -69,9 +70,13 @@ impl Placement {
         let owner = |p: usize| {
             let server = p % servers;
             let n = appliers.get(server).copied().unwrap_or(1).max(1) as usize;
+            let turn = match on(Mutant::AppliersByPartition) {
+                true => p,
+                false => p / servers,
+            };
             Owner {
                 server: ServerId(server as u32),
-                applier: ApplierId(((p / servers) % n) as u16),
+                applier: ApplierId((turn % n) as u16),
             }
         };
         Self((0..partitions as usize).map(owner).collect())

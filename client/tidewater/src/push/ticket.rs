@@ -2,6 +2,7 @@
 
 use tidewater_lanes::num::count;
 use tidewater_protocol::ids::TableId;
+use tidewater_protocol::mutants::{Mutant, on};
 
 use crate::table::opened::ClientNumber;
 
@@ -106,6 +107,9 @@ impl Ticket {
             let mine = self.owner & u64::from(u32::MAX);
             let foreign = theirs.into_iter().find(|&n| n != 0 && n != mine);
             self.owner = mine | foreign.unwrap_or(0) << 32;
+        }
+        if on(Mutant::MergeKeepsOne) {
+            return;
         }
         for part in other.parts() {
             self.add_run(part);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tidewater_protocol::layout::frame::FrameKind;
 use tidewater_protocol::layout::settings::{self, SETTINGS_BYTES};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::Optimizer;
 use tidewater_runtime::clock::Deadline;
 
@@ -103,7 +104,11 @@ impl Client {
         let bytes = settings::encode(optimizer);
         self.lanes.counters.pushes += 1;
         self.lanes.wait_room_everywhere(SETTINGS_BYTES, deadline)?;
-        for lane in lanes {
+        let sent = match on(Mutant::SettingsToOneApplier) {
+            true => 1,
+            false => lanes.len(),
+        };
+        for lane in lanes.into_iter().take(sent) {
             let fill = |to: &mut [u8]| to.copy_from_slice(&bytes);
             let seq = self
                 .lanes

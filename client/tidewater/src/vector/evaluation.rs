@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use tidewater_protocol::limits::{CLOCK_DEADLINE, COORDINATOR_LOOK};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Optimizer, PushOp};
 use tidewater_runtime::clock::{self, Deadline};
 
@@ -327,7 +328,11 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         let gradient = Vector::of_table(&self.space, &self.gradients[0])?;
         let mut client = self.space.client();
         client.pull_rows(&self.costs, &ranks, &mut costs, PullOptions::default())?;
-        for other in &self.gradients[1..] {
+        let others = match on(Mutant::GradientOfOneWorker) {
+            true => &[],
+            false => &self.gradients[1..],
+        };
+        for other in others {
             let args = FunctionArgs {
                 inputs: &[&gradient.table(), other],
                 ..FunctionArgs::default()

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use tidewater_protocol::mutants::{Mutant, on};
+
 use super::space::Vector;
 use crate::error::ClientError;
 use crate::session::function::Reduction;
@@ -45,7 +47,7 @@ macro_rules! maps {
                 /// # Errors
                 #[doc = concat!("As [`Vector::", stringify!($name), "`].")]
                 pub fn $in_place(&mut self $(, $vector: &Self)* $(, $number: T)*) -> Result<(), ClientError> {
-                    if Rc::strong_count(&self.lease) > 1 {
+                    if Rc::strong_count(&self.lease) > 1 && !on(Mutant::ClonesChange) {
                         *self = self.$name($($vector,)* $($number),*)?;
                         return Ok(());
                     }

@@ -11,6 +11,7 @@ use crate::session::Client;
 use crate::session::function::{Expression, FunctionArgs};
 use crate::table::{Table, TableBuilder};
 use tidewater_protocol::limits::PARTITIONS_DEFAULT;
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Optimizer, PushOp};
 
 /// Number of a vector in its space, and of the slot's use: another vector in the slot has another
@@ -195,7 +196,9 @@ impl<T: Float> VectorSpace<T> {
     /// As [`VectorSpace::zeros`].
     pub fn filled(&self, value: T) -> Result<Vector<T>, ClientError> {
         let vector = Vector::lease(&self.inner)?;
-        vector.assign("p0", &[], &[value.into()])?;
+        if value != T::default() || !on(Mutant::ZerosNotAssigned) {
+            vector.assign("p0", &[], &[value.into()])?;
+        }
         Ok(vector)
     }
 
@@ -305,7 +308,9 @@ impl<T: Float> Inner<T> {
 
     /// Keeps the first failure of an operation that cannot return it.
     pub(super) fn keep_failure(&self, error: ClientError) {
-        self.failure.borrow_mut().get_or_insert(error);
+        if !on(Mutant::FailureForgotten) {
+            self.failure.borrow_mut().get_or_insert(error);
+        }
     }
 
     fn compiled(&self, text: &'static str) -> Result<Rc<Expression<T>>, ClientError> {
@@ -346,7 +351,7 @@ impl<T: Float> Inner<T> {
         let used = slots.len() - self.free.borrow().len();
         self.peak.set(self.peak.get().max(used));
         let taken = &mut slots[slot as usize];
-        taken.generation += 1;
+        taken.generation += u64::from(!on(Mutant::GenerationKept));
         let generation = taken.generation;
         Ok((VectorId { slot, generation }, taken.table))
     }
@@ -425,8 +430,11 @@ impl<T: Float> Vector<T> {
         let mut client = self.space.client.borrow_mut();
         // The frames of one lane take effect in order: later operations see the result. A refusal is
         // reported by the next operation that waits.
-        let _ticket = client.update(&self.lease.table, &expression, &args)?;
-        Ok(())
+        let ticket = client.update(&self.lease.table, &expression, &args)?;
+        match on(Mutant::OperationsWait) {
+            true => client.wait_applied(&ticket),
+            false => Ok(()),
+        }
     }
 
     /// Sets each element to the value of an expression of the program's own: `x`, `y` and `z` are the

@@ -243,6 +243,7 @@ impl Engine {
             false => self.places.len() * dim,
         };
         let first_index = match &table.store {
+            _ if mutants::on(Mutant::IndexOfFrame) => 0,
             Store::Blocks(_) => first,
             Store::Rows(_) => first * dim as u64,
             Store::Sparse(_) => 0,
@@ -358,6 +359,10 @@ impl Engine {
         for at in (0..span.elements).step_by(at_once) {
             let part = span.part(at, at_once);
             for (n, &input) in call.tables[..inputs].iter().enumerate() {
+                let input = match mutants::on(Mutant::InputsAreFirst) {
+                    true => call.tables[0],
+                    false => input,
+                };
                 work.inputs[n].resize(part.elements, T::default());
                 let bytes = work.inputs[n].as_mut_bytes();
                 self.copy_piece(input, header.table, &part, bytes);

@@ -10,6 +10,7 @@ use super::plan::{Target, fits, lent};
 use super::receive::Link;
 use crate::fabric::{LaneError, ReadBatch, ReadOp, Unpack};
 use tidewater_protocol::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
@@ -70,7 +71,9 @@ impl TcpClientLane {
         }
         // The rest is received into the batch's own memory.
         let Posted { plan, batch } = &mut posted;
-        plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
+        if !on(Mutant::LatePartNotMoved) {
+            plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
+        }
         self.inbound.batches_asked += usize::from(plan.is_asked(ops));
         self.inbound.batches.push_front(posted);
         match waited {

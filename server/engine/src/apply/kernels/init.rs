@@ -8,6 +8,7 @@
 //! Values are drawn in f64 and rounded once to the element type. Only `+ - * /`, `sqrt` and `floor`
 //! are used, which IEEE 754 fixes to the last bit; logarithm, sine and cosine are our own.
 
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{DType, Init};
 
 use super::element::Element;
@@ -97,6 +98,7 @@ fn check_for<T: Element>(
 ///
 /// Total: parameters that [`check`] refuses give some values, and no panic.
 pub fn fill_row(init: &Init, seed: u64, key: u64, dtype: DType, row: &mut [u8]) {
+    let key = if on(Mutant::InitWithoutKey) { 0 } else { key };
     match dtype {
         DType::F32 => fill::<f32>(init, seed, key, row),
         DType::F64 => fill::<f64>(init, seed, key, row),

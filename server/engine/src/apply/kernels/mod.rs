@@ -31,6 +31,7 @@ mod prepare;
 mod rules;
 
 use tidewater_protocol::limits::ROW_DIM_MAX;
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{DType, GradientOptions, Init, Optimizer, PushOp, TableSpec};
 
 use element::{Element, Float, each};
@@ -169,6 +170,9 @@ impl RowKernel {
             Optimizer::RmsProp { .. } => with(rules::rmsprop::<T, P>),
             Optimizer::Adam { .. } => with(rules::adam::<T, P>),
             Optimizer::AdamW { .. } => with(rules::adamw::<T, P>),
+            Optimizer::AmsGrad { .. } if on(Mutant::AmsGradWithoutMaximum) => {
+                with(rules::adam::<T, P>)
+            }
             Optimizer::AmsGrad { .. } => with(rules::amsgrad::<T, P>),
             Optimizer::Ftrl { .. } => Self {
                 sum: rules::ftrl_sum::<T>,
