@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use tidewater_protocol::table::{Optimizer, TableSpec};
 
+use super::decay::Decay;
 use super::defaults;
 use super::model::LogisticConfig;
 use crate::data::ReadOptions;
@@ -28,6 +29,8 @@ pub struct Config {
     pub sync: SyncMode,
     /// Rule by which servers apply gradients.
     pub optimizer: Optimizer,
+    /// How the optimizer's rate changes from step to step, over all runs of the model.
+    pub decay: Decay,
     /// Weight of the penalty `l2 / 2 * w^2` that the gradient includes.
     pub l2: f32,
     /// Number of rows of a worker's mini-batch.
@@ -54,6 +57,7 @@ impl Config {
             read: ReadOptions::default(),
             sync: SyncMode::Bsp,
             optimizer: defaults::ADAGRAD,
+            decay: Decay::Constant,
             l2: 0.0,
             batch_rows: defaults::BATCH_ROWS,
             epochs: defaults::EPOCHS,

@@ -9,6 +9,7 @@
 mod all_gather;
 pub mod config;
 pub mod data;
+mod decay;
 pub mod defaults;
 mod error;
 mod evaluate;
@@ -25,6 +26,7 @@ mod step;
 mod weight_stats;
 
 pub use config::Config;
+pub use decay::Decay;
 pub use error::{TrainError, exit};
 pub use evaluate::Quality;
 pub use position::POSITION;

@@ -87,6 +87,11 @@ impl Reference {
         Ok(total)
     }
 
+    /// Replaces the rule from the next step on; the state of weights stays.
+    pub const fn set_optimizer(&mut self, optimizer: Optimizer) {
+        self.optimizer = optimizer;
+    }
+
     /// Trains one epoch: as many steps as the largest part has batches.
     ///
     /// # Errors

@@ -15,7 +15,7 @@
 //!
 //! A run that loads a model continues at the model's position: `epochs` counts from the epoch that the
 //! model was saved in. With the same training file, workers, batch and seed it takes the steps that the
-//! saved run would have taken. Under BSP the weights then have the bits of one run. With other settings
+//! saved run would have taken, with their rates. Under BSP the weights then have the bits of one run. With other settings
 //! it continues at the beginning of that epoch.
 
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
 use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::Optimizer;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
@@ -38,6 +39,7 @@ use super::settings_check;
 use super::step::Worker;
 use super::weight_stats::{self, WeightStats};
 use crate::data::{BatchPlan, Dataset, read_part};
+use tidewater::Schedule;
 use tidewater::counters::Counters;
 use tidewater::error::ClientError;
 use tidewater::session::Client;
@@ -150,6 +152,8 @@ struct Run<'a> {
     stop: StopSign,
     worker: Worker,
     rank: u32,
+    /// Rule that the servers have; `None` while it is that of a loaded model.
+    rule: Option<Optimizer>,
 }
 
 /// Extent of an epoch that was run.
@@ -183,7 +187,24 @@ impl<'a> Run<'a> {
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,
+            rule: config.load.is_none().then_some(config.optimizer),
         })
+    }
+
+    /// Sets the rate of a step, at the worker that does so for all.
+    fn set_rate(
+        &mut self,
+        client: &mut Client,
+        rates: &Schedule,
+        step: u64,
+    ) -> Result<(), TrainError> {
+        let rule = self.config.optimizer.with_rate(rates.at(step));
+        if self.rank == 0 && self.rule != Some(rule) {
+            // A refusal is reported by the tick.
+            let _ticket = client.set_optimizer(&self.weights, rule)?;
+            self.rule = Some(rule);
+        }
+        Ok(())
     }
 
     fn evaluator(&self, client: &mut Client) -> Result<Option<Evaluator>, TrainError> {
@@ -331,6 +352,10 @@ impl<'a> Run<'a> {
         let began = clock::now();
         let (mut rows, mut loss_sum, mut stops) = (0i64, 0.0, false);
         let mut step = at.step;
+        let rates = self
+            .config
+            .decay
+            .schedule(self.config.optimizer.rate(), steps);
         while step < steps {
             stops = self.stop.look(client, || host.signal())?;
             if stops {
@@ -338,6 +363,8 @@ impl<'a> Run<'a> {
             }
             // A number without a batch returns an empty one: the step has no rows then.
             let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
+            let of_all = at.epoch.saturating_mul(steps).saturating_add(step);
+            self.set_rate(client, &rates, of_all)?;
             let loss = self.worker.step(client, &self.weights, &batch)?;
             rows += loss.rows as i64;
             loss_sum += loss.loss_sum;

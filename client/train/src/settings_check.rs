@@ -24,7 +24,7 @@ enum As {
 
 /// All settings that change what a worker does with the others, by the flag that sets them. (Rates and
 /// rules are in the model's table, which is refused when it differs.)
-fn settings(config: &Config) -> [(&'static str, As, u64); 9] {
+fn settings(config: &Config) -> [(&'static str, As, u64); 10] {
     [
         ("--sync", As::Other, hash(&config.sync)),
         ("--epochs", As::Number, config.epochs),
@@ -36,6 +36,7 @@ fn settings(config: &Config) -> [(&'static str, As, u64); 9] {
         ),
         ("--load", As::Given, config.load.is_some().into()),
         ("--save", As::Given, config.save.is_some().into()),
+        ("--schedule", As::Other, hash(&config.decay)),
         ("--batch", As::Number, config.batch_rows.get() as u64),
         ("--seed", As::Number, config.seed),
         ("--format or --positive", As::Other, hash(&config.read)),
@@ -102,6 +103,7 @@ fn told(kind: As, value: i64, otherwise: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decay::Decay;
     use crate::exit;
     use tidewater::clock::SyncMode;
 
@@ -129,6 +131,7 @@ mod tests {
             with(|c| c.test_each_epoch = true),
             with(|c| c.load = Some("m".into())),
             with(|c| c.save = Some("m".into())),
+            with(|c| c.decay = Decay::InverseSqrt { epochs: 1 }),
             with(|c| c.batch_rows = c.batch_rows.saturating_add(1)),
             with(|c| c.seed = u64::MAX),
             with(|c| c.read.format = Some(crate::data::Format::Libsvm)),

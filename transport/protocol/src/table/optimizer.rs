@@ -294,6 +294,22 @@ impl Optimizer {
         parameters.find(|parameter| !parameter.is_valid(dtype))
     }
 
+    /// Returns the learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`]; 0 without a rule.
+    pub const fn rate(&self) -> f64 {
+        match *self {
+            Self::None => 0.0,
+            Self::Sgd { lr }
+            | Self::Momentum { lr, .. }
+            | Self::AdaGrad { lr, .. }
+            | Self::Adam { lr, .. }
+            | Self::RmsProp { lr, .. }
+            | Self::AdamW { lr, .. }
+            | Self::RowAdaGrad { lr, .. }
+            | Self::AmsGrad { lr, .. } => lr,
+            Self::Ftrl { alpha, .. } => alpha,
+        }
+    }
+
     /// Returns the rule with this learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`].
     #[must_use]
     pub const fn with_rate(mut self, rate: f64) -> Self {

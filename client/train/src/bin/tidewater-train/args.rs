@@ -8,6 +8,7 @@ use tidewater::SyncMode;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
+use tidewater_train::Decay;
 use tidewater_train::data::Format;
 use tidewater_train::defaults;
 
@@ -166,6 +167,11 @@ pub(crate) struct TrainArgs {
     /// asp (no bound).
     #[arg(long, default_value = "bsp")]
     pub(crate) sync: SyncMode,
+    /// Change of the learning rate: constant; step:FACTOR:EPOCHS (times FACTOR after every EPOCHS);
+    /// inverse-sqrt:EPOCHS (grows over EPOCHS, then falls with the root of the step); cosine:LAST:EPOCHS
+    /// (falls to LAST times the rate in EPOCHS). Epochs of all runs of a model count.
+    #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
+    pub(crate) schedule: Decay,
     /// Rows of a worker's mini-batch.
     #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
     pub(crate) batch: NonZeroUsize,
@@ -345,6 +351,7 @@ mod tests {
             ("t lr --train a --lr nan", "not a number above 0"),
             ("t ftrl --train a --l1 -1", "not a number from 0"),
             ("t lr --train a --batch 0", "non-zero"),
+            ("t lr --train a --schedule step:2", "use constant, step:"),
             (
                 "t lr --train a --transport ib",
                 "use auto, shm, tcp or verbs",

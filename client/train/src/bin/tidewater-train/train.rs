@@ -75,6 +75,7 @@ fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, 
     };
     config.sync = args.sync;
     config.optimizer = optimizer;
+    config.decay = args.schedule;
     config.l2 = l2;
     config.batch_rows = args.batch;
     config.epochs = args.epochs;
