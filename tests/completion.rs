@@ -26,7 +26,7 @@ use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
     TransportKind, Unpack,
 };
-use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::{PushOp, Reduce};
@@ -48,7 +48,7 @@ fn stall(cluster: &Cluster, server: usize, time: Duration) {
 fn clock_at(cluster: &Cluster, server: usize) -> Option<u64> {
     let of = |engine: &mut Engine| {
         let clocks = engine.clocks(NamespaceId::default());
-        clocks.clock(DomainId(0), WorkerId(0))
+        clocks.clock(DomainId(0), WorkerThread::first(WorkerId(0)))
     };
     cluster.servers[server].applier(0).with(of).unwrap()
 }

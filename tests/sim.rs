@@ -21,6 +21,8 @@ mod functions;
 mod pulls;
 #[path = "sim/round_trips.rs"]
 mod round_trips;
+#[path = "sim/siblings.rs"]
+mod siblings;
 #[path = "sim/slots.rs"]
 mod slots;
 #[path = "sim/status.rs"]

@@ -1,5 +1,6 @@
 //! The rest of a job continues: no call waits for lost or finished workers. A worker that joins too
-//! late is refused.
+//! late is refused. Threads of a worker join and finish while the job runs, and one that is lost loses
+//! its worker.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 use tidewater::walltime::Walltime;
 use tidewater::{
-    Client, ClientError, ClusterConfig, Job, JoinOptions, PullOptions, SyncMode, TableBuilder,
+    Client, ClientError, ClusterConfig, Job, JoinOptions, PullOptions, ReduceOp, SyncMode,
+    TableBuilder,
 };
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
@@ -208,4 +210,219 @@ fn a_latecomer_of_a_service_is_refused() {
         .pull_rows(&table, &[1], &mut out, PullOptions::default())
         .unwrap();
     assert_eq!(out, [2.0]);
+}
+
+/// Values of a run in which each of `workers` times `threads` pushes its own gradients: the bits of a row
+/// and of a range whose pushes are reduced at ticks, and the counts of pushes.
+fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
+    const ITERATIONS: u32 = 6;
+    let all = workers * threads;
+    let config = ClusterConfig {
+        workers,
+        servers: 2,
+        ..ClusterConfig::default()
+    };
+    let job = joined(config);
+    let mean = TableBuilder::rows::<f32>("mean", 5, 3).at_clock(Reduce::Mean);
+    let range = TableBuilder::blocks::<f32>("range", 3_000, 1).at_clock(Reduce::Sum);
+    let counts = TableBuilder::rows::<i64>("counts", all.into(), 1);
+    let work = |mut client: Client| {
+        client.set_clock_timeout(LONG);
+        let number = client.rank().0 * threads + client.thread();
+        let mean = client.create_table::<f32>(mean.spec()).unwrap();
+        let range = client.create_table::<f32>(range.spec()).unwrap();
+        let counts = client.create_table::<i64>(counts.spec()).unwrap();
+        for iteration in 0..ITERATIONS {
+            // Of very different sizes: another order of addition has other bits.
+            let size = 8_f32.powi(((number * 5 + iteration * 3) % 7) as i32);
+            let gradient = (number as f32 - 1.3 * iteration as f32) * size;
+            let op = PushOp::Gradient;
+            let keys = [0, 1, 2, 3, u64::from(4 - number % 2)];
+            drop(client.push_rows(&mean, &keys, &[gradient; 15], op).unwrap());
+            drop(
+                client
+                    .push_dense(&range, 0, &[gradient; 2_900], op)
+                    .unwrap(),
+            );
+            let own = [u64::from(number)];
+            drop(client.push_rows(&counts, &own, &[1], PushOp::Sum).unwrap());
+            client.tick().unwrap();
+        }
+        client.flush().unwrap();
+        let (mut row, mut out) = ([0.0; 15], vec![0.0; 3_000]);
+        let options = PullOptions::default();
+        let keys = [0, 1, 2, 3, 4];
+        client.pull_rows(&mean, &keys, &mut row, options).unwrap();
+        client.pull_dense(&range, 0, &mut out, options).unwrap();
+        let bits = row
+            .iter()
+            .chain(&out)
+            .map(|value| value.to_bits())
+            .collect();
+        (client, bits)
+    };
+    let mut firsts: Vec<Client> = (0..workers)
+        .map(|rank| job.client_of(rank, SyncMode::Bsp).unwrap())
+        .collect();
+    let siblings = firsts.iter_mut().flat_map(|first| {
+        let siblings = (1..threads).map(|_| first.sibling().unwrap());
+        siblings.collect::<Vec<_>>()
+    });
+    let siblings: Vec<Client> = siblings.collect();
+    let clients = firsts.into_iter().chain(siblings).collect();
+    let done: Vec<(Client, Vec<u32>)> = each(clients, work);
+    assert!(done.iter().all(|(_, bits)| *bits == done[0].1));
+    let (mut clients, bits): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    // Siblings end first.
+    clients.reverse();
+    for client in &mut clients[..(all - workers) as usize] {
+        client.finish().unwrap();
+        client.finish().unwrap();
+    }
+    let seen = counts_of(clients.last_mut().unwrap(), all);
+    assert_eq!(seen, vec![i64::from(ITERATIONS); all as usize]);
+    (bits[0].clone(), seen)
+}
+
+/// Pushes of each of `all` threads.
+fn counts_of(client: &mut Client, all: u32) -> Vec<i64> {
+    let table = client.open_table::<i64>("counts").unwrap();
+    let keys: Vec<u64> = (0..u64::from(all)).collect();
+    let mut seen = vec![0; keys.len()];
+    let options = PullOptions::default();
+    client.pull_rows(&table, &keys, &mut seen, options).unwrap();
+    seen
+}
+
+/// Two workers of two threads add what four workers of one thread add, in the same order.
+#[test]
+fn threads_of_workers_have_the_bits_of_workers() {
+    let four = bits_of(4, 1);
+    assert_eq!(bits_of(2, 2), four);
+    assert_eq!(bits_of(1, 4), four);
+}
+
+/// A sibling joins at its worker's clock and holds the others back from there on, until it finishes.
+/// Calls that do not fit a thread name it.
+#[test]
+fn siblings_join_hold_the_clock_and_leave() {
+    let cluster = cluster(LostWorker::FailJob);
+    let mut all = clients(&cluster, SyncMode::Bsp);
+    let thread_error = |result: Result<(), ClientError>, expected: &str| match result {
+        Err(error @ ClientError::Thread { .. }) => {
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        other => panic!("{other:?}"),
+    };
+    for round in 0..2 {
+        for client in &mut all {
+            client.set_clock_timeout(LONG);
+            client.tick().unwrap();
+        }
+        let mut sibling = all[0].sibling().unwrap();
+        assert_eq!((sibling.thread(), sibling.clock()), (1, round * 2 + 1));
+        thread_error(
+            sibling.barrier("b", LONG),
+            "barrier by thread 1 of worker 0",
+        );
+        thread_error(
+            sibling.all_reduce(&mut [1.0], ReduceOp::Sum),
+            "all_reduce by thread 1",
+        );
+        thread_error(sibling.sibling().map(drop), "sibling by thread 1");
+        thread_error(all[0].finish(), "finish by worker 0: threads 1");
+        let second = all[0].sibling().unwrap();
+        assert_eq!(second.thread(), 2);
+        for client in &mut all {
+            client.tick().unwrap();
+        }
+        // Both threads are awaited, and named.
+        all[1].set_clock_timeout(Duration::from_millis(300));
+        let Err(ClientError::Deadline { missing, .. }) = all[1].tick() else {
+            panic!("worker 1 has waited for no thread of worker 0");
+        };
+        let clock = round * 2 + 1;
+        let names = [1, 2].map(|n| format!("thread {n} of worker 0, at clock {clock}"));
+        assert!(names.iter().all(|name| missing.contains(name)), "{missing}");
+        for mut sibling in [second, sibling] {
+            sibling.finish().unwrap();
+        }
+    }
+    all[1].set_clock_timeout(LONG);
+    each(all, |mut client| client.finish().unwrap());
+}
+
+/// The client of a thread that is dropped before it has finished loses its worker: the job fails, or goes
+/// on without any of the worker's threads. Nothing remains of the iteration that the worker did not end.
+#[test]
+fn a_lost_thread_loses_its_worker() {
+    for on_lost in [LostWorker::FailJob, LostWorker::GoOn] {
+        let goes_on = matches!(on_lost, LostWorker::GoOn);
+        let cluster = cluster(on_lost);
+        let mut all = clients(&cluster, SyncMode::Bsp);
+        let table = TableBuilder::sparse::<i64>("t", 1).at_clock(Reduce::Sum);
+        let push = |client: &mut Client, value: i64| {
+            let table = client.create_table::<i64>(table.spec()).unwrap();
+            let pushed = client.push_rows(&table, &[5], &[value], PushOp::Sum);
+            client.wait_applied(&pushed.unwrap()).unwrap();
+        };
+        let mut first = all.remove(0);
+        let mut sibling = first.sibling().unwrap();
+        push(&mut first, 1_000);
+        first.tick().unwrap();
+        push(&mut sibling, 100);
+        drop(sibling);
+        first.set_clock_timeout(Duration::from_secs(10));
+        match first.tick() {
+            Err(ClientError::ThreadLost { thread }) => assert_eq!(thread.thread, 1),
+            other => panic!("{other:?}"),
+        }
+        let ends = each(all, |mut client| {
+            let table = client.create_table::<i64>(table.spec())?;
+            client.set_clock_timeout(LONG);
+            drop(client.push_rows(&table, &[5], &[1], PushOp::Sum)?);
+            client.tick()?;
+            let mut out = [0];
+            client.pull_rows(&table, &[5], &mut out, PullOptions::default())?;
+            client.finish()?;
+            Ok::<_, ClientError>(out)
+        });
+        for end in ends {
+            match end {
+                Ok(out) if goes_on => assert_eq!(out, [2], "no push of the lost worker"),
+                Err(error) if !goes_on => {
+                    assert!(
+                        error.to_string().contains("thread 1 of worker 0"),
+                        "{error}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// A first client that waits at a barrier, over the connection that all threads share, learns of a lost
+/// thread, and reports it.
+#[test]
+fn a_lost_thread_ends_the_barrier_of_its_worker() {
+    let cluster = cluster(LostWorker::FailJob);
+    let mut all = clients(&cluster, SyncMode::Asp);
+    let sibling = all[0].sibling().unwrap();
+    let mut first = all.remove(0);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || first.barrier("never", LONG));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(sibling);
+        let ended = waits.join().unwrap();
+        assert!(
+            matches!(ended, Err(ClientError::ThreadLost { .. })),
+            "{ended:?}"
+        );
+    });
+    let error = all[0].barrier("never", LONG).unwrap_err();
+    assert!(
+        error.to_string().contains("thread 1 of worker 0"),
+        "{error}"
+    );
 }

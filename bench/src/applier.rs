@@ -149,7 +149,7 @@ impl Applier {
         let kernel = RowKernel::new(&rule.optimizer, DType::F32, 1).map_err(store)?;
         let mut applier = Self {
             engine,
-            sender: FrameSender::clocked(worker),
+            sender: FrameSender::first(worker),
             op: rule.op,
             dim,
             frames: Vec::new(),

@@ -39,7 +39,7 @@ use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor, Waker};
 use tidewater_protocol::ids::{
-    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId, WorkerThread,
 };
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -360,7 +360,7 @@ impl Link {
         }
         let owner = RingOwner {
             session: self.session,
-            sender: FrameSender::clocked(self.rank),
+            sender: FrameSender::first(self.rank),
             check_frames: self.transport == TransportKind::Verbs,
         };
         let mut lanes = Vec::new();
@@ -429,7 +429,7 @@ impl ServerLink for Link {
         &mut self,
         domain: DomainId,
         _: Deadline,
-    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
         let mut all = Vec::new();
         for seat in &self.server().appliers {
             let of = move |e: &mut tidewater_engine::apply::engine::Engine| {

@@ -25,7 +25,7 @@ use rig::{CLUSTER, Rig, config, token};
 use tidewater::connect::ConnectConfig;
 use tidewater::{Client, ClientError, PullMode, PullOptions, TableBuilder};
 use tidewater_launch::TransportChoice;
-use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicUsize, Ordering};
@@ -155,7 +155,11 @@ fn check(rig: &Rig, watcher: &mut Client, sessions: &[Session]) {
         let clocks = clocks.unwrap();
         for session in sessions {
             let ticks = TICKS * u64::from(session.opened);
-            assert_eq!(clocks[&WorkerId(session.rank)], ticks, "{session:?}");
+            assert_eq!(
+                clocks[&WorkerThread::first(WorkerId(session.rank))],
+                ticks,
+                "{session:?}"
+            );
         }
     }
 }

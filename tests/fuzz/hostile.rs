@@ -9,7 +9,9 @@ use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadDest, ReadOp, RemoteAddr,
     TransportKind, Unpack, signal_then_count,
 };
-use tidewater_protocol::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
+use tidewater_protocol::ids::{
+    ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId, WorkerThread,
+};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::TableSpec;
@@ -282,11 +284,18 @@ impl ServerLink for Link {
         Ok(self.0.lock().unwrap().descriptor.clone().unwrap())
     }
 
-    fn clocks(&mut self, _: DomainId, _: Deadline) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+    fn clocks(
+        &mut self,
+        _: DomainId,
+        _: Deadline,
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
         let random = &mut self.0.lock().unwrap().random;
         let workers = random.under(4);
         Ok((0..workers)
-            .map(|_| (WorkerId(random.next() as u32), random.next()))
+            .map(|_| {
+                let (rank, thread) = (WorkerId(random.next() as u32), random.next() as u32);
+                (WorkerThread { rank, thread }, random.next())
+            })
             .collect())
     }
 

@@ -67,7 +67,7 @@ fn clocks(rig: &Rig, job: &str) -> (u64, Vec<(u32, u64)>) {
     let job = rig.handle().namespace(job).unwrap();
     let look = move |e: &mut Engine| {
         let clocks = e.clocks(job);
-        let live = clocks.live(D).map(|(w, c)| (w.0, c)).collect();
+        let live = clocks.live(D).map(|(t, c)| (t.rank.0, c)).collect();
         (clocks.line(D).min, live)
     };
     rig.handle().with_engine(ApplierId(0), look).unwrap()

@@ -185,12 +185,21 @@ fn clocks_name_who_is_awaited() {
         || {
             let workers = link.clocks(DomainId(0), soon()).unwrap();
             assert_eq!(workers.len(), 4);
-            let clock = |rank| workers.iter().find(|w| w.0 == WorkerId(rank)).unwrap().1;
+            let clock = |rank| {
+                workers
+                    .iter()
+                    .find(|w| w.0.rank == WorkerId(rank))
+                    .unwrap()
+                    .1
+            };
             (clock(2), clock(0)) == (1, 0)
         },
         "the tick does not arrive",
     );
     rig.handle().remove_worker("default", WorkerId(0)).unwrap();
     let workers = link.clocks(DomainId(0), soon()).unwrap();
-    assert!(workers.iter().all(|w| w.0 != WorkerId(0)), "{workers:?}");
+    assert!(
+        workers.iter().all(|w| w.0.rank != WorkerId(0)),
+        "{workers:?}"
+    );
 }

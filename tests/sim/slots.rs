@@ -80,7 +80,7 @@ fn churn(engine: &mut Engine) {
         };
         // Only the keys that this applier owns.
         let _ = engine.frame(
-            FrameSender::clocked(WorkerId(0)),
+            FrameSender::first(WorkerId(0)),
             &header,
             &u64::to_le_bytes(key),
         );

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
-use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use tidewater::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink, ThreadLinks};
 use tidewater::{Client, ClientError, Element, Parts, SyncMode, Table as ClientTable};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
@@ -28,7 +28,7 @@ use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
 use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimClientLane, SimQueue, SimWaker, World};
 use tidewater_protocol::ids::{
-    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId, WorkerThread,
 };
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::StateLine;
@@ -241,13 +241,15 @@ impl Rig {
         self.world.spawn(name, move || task(&rig, rng));
     }
 
-    fn link(&self, server: usize, rank: u32, life: u32, near: SimWaker) -> Link {
-        let n = u64::from(rank) << 40 | u64::from(life) << 8 | server as u64;
+    fn link(&self, server: usize, thread: WorkerThread, life: u32, near: SimWaker) -> Link {
+        let WorkerThread { rank, thread: nth } = thread;
+        let n =
+            u64::from(nth) << 56 | u64::from(rank.0) << 40 | u64::from(life) << 8 | server as u64;
         Link {
             rig: self.clone(),
             server,
             session: SessionId(mix64(self.seed ^ mix64(n + 1))),
-            rank: WorkerId(rank),
+            thread,
             near,
             boxes: Vec::new(),
             statuses: Vec::new(),
@@ -272,28 +274,53 @@ impl Rig {
         sync: SyncMode,
         lost: &Arc<LostStatuses>,
     ) -> Client {
-        let parker = self.world.parker();
-        let mut parts = Vec::new();
-        for server in 0..self.servers.len() {
-            let mut link = self.link(server, rank, life, parker.waker());
-            link.lost = Arc::clone(lost);
-            let lanes = link.open();
-            parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
-        }
+        let threads = Threads {
+            rig: self.clone(),
+            rank: WorkerId(rank),
+            life,
+            lost: Arc::clone(lost),
+        };
+        let ThreadLinks { servers, parker } = threads.connect(0, Deadline::after(LONG)).unwrap();
         let mut client = Client::from_parts(Parts {
             coordinator: Box::new(Coordinator(
                 self.clone(),
                 Rng::new(self.seed ^ u64::from(rank) << 32),
             )),
-            servers: parts,
-            parker: Box::new(parker),
+            servers,
+            parker,
             rank: WorkerId(rank),
             workers: self.shape.workers,
             sync,
         })
         .unwrap();
         client.set_timeout(LONG);
+        client.connect_siblings_by(Arc::new(threads));
         client
+    }
+}
+
+/// Connects threads of one worker.
+struct Threads {
+    rig: Rig,
+    rank: WorkerId,
+    life: u32,
+    lost: Arc<LostStatuses>,
+}
+
+impl ConnectThread for Threads {
+    fn connect(&self, thread: u32, _: Deadline) -> Result<ThreadLinks, ClientError> {
+        let rank = self.rank;
+        let thread = WorkerThread { rank, thread };
+        let parker = self.rig.world.parker();
+        let mut servers = Vec::new();
+        for server in 0..self.rig.servers.len() {
+            let mut link = self.rig.link(server, thread, self.life, parker.waker());
+            link.lost = Arc::clone(&self.lost);
+            let lanes = link.open();
+            servers.push((Box::new(link) as Box<dyn ServerLink>, lanes));
+        }
+        let parker = Box::new(parker);
+        Ok(ThreadLinks { servers, parker })
     }
 }
 
@@ -307,7 +334,7 @@ struct Link {
     rig: Rig,
     server: usize,
     session: SessionId,
-    rank: WorkerId,
+    thread: WorkerThread,
     near: SimWaker,
     boxes: Vec<(Inbox, Mailbox)>,
     /// Public copy of the status of each lane.
@@ -344,7 +371,10 @@ impl Link {
         self.boxes.push((inbox.clone(), mailbox()));
         let owner = RingOwner {
             session: self.session,
-            sender: FrameSender::clocked(self.rank),
+            sender: FrameSender {
+                thread: self.thread,
+                namespace: NamespaceId::default(),
+            },
             check_frames: self.check_frames,
         };
         let memory = &self.rig.servers[self.server].memory;
@@ -441,7 +471,7 @@ impl ServerLink for Link {
         &mut self,
         domain: DomainId,
         _: Deadline,
-    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
         let seats = &self.rig.servers[self.server].seats;
         let of = move |e: &mut Engine| {
             e.clocks(NamespaceId::default())
@@ -528,7 +558,12 @@ impl CoordinatorLink for Coordinator {
     }
 
     fn failed(&mut self, reason: &str, _: Deadline) -> Result<(), ClientError> {
-        unreachable!("no worker of this rig gives up: {reason}")
+        // The clients of a test that failed are dropped.
+        assert!(
+            std::thread::panicking(),
+            "no worker of this rig gives up: {reason}"
+        );
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@
 
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, Parker, RemoteAddr};
 use tidewater_lanes::sim::{Rng, SimParker};
-use tidewater_protocol::ids::TableId;
+use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
@@ -40,7 +40,12 @@ impl RawPusher {
         let parker = rig.world.parker();
         let (server, applier) = rig.owner(table, key);
         assert_eq!(applier, 0, "it opens the server's first lane only");
-        let mut link = rig.link(server, rank, 99, parker.waker());
+        let mut link = rig.link(
+            server,
+            WorkerThread::first(WorkerId(rank)),
+            99,
+            parker.waker(),
+        );
         // If frames carry a checksum, a previously applied one passes for a leftover of an earlier lap
         // that will be overwritten. Without a checksum it is a duplicate.
         // Frames without a checksum need a transport that keeps WRITEs in order.

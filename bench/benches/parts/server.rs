@@ -88,7 +88,7 @@ fn take(bytes: usize) -> Body {
     let inbox = Inbox::new(Arc::clone(&region), 0, geometry, SESSION).expect("all of it");
     let owner = RingOwner {
         session: SessionId(SESSION),
-        sender: FrameSender::clocked(WorkerId(0)),
+        sender: FrameSender::first(WorkerId(0)),
         check_frames: false,
     };
     let mut ring = Ring::new(owner, inbox, &memory).expect("a line");

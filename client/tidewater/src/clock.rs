@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
+use tidewater_protocol::ids::{DomainId, WorkerThread};
+use tidewater_protocol::layout::frame::{
+    CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameHeader, FrameKind,
+};
 use tidewater_protocol::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
@@ -62,7 +64,7 @@ impl core::fmt::Display for SyncMode {
     }
 }
 
-/// Clocks of one worker, by domain.
+/// Clocks of one thread of a worker, by domain.
 #[derive(Debug)]
 pub(crate) struct WorkerClock {
     pub(crate) sync: SyncMode,
@@ -90,6 +92,21 @@ impl WorkerClock {
             seen: [0; DOMAINS_MAX],
             sent: Ticket::default(),
         }
+    }
+
+    /// Clocks of a further thread of this worker: it is at the same ones.
+    pub(crate) fn of_sibling(&self) -> Self {
+        let mut new = Self::new(self.sync);
+        (new.clocks, new.built, new.seen) = (self.clocks, self.built, self.seen);
+        new.deadline = self.deadline;
+        new
+    }
+
+    /// The domain with a tick that is not sent to all servers, if there is one.
+    pub(crate) fn halfway(&self) -> Option<DomainId> {
+        (0..DOMAINS_MAX as u8)
+            .map(DomainId)
+            .find(|&domain| self.is_halfway(domain))
     }
 
     /// Ticks completed in a domain.
@@ -147,19 +164,19 @@ impl WorkerClock {
     }
 
     /// Waits until every frame is acknowledged on every lane: only then is it known whether the
-    /// iteration is complete. `rank` is this worker's.
+    /// iteration is complete. `thread` is this one.
     pub(crate) fn await_answers(
         &self,
         lanes: &mut Lanes,
         domain: DomainId,
-        rank: WorkerId,
+        thread: WorkerThread,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         if mutants::on(Mutant::TickBeforeAnswers) {
             return Ok(());
         }
         match lanes.settle("tick", deadline) {
-            Err(e) => Err(self.name_turn(lanes, domain, rank, e)),
+            Err(e) => Err(self.name_turn(lanes, domain, thread, e)),
             Ok(()) => Ok(()),
         }
     }
@@ -172,19 +189,21 @@ impl WorkerClock {
         &self,
         lanes: &mut Lanes,
         domain: DomainId,
-        rank: WorkerId,
+        thread: WorkerThread,
         error: ClientError,
     ) -> ClientError {
         let ClientError::Deadline { op, missing } = error else {
             return error;
         };
         let open = self.stamp(domain);
-        let before = |worker, clock| clock < open || (clock == open && worker < rank);
+        let before = |other: WorkerThread, clock| {
+            clock < open || (clock == open && other.rank < thread.rank)
+        };
         let Behind { workers, silent } = behind(lanes, domain, before);
         let mut names = vec![missing];
         if !workers.is_empty() && !mutants::on(Mutant::TurnUnnamed) {
             names.push(format!(
-                "what worker {rank} pushes in iteration {open} of clock domain {domain} comes after \
+                "what {thread} pushes in iteration {open} of clock domain {domain} comes after \
                  what these push: {}; let them tick first, or raise the servers' --pending-bytes, up \
                  to which pushes of later ranks are held",
                 workers.join(", ")
@@ -202,7 +221,7 @@ impl WorkerClock {
         &mut self,
         lanes: &mut Lanes,
         domain: DomainId,
-        rank: WorkerId,
+        thread: WorkerThread,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         lanes.tend()?;
@@ -212,7 +231,7 @@ impl WorkerClock {
         self.refused(lanes)?;
         let next = self.at(domain) + 1;
         if next == 1 && self.is_bounded() {
-            check_member(lanes, domain, rank, deadline)?;
+            check_member(lanes, domain, thread, deadline)?;
         }
         let again = mutants::on(Mutant::TickSentAgain);
         if !self.is_halfway(domain) || again {
@@ -223,6 +242,23 @@ impl WorkerClock {
         self.clocks[domain.0 as usize] = next;
         lanes.counters.ticks += 1;
         Ok(())
+    }
+
+    /// Makes this thread a member of its worker's domains: waits until every applier has accepted it.
+    pub(crate) fn join(
+        &mut self,
+        lanes: &mut Lanes,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        self.sent = build_clock(lanes, DomainId(0), CLOCK_JOIN, deadline)?;
+        lanes.send_all(deadline)?;
+        lanes.settle("sibling", deadline)?;
+        self.refused(lanes)
+    }
+
+    /// Whether [`Self::finish`] was called.
+    pub(crate) const fn is_finished(&self) -> bool {
+        self.finished
     }
 
     /// Leaves every domain for good: no worker waits for this one any more. A call after an error
@@ -307,12 +343,12 @@ fn wait_min(
     }
 }
 
-/// Fails when a server does not count this worker in a domain: its ticks would be refused there, and it
+/// Fails when a server does not count this thread in a domain: its ticks would be refused there, and it
 /// would wait for no worker.
 pub(crate) fn check_member(
     lanes: &mut Lanes,
     domain: DomainId,
-    rank: WorkerId,
+    thread: WorkerThread,
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     if mutants::on(Mutant::LatecomerLetIn) {
@@ -322,10 +358,10 @@ pub(crate) fn check_member(
         let Some(members) = lanes.members(server, domain, deadline)? else {
             continue;
         };
-        if !members.iter().any(|&(member, _)| member == rank) {
+        if !members.iter().any(|&(member, _)| member == thread) {
             let name = lanes.link(server).map_or("", |link| link.name());
             return Err(ClientError::Environment(format!(
-                "worker {rank} is no member of clock domain {domain} at server {name}: it came after \
+                "{thread} is no member of clock domain {domain} at server {name}: it came after \
                  the first tick of a job whose number of workers was not said, or it has left its \
                  job; say the number when each session is opened (workers=N, or TIDEWATER_WORKERS=N \
                  in the environment), or open this session under asp"
@@ -345,16 +381,16 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     names.join("; ")
 }
 
-/// Workers behind with their clocks, and servers that do not answer.
+/// Threads of workers behind, with their clocks, and servers that do not answer.
 struct Behind {
     workers: Vec<String>,
     silent: Vec<String>,
 }
 
-/// Finds the workers for which `late(rank, clock)` holds at any server.
-fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerId, u64) -> bool) -> Behind {
+/// Finds the threads of workers for which `late(thread, clock)` holds at any server.
+fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerThread, u64) -> bool) -> Behind {
     let soon = Deadline::after(Duration::from_secs(2));
-    let mut behind: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    let mut behind: BTreeMap<WorkerThread, u64> = BTreeMap::new();
     let mut silent = Vec::new();
     for server in 0..lanes.servers() {
         let Some(link) = lanes.link(server) else {
@@ -372,7 +408,7 @@ fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerId, u64) -> b
     }
     let workers = behind
         .iter()
-        .map(|(w, clock)| format!("worker {w}, at clock {clock}"))
+        .map(|(thread, clock)| format!("{thread}, at clock {clock}"))
         .collect();
     Behind { workers, silent }
 }

@@ -1,6 +1,7 @@
 //! Errors of client calls.
 
 use tidewater_lanes::fabric::LaneError;
+use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::wire::refusal::Refusal;
@@ -82,6 +83,27 @@ pub enum ClientError {
         table: String,
         /// What is wrong and what would be right.
         what: String,
+    },
+    /// The call does not fit the threads of this worker ([`Client::sibling`](crate::Client::sibling)): only
+    /// its first client makes it, or it waits for another thread of the worker.
+    #[error("{op} by {thread}: {what}")]
+    Thread {
+        /// Name of the call.
+        op: &'static str,
+        /// Thread that called.
+        thread: WorkerThread,
+        /// Cause and remedy.
+        what: String,
+    },
+    /// The client of another thread of this worker was dropped before it finished, which is the loss of
+    /// the worker.
+    #[error(
+        "{thread} has ended before it finished, so the worker is lost to its job; call finish() on \
+         each sibling"
+    )]
+    ThreadLost {
+        /// Thread that ended.
+        thread: WorkerThread,
     },
     /// The workers' calls of a collective operation do not fit together, or a worker is missing.
     #[error("{op}: {source}")]

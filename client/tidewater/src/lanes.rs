@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind,
 };
-use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerThread};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -587,13 +587,13 @@ impl Lanes {
         reason.err().unwrap_or(seen)
     }
 
-    /// Workers that a server counts in a domain, with their clocks; `None` without such a server.
+    /// Threads of workers that a server counts in a domain, with their clocks; `None` without such a server.
     pub(crate) fn members(
         &mut self,
         server: usize,
         domain: DomainId,
         deadline: Deadline,
-    ) -> Result<Option<Vec<(WorkerId, u64)>>, ClientError> {
+    ) -> Result<Option<Vec<(WorkerThread, u64)>>, ClientError> {
         let Some(s) = self.servers.get_mut(server) else {
             return Ok(None);
         };
@@ -612,6 +612,13 @@ impl Lanes {
                 Err(e) => return Err(self.blame(e)),
             }
         }
+    }
+
+    /// Ends the sessions with all servers; the client has nothing more to send.
+    pub(crate) fn end_sessions(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        let ended = |s: &mut Server| s.link.end_session(deadline);
+        let ended = self.servers.iter_mut().try_for_each(ended);
+        ended.map_err(|e| self.blame(e))
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.

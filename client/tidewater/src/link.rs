@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{ClientLane, RemoteAddr, TransportKind};
-use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
+use tidewater_lanes::fabric::{ClientLane, Parker, RemoteAddr, TransportKind};
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
+use tidewater_runtime::sync::{Arc, AtomicBool};
 
 use crate::error::ClientError;
 
@@ -54,8 +55,8 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<TableDescriptor, ClientError>;
 
-    /// Ticks of the workers that count in a domain, as consumed by this server. They name the workers
-    /// that a clock wait waits for.
+    /// Ticks of the threads of workers that count in a domain, as consumed by this server. They name the
+    /// threads that a clock wait waits for.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -63,7 +64,7 @@ pub trait ServerLink: Send {
         &mut self,
         domain: DomainId,
         deadline: Deadline,
-    ) -> Result<Vec<(WorkerId, u64)>, ClientError>;
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError>;
 
     /// Keeps the session alive between calls. If the control connection was cut, it reconnects before
     /// the server ends the session. Takes at most a second; an unreachable server is tried again at the
@@ -72,6 +73,15 @@ pub trait ServerLink: Send {
     /// # Errors
     /// The server's refusal when the session has ended.
     fn check(&mut self, _deadline: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    /// Ends the session at once, instead of some time after its connection. Complete frames in its rings
+    /// are applied. May be repeated.
+    ///
+    /// # Errors
+    /// The server's refusal, or that the server is unreachable.
+    fn end_session(&mut self, _deadline: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
 
@@ -88,6 +98,23 @@ pub trait ServerLink: Send {
     /// # Errors
     /// The server's refusal, or that the server is unreachable.
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
+}
+
+/// Connections of a further thread of a worker.
+pub struct ThreadLinks {
+    /// Each server with its lanes, in the order of the server numbers.
+    pub servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
+    /// Parker in which the thread sleeps while it waits.
+    pub parker: Box<dyn Parker>,
+}
+
+/// Opens sessions of further threads of one worker.
+pub trait ConnectThread: Send + Sync {
+    /// Opens a session with every server for thread number `thread` of the worker.
+    ///
+    /// # Errors
+    /// The refusal of a server, or that it is unreachable.
+    fn connect(&self, thread: u32, deadline: Deadline) -> Result<ThreadLinks, ClientError>;
 }
 
 /// Result of loading a saved model.
@@ -172,6 +199,10 @@ pub trait CoordinatorLink: Send {
     fn check_within(&mut self, _patience: Duration) -> Result<(), ClientError> {
         self.check()
     }
+
+    /// Lets requests that wait for an answer end as interrupted once `alarm` is set. A coordinator that
+    /// answers within its callers' waits needs none.
+    fn end_waits_on(&mut self, _alarm: Arc<AtomicBool>) {}
 
     /// Reports that this worker is done: no worker waits for it any more.
     ///

@@ -11,6 +11,7 @@ mod pull;
 mod push;
 mod push_buffer;
 mod settings;
+mod threads;
 
 use std::time::Duration;
 
@@ -21,13 +22,14 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 
 use crate::buffer::{Buffers, RegisteredBuffer};
 use crate::clock::{SyncMode, WorkerClock, check_member};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
 use crate::push::feedback::Feedback;
@@ -38,6 +40,7 @@ pub use any_function::AnyFunctionArgs;
 
 pub use cached_table::CachedTable;
 pub use push_buffer::PushBuffer;
+use threads::{ThreadGuard, first_only};
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
 pub struct Parts {
@@ -55,7 +58,8 @@ pub struct Parts {
     pub sync: SyncMode,
 }
 
-/// A worker's client, from [`Job::client`](crate::Job::client). It belongs to one thread.
+/// A worker's client, from [`Job::client`](crate::Job::client). It belongs to one thread; further threads
+/// of the worker have clients of their own, from [`Client::sibling`].
 ///
 /// # Resource clean-up
 /// Dropping it ends the session. Pushed data stays pushed; wait for the tickets that matter. Dropping
@@ -80,6 +84,9 @@ pub struct Client {
     rank: WorkerId,
     workers: u32,
     timeout: Duration,
+    connect: Option<Arc<dyn ConnectThread>>,
+    /// Below the connections: those of a thread that is lost have ended when it is reported.
+    guard: ThreadGuard,
 }
 
 impl std::fmt::Debug for Client {
@@ -98,13 +105,25 @@ impl Client {
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring of an impossible size.
     pub fn from_parts(parts: Parts) -> Result<Self, ClientError> {
-        let lanes = Lanes::new(parts.servers, parts.parker, parts.coordinator)?;
+        let guard = ThreadGuard::first(parts.rank, parts.coordinator);
+        let clock = WorkerClock::new(parts.sync);
+        Self::of_thread(guard, parts.servers, parts.parker, parts.workers, clock)
+    }
+
+    fn of_thread(
+        guard: ThreadGuard,
+        servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
+        parker: Box<dyn Parker>,
+        workers: u32,
+        clock: WorkerClock,
+    ) -> Result<Self, ClientError> {
+        let lanes = Lanes::new(servers, parker, guard.coordinator())?;
         let by_lane = vec![Vec::new(); lanes.len()];
         let (lane_next, lane_waits) = (vec![0; lanes.len()], vec![0; lanes.len()]);
         Ok(Self {
             lanes,
             tables: Tables::new()?,
-            clock: WorkerClock::new(parts.sync),
+            clock,
             scratch: RowScratch::default(),
             blocks: BlockScratch::default(),
             combiner: Combiner::default(),
@@ -115,16 +134,21 @@ impl Client {
             lane_waits,
             buffers: Buffers::default(),
             collective: collectives::State::default(),
-            rank: parts.rank,
-            workers: parts.workers,
+            rank: guard.thread().rank,
+            workers,
             timeout: DATA_DEADLINE,
+            connect: None,
+            guard,
         })
     }
 
     /// Fails under BSP or SSP if a server does not count this worker in the default domain.
     pub(crate) fn check_member(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         match self.clock.is_bounded() {
-            true => check_member(&mut self.lanes, DomainId(0), self.rank, deadline),
+            true => {
+                let thread = self.guard.thread();
+                check_member(&mut self.lanes, DomainId(0), thread, deadline)
+            }
             false => Ok(()),
         }
     }
@@ -134,9 +158,12 @@ impl Client {
         self.lanes.coordinator.finished(deadline)
     }
 
-    /// Whether this worker has the lowest rank that has not left the job. That worker does what is done
-    /// once for all.
+    /// Whether this is the first client of the worker with the lowest rank that has not left the job.
+    /// It does what is done once for all.
     pub(crate) fn leads(&mut self) -> Result<bool, ClientError> {
+        if !self.guard.thread().is_first() {
+            return Ok(false);
+        }
         if self.rank.0 == 0 {
             return Ok(true);
         }
@@ -337,17 +364,18 @@ impl Client {
             true => DomainId(0),
             false => domain,
         };
+        self.guard.check()?;
+        let thread = self.guard.thread();
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
         if !self.clock.is_halfway(domain) {
             if self.clock.is_bounded() {
                 self.clock
-                    .await_answers(&mut self.lanes, domain, self.rank, deadline)?;
+                    .await_answers(&mut self.lanes, domain, thread, deadline)?;
             }
             self.check_refusals()?;
         }
-        self.clock
-            .tick(&mut self.lanes, domain, self.rank, deadline)
+        self.clock.tick(&mut self.lanes, domain, thread, deadline)
     }
 
     /// Processes arrived data, sends data that a socket had not accepted, and recovers broken lanes. It
@@ -412,13 +440,14 @@ impl Client {
     }
 
     /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers
-    /// have reached the barrier.
+    /// have reached the barrier. A worker's first client calls it, when its siblings have flushed.
     ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A
-    /// refusal that names the missing workers.
+    /// refusal that names the missing workers. [`ClientError::Thread`] from a sibling.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
         let deadline = Deadline::after(timeout);
+        first_only("barrier", self.guard.thread())?;
         self.complete("barrier", deadline)?;
         self.lanes.coordinator.barrier(name, self.workers, deadline)
     }
@@ -465,18 +494,29 @@ impl Client {
         self.clock.refused(&mut self.lanes)
     }
 
-    /// Flushes, leaves every clock, and reports to the coordinator that this worker is done. After an
-    /// error the call can be repeated.
+    /// Flushes, leaves every clock, and reports to the coordinator that this worker is done. A sibling
+    /// leaves its clocks and ends its sessions; its worker goes on. After an error the call can be
+    /// repeated.
     ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a
-    /// lost connection.
+    /// lost connection. [`ClientError::Thread`] from the first client while siblings are open.
     pub fn finish(&mut self) -> Result<(), ClientError> {
+        let is_first = self.guard.thread().is_first();
+        if self.guard.is_finished() && !is_first {
+            return Ok(());
+        }
+        self.guard.check_finish()?;
         self.flush()?;
         self.clock.finish(&mut self.lanes)?;
         self.flush()?;
         let deadline = self.deadline();
-        self.lanes.coordinator.finished(deadline)
+        match is_first {
+            true => self.lanes.coordinator.finished(deadline)?,
+            false => self.lanes.end_sessions(deadline)?,
+        }
+        self.guard.finish();
+        Ok(())
     }
 
     /// Reports to the coordinator that this worker cannot go on. The job ends and its error names

@@ -39,6 +39,43 @@ id!(
     /// Rank of a worker, `0..workers`.
     WorkerId(u32)
 );
+/// One client thread of a worker. Ordered by rank, then thread: the order in which contributions to an
+/// iteration are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct WorkerThread {
+    /// Rank of the worker.
+    pub rank: WorkerId,
+    /// Number of the thread in its worker; 0 for the worker's first client.
+    pub thread: u32,
+}
+
+impl WorkerThread {
+    /// Thread 0 of a worker: its first client.
+    pub const fn first(rank: WorkerId) -> Self {
+        Self { rank, thread: 0 }
+    }
+
+    /// Whether this is the first client of its worker.
+    pub const fn is_first(self) -> bool {
+        self.thread == 0
+    }
+
+    /// The last possible thread of a worker.
+    pub const fn last(rank: WorkerId) -> Self {
+        let thread = u32::MAX;
+        Self { rank, thread }
+    }
+}
+
+impl core::fmt::Display for WorkerThread {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.thread {
+            0 => write!(f, "worker {}", self.rank),
+            thread => write!(f, "thread {thread} of worker {}", self.rank),
+        }
+    }
+}
+
 id!(
     /// A session (one client thread attached to one server): a random 64-bit nonce.
     SessionId(u64)

@@ -91,6 +91,9 @@ pub const APPLIERS_MAX: u16 = 64;
 pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 /// Sessions (client threads) of a server.
 pub const SESSIONS_MAX: usize = 4_096;
+/// Threads of a worker that have a client. Bounds the members of a clock domain; more threads than the
+/// processors of a node gain nothing.
+pub const WORKER_THREADS_MAX: u32 = 256;
 /// Default bytes of pushes that one applier holds back for early ranks. Bounds what a slow worker makes
 /// the others pile up.
 pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;

@@ -56,6 +56,14 @@ mutants! {
     StalenessOffByOne = "staleness-off-by-one";
     /// A client forgets what an encoded push leaves out.
     FeedbackDropped = "feedback-dropped";
+    /// A tick divides by the number of workers that pushed instead of the number of their threads.
+    MeanOverRanks = "mean-over-ranks";
+    /// A further thread of a worker begins at clock 0 instead of its worker's clock.
+    SiblingFromZero = "sibling-from-zero";
+    /// The loss of a further thread of a worker is reported to no process.
+    SiblingLossUnnoticed = "sibling-loss-unnoticed";
+    /// A worker's first client may finish while siblings of it are open.
+    FirstFinishesAlone = "first-finishes-alone";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
     /// Settings of a table of ticks take effect on arrival.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ApplierId, PartitionId, ServerId};
 use crate::layout::hash::mix64;
 use crate::limits::{PARTITION_ELEMENTS, PARTITIONS_DEFAULT, PARTITIONS_MAX};
-use crate::table::{DenseLayout, Shape, TableSpec};
 use crate::mutants::{Mutant, on};
+use crate::table::{DenseLayout, Shape, TableSpec};
 
 /// Returns the partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ
 /// in any bits spread evenly. Independent of the number of servers.

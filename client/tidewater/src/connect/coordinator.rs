@@ -18,6 +18,7 @@ use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 use tidewater_topology::hostinfo;
 
 use crate::error::ClientError;
@@ -68,6 +69,8 @@ pub struct NetCoordinatorLink {
     /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
+    /// Ends the wait for an answer when it is set.
+    alarm: Option<Arc<AtomicBool>>,
 }
 
 impl NetCoordinatorLink {
@@ -103,6 +106,7 @@ impl NetCoordinatorLink {
             conn,
             failed: None,
             members: None,
+            alarm: None,
         };
         let join = Join {
             host: hostinfo::host_name(),
@@ -203,11 +207,16 @@ impl NetCoordinatorLink {
             what: wrong.to_string(),
         })?;
         let mut interrupted = false;
+        let alarm = self.alarm.clone();
+        // SYNC: thread-lost, with the store in `WorkerState::lose`.
+        let is_raised = || alarm.as_ref().is_some_and(|a| a.load(Ordering::Acquire));
+        // A request that begins after the alarm reports it.
+        let was_raised = is_raised();
         let answer = self.conn.call_while(
             request,
             || deadline.left(),
             || {
-                interrupted = interrupt::requested();
+                interrupted = interrupt::requested() || (is_raised() && !was_raised);
                 !interrupted
             },
         );
@@ -418,6 +427,10 @@ impl CoordinatorLink for NetCoordinatorLink {
                 return Ok(());
             }
         }
+    }
+
+    fn end_waits_on(&mut self, alarm: Arc<AtomicBool>) {
+        self.alarm = Some(alarm);
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {

@@ -6,14 +6,16 @@ use tidewater_lanes::wake::OsParker;
 use tidewater_launch::rendezvous::Membership;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::wire::control::ServerMember;
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 #[cfg(feature = "embedded")]
 use tidewater_service::embedded::Cluster;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::SyncMode;
 use crate::error::ClientError;
-use crate::link::ServerLink;
+use crate::link::{ConnectThread, ServerLink, ThreadLinks};
 use crate::session::{Client, Parts};
 
 /// Time for coordinator and servers to start: the processes of a job start in any order.
@@ -21,9 +23,9 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A job that this process works in, from [`JoinOptions::join`](super::JoinOptions::join).
 ///
-/// A client is a worker: each rank has one client, and each client belongs to one thread. A process that
-/// a launcher started is one worker and makes one client. In an embedded cluster and in a job of a
-/// service, a process that claims no rank may make several, each on its own thread.
+/// A client belongs to one thread. Each rank has one first client, which makes those of further threads
+/// ([`Client::sibling`]). A process that a launcher started is one worker. In an embedded cluster and in
+/// a job of a service, a process that claims no rank may make several workers, each on its own thread.
 ///
 /// # Resource clean-up
 /// Keep the job while its clients live: the coordinator, and servers, may run in this process. Call
@@ -167,7 +169,7 @@ impl Job {
         match self.join.rank {
             Some(own) if own != rank => Err(ClientError::Environment(format!(
                 "this process is worker {own} of its job and cannot connect as worker {rank}; start a \
-                 process for each worker, or join without a rank"
+                 process for each worker, join without a rank, or make siblings for further threads"
             ))),
             _ => self.connect(Some(rank), sync),
         }
@@ -206,28 +208,52 @@ impl Job {
         config.rdma_device.clone_from(&self.rdma_device);
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
+        let workers = config.workers;
+        let threads = Threads {
+            servers: members.servers,
+            config,
+        };
+        let ThreadLinks { servers, parker } = threads.connect(0, deadline)?;
+        let mut client = Client::from_parts(Parts {
+            coordinator: Box::new(coordinator),
+            servers,
+            parker,
+            rank: WorkerId(joined.rank),
+            workers,
+            sync,
+        })?;
+        client.connect_siblings_by(Arc::new(threads));
+        match client.check_member(deadline) {
+            Ok(()) => Ok(client),
+            // The worker leaves by itself, so that the others do not count it as lost.
+            Err(refused) => client.leave(deadline).and(Err(refused)),
+        }
+    }
+}
+
+/// Connects threads of one worker to the servers of its job.
+struct Threads {
+    servers: Vec<ServerMember>,
+    config: ConnectConfig,
+}
+
+impl ConnectThread for Threads {
+    fn connect(&self, thread: u32, deadline: Deadline) -> Result<ThreadLinks, ClientError> {
+        let config = ConnectConfig {
+            thread,
+            ..self.config.clone()
+        };
         let spin = tidewater_lanes::fabric::SPIN;
         let parker = OsParker::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
         })?;
         let mut parker = parker.patient();
         let mut servers = Vec::new();
-        for member in &members.servers {
+        for member in &self.servers {
             let (link, lanes) = NetServerLink::open(member, &config, &mut parker, deadline)?;
             servers.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
-        let mut client = Client::from_parts(Parts {
-            coordinator: Box::new(coordinator),
-            servers,
-            parker: Box::new(parker),
-            rank: WorkerId(joined.rank),
-            workers: config.workers,
-            sync,
-        })?;
-        match client.check_member(deadline) {
-            Ok(()) => Ok(client),
-            // The worker leaves by itself, so that the others do not count it as lost.
-            Err(refused) => client.leave(deadline).and(Err(refused)),
-        }
+        let parker = Box::new(parker);
+        Ok(ThreadLinks { servers, parker })
     }
 }

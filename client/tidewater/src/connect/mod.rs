@@ -35,7 +35,7 @@ pub struct ConnectConfig {
     pub namespace: String,
     /// Rank of the worker.
     pub rank: u32,
-    /// Number of the thread inside the worker. Only thread 0 ticks.
+    /// Number of the thread in the worker; 0 for its first client.
     pub thread: u32,
     /// Workers of the job, from the coordinator; 0 if unknown. A service keeps its jobs' clocks by the
     /// number that the first session gives. Without the number, a worker is waited for from its

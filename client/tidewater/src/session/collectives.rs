@@ -10,6 +10,7 @@ use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
 use super::Client;
+use super::threads::first_only;
 use crate::collective::{Call, CollectiveError, Header, Kind, ReduceOp, RowsOf, agree, fold};
 use crate::error::ClientError;
 use crate::pull::{self, PullOptions, Timeout};
@@ -180,6 +181,7 @@ impl Client {
         out: &mut [u8],
         take: Take<'_>,
     ) -> Result<(), ClientError> {
+        first_only(op, self.guard.thread())?;
         if self.workers == 0 {
             return Err(ClientError::Environment(format!(
                 "{op} needs the job's number of workers, which is not known; say it when the session is \
@@ -393,7 +395,12 @@ impl Client {
             return Ok(Vec::new());
         };
         match link.clocks(DomainId(0), deadline) {
-            Ok(live) => Ok(live.into_iter().map(|(rank, _)| rank).collect()),
+            Ok(live) => {
+                let mut ranks: Vec<WorkerId> = live.iter().map(|(t, _)| t.rank).collect();
+                ranks.sort_unstable();
+                ranks.dedup();
+                Ok(ranks)
+            }
             Err(e) => Err(self.lanes.blame(e)),
         }
     }

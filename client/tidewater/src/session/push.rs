@@ -399,9 +399,9 @@ impl Client {
             return e;
         }
         let domains = self.tables.domains_at_clock(table).into_iter();
-        let rank = self.rank;
+        let thread = self.guard.thread();
         domains.fold(e, |e, domain| {
-            self.clock.name_turn(&mut self.lanes, domain, rank, e)
+            self.clock.name_turn(&mut self.lanes, domain, thread, e)
         })
     }
 

@@ -161,11 +161,9 @@ impl Applier {
     fn command(&mut self, command: Command) {
         match command {
             Command::AddRing(ring, tx) => {
-                let FrameSender {
-                    rank, namespace, ..
-                } = ring.sender;
-                if ring.sender.clocked {
-                    self.engine.clocks(namespace).join(rank);
+                let FrameSender { thread, namespace } = ring.sender;
+                if thread.is_first() {
+                    self.engine.clocks(namespace).join(thread.rank);
                 }
                 self.rings.push(*ring);
                 let last = self.rings.len() - 1;

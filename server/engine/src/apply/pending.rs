@@ -1,16 +1,17 @@
 //! Pushes held back until their rank's turn in the iteration that they belong to.
 //!
 //! An applier takes frames of tables with `AtTick` out of the ring into private memory, a
-//! [`Stream`] for each rank and iteration. They count as applied, and take effect exactly once, at
-//! the tick. Ranks are folded into the iteration's sums in ascending order, each when it has
-//! ticked. The rank that has its turn is *staged*: its frames are always admitted. Frames of all
+//! [`Stream`] for each thread and iteration. They count as applied, and take effect exactly once, at
+//! the tick. Ranks are folded into the iteration's sums in ascending order, each when all its threads
+//! have ticked, thread after thread: so a lost rank leaves nothing of an iteration that it did not end.
+//! The rank that has its turn is *staged*: the frames of its threads are always admitted. Frames of all
 //! others are *early* and share a budget.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -31,14 +32,14 @@ const HELD_BYTES: usize = 2 * size_of::<Held>();
 /// A frame that was taken out of its ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// Rank of the worker that pushed it.
-    pub rank: WorkerId,
+    /// Thread that pushed it.
+    pub thread: WorkerThread,
     /// Header of the frame.
     pub header: FrameHeader,
     at: usize,
 }
 
-/// Names a stream: the pushes of one rank in one iteration of a job's domain.
+/// Names a stream: the pushes of one thread in one iteration of a job's domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamKey {
     /// Job that the domain belongs to.
@@ -47,11 +48,11 @@ pub struct StreamKey {
     pub domain: DomainId,
     /// Number of the iteration.
     pub iteration: u64,
-    /// Rank of the worker.
-    pub rank: WorkerId,
+    /// Thread of a worker.
+    pub thread: WorkerThread,
 }
 
-/// The frames of one rank and iteration, as pushed, and the pages that they are in.
+/// The frames of one thread and iteration, as pushed, and the pages that they are in.
 #[derive(Debug, Default)]
 pub struct Stream {
     frames: Vec<Held>,
@@ -167,12 +168,12 @@ impl Pending {
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        // A rank's first frame of an iteration begins its stream.
+        // A thread's first frame of an iteration begins its stream.
         let mut stream = self.streams.remove(&key).unwrap_or_default();
         if staged {
             self.stage_stream(&mut stream);
         }
-        let result = self.hold_in(&mut stream, key.rank, header, payload);
+        let result = self.hold_in(&mut stream, key.thread, header, payload);
         if !stream.frames.is_empty() {
             self.streams.insert(key, stream);
         }
@@ -182,7 +183,7 @@ impl Pending {
     fn hold_in(
         &mut self,
         stream: &mut Stream,
-        rank: WorkerId,
+        thread: WorkerThread,
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
@@ -212,7 +213,7 @@ impl Pending {
         if !stream.staged {
             self.early += bytes;
         }
-        stream.frames.push(Held { rank, header, at });
+        stream.frames.push(Held { thread, header, at });
         Ok(())
     }
 
@@ -251,12 +252,29 @@ impl Pending {
         }
     }
 
-    /// Stages a rank: its frames leave the budget.
-    pub fn stage(&mut self, key: StreamKey) {
-        if let Some(mut stream) = self.streams.remove(&key) {
+    /// Stages a rank in an iteration of a job's domain: the frames of its threads leave the budget.
+    pub fn stage(&mut self, job: (NamespaceId, DomainId), iteration: u64, rank: WorkerId) {
+        for (key, mut stream) in self.take_rank(job, iteration, rank) {
             self.stage_stream(&mut stream);
             self.streams.insert(key, stream);
         }
+    }
+
+    /// Takes out the streams of a rank's threads in an iteration.
+    fn take_rank(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        iteration: u64,
+        rank: WorkerId,
+    ) -> Vec<(StreamKey, Stream)> {
+        let key = |thread| StreamKey {
+            namespace,
+            domain,
+            iteration,
+            thread,
+        };
+        let threads = key(WorkerThread::first(rank))..=key(WorkerThread::last(rank));
+        self.streams.extract_if(threads, |_, _| true).collect()
     }
 
     fn stage_stream(&mut self, stream: &mut Stream) {
@@ -268,24 +286,24 @@ impl Pending {
     }
 
     /// Takes the held frames of an iteration of a job's domain, of ranks below `end` (of all
-    /// without one), in the order of reduction: by rank, then as pushed. The frames stay in memory
-    /// until [`Pending::free`].
+    /// without one), in the order of reduction: by rank and thread, then as pushed. The frames
+    /// stay in memory until [`Pending::free`].
     pub fn take(
         &mut self,
         (namespace, domain): (NamespaceId, DomainId),
         iteration: u64,
         end: Option<WorkerId>,
     ) -> Vec<Stream> {
-        let key = |rank| StreamKey {
+        let key = |thread| StreamKey {
             namespace,
             domain,
             iteration,
-            rank,
+            thread,
         };
-        let first = Bound::Included(key(WorkerId(0)));
+        let first = Bound::Included(key(WorkerThread::first(WorkerId(0))));
         let end = match end {
-            Some(end) => Bound::Excluded(key(end)),
-            None => Bound::Included(key(WorkerId(u32::MAX))),
+            Some(end) => Bound::Excluded(key(WorkerThread::first(end))),
+            None => Bound::Included(key(WorkerThread::last(WorkerId(u32::MAX)))),
         };
         let taken = self.streams.extract_if((first, end), |_, _| true);
         taken.map(|(_, stream)| stream).collect()
@@ -333,10 +351,21 @@ impl Pending {
         self.changes += 1;
     }
 
-    /// Drops the pushes of a rank in an iteration that it will not end.
-    pub fn forget_rank(&mut self, key: StreamKey) {
-        let gone = self.streams.remove(&key);
-        self.free(gone.into_iter().collect());
+    /// Drops the pushes of a rank in an iteration that it will not end, and in those after it that a
+    /// faster thread of it has begun.
+    pub fn forget_rank(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        iteration: u64,
+        rank: WorkerId,
+    ) {
+        let lost = |key: &StreamKey, _: &mut Stream| {
+            (key.namespace, key.domain, key.thread.rank) == (namespace, domain, rank)
+                && key.iteration >= iteration
+        };
+        let gone = self.streams.extract_if(.., lost).map(|(_, stream)| stream);
+        let gone = gone.collect();
+        self.free(gone);
     }
 
     /// Drops the frames held for a job that is over.

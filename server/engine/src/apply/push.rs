@@ -336,20 +336,18 @@ impl Engine {
         sender: FrameSender,
         header: &FrameHeader,
     ) -> Result<Option<bool>, Refusal> {
-        let FrameSender {
-            namespace, rank, ..
-        } = sender;
+        let FrameSender { thread, namespace } = sender;
         let domain = self.known(namespace, header.table)?.spec.domain;
         let clocks = self.clocks(namespace);
-        let open = clocks.clock(domain, rank);
-        if !sender.clocked || open != Some(header.clock) {
+        let open = clocks.clock(domain, thread);
+        if open != Some(header.clock) {
             return Err(RejectReason::BadClock {
                 clock: header.clock,
                 expected: open.unwrap_or(u64::MAX),
             });
         }
-        let ticked = clocks.ticked(rank) | 1 << domain.0;
-        if clocks.turn(domain) == Some(rank) {
+        let ticked = clocks.ticked(thread) | 1 << domain.0;
+        if clocks.turn(domain) == Some(thread.rank) {
             return Ok(Some(true));
         }
         let Err(full) = self.pending.room(header.payload_len as usize) else {
@@ -392,14 +390,12 @@ impl Engine {
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let FrameSender {
-            namespace, rank, ..
-        } = sender;
+        let FrameSender { thread, namespace } = sender;
         let key = StreamKey {
             namespace,
             domain: self.known(namespace, header.table)?.spec.domain,
             iteration: header.clock,
-            rank,
+            thread,
         };
         self.pending.hold(key, staged, *header, payload)
     }
@@ -486,7 +482,7 @@ mod tests {
             user_tag: 0,
             chk: 0,
         };
-        engine.frame(FrameSender::clocked(WorkerId(0)), &header, &payload)
+        engine.frame(FrameSender::first(WorkerId(0)), &header, &payload)
     }
 
     /// A refused range is named by its first element and its length.
@@ -615,7 +611,7 @@ mod tests {
                 user_tag: 0,
                 chk: 0,
             };
-            let sender = FrameSender::clocked(WorkerId(0));
+            let sender = FrameSender::first(WorkerId(0));
             let refused = engine.frame(sender, &header, &[0; 9][..bytes]);
             let bytes = bytes as u64;
             let reason = RejectReason::WrongLength { bytes, expected: 8 };

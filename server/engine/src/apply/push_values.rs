@@ -76,12 +76,16 @@ impl Engine {
         weight: f64,
     ) -> Result<f64, Refusal> {
         let spec = &self.known(sender.namespace, header.table)?.spec;
-        // Other sessions than the clocked one do not tick.
-        if !spec.gradient.by_staleness || op != PushOp::Gradient || !sender.clocked {
+        if !spec.gradient.by_staleness || op != PushOp::Gradient {
             return Ok(weight);
         }
         let domain = spec.domain;
-        let lag = self.clocks(sender.namespace).lag(domain, header.clock);
+        let clocks = self.clocks(sender.namespace);
+        // Sessions that are no member do not tick.
+        if clocks.clock(domain, sender.thread).is_none() {
+            return Ok(weight);
+        }
+        let lag = clocks.lag(domain, header.clock);
         let lag = lag + u64::from(mutants::on(Mutant::StalenessOffByOne));
         Ok(weight / lag.max(1) as f64)
     }

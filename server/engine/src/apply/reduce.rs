@@ -1,7 +1,7 @@
 //! Shared parts of the ticks of rows and of ranges: the order of operations, and the divisor of a
 //! mean.
 
-use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -16,26 +16,30 @@ pub(super) fn tick_order() -> [PushOp; 3] {
     [PushOp::Assign, PushOp::Sum, PushOp::Gradient]
 }
 
-/// Adds up the weights of the ranks that pushed gradients of one row or block; without weights their
-/// number. Ranks are added in ascending order. A rank counts once, with its largest weight: pieces of one
-/// gradient have one weight.
+/// Adds up the weights of the threads that pushed gradients of one row or block; without weights their
+/// number. Threads are added in ascending order. A thread counts once, with its largest weight: pieces of
+/// one gradient have one weight.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Ranks {
-    last: Option<WorkerId>,
+pub(super) struct Threads {
+    last: Option<WorkerThread>,
     /// Weight of `last`, and the sum of those before it.
     weight: f64,
     before: f64,
 }
 
-impl Ranks {
-    /// Adds the rank of one push with this weight, which is 1 for a push without one.
-    pub(super) fn add(&mut self, rank: WorkerId, weight: f64) {
-        if self.last == Some(rank) && !mutants::on(Mutant::MeanOverPushes) {
+impl Threads {
+    /// Adds the thread of one push with this weight, which is 1 for a push without one.
+    pub(super) fn add(&mut self, thread: WorkerThread, weight: f64) {
+        let same = match mutants::on(Mutant::MeanOverRanks) {
+            true => self.last.is_some_and(|last| last.rank == thread.rank),
+            false => self.last == Some(thread),
+        };
+        if same && !mutants::on(Mutant::MeanOverPushes) {
             self.weight = self.weight.max(weight);
             return;
         }
         self.before += self.weight;
-        (self.last, self.weight) = (Some(rank), weight);
+        (self.last, self.weight) = (Some(thread), weight);
     }
 
     /// Makes the mean of a sum of gradients: divides each element by the sum of the weights. False if
@@ -51,36 +55,43 @@ impl Ranks {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_protocol::ids::WorkerId;
+
     use super::*;
 
+    fn of(rank: u32, thread: u32) -> WorkerThread {
+        let rank = WorkerId(rank);
+        WorkerThread { rank, thread }
+    }
+
     #[test]
-    fn ranks_that_push_twice_count_once() {
-        let mut ranks = Ranks::default();
-        for rank in [1, 1, 2, 5, 5] {
-            ranks.add(WorkerId(rank), 1.0);
+    fn threads_that_push_twice_count_once() {
+        let mut threads = Threads::default();
+        for (rank, thread) in [(1, 0), (1, 0), (1, 2), (2, 0), (5, 1), (5, 1)] {
+            threads.add(of(rank, thread), 1.0);
         }
         let mut sum = 6f64.to_le_bytes();
-        assert!(ranks.mean(DType::F64, &mut sum));
-        assert_eq!(sum, 2f64.to_le_bytes());
+        assert!(threads.mean(DType::F64, &mut sum));
+        assert_eq!(sum, 1.5f64.to_le_bytes());
     }
 
     #[test]
     fn mean_divides_by_largest_weights() {
-        let mut ranks = Ranks::default();
+        let mut threads = Threads::default();
         for (rank, weight) in [(0, 0.5), (0, 2.0), (0, 1.0), (3, 0.0), (7, 6.0)] {
-            ranks.add(WorkerId(rank), weight);
+            threads.add(of(rank, 0), weight);
         }
         let mut sum = 6f64.to_le_bytes();
-        assert!(ranks.mean(DType::F64, &mut sum));
+        assert!(threads.mean(DType::F64, &mut sum));
         assert_eq!(sum, 0.75f64.to_le_bytes());
     }
 
     #[test]
     fn weights_of_zero_have_no_mean() {
-        let mut ranks = Ranks::default();
-        ranks.add(WorkerId(1), 0.0);
+        let mut threads = Threads::default();
+        threads.add(of(1, 0), 0.0);
         let mut sum = 6f64.to_le_bytes();
-        assert!(!ranks.mean(DType::F64, &mut sum));
+        assert!(!threads.mean(DType::F64, &mut sum));
         assert_eq!(sum, 6f64.to_le_bytes());
     }
 }

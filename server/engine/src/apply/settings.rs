@@ -3,7 +3,8 @@
 //! A SETTINGS frame stands between the pushes of its sender, in every ring of the table. On a table
 //! whose pushes take effect on arrival, it takes effect at that place. On a table of ticks it belongs
 //! to the iteration in the frame, and is held like a push of it: the tick that closes the iteration
-//! steps with the new numbers, on every applier. Of several, the last one of the highest rank counts.
+//! steps with the new numbers, on every applier. Of several, the last one of the highest
+//! rank and thread counts.
 
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};

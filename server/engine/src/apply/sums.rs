@@ -1,19 +1,19 @@
 //! Sums of an open iteration: the reduced pushes of the ranks that have had their turn.
 //!
-//! Ranks are added in ascending order, each at once, and a sum continues where the previous rank
-//! ended: the bits are those of one pass over all ranks.
+//! Ranks are added in ascending order, each at once and thread after thread. A sum continues where the
+//! previous rank ended: the bits are those of one pass over all ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
 use super::kernels::accumulate;
-use super::reduce::{Ranks, tick_order};
+use super::reduce::{Threads, tick_order};
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 /// Sums of one table, by kind.
@@ -32,15 +32,15 @@ pub(super) struct Reduced {
     assign: Option<Vec<u8>>,
     sum: Option<Vec<u8>>,
     gradient: Option<Vec<u8>>,
-    ranks: Ranks,
+    threads: Threads,
 }
 
 impl Reduced {
-    /// Adds a row of `rank`'s push, already multiplied by its weight.
+    /// Adds a row of a thread's push, already multiplied by its weight.
     pub(super) fn add(
         &mut self,
         dtype: DType,
-        (rank, weight): (WorkerId, f64),
+        (thread, weight): (WorkerThread, f64),
         op: PushOp,
         values: &[u8],
     ) {
@@ -51,7 +51,7 @@ impl Reduced {
             }
             PushOp::Sum => &mut self.sum,
             PushOp::Gradient => {
-                self.ranks.add(rank, weight);
+                self.threads.add(thread, weight);
                 &mut self.gradient
             }
         };
@@ -68,7 +68,7 @@ impl Reduced {
         reduce: Reduce,
     ) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
         if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient)
-            && !self.ranks.mean(dtype, g)
+            && !self.threads.mean(dtype, g)
         {
             self.gradient = None;
         }
@@ -89,8 +89,8 @@ pub(super) struct BlockSum {
     slot: usize,
     /// Elements that were pushed: sorted, disjoint, not adjacent.
     pub(super) runs: Vec<Range<usize>>,
-    /// Ranks that pushed any of these elements.
-    pub(super) ranks: Ranks,
+    /// Threads that pushed any of these elements.
+    pub(super) threads: Threads,
 }
 
 /// Block and operation (its index in a tick).
@@ -201,7 +201,7 @@ impl BlockSums {
         key: BlockKey,
         before: Option<BlockSum>,
         values: &[u8],
-        (runs, ranks): (&[Range<usize>], Ranks),
+        (runs, threads): (&[Range<usize>], Threads),
     ) {
         let slot = before.map_or(self.used, |before| before.slot);
         self.used = self.used.max(slot + 1);
@@ -215,7 +215,14 @@ impl BlockSums {
             Err(e) => unreachable!("a sum is outside the memory: {e}"),
         }
         let runs = runs.to_vec();
-        self.sums.insert(key, BlockSum { slot, runs, ranks });
+        self.sums.insert(
+            key,
+            BlockSum {
+                slot,
+                runs,
+                threads,
+            },
+        );
     }
 
     /// Frees every slot at the end of the iteration.

@@ -1,14 +1,15 @@
 //! Ticks: a worker's clock moves; when the minimum moves, the iterations it closes take effect.
 //!
-//! Pushes of an iteration are reduced in rank order, row by row, each rank when it has ticked and
-//! all ranks below it have. When the iteration is closed, each row takes one optimizer step. The
-//! bits depend neither on timing nor on which server owns which partition. Only then is the new
-//! minimum announced, so no reader at clock c sees an update of an iteration >= c.
+//! Pushes of an iteration are reduced in the order of rank, thread and frame, row by row, each rank
+//! when all its threads have ticked and all ranks below it have. When the iteration is closed, each
+//! row takes one optimizer step. The bits depend neither on timing nor on which server owns which
+//! partition. Only then is the new minimum announced, so no reader at clock c sees an update of an
+//! iteration >= c.
 
 use std::collections::BTreeMap;
 
-use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -17,12 +18,12 @@ use tidewater_protocol::table::Reduce;
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::kernels::scale;
-use super::pending::{Held, Stream, StreamKey};
+use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
 use super::sums::{Reduced, Sums};
 use super::table::{Store, Table};
-use crate::clocks::Moved;
+use crate::clocks::{BadClock, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 
 impl Engine {
@@ -32,59 +33,66 @@ impl Engine {
         header: &FrameHeader,
     ) -> Result<Effect, Refusal> {
         let told = header.clock;
-        if !sender.clocked || header.partition >= 64 {
+        if header.partition >= 64 {
             return Err(RejectReason::BadClock {
                 clock: told,
                 expected: u64::MAX,
             });
         }
+        let bad = |e: BadClock| RejectReason::BadClock {
+            clock: told,
+            expected: e.expected,
+        };
+        if told == CLOCK_JOIN {
+            // In every domain. No minimum moves and no turn passes.
+            let clocks = self.clocks(sender.namespace);
+            clocks.join_sibling(sender.thread).map_err(bad)?;
+            return Ok(Effect::Clock);
+        }
         let domain = DomainId(header.partition as u8);
         if told == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
-            // In every domain: also in those that this worker never ticked in. Its pushes after its
+            // In every domain: also in those that this thread never ticked in. Its pushes after its
             // last tick count.
-            self.leave(sender.namespace, sender.rank);
+            let moved = self.clocks(sender.namespace).finish(sender.thread);
+            self.left(sender.namespace, moved);
             return Ok(Effect::Clock);
         }
         match self
             .clocks(sender.namespace)
-            .tick(domain, sender.rank, told)
+            .tick(domain, sender.thread, told)
         {
             Ok(moved) => {
                 self.advance(sender.namespace, moved);
                 self.next_turn(sender.namespace, domain);
                 Ok(Effect::Clock)
             }
-            Err(e) => Err(RejectReason::BadClock {
-                clock: told,
-                expected: e.expected,
-            }),
+            Err(e) => Err(bad(e)),
         }
     }
 
     /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
-    /// end are dropped.
+    /// end are dropped, those of all its threads.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         let clocks = self.clocks(namespace);
         let domains: Vec<DomainId> = clocks.domains().collect();
         for domain in domains {
-            if let Some(iteration) = self.clocks(namespace).clock(domain, rank)
+            // The worker has not ended the iteration of its slowest thread, nor a later one.
+            let of_worker = |&(thread, _): &(WorkerThread, u64)| thread.rank == rank;
+            let live = self.clocks(namespace).live(domain).filter(of_worker);
+            if let Some(iteration) = live.map(|(_, clock)| clock).min()
                 && !mutants::on(Mutant::LostIterationKept)
             {
-                self.pending.forget_rank(StreamKey {
-                    namespace,
-                    domain,
-                    iteration,
-                    rank,
-                });
+                self.pending
+                    .forget_rank((namespace, domain), iteration, rank);
             }
         }
-        self.leave(namespace, rank);
+        let moved = self.clocks(namespace).remove(rank);
+        self.left(namespace, moved);
     }
 
-    fn leave(&mut self, namespace: NamespaceId, rank: WorkerId) {
-        let clocks = self.clocks(namespace);
-        let moved = clocks.remove(rank);
-        let domains: Vec<DomainId> = clocks.domains().collect();
+    /// Handles that members have left: closes iterations, and passes the turns on.
+    fn left(&mut self, namespace: NamespaceId, moved: Vec<Moved>) {
+        let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         self.advance(namespace, moved);
         for domain in domains {
             self.next_turn(namespace, domain);
@@ -113,12 +121,7 @@ impl Engine {
             }
         }
         self.pending.free(done);
-        self.pending.stage(StreamKey {
-            namespace,
-            domain,
-            iteration,
-            rank,
-        });
+        self.pending.stage((namespace, domain), iteration, rank);
     }
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
@@ -202,7 +205,7 @@ impl Engine {
             if weight != 1.0 {
                 scale(dtype, values, weight);
             }
-            let from = (h.rank, weight);
+            let from = (h.thread, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
                 let key = word(keys, row * 8);
                 rows.entry(key).or_default().add(dtype, from, op, values);

@@ -1,7 +1,7 @@
 //! Ticks of range tables: held frames of an iteration are reduced block by block.
 //!
 //! Held frames are cut into *segments*, each inside one block. These are sorted by block, operation
-//! and the order in which frames are reduced (by rank, then as pushed). One block after the other
+//! and the order in which frames are reduced (by rank and thread, then as pushed). One block after the other
 //! is then summed in a buffer that stays in the core's cache. Ranks that have had their turn while
 //! the iteration is open are added to its [`BlockSums`]. The tick adds the last ranks and stores:
 //! each gradient is read once and each parameter read and written once.
@@ -20,7 +20,7 @@ use super::kernels::{accumulate, scale};
 use super::pending::{Held, Pending};
 use super::push::{FIRST_BYTES, word};
 use super::push_values::weight_of;
-use super::reduce::{Ranks, tick_order};
+use super::reduce::{Threads, tick_order};
 use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
@@ -67,8 +67,8 @@ pub(super) struct Buffers {
     part: Vec<u8>,
     /// Elements of the block that take a step: sorted, disjoint, not adjacent.
     runs: Vec<Range<usize>>,
-    /// Ranks with pushes in `values`.
-    ranks: Ranks,
+    /// Threads with pushes in `values`.
+    threads: Threads,
 }
 
 /// The rules of one table at one tick.
@@ -141,11 +141,11 @@ impl Buffers {
         self.values.clear();
         self.values.resize(used * size, 0);
         self.runs.clear();
-        self.ranks = Ranks::default();
+        self.threads = Threads::default();
         let before = sums.take(key, &mut self.values);
         if let Some(before) = &before {
             self.runs.extend_from_slice(&before.runs);
-            self.ranks = before.ranks;
+            self.threads = before.threads;
         }
         let op = tick_order()[usize::from(key.1)];
         for segment in &self.segments[of] {
@@ -167,7 +167,7 @@ impl Buffers {
                 PushOp::Assign => into.copy_from_slice(&self.part),
                 _ => accumulate(rules.dtype, into, &self.part),
             }
-            self.ranks.add(h.rank, weight);
+            self.threads.add(h.thread, weight);
             self.runs.push(elements);
         }
         merge(&mut self.runs);
@@ -197,7 +197,7 @@ impl Buffers {
             from = group.end;
             let used = layout.used(block) as usize;
             let before = self.reduce(pushes, (sums, key), group, used, rules);
-            sums.put(key, before, &self.values, (&self.runs, self.ranks));
+            sums.put(key, before, &self.values, (&self.runs, self.threads));
         }
     }
 
@@ -226,7 +226,8 @@ impl Buffers {
             self.reduce(pushes, (sums, key), group, used, rules);
             let op = tick_order()[usize::from(order)];
             if op == PushOp::Gradient {
-                if rules.reduce == Reduce::Mean && !self.ranks.mean(rules.dtype, &mut self.values) {
+                if rules.reduce == Reduce::Mean && !self.threads.mean(rules.dtype, &mut self.values)
+                {
                     continue;
                 }
                 if mutants::on(Mutant::TickStepsWholeBlocks) {
@@ -286,7 +287,7 @@ impl Engine {
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
-    /// Reserves memory for the sums of a range table's pushes of kind `op`, and for one rank's pushes. Once
+    /// Reserves memory for the sums of a range table's pushes of kind `op`, and for one thread's pushes. Once
     /// for each kind; nothing for other tables.
     pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
         let Some(Table {

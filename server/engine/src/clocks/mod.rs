@@ -1,37 +1,44 @@
 //! Clocks of the workers of one job, as one applier sees them. Pure.
 //!
-//! `clock(w)` is the number of ticks that worker `w` has completed. Only CLOCK frames move it, one
-//! at a time, in the order of their ring. So everything that the worker pushed before is applied
-//! (or held back) when its clock moves. A domain's minimum over the live workers never goes back.
+//! The members are threads of workers. `clock(t)` is the number of ticks that thread `t` has completed.
+//! Only CLOCK frames move it, one at a time, in the order of their ring. So everything that the thread
+//! pushed before is applied (or held back) when its clock moves. A worker has ticked when each of its
+//! threads has. A domain's minimum over the live threads never goes back.
+//!
+//! A worker's first client, thread 0, is a member from the start or by [`Clocks::join`]. A further
+//! thread ([`Clocks::join_sibling`]) begins at the clocks of thread 0. No minimum lies above those, so
+//! none goes back, and no turn passes to it: thread 0 comes before it and is at the same clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::layout::frame::CLOCK_FINISHED;
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN};
 use tidewater_protocol::layout::lines::ClockLine;
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// One domain on one applier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Domain {
-    clocks: BTreeMap<WorkerId, u64>,
+    clocks: BTreeMap<WorkerThread, u64>,
     min: u64,
     /// The largest clock that a worker has had.
     front: u64,
     epoch: u64,
-    /// The lowest worker that has not ended iteration `min`.
-    turn: Option<WorkerId>,
+    /// The lowest thread that has not ended iteration `min`.
+    turn: Option<WorkerThread>,
 }
 
 /// Clocks of every domain of one job on one applier.
 #[derive(Debug, Clone, Default)]
 pub struct Clocks {
     domains: BTreeMap<DomainId, Domain>,
-    members: BTreeSet<WorkerId>,
-    /// Whether no more members will come.
+    members: BTreeSet<WorkerThread>,
+    /// Whether no more workers will come.
     complete: bool,
+    /// Workers that have left. They do not come back, and none of their threads is a member.
     gone: BTreeSet<WorkerId>,
-    /// For each worker the domains that it has ticked in, a bit each.
-    ticked: BTreeMap<WorkerId, u64>,
+    /// For each member the domains that it has ticked in, a bit each.
+    ticked: BTreeMap<WorkerThread, u64>,
 }
 
 /// A domain's minimum moved: iterations `from..to` are closed.
@@ -45,22 +52,23 @@ pub struct Moved {
     pub to: u64,
 }
 
-/// A clock that is not the worker's next one.
+/// A clock that is not the thread's next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("worker {worker} says clock {told}, but {expected} is due")]
+#[error("{thread} says clock {told}, but {expected} is due")]
 pub struct BadClock {
-    /// Rank of the worker.
-    pub worker: WorkerId,
-    /// Clock in the worker's frame.
+    /// Sender of the frame.
+    pub thread: WorkerThread,
+    /// Clock in the thread's frame.
     pub told: u64,
-    /// Clock that is due; 0 for a worker that is no member.
+    /// Clock that is due; 0 for a thread that is no member.
     pub expected: u64,
 }
 
 impl Clocks {
     /// Clocks of these workers, all at 0; without workers, for a job that sets them later.
-    pub fn new(members: impl IntoIterator<Item = WorkerId>) -> Self {
-        let members: BTreeSet<WorkerId> = members.into_iter().collect();
+    pub fn new(workers: impl IntoIterator<Item = WorkerId>) -> Self {
+        let members: BTreeSet<WorkerThread> =
+            workers.into_iter().map(WorkerThread::first).collect();
         Self {
             domains: BTreeMap::new(),
             complete: !members.is_empty(),
@@ -78,24 +86,49 @@ impl Clocks {
         }
     }
 
-    /// Notes that a worker has joined. If the number of workers is unknown, it becomes a member, at
-    /// 0, of each domain with its minimum still at 0: a minimum does not go back for a latecomer.
-    pub fn join(&mut self, worker: WorkerId) {
-        if self.complete || self.gone.contains(&worker) || !self.members.insert(worker) {
+    /// Notes that a worker has joined. If the number of workers is unknown, its first thread becomes a
+    /// member, at 0, of each domain with its minimum still at 0: a minimum does not go back for a
+    /// latecomer.
+    pub fn join(&mut self, rank: WorkerId) {
+        let worker = WorkerThread::first(rank);
+        if self.complete || self.gone.contains(&rank) || !self.members.insert(worker) {
             return;
         }
         for domain in self.domains.values_mut().filter(|domain| domain.min == 0) {
-            domain.clocks.insert(worker, 0);
-            domain.epoch += 1;
-            domain.find_turn();
+            domain.insert(worker, 0);
         }
+    }
+
+    /// Makes a further thread of a worker a member of the domains of its thread 0, at the same clocks.
+    ///
+    /// # Errors
+    /// [`BadClock`] when thread 0 is no member, or `thread` is one already; nothing was changed.
+    pub fn join_sibling(&mut self, thread: WorkerThread) -> Result<(), BadClock> {
+        let first = WorkerThread::first(thread.rank);
+        if !self.members.contains(&first) || !self.members.insert(thread) {
+            return Err(BadClock {
+                thread,
+                told: CLOCK_JOIN,
+                expected: 0,
+            });
+        }
+        for domain in self.domains.values_mut() {
+            let Some(&clock) = domain.clocks.get(&first) else {
+                continue;
+            };
+            let clock = match mutants::on(Mutant::SiblingFromZero) {
+                true => 0,
+                false => clock,
+            };
+            domain.insert(thread, clock);
+        }
+        Ok(())
     }
 
     fn domain(&mut self, id: DomainId) -> &mut Domain {
         self.domains.entry(id).or_insert_with(|| {
-            let live = self.members.iter().filter(|w| !self.gone.contains(w));
             let mut domain = Domain {
-                clocks: live.map(|&w| (w, 0)).collect(),
+                clocks: self.members.iter().map(|&t| (t, 0)).collect(),
                 ..Domain::default()
             };
             domain.find_turn();
@@ -103,15 +136,15 @@ impl Clocks {
         })
     }
 
-    /// A worker's clock in a domain; `None` for one that is no member or has finished.
-    pub fn clock(&mut self, id: DomainId, worker: WorkerId) -> Option<u64> {
-        self.domain(id).clocks.get(&worker).copied()
+    /// A thread's clock in a domain; `None` for one that is no member or has finished.
+    pub fn clock(&mut self, id: DomainId, thread: WorkerThread) -> Option<u64> {
+        self.domain(id).clocks.get(&thread).copied()
     }
 
-    /// The worker that has its turn in the open iteration: the lowest of those that have not ended
-    /// it.
+    /// The worker that has its turn in the open iteration: the lowest of those with a thread that has
+    /// not ended it.
     pub fn turn(&mut self, id: DomainId) -> Option<WorkerId> {
-        self.domain(id).turn
+        self.domain(id).turn.map(|thread| thread.rank)
     }
 
     /// Ticks by which the fastest worker of a domain, which may have left, is ahead of `clock`.
@@ -119,21 +152,21 @@ impl Clocks {
         self.domain(id).front.saturating_sub(clock)
     }
 
-    /// The domains that a worker has ticked in, a bit each.
-    pub fn ticked(&self, worker: WorkerId) -> u64 {
-        self.ticked.get(&worker).copied().unwrap_or_default()
+    /// The domains that a thread has ticked in, a bit each.
+    pub fn ticked(&self, thread: WorkerThread) -> u64 {
+        self.ticked.get(&thread).copied().unwrap_or_default()
     }
 
     /// Whether `tick` would accept this clock.
     ///
     /// # Errors
-    /// [`BadClock`] when it goes back, skips, or comes from a worker that is no member.
-    pub fn check(&mut self, id: DomainId, worker: WorkerId, told: u64) -> Result<(), BadClock> {
-        let expected = match self.domain(id).clocks.get(&worker) {
+    /// [`BadClock`] when it goes back, skips, or comes from a thread that is no member.
+    pub fn check(&mut self, id: DomainId, thread: WorkerThread, told: u64) -> Result<(), BadClock> {
+        let expected = match self.domain(id).clocks.get(&thread) {
             Some(clock) => clock + 1,
             None => {
                 return Err(BadClock {
-                    worker,
+                    thread,
                     told,
                     expected: 0,
                 });
@@ -143,47 +176,70 @@ impl Clocks {
             return Ok(());
         }
         Err(BadClock {
-            worker,
+            thread,
             told,
             expected,
         })
     }
 
-    /// Notes that a worker ticked, or left for good. Returns how the minimum moved, if it did.
+    /// Notes that a thread ticked, or left for good. Returns how the minimum moved, if it did.
     ///
     /// # Errors
     /// [`BadClock`]; nothing was changed.
     pub fn tick(
         &mut self,
         id: DomainId,
-        worker: WorkerId,
+        thread: WorkerThread,
         told: u64,
     ) -> Result<Option<Moved>, BadClock> {
-        self.check(id, worker, told)?;
-        *self.ticked.entry(worker).or_default() |= 1u64.unbounded_shl(id.0.into());
+        self.check(id, thread, told)?;
+        *self.ticked.entry(thread).or_default() |= 1u64.unbounded_shl(id.0.into());
         let domain = self.domain(id);
         if told == CLOCK_FINISHED {
-            domain.clocks.remove(&worker);
+            domain.clocks.remove(&thread);
             domain.epoch += 1;
         } else {
-            domain.clocks.insert(worker, told);
+            domain.clocks.insert(thread, told);
             domain.front = domain.front.max(told);
         }
         Ok(domain.advance(id))
     }
 
-    /// Removes a worker from every domain: dead, or finished for good. Returns the domains with a
-    /// moved minimum.
-    pub fn remove(&mut self, worker: WorkerId) -> Vec<Moved> {
-        self.gone.insert(worker);
+    /// Removes a thread that has finished from every domain; with thread 0 its worker. Returns the
+    /// domains with a moved minimum.
+    pub fn finish(&mut self, thread: WorkerThread) -> Vec<Moved> {
+        match thread.is_first() {
+            true => self.remove(thread.rank),
+            false => self.drop_members(thread, thread),
+        }
+    }
+
+    /// Removes a worker with all its threads from every domain: lost, or finished for good. Returns the
+    /// domains with a moved minimum.
+    pub fn remove(&mut self, rank: WorkerId) -> Vec<Moved> {
+        self.gone.insert(rank);
+        self.drop_members(WorkerThread::first(rank), WorkerThread::last(rank))
+    }
+
+    fn drop_members(&mut self, from: WorkerThread, to: WorkerThread) -> Vec<Moved> {
+        self.members.retain(|t| !(from..=to).contains(t));
+        self.ticked.retain(|t, _| !(from..=to).contains(t));
         let mut moved = Vec::new();
         for (&id, domain) in &mut self.domains {
-            if domain.clocks.remove(&worker).is_some() {
+            let members = domain.clocks.len();
+            domain.clocks.retain(|t, _| !(from..=to).contains(t));
+            if domain.clocks.len() < members {
                 domain.epoch += 1;
                 moved.extend(domain.advance(id));
             }
         }
         moved
+    }
+
+    /// The members that are threads of a worker, in ascending order.
+    pub fn threads(&self, rank: WorkerId) -> impl Iterator<Item = WorkerThread> + '_ {
+        let threads = WorkerThread::first(rank)..=WorkerThread::last(rank);
+        self.members.range(threads).copied()
     }
 
     /// The clock record of a domain, as readers get it.
@@ -193,14 +249,14 @@ impl Clocks {
         ClockLine {
             min: domain.min,
             epoch: domain.epoch,
-            slowest: slowest.map_or(u32::MAX, |(w, _)| w.0),
+            slowest: slowest.map_or(u32::MAX, |(t, _)| t.rank.0),
             members: domain.clocks.len() as u32,
         }
     }
 
-    /// The clock of every live worker of a domain, in order of rank.
-    pub fn live(&mut self, id: DomainId) -> impl Iterator<Item = (WorkerId, u64)> + '_ {
-        self.domain(id).clocks.iter().map(|(&w, &c)| (w, c))
+    /// The clock of every live thread of a domain, in order of rank and thread.
+    pub fn live(&mut self, id: DomainId) -> impl Iterator<Item = (WorkerThread, u64)> + '_ {
+        self.domain(id).clocks.iter().map(|(&t, &c)| (t, c))
     }
 
     /// Domains that have been used.
@@ -210,7 +266,14 @@ impl Clocks {
 }
 
 impl Domain {
-    /// Moves the minimum. Without live workers it stays where the last one left it.
+    /// Adds a member.
+    fn insert(&mut self, thread: WorkerThread, clock: u64) {
+        self.clocks.insert(thread, clock);
+        self.epoch += 1;
+        self.find_turn();
+    }
+
+    /// Moves the minimum. Without live members it stays where the last one left it.
     fn advance(&mut self, domain: DomainId) -> Option<Moved> {
         let to = self.clocks.values().copied().min();
         let (from, to) = (self.min, to.unwrap_or(self.min));
@@ -227,7 +290,7 @@ impl Domain {
 
     fn find_turn(&mut self) {
         let open = self.clocks.iter().find(|&(_, &clock)| clock == self.min);
-        self.turn = open.map(|(&worker, _)| worker);
+        self.turn = open.map(|(&thread, _)| thread);
     }
 }
 
@@ -239,7 +302,75 @@ mod tests {
 
     const D: DomainId = DomainId(0);
 
+    fn first(rank: u32) -> WorkerThread {
+        WorkerThread::first(WorkerId(rank))
+    }
+
+    fn thread(rank: u32, thread: u32) -> WorkerThread {
+        let rank = WorkerId(rank);
+        WorkerThread { rank, thread }
+    }
+
+    /// What a step of the property test does to a thread.
+    const JOIN: u8 = 0;
+    const FINISH: u8 = 1;
+    const REMOVE: u8 = 2;
+
     proptest! {
+        /// Threads of three workers join, tick, finish and are lost in any order, in two domains of
+        /// which one is used first at any time. The model: a clock for each member of each domain.
+        #[test]
+        fn threads_hold_the_minimum_and_never_move_it_back(
+            ops in proptest::collection::vec((0u32..3, 0u32..3, 0u8..2, 0u8..24), 1..300),
+        ) {
+            let mut clocks = Clocks::new((0..3).map(WorkerId));
+            let mut model: BTreeMap<WorkerThread, [u64; 2]> =
+                (0..3).map(|rank| (first(rank), [0; 2])).collect();
+            let mut mins = [0; 2];
+            let mut turns = [Some(WorkerId(0)); 2];
+            for (rank, number, domain, op) in ops {
+                let t = thread(rank, number);
+                let joins = op == JOIN && !t.is_first();
+                match op {
+                    JOIN if joins => {
+                        let parent = model.get(&first(rank)).copied();
+                        let due = parent.filter(|_| !model.contains_key(&t));
+                        prop_assert_eq!(clocks.join_sibling(t).is_ok(), due.is_some());
+                        model.extend(due.map(|at| (t, at)));
+                    }
+                    FINISH => {
+                        clocks.finish(t);
+                        model.retain(|&m, _| m != t && (m.rank != t.rank || !t.is_first()));
+                    }
+                    REMOVE => {
+                        clocks.remove(WorkerId(rank));
+                        model.retain(|m, _| m.rank != WorkerId(rank));
+                    }
+                    _ => {
+                        let at = model.get(&t).map_or(0, |at| at[usize::from(domain)]);
+                        let moved = clocks.tick(DomainId(domain), t, at + 1);
+                        prop_assert_eq!(moved.is_ok(), model.contains_key(&t));
+                        model.entry(t).and_modify(|at| at[usize::from(domain)] += 1);
+                    }
+                }
+                for d in 0..2_u8 {
+                    let n = usize::from(d);
+                    let min = model.values().map(|at| at[n]).min().unwrap_or(mins[n]);
+                    prop_assert!(min >= mins[n], "{} after {}", min, mins[n]);
+                    mins[n] = min;
+                    let line = clocks.line(DomainId(d));
+                    prop_assert_eq!((line.min, line.members as usize), (min, model.len()));
+                    let live: Vec<_> = clocks.live(DomainId(d)).collect();
+                    let due: Vec<_> = model.iter().map(|(&t, at)| (t, at[n])).collect();
+                    prop_assert_eq!(live, due, "in the order of rank and thread");
+                    let turn = model.iter().find(|(_, at)| at[n] == min).map(|(t, _)| t.rank);
+                    prop_assert_eq!(clocks.turn(DomainId(d)), turn);
+                    prop_assert!(!joins || turn == turns[n], "a new thread takes no turn");
+                    turns[n] = turn;
+                }
+            }
+        }
+
         #[test]
         fn the_minimum_is_that_of_the_live_workers_and_never_goes_back(
             ops in proptest::collection::vec((0u32..5, 0u8..20), 1..300),
@@ -248,7 +379,7 @@ mod tests {
             let mut model = [Some(0u64); 5];
             let mut min = 0;
             for (w, op) in ops {
-                let worker = WorkerId(w);
+                let worker = first(w);
                 let Some(at) = model[w as usize] else {
                     prop_assert!(clocks.tick(D, worker, 1).is_err());
                     continue;
@@ -283,7 +414,7 @@ mod tests {
     fn turn_is_the_lowest_that_has_not_ticked() {
         let mut clocks = Clocks::new((0..3).map(WorkerId));
         let tick = |clocks: &mut Clocks, rank, told| {
-            clocks.tick(D, WorkerId(rank), told).unwrap();
+            clocks.tick(D, first(rank), told).unwrap();
             clocks.turn(D).map(|w| w.0)
         };
         assert_eq!(clocks.turn(D), Some(WorkerId(0)));
@@ -293,7 +424,7 @@ mod tests {
         assert_eq!(tick(&mut clocks, 2, 1), Some(0), "the next iteration");
         clocks.remove(WorkerId(0));
         assert_eq!(clocks.turn(D), Some(WorkerId(2)));
-        assert_eq!(clocks.ticked(WorkerId(1)), 1 << D.0);
+        assert_eq!(clocks.ticked(first(1)), 1 << D.0);
         clocks.remove(WorkerId(2));
         assert_eq!(clocks.turn(D), Some(WorkerId(1)), "of iteration 2");
         clocks.remove(WorkerId(1));
@@ -303,7 +434,7 @@ mod tests {
     #[test]
     fn a_dead_worker_frees_the_others_and_stays_dead_in_new_domains() {
         let mut clocks = Clocks::new((0..2).map(WorkerId));
-        assert_eq!(clocks.tick(D, WorkerId(0), 1), Ok(None));
+        assert_eq!(clocks.tick(D, first(0), 1), Ok(None));
         let moved = Moved {
             domain: D,
             from: 0,
@@ -311,20 +442,20 @@ mod tests {
         };
         assert_eq!(clocks.remove(WorkerId(1)), [moved]);
         assert_eq!(clocks.line(DomainId(1)).members, 1);
-        assert!(clocks.tick(D, WorkerId(1), 1).is_err());
+        assert!(clocks.tick(D, first(1), 1).is_err());
     }
 
     #[test]
     fn who_comes_becomes_a_member_until_the_members_are_told_or_the_minimum_has_moved() {
         let (a, b, c) = (WorkerId(0), WorkerId(1), WorkerId(2));
         let mut clocks = Clocks::new([]);
-        assert!(clocks.tick(D, a, 1).is_err());
+        assert!(clocks.tick(D, first(0), 1).is_err());
         clocks.join(a);
         clocks.join(b);
-        assert_eq!(clocks.tick(D, a, 1), Ok(None));
-        assert!(clocks.tick(D, b, 1).unwrap().is_some());
+        assert_eq!(clocks.tick(D, first(0), 1), Ok(None));
+        assert!(clocks.tick(D, first(1), 1).unwrap().is_some());
         clocks.join(c);
-        assert!(clocks.tick(D, c, 1).is_err(), "a latecomer");
+        assert!(clocks.tick(D, first(2), 1).is_err(), "a latecomer");
         assert_eq!(clocks.line(DomainId(1)).members, 3);
 
         let mut clocks = Clocks::new([]);
@@ -335,6 +466,6 @@ mod tests {
         clocks.expect(9);
         clocks.join(WorkerId(3));
         assert_eq!(clocks.line(D).members, 2, "worker 2 has gone before");
-        assert_eq!(clocks.tick(D, a, 1), Ok(None));
+        assert_eq!(clocks.tick(D, first(0), 1), Ok(None));
     }
 }

@@ -69,7 +69,7 @@ fn ring(check_frames: bool) -> (ServerMemory, Inbox, Ring) {
     let inbox = Inbox::new(region, 0, geometry, SESSION).unwrap();
     let owner = RingOwner {
         session: SessionId(SESSION),
-        sender: FrameSender::clocked(WorkerId(0)),
+        sender: FrameSender::first(WorkerId(0)),
         check_frames,
     };
     let ring = Ring::new(owner, inbox.clone(), &memory).unwrap();

@@ -11,7 +11,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId};
+use tidewater_protocol::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId, WorkerThread,
+};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
@@ -517,7 +519,9 @@ fn clocks_of_a_part_are_the_slowest_appliers() {
         let namespace = engine.table(table).unwrap().namespace;
         for clock in 1..=ticks {
             let clocks = engine.clocks(namespace);
-            clocks.tick(DomainId(2), WorkerId(0), clock).unwrap();
+            clocks
+                .tick(DomainId(2), WorkerThread::first(WorkerId(0)), clock)
+                .unwrap();
         }
     }
     let manifest = cluster.save(&CutDisk::default(), dir.path(), 1).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidewater_lanes::shm::SessionMemory;
-use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, TableId, WorkerThread};
 use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -142,7 +142,7 @@ impl Control {
         }
     }
 
-    /// A worker's clock is what all appliers have consumed; a worker removed at any applier is
+    /// A thread's clock is what all appliers have consumed; a thread removed at any applier is
     /// removed.
     fn clocks(&self, conn: &Conn, domain: DomainId) -> Answered {
         let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
@@ -152,20 +152,24 @@ impl Control {
             Command::With(Box::new(move |engine| {
                 let clocks = engine.clocks(job);
                 let min = clocks.line(domain).min;
-                let live: Vec<(WorkerId, u64)> = clocks.live(domain).collect();
+                let live: Vec<(WorkerThread, u64)> = clocks.live(domain).collect();
                 let _ = tx.send((min, live));
             }))
         });
         let told = told.map_err(|e| e.refusal())?;
         let global = told.iter().map(|(min, _)| *min).min().unwrap_or(0);
-        let mut workers: BTreeMap<WorkerId, (usize, u64)> = BTreeMap::new();
-        for (worker, clock) in told.iter().flat_map(|(_, live)| live) {
-            let (count, least) = workers.entry(*worker).or_insert((0, u64::MAX));
+        let mut workers: BTreeMap<WorkerThread, (usize, u64)> = BTreeMap::new();
+        for (thread, clock) in told.iter().flat_map(|(_, live)| live) {
+            let (count, least) = workers.entry(*thread).or_insert((0, u64::MAX));
             *count += 1;
             *least = (*least).min(*clock);
         }
-        let everywhere = |(worker, (count, clock))| {
-            (count == told.len()).then_some(WorkerClock { worker, clock })
+        let everywhere = |(thread, (count, clock)): (WorkerThread, _)| {
+            (count == told.len()).then_some(WorkerClock {
+                worker: thread.rank,
+                thread: thread.thread,
+                clock,
+            })
         };
         let workers = workers.into_iter().filter_map(everywhere).collect();
         Ok((ServerAnswer::Clocks { global, workers }, None))

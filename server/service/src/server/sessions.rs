@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_channel::bounded;
 use tidewater_lanes::shm::{self, SessionMemory};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::ids::{SessionId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::SESSIONS_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
@@ -40,8 +40,7 @@ enum Carrier {
 struct Session {
     namespace: String,
     job: NamespaceId,
-    rank: u32,
-    thread: u32,
+    thread: WorkerThread,
     ring_bytes: usize,
     carrier: Carrier,
     /// For each lane the nonce with which it may be connected once (tcp, verbs).
@@ -89,9 +88,14 @@ impl Presence {
 }
 
 impl Session {
+    /// Whether the session is of this worker.
+    fn is_of(&self, hello: &Hello) -> bool {
+        (&self.namespace, self.thread.rank.0) == (&hello.namespace, hello.rank)
+    }
+
     /// Names the client for messages.
     fn peer(&self) -> String {
-        format!("worker {} of \"{}\"", self.rank, self.namespace)
+        format!("{} of \"{}\"", self.thread, self.namespace)
     }
 }
 
@@ -145,14 +149,13 @@ impl Sessions {
         fds: Vec<OwnedFd>,
     ) -> Result<WithMemory<Attached>, Refusal> {
         let carrier = self.carrier(attach.transport, local, &hello.namespace, fds)?;
-        self.make_room(hello, attach.thread)?;
+        self.make_room(hello, thread_of(hello, attach.thread))?;
         let id = SessionId(random()?);
         let lanes = self.shared.appliers.len();
         let mut session = Session {
             namespace: hello.namespace.clone(),
             job: self.job(&hello.namespace, attach.workers)?,
-            rank: hello.rank,
-            thread: attach.thread,
+            thread: thread_of(hello, attach.thread),
             ring_bytes: attach.ring_bytes as usize,
             carrier,
             nonces: vec![None; lanes],
@@ -209,19 +212,17 @@ impl Sessions {
     }
 
     /// Refuses a thread that has a live session; a session that is cut makes way.
-    fn make_room(&mut self, hello: &Hello, thread: u32) -> Result<(), Refusal> {
+    fn make_room(&mut self, hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
         if hello.rank == RANK_ANY {
             return Err(bad(
                 "a session belongs to a rank: ask the coordinator for one",
             ));
         }
-        let same = |s: &Session| {
-            (&s.namespace, s.rank, s.thread) == (&hello.namespace, hello.rank, thread)
-        };
+        let same = |s: &Session| (&s.namespace, s.thread) == (&hello.namespace, thread);
         let twin = self.all.iter().find(|(_, s)| same(s));
         if let Some((&id, twin)) = twin {
             if twin.presence.owner.is_some() {
-                let numbers = [u64::from(hello.rank), u64::from(thread), 0, 0];
+                let numbers = [u64::from(hello.rank), u64::from(thread.thread), 0, 0];
                 return Err(Refusal::new(RefusalCode::RankTaken, numbers));
             }
             self.end(id);
@@ -270,7 +271,7 @@ impl Sessions {
     ) -> Result<Option<ConnId>, Refusal> {
         let session = self.all.get_mut(&id);
         let session = session
-            .filter(|s| (&s.namespace, s.rank) == (&hello.namespace, hello.rank))
+            .filter(|s| s.is_of(hello))
             .ok_or_else(|| unknown(id))?;
         if matches!(session.carrier, Carrier::Shm(_)) != is_unix {
             return Err(bad(
@@ -314,6 +315,11 @@ impl Sessions {
             self.end(id);
         }
     }
+}
+
+fn thread_of(hello: &Hello, thread: u32) -> WorkerThread {
+    let rank = WorkerId(hello.rank);
+    WorkerThread { rank, thread }
 }
 
 fn random() -> Result<u64, Refusal> {

@@ -148,7 +148,7 @@ impl Server {
                 user_tag: 0,
                 chk: 0,
             };
-            let sender = FrameSender::clocked(WorkerId(0));
+            let sender = FrameSender::first(WorkerId(0));
             let done = self.0.borrow_mut().frame(sender, &header, &payload);
             assert!(done.is_ok(), "{}: {done:?}", spec.name);
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tidewater_engine::apply::engine::{Effect, Engine};
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::store::ServerMemory;
-use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
-use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameKind};
+use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameKind};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionCall};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::layout::reject::RejectReason;
@@ -82,7 +82,7 @@ impl Fuzz {
         let open = self
             .engine
             .clocks(NamespaceId::default())
-            .clock(DomainId(0), rank)
+            .clock(DomainId(0), WorkerThread::first(rank))
             .unwrap_or(0);
         frame.header.clock = open + u64::from(frame.header.kind == FrameKind::Clock);
         for _ in 0..random.under(4) {
@@ -110,7 +110,9 @@ impl Fuzz {
                     }
                 }
                 7 => header.kind = KINDS[random.under(KINDS.len())],
-                8 if random.under(500) == 0 => header.clock = CLOCK_FINISHED,
+                8 if random.under(500) == 0 => {
+                    header.clock = [CLOCK_FINISHED, CLOCK_JOIN][random.under(2)];
+                }
                 9 if frame.payload.len() >= 8 => {
                     // One word: a nearby key, an edge case, or anything.
                     let word = match random.under(3) {
@@ -126,8 +128,12 @@ impl Fuzz {
         }
         frame.header.payload_len = frame.payload.len() as u32;
         let sender = FrameSender {
-            clocked: random.under(16) != 0,
-            ..FrameSender::clocked(rank)
+            thread: WorkerThread {
+                rank,
+                // Now and then a thread without a session, which is no member.
+                thread: u32::from(random.under(16) == 0),
+            },
+            ..FrameSender::first(rank)
         };
         (sender, frame)
     }
@@ -301,7 +307,7 @@ fn the_fingerprint_sees_each_table() {
     let frame = fuzz.corpus[0].clone();
     fuzz.engine
         .frame(
-            FrameSender::clocked(WorkerId(0)),
+            FrameSender::first(WorkerId(0)),
             &frame.header,
             &frame.payload,
         )
@@ -311,7 +317,7 @@ fn the_fingerprint_sees_each_table() {
     assert_eq!(made, frame.header.count as usize);
     fuzz.engine
         .frame(
-            FrameSender::clocked(WorkerId(0)),
+            FrameSender::first(WorkerId(0)),
             &frame.header,
             &frame.payload,
         )

@@ -145,7 +145,7 @@ impl Fuzz {
         let mut ring = self.ring.take().unwrap_or_else(|| {
             let owner = RingOwner {
                 session: SESSION,
-                sender: FrameSender::clocked(WorkerId(0)),
+                sender: FrameSender::first(WorkerId(0)),
                 check_frames: random.under(4) == 0,
             };
             Ring::new(owner, self.inbox.clone(), &self.memory).unwrap()

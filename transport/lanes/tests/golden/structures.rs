@@ -9,8 +9,8 @@ use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell};
 use tidewater_protocol::layout::encoding::{EncodingCode, PushEncoding, encode};
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::frame::{
-    CLOCK_FINISHED, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader, FrameKind,
-    PARTITION_ANY, RowsPayload,
+    CLOCK_FINISHED, CLOCK_JOIN, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader,
+    FrameKind, PARTITION_ANY, RowsPayload,
 };
 use tidewater_protocol::layout::hash::{H64, line_chk, mix32, mix64};
 use tidewater_protocol::layout::lines::{
@@ -242,6 +242,8 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     (clock.table, clock.partition, clock.clock) = (0, 5, 13);
     let mut finished = clock;
     (finished.seq, finished.clock) = (49, CLOCK_FINISHED);
+    let mut joins = clock;
+    (joins.seq, joins.clock) = (1, CLOCK_JOIN);
     let mut pad = header(FrameKind::Pad, 50);
     pad.table = 0;
     let mut set = header(FrameKind::Settings, 51);
@@ -285,6 +287,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ("frame-resolve", frame(resolve, &keys)),
         ("frame-clock", frame(clock, &[])),
         ("frame-clock-finished", frame(finished, &[])),
+        ("frame-clock-join", frame(joins, &[])),
         ("frame-pad", frame(pad, &[])),
         ("frame-settings", frame(set, &rule)),
     ]

@@ -24,8 +24,11 @@ pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
 pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
 /// `partition` of a frame with rows in any partitions of the applier.
 pub const PARTITION_ANY: u32 = u32::MAX;
-/// `clock` of a CLOCK frame by which a worker finishes for good.
+/// `clock` of a CLOCK frame by which a worker, or a further thread of one, finishes for good.
 pub const CLOCK_FINISHED: u64 = u64::MAX;
+/// `clock` of a CLOCK frame by which a further thread of a worker becomes a member of the worker's clock
+/// domains.
+pub const CLOCK_JOIN: u64 = u64::MAX - 1;
 
 /// Kind of a frame: the request that it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

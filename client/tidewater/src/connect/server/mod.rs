@@ -25,12 +25,12 @@ use std::time::Duration;
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
 use tidewater_lanes::wake::{Arms, ParkedFlags, Reactor, Waker};
-use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::wire::control::{
     Attach, Attached, LaneGrant, Recovered, Remote, ServerAnswer, ServerMember, ServerRequest,
-    TableDescriptor, Transport,
+    TableDescriptor, Transport, WorkerClock,
 };
 use tidewater_protocol::wire::handshake::HandshakeError;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
@@ -310,6 +310,10 @@ impl NetServerLink {
     /// # Errors
     /// The server's refusal, or that it is unreachable before the deadline.
     pub fn detach(mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.end_session(deadline)
+    }
+
+    fn try_detach(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         let detached = self.retry("detach", deadline, |link, deadline| {
             link.ask(&ServerRequest::Detach, deadline).map(drop)
         });
@@ -368,12 +372,16 @@ impl ServerLink for NetServerLink {
         &mut self,
         domain: DomainId,
         deadline: Deadline,
-    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
         let request = ServerRequest::Clocks { domain };
         self.retry("clocks", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
                 ServerAnswer::Clocks { workers, .. } => {
-                    Ok(workers.into_iter().map(|w| (w.worker, w.clock)).collect())
+                    let clock = |w: WorkerClock| {
+                        let (rank, thread) = (w.worker, w.thread);
+                        (WorkerThread { rank, thread }, w.clock)
+                    };
+                    Ok(workers.into_iter().map(clock).collect())
                 }
                 _ => Err(link.nonsense("another answer than to Clocks")),
             }
@@ -394,6 +402,10 @@ impl ServerLink for NetServerLink {
             }
         }
         Ok(())
+    }
+
+    fn end_session(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.try_detach(deadline)
     }
 
     fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {

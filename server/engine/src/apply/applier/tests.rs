@@ -195,7 +195,7 @@ impl Rig {
             let inbox = Inbox::new(region, 0, geometry, session.0).unwrap();
             let owner = RingOwner {
                 session,
-                sender: FrameSender::clocked(WorkerId(rank)),
+                sender: FrameSender::first(WorkerId(rank)),
                 check_frames: false,
             };
             let ring = Ring::new(owner, inbox.clone(), &memory).unwrap();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::ids::{
+    DomainId, Incarnation, PartitionId, TableId, WorkerId, WorkerThread,
+};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{
@@ -122,7 +124,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
         namespace: NamespaceId::default(),
         domain: DOMAIN,
         iteration: 0,
-        rank: WorkerId(push.rank),
+        thread: WorkerThread::first(WorkerId(push.rank)),
     };
     let staged = push.rank == 0;
     pending.hold(key, staged, header, &payload).unwrap();
@@ -163,7 +165,7 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         // Ranks below `turn` have ticked before the others.
         let turn = (seed % 5) as u32;
         let (early, folded) = take(&mut pending, Some(turn));
-        assert!(folded.iter().all(|h| h.rank.0 < turn));
+        assert!(folded.iter().all(|h| h.thread.rank.0 < turn));
         buffers.cut(&pending, &folded, blocks.layout());
         buffers.fold((&pending, &folded), &mut sums, blocks.layout(), rules);
         pending.free(early);

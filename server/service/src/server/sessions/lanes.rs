@@ -10,7 +10,7 @@ use crossbeam_channel::bounded;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::TcpServerLane;
-use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::inbox_bytes;
@@ -80,8 +80,7 @@ impl Sessions {
         let owner = RingOwner {
             session: id,
             sender: FrameSender {
-                rank: WorkerId(session.rank),
-                clocked: session.thread == 0,
+                thread: session.thread,
                 namespace: session.job,
             },
             // A NIC may place the bytes of a frame after those of its tail.
@@ -197,7 +196,7 @@ impl Sessions {
     ) -> Result<(), Refusal> {
         let session = self.all.get(&id);
         let session = session
-            .filter(|s| (&s.namespace, s.rank) == (&hello.namespace, hello.rank))
+            .filter(|s| s.is_of(hello))
             .ok_or_else(|| unknown(id))?;
         if matches!(session.carrier, Carrier::Verbs(_)) {
             return Err(bad("a lane over verbs is connected by its queue pairs"));

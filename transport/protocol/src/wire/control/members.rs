@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ApplierId, DomainId, Incarnation, ServerId, WorkerId};
 use crate::limits::{
     ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX, UNIX_NAME_BYTES_MAX,
-    WORKERS_MAX,
+    WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::placement::Owner;
 use crate::wire::WireError;
@@ -81,11 +81,13 @@ pub struct DomainClock {
     pub clock: u64,
 }
 
-/// Ticks of a worker in a domain that one server has consumed.
+/// Ticks of a worker's thread in a domain that one server has consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerClock {
     /// Rank of the worker.
     pub worker: WorkerId,
+    /// Number of the thread in its worker; 0 for the worker's first client.
+    pub thread: u32,
     /// Ticks that all appliers of the server have consumed.
     pub clock: u64,
 }
@@ -141,6 +143,11 @@ pub(super) fn applier_id(id: ApplierId) -> Result<(), WireError> {
 
 pub(super) fn worker_id(id: WorkerId) -> Result<(), WireError> {
     at_most("worker rank", u64::from(id.0), u64::from(WORKERS_MAX) - 1)
+}
+
+pub(super) fn thread_number(thread: u32) -> Result<(), WireError> {
+    let most = u64::from(WORKER_THREADS_MAX) - 1;
+    at_most("thread number", u64::from(thread), most)
 }
 
 pub(super) fn domain_id(id: DomainId) -> Result<(), WireError> {

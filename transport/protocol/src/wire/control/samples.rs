@@ -470,9 +470,13 @@ impl Gen {
             }),
             A::Clocks {
                 global: self.any(),
-                workers: self.list(5, |g| WorkerClock {
-                    worker: WorkerId(g.under(65_536) as u32),
-                    clock: g.any(),
+                workers: self.list(5, |g| {
+                    let rank = g.under(65_536) as u32;
+                    WorkerClock {
+                        worker: WorkerId(rank),
+                        thread: rank % 3,
+                        clock: g.any(),
+                    }
                 }),
             },
             A::Refused(self.refusal()),

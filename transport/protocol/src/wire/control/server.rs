@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::members::{WorkerClock, applier_id, domain_id, worker_id};
+use super::members::{WorkerClock, applier_id, domain_id, thread_number, worker_id};
 use super::verbs::{VerbsConnect, VerbsConnected};
 use super::{Answer, Message, Request};
 use crate::ids::{ApplierId, DomainId, PartitionId, RegionKey, SessionId, TableId};
@@ -47,7 +47,8 @@ pub struct Attach {
     pub transport: Transport,
     /// Bytes of each ring, a power of two.
     pub ring_bytes: u32,
-    /// Number of the thread inside its worker. Only the CLOCK frames of thread 0 count.
+    /// Number of the thread in its worker. 0 is the worker's first client. A further thread becomes a
+    /// member of the clock domains by a CLOCK frame.
     pub thread: u32,
     /// Number of workers in the job, 0 if the client does not know. A service learns it here.
     pub workers: u32,
@@ -263,7 +264,10 @@ impl Message for ServerAnswer {
             Self::Table(table) => table.validate(),
             Self::Clocks { global: _, workers } => {
                 at_most("workers", workers.len() as u64, u64::from(WORKERS_MAX))?;
-                workers.iter().try_for_each(|w| worker_id(w.worker))
+                workers.iter().try_for_each(|w| {
+                    worker_id(w.worker)?;
+                    thread_number(w.thread)
+                })
             }
             Self::Refused(refusal) => refusal.validate(),
             Self::VerbsConnected(connected) => connected.validate(),
@@ -291,6 +295,7 @@ impl Attach {
                 why,
             });
         }
+        thread_number(self.thread)?;
         at_most("workers", u64::from(self.workers), u64::from(WORKERS_MAX))
     }
 }

@@ -8,7 +8,7 @@ use crate::ids::{
 use crate::limits::{
     CONTROL_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX,
     SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN,
-    VERBS_REGIONS_MAX, WORKERS_MAX,
+    VERBS_REGIONS_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -199,6 +199,12 @@ fn number_limits_hold_at_both_ends() {
         ring_bytes: 64 << 10,
         thread: 0,
         workers: WORKERS_MAX + 1,
+    }));
+    refuses(&ServerRequest::Attach(Attach {
+        transport: Transport::Tcp,
+        ring_bytes: 64 << 10,
+        thread: WORKER_THREADS_MAX,
+        workers: 0,
     }));
     let clocks = DomainClock {
         domain: DomainId(64),

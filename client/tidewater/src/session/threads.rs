@@ -1,0 +1,422 @@
+//! The clients of the threads of one worker.
+//!
+//! A worker has one rank and one connection to the coordinator. Its first client, thread 0, makes those of
+//! further threads. Each has sessions, rings and clocks of its own at the servers, which order
+//! contributions by rank and thread. The coordinator knows ranks only: calls that it counts (barriers and
+//! what is made of them) are the first client's.
+//!
+//! The clients share [`WorkerState`]. A thread that ends before it has finished is the loss of its worker:
+//! its guard raises an alarm that ends the waits of the others, and the first of them that holds the
+//! connection reports the loss.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
+use tidewater_protocol::limits::WORKER_THREADS_MAX;
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::TableInfo;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
+
+use super::Client;
+use crate::clock::check_member;
+use crate::error::ClientError;
+use crate::link::{ConnectThread, CoordinatorLink, Loaded, ThreadLinks};
+
+/// Longest time that the report of a lost thread may take.
+const REPORT: Duration = Duration::from_secs(1);
+/// Pause between two attempts to get the connection while another thread uses it.
+const PAUSE: Duration = Duration::from_millis(1);
+
+type Link = Box<dyn CoordinatorLink>;
+
+/// State that the clients of one worker share.
+pub(crate) struct WorkerState {
+    rank: WorkerId,
+    coordinator: Mutex<Link>,
+    /// Numbers of the further threads that are open.
+    open: Mutex<BTreeSet<u32>>,
+    /// The first thread that ended before it finished.
+    lost: OnceLock<WorkerThread>,
+    /// Raised once `lost` is set; ends a wait for the coordinator's answer.
+    alarm: Arc<AtomicBool>,
+    reported: AtomicBool,
+}
+
+impl WorkerState {
+    fn new(rank: WorkerId, mut coordinator: Link) -> Self {
+        let alarm = Arc::new(AtomicBool::new(false));
+        coordinator.end_waits_on(Arc::clone(&alarm));
+        Self {
+            rank,
+            coordinator: Mutex::new(coordinator),
+            open: Mutex::default(),
+            lost: OnceLock::new(),
+            alarm,
+            reported: AtomicBool::new(false),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        // A set of numbers is complete after each change.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the connection if no thread uses it. A thread that panicked inside a request has left it at
+    /// a message's end or broken, and the next request sees which.
+    fn try_coordinator(&self) -> Option<MutexGuard<'_, Link>> {
+        match self.coordinator.try_lock() {
+            Ok(link) => Some(link),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Takes the connection; `None` if other threads use it until the deadline.
+    fn coordinator(&self, deadline: Deadline) -> Option<MutexGuard<'_, Link>> {
+        loop {
+            let link = self.try_coordinator();
+            if link.is_some() || deadline.passed() || self.lost.get().is_some() {
+                return link;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Fails if a thread of the worker was lost.
+    fn check(&self) -> Result<(), ClientError> {
+        match self.lost.get() {
+            Some(&thread) => Err(ClientError::ThreadLost { thread }),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::check`]; reports the loss unless that is done.
+    fn check_over(&self, link: &mut Link) -> Result<(), ClientError> {
+        let checked = self.check();
+        // SYNC: none. Only that one thread reports matters; the lock of `link` orders the rest.
+        if let Err(lost) = &checked
+            && !self.reported.swap(true, Ordering::Relaxed)
+            && let Err(error) = link.failed(&lost.to_string(), Deadline::after(REPORT))
+        {
+            // The coordinator is lost too, or has ended the job: the next call says so.
+            tracing::debug!(%error, "the loss of a thread is not reported");
+        }
+        checked
+    }
+
+    /// Notes that a thread has ended before it finished. A thread that uses the connection now sees it
+    /// when its wait ends, and reports it.
+    fn lose(&self, thread: WorkerThread) {
+        if mutants::on(Mutant::SiblingLossUnnoticed) {
+            return;
+        }
+        // The first one is the cause.
+        self.lost.get_or_init(|| thread);
+        // SYNC: thread-lost, with the load in `NetCoordinatorLink::call`.
+        self.alarm.store(true, Ordering::Release);
+        if let Some(mut link) = self.try_coordinator() {
+            // The other threads' calls fail with it.
+            drop(self.check_over(&mut link));
+        }
+    }
+}
+
+/// Membership of one thread in its worker. Its end without [`ThreadGuard::finish`] loses the worker.
+pub(super) struct ThreadGuard {
+    worker: Arc<WorkerState>,
+    thread: WorkerThread,
+    /// Whether servers may count the thread in their clocks.
+    joined: bool,
+    finished: bool,
+}
+
+impl ThreadGuard {
+    /// Thread 0 of a worker that has this connection.
+    pub(super) fn first(rank: WorkerId, coordinator: Link) -> Self {
+        Self {
+            worker: Arc::new(WorkerState::new(rank, coordinator)),
+            thread: WorkerThread::first(rank),
+            joined: true,
+            finished: false,
+        }
+    }
+
+    /// A further thread, with the lowest free number.
+    fn sibling(&self) -> Result<Self, ClientError> {
+        let mut open = self.worker.open();
+        let rank = self.worker.rank;
+        let free = (1..WORKER_THREADS_MAX).find(|thread| !open.contains(thread));
+        let thread = free.ok_or_else(|| ClientError::Thread {
+            op: "sibling",
+            thread: self.thread,
+            what: format!(
+                "{WORKER_THREADS_MAX} threads of the worker have a client, which is the limit; finish some"
+            ),
+        })?;
+        open.insert(thread);
+        Ok(Self {
+            worker: Arc::clone(&self.worker),
+            thread: WorkerThread { rank, thread },
+            joined: false,
+            finished: false,
+        })
+    }
+
+    pub(super) const fn thread(&self) -> WorkerThread {
+        self.thread
+    }
+
+    pub(super) const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// The connection to the coordinator, as this thread uses it.
+    pub(super) fn coordinator(&self) -> Box<dyn CoordinatorLink> {
+        Box::new(SharedCoordinator {
+            worker: Arc::clone(&self.worker),
+            thread: self.thread,
+        })
+    }
+
+    /// Fails if a thread of the worker was lost.
+    pub(super) fn check(&self) -> Result<(), ClientError> {
+        self.worker.check()
+    }
+
+    /// Fails for the first client while siblings of it are open, and after the loss of one.
+    pub(super) fn check_finish(&self) -> Result<(), ClientError> {
+        self.worker.check()?;
+        let open = self.worker.open();
+        if !self.thread.is_first() || open.is_empty() || mutants::on(Mutant::FirstFinishesAlone) {
+            return Ok(());
+        }
+        let threads: Vec<String> = open.iter().map(u32::to_string).collect();
+        let what = format!(
+            "threads {} of the worker are open; finish them first",
+            threads.join(", ")
+        );
+        let (op, thread) = ("finish", self.thread);
+        Err(ClientError::Thread { op, thread, what })
+    }
+
+    /// Notes that the thread has finished: its number is free.
+    pub(super) fn finish(&mut self) {
+        self.finished = true;
+        self.worker.open().remove(&self.thread.thread);
+    }
+}
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        match (self.thread.is_first(), self.joined) {
+            // No server knows it.
+            (false, false) => drop(self.worker.open().remove(&self.thread.thread)),
+            (false, true) => self.worker.lose(self.thread),
+            // Without siblings the connection ends, by which the coordinator sees the loss.
+            (true, _) if self.worker.open().is_empty() => {}
+            (true, _) => self.worker.lose(self.thread),
+        }
+    }
+}
+
+/// The connection of a worker to the coordinator, shared by its threads. One request at a time uses it;
+/// the others wait for it up to their deadlines.
+struct SharedCoordinator {
+    worker: Arc<WorkerState>,
+    thread: WorkerThread,
+}
+
+impl SharedCoordinator {
+    fn with<R>(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+        request: impl FnOnce(&mut Link) -> Result<R, ClientError>,
+    ) -> Result<R, ClientError> {
+        let Some(mut link) = self.worker.coordinator(deadline) else {
+            self.worker.check()?;
+            let missing = "another thread of this worker waits for the coordinator's answer".into();
+            return Err(ClientError::Deadline { op, missing });
+        };
+        self.worker.check_over(&mut link)?;
+        request(&mut link).map_err(|error| {
+            // The loss of a thread, which has ended this wait, says more.
+            self.worker.check_over(&mut link).err().unwrap_or(error)
+        })
+    }
+}
+
+impl CoordinatorLink for SharedCoordinator {
+    fn create_table(
+        &mut self,
+        spec: &TableSpec,
+        deadline: Deadline,
+    ) -> Result<TableInfo, ClientError> {
+        self.with("create table", deadline, |link| {
+            link.create_table(spec, deadline)
+        })
+    }
+
+    fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError> {
+        self.with("open table", deadline, |link| {
+            link.open_table(name, deadline)
+        })
+    }
+
+    fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError> {
+        self.with("release table", deadline, |link| {
+            link.release_table(id, deadline)
+        })
+    }
+
+    fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError> {
+        first_only("barrier", self.thread)?;
+        self.with("barrier", deadline, |link| {
+            link.barrier(name, count, deadline)
+        })
+    }
+
+    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError> {
+        self.with("save", deadline, |link| link.save(dir, deadline))
+    }
+
+    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
+        self.with("load", deadline, |link| link.load(dir, deadline))
+    }
+
+    fn check(&mut self) -> Result<(), ClientError> {
+        match self.worker.try_coordinator() {
+            Some(mut link) => {
+                self.worker.check_over(&mut link)?;
+                link.check()
+            }
+            // The thread that uses it sees the end of the job.
+            None => self.worker.check(),
+        }
+    }
+
+    fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let until = Deadline::after(patience);
+        match self.worker.coordinator(until) {
+            Some(mut link) => {
+                self.worker.check_over(&mut link)?;
+                link.check_within(until.left())
+            }
+            None => self.worker.check(),
+        }
+    }
+
+    fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.with("finished", deadline, |link| link.finished(deadline))
+    }
+
+    fn failed(&mut self, reason: &str, deadline: Deadline) -> Result<(), ClientError> {
+        self.with("failed", deadline, |link| link.failed(reason, deadline))
+    }
+}
+
+/// Fails if the caller is not the first client of its worker.
+pub(super) fn first_only(op: &'static str, thread: WorkerThread) -> Result<(), ClientError> {
+    if thread.is_first() {
+        return Ok(());
+    }
+    let what = "only the first client of a worker makes this call, for all its threads".into();
+    Err(ClientError::Thread { op, thread, what })
+}
+
+impl Client {
+    /// Connects a further thread of this worker. The new client belongs to the thread that it is moved to.
+    ///
+    /// It has sessions and rings of its own, the rank of this worker, and the lowest free thread number.
+    /// It begins at the clocks of this client and ticks by itself: a worker has ended an iteration when
+    /// each of its open threads has. Contributions to an iteration are added in the order of rank, thread
+    /// and push, and a mean divides by the threads that pushed. Table handles are not shared: each client
+    /// opens its tables.
+    ///
+    /// Barriers and collective calls are those of the first client. Each sibling ends with
+    /// [`Client::finish`], before the first client does; one that is dropped before counts as the loss of
+    /// its worker. Cost: a flush of this client, a session with every server, a round trip on each lane.
+    ///
+    /// # Errors
+    /// [`ClientError::Thread`] from a sibling, after [`Client::finish`], with an unfinished tick, or with
+    /// too many threads; what [`Client::flush`] reports; a server's refusal of a session.
+    ///
+    /// # Examples
+    /// ```
+    /// # use tidewater::{ClientError, JoinOptions, SyncMode};
+    /// # fn main() -> Result<(), ClientError> {
+    /// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// let mut client = job.client_of(0, SyncMode::Bsp)?;
+    /// let mut sibling = client.sibling()?;
+    /// std::thread::scope(|scope| {
+    ///     let other = scope.spawn(move || {
+    ///         sibling.tick()?;
+    ///         sibling.finish()
+    ///     });
+    ///     client.tick()?;
+    ///     other.join().expect("no panic")
+    /// })?;
+    /// client.finish()
+    /// # }
+    /// ```
+    pub fn sibling(&mut self) -> Result<Self, ClientError> {
+        let (op, thread) = ("sibling", self.guard.thread());
+        first_only(op, thread)?;
+        let refuse = |what: String| ClientError::Thread { op, thread, what };
+        if self.clock.is_finished() {
+            return Err(refuse("the worker has finished".into()));
+        }
+        if let Some(domain) = self.clock.halfway() {
+            return Err(refuse(format!(
+                "the last tick of clock domain {domain} has failed; repeat it first"
+            )));
+        }
+        let Some(connect) = self.connect.clone() else {
+            return Err(refuse(
+                "the client was made from connections without ConnectThread".into(),
+            ));
+        };
+        // Every CLOCK frame of this client is applied then, on every lane: its clocks, at which the new
+        // thread begins, are the same at all appliers. It sends no other one in this call.
+        self.flush()?;
+        let deadline = self.deadline();
+        check_member(
+            &mut self.lanes,
+            tidewater_protocol::ids::DomainId(0),
+            thread,
+            deadline,
+        )?;
+        let guard = self.guard.sibling()?;
+        let ThreadLinks { servers, parker } = connect.connect(guard.thread().thread, deadline)?;
+        let clock = self.clock.of_sibling();
+        let mut sibling = Self::of_thread(guard, servers, parker, self.workers, clock)?;
+        sibling.timeout = self.timeout;
+        // From the first frame on: an applier that has it waits for this thread.
+        sibling.guard.joined = true;
+        sibling.clock.join(&mut sibling.lanes, deadline)?;
+        Ok(sibling)
+    }
+
+    /// Sets how [`Client::sibling`] connects a thread. A client of a [`Job`](crate::Job) has it.
+    pub fn connect_siblings_by(&mut self, connect: Arc<dyn ConnectThread>) {
+        self.connect = Some(connect);
+    }
+
+    /// Number of this thread in its worker: 0 for the first client, more for siblings.
+    pub const fn thread(&self) -> u32 {
+        self.guard.thread().thread
+    }
+}
+
+/// A client moves to the thread that uses it.
+const _: () = {
+    const fn moves_to_its_thread<T: Send>() {}
+    moves_to_its_thread::<Client>();
+};
