@@ -49,7 +49,7 @@ module tidewater
     type, bind(c) :: tw_session_info
         integer(c_size_t) :: size = 32
         integer(c_int32_t) :: rank = 0, workers = 0, servers = 0, transport = 0
-        integer(c_int32_t) :: thread_level = 0, reserved = 0
+        integer(c_int32_t) :: thread_level = 0, thread = 0
     end type
 
     type, bind(c) :: tw_table_options
@@ -94,6 +94,11 @@ module tidewater
             import :: c_int, c_ptr, tw_session_options
             type(tw_session_options), intent(in) :: options
             type(c_ptr), intent(out) :: session
+        end function
+        integer(c_int) function tw_session_sibling(session, sibling) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
+            type(c_ptr), intent(out) :: sibling
         end function
         integer(c_int) function tw_session_close(session) bind(c)
             import :: c_int, c_ptr

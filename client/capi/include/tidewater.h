@@ -206,7 +206,8 @@ typedef enum {
     TW_VERBS = 3,
 } tw_transport;
 
-// Which threads may call, as MPI names them. A session is one worker's, whatever the level.
+// Which threads may call one session, as MPI names them. Threads that call at the same time have a session
+// each (tw_session_sibling).
 typedef enum {
     // There is one thread: the one that opened the session.
     TW_THREAD_SINGLE = 0,
@@ -282,8 +283,8 @@ typedef struct {
     int32_t transport;
     // tw_thread_level of the session.
     int32_t thread_level;
-    // Unused; zero in answers.
-    int32_t reserved;
+    // Number of the session's thread in the worker: 0 for the first session, more for siblings.
+    uint32_t thread;
 } tw_session_info;
 
 // What a session did since it was opened: which path really ran.
@@ -499,6 +500,16 @@ const char *tw_last_error(void);
 tw_status tw_session_open(const tw_session_options *options,
                           tw_session **session);
 
+// Opens a session for a further thread of this worker: of the same rank and thread level, with clocks that
+// begin at those of `session`, which has flushed. Each session ticks by itself; a worker has ended an
+// iteration when each of its sessions has. With TW_THREAD_SINGLE and TW_THREAD_FUNNELED the sibling is of
+// the thread that makes its first call. Sessions of a worker call at the same time without waiting for each
+// other. Barriers and collective calls are those of the first session: TW_ERR_THREAD on a sibling. Call
+// tw_finish on each sibling before the first session, then close it: one that is closed without loses its
+// worker. On failure `*sibling` is null.
+tw_status tw_session_sibling(tw_session *session,
+                             tw_session **sibling);
+
 // Ends the session: connections and memory are given back, tickets and pulls with them. What was pushed
 // stays pushed. The handle stays, and every later call of it is TW_ERR_CLOSED. It does not say that
 // the worker is done: tw_finish does, before.
@@ -508,7 +519,7 @@ tw_status tw_session_close(tw_session *session);
 // already is none: done. In a forked child nothing of the parent's session is touched.
 tw_status tw_session_free(tw_session **session);
 
-// Rank, workers, servers, transport. Set `info->size` before.
+// Rank, workers, servers, transport, thread. Set `info->size` before.
 tw_status tw_session_describe(tw_session *session, tw_session_info *info);
 
 // What the session did so far. Set `counters->size` before.
@@ -520,7 +531,8 @@ tw_status tw_session_counters(tw_session *session, tw_counters *counters);
 tw_status tw_progress(tw_session *session);
 
 // This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
-// coordinator, so that no worker waits for it. Close the session afterwards.
+// coordinator, so that no worker waits for it. On a sibling its thread is done. Close the session
+// afterwards. TW_ERR_THREAD while siblings are open.
 tw_status tw_finish(tw_session *session);
 
 // This worker cannot go on: the job ends, and its end names `reason`.

@@ -76,6 +76,14 @@ public:
     session(const session &) = delete;
     session &operator=(const session &) = delete;
 
+    /* A session for a further thread of this worker. Call finish() on it before this one finishes. */
+    session sibling()
+    {
+        tw_session *opened = nullptr;
+        check(tw_session_sibling(it_.get(), &opened));
+        return session(opened);
+    }
+
     tw_session *get() const noexcept { return it_.get(); }
     /* The handle, which its holders keep alive. */
     const std::shared_ptr<tw_session> &shared() const noexcept { return it_; }
@@ -131,6 +139,12 @@ public:
     void fail(const std::string &reason) { check(tw_fail(it_.get(), reason.c_str())); }
 
 private:
+    /* Takes over an open session. */
+    explicit session(tw_session *opened)
+        : it_(opened, [](tw_session *last) { tw_session_free(&last); })
+    {
+    }
+
     std::shared_ptr<tw_session> it_;
 };
 

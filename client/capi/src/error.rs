@@ -73,6 +73,7 @@ impl From<ClientError> for Failure {
             ClientError::Argument { .. }
             | ClientError::Collective { .. }
             | ClientError::Expression { .. } => tw_status::TW_ERR_ARGUMENT,
+            ClientError::Thread { .. } => tw_status::TW_ERR_THREAD,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
             ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
             _ => tw_status::TW_ERR_LOST,

@@ -36,7 +36,8 @@ pub struct tw_session {
     mark: AtomicU64,
     process: ForkGuard,
     level: tw_thread_level,
-    owner: usize,
+    /// Number of the thread that may call, where only one does; 0 until the first call of a sibling.
+    owner: AtomicU64,
     /// Whether a thread is inside a call, where that matters (`TW_THREAD_SERIALIZED`).
     busy: AtomicBool,
     shared: Arc<Shared>,
@@ -47,6 +48,21 @@ impl std::fmt::Debug for tw_session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut it = f.debug_struct("tw_session");
         it.field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+/// Parts of a session that can fail to be made.
+struct Parts {
+    random: u64,
+    process: ForkGuard,
+}
+
+impl Parts {
+    fn new() -> Result<Self, Failure> {
+        let process = ForkGuard::new()
+            .map_err(|e| Failure::new(tw_status::TW_ERR_ENVIRONMENT, e.to_string()))?;
+        let random = convert::random()?;
+        Ok(Self { random, process })
     }
 }
 
@@ -81,7 +97,30 @@ impl tw_session {
         if let Some(timeout) = choices.clock_timeout {
             client.set_clock_timeout(timeout);
         }
-        let random = convert::random()?;
+        let timeout = choices
+            .timeout
+            .unwrap_or(tidewater_protocol::limits::DATA_DEADLINE);
+        let session = Self::of(Parts::new()?, client, timeout, choices.level);
+        session
+            .owner
+            .store(thread_number() as u64, Ordering::Relaxed);
+        if let Some(every) = choices.progress_interval {
+            let progress = Progress::start(Arc::clone(&session.shared), every)?;
+            *session.progress.lock().map_err(|_| Failure::panicked())? = Some(progress);
+        }
+        Ok(session)
+    }
+
+    /// Opens a session of a further thread of the worker, with the thread level of this one.
+    pub(crate) fn sibling(&self) -> Result<Box<Self>, Failure> {
+        // Made before the client: a client that is dropped loses the worker.
+        let parts = Parts::new()?;
+        let (client, timeout) = self.with(|open| Ok((open.client.sibling()?, open.timeout)))?;
+        Ok(Self::of(parts, client, timeout, self.level))
+    }
+
+    fn of(parts: Parts, client: Client, timeout: Duration, level: tw_thread_level) -> Box<Self> {
+        let Parts { random, process } = parts;
         let shared = Arc::new(Shared::new(Open {
             client,
             tables: Handles::new(Kind::Table, random),
@@ -89,25 +128,17 @@ impl tw_session {
             pulls: Handles::new(Kind::Pull, random),
             results: Handles::new(Kind::Results, random),
             walltime: None,
-            timeout: choices
-                .timeout
-                .unwrap_or(tidewater_protocol::limits::DATA_DEADLINE),
+            timeout,
         }));
-        let process = ForkGuard::new()
-            .map_err(|e| Failure::new(tw_status::TW_ERR_ENVIRONMENT, e.to_string()))?;
-        let progress = choices
-            .progress_interval
-            .map(|every| Progress::start(Arc::clone(&shared), every))
-            .transpose()?;
-        Ok(Box::new(Self {
+        Box::new(Self {
             mark: AtomicU64::new(Self::MARK),
             process,
-            level: choices.level,
-            owner: thread_number(),
+            level,
+            owner: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             shared,
-            progress: std::sync::Mutex::new(progress),
-        }))
+            progress: std::sync::Mutex::new(None),
+        })
     }
 
     /// Calls `body` with the open session, if this thread may call.
@@ -164,8 +195,9 @@ impl tw_session {
     fn enter(&self) -> Result<Inside<'_>, Failure> {
         use tw_thread_level::{TW_THREAD_FUNNELED, TW_THREAD_SERIALIZED, TW_THREAD_SINGLE};
         let owned = matches!(self.level, TW_THREAD_SINGLE | TW_THREAD_FUNNELED);
-        let why = if owned && self.owner != thread_number() {
-            "another thread opened the session, with a thread level by which only that one calls; \
+        let why = if owned && !self.is_owner() {
+            "another thread opened the session (or, of a sibling, called first), with a thread level \
+             by which only that one calls; \
              open it with TW_THREAD_SERIALIZED or TW_THREAD_MULTIPLE"
         } else if self.level != TW_THREAD_SERIALIZED {
             return Ok(Inside(None));
@@ -177,6 +209,16 @@ impl tw_session {
             return Ok(Inside(Some(&self.busy)));
         };
         Err(Failure::new(tw_status::TW_ERR_THREAD, why))
+    }
+
+    /// Whether this thread owns the session. The first that calls a sibling owns it.
+    fn is_owner(&self) -> bool {
+        let own = thread_number() as u64;
+        // SYNC: none. The session's lock orders what its calls do.
+        let owner = self
+            .owner
+            .compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+        owner.unwrap_or_else(|owner| if owner == own { 0 } else { owner }) == 0
     }
 
     /// Makes the failure of a pointer to something else.

@@ -31,6 +31,28 @@ pub unsafe extern "C" fn tw_session_open(
     })
 }
 
+/// Opens a session for a further thread of this worker: of the same rank and thread level, with clocks that
+/// begin at those of `session`, which has flushed. Each session ticks by itself; a worker has ended an
+/// iteration when each of its sessions has. With TW_THREAD_SINGLE and TW_THREAD_FUNNELED the sibling is of
+/// the thread that makes its first call. Sessions of a worker call at the same time without waiting for each
+/// other. Barriers and collective calls are those of the first session: TW_ERR_THREAD on a sibling. Call
+/// tw_finish on each sibling before the first session, then close it: one that is closed without loses its
+/// worker. On failure `*sibling` is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_sibling(
+    session: *mut tw_session,
+    sibling: *mut *mut tw_session,
+) -> tw_status {
+    run("tw_session_sibling", || {
+        // SAFETY: the contract of the module.
+        let sibling = unsafe { raw::out(sibling, "the place for the sibling") }?;
+        *sibling = std::ptr::null_mut();
+        // SAFETY: the contract of the module.
+        *sibling = Box::into_raw(unsafe { raw::session(session) }?.sibling()?);
+        Ok(())
+    })
+}
+
 /// Ends the session: connections and memory are given back, tickets and pulls with them. What was pushed
 /// stays pushed. The handle stays, and every later call of it is TW_ERR_CLOSED. It does not say that
 /// the worker is done: tw_finish does, before.
@@ -63,7 +85,7 @@ pub unsafe extern "C" fn tw_session_free(session: *mut *mut tw_session) -> tw_st
     })
 }
 
-/// Rank, workers, servers, transport. Set `info->size` before.
+/// Rank, workers, servers, transport, thread. Set `info->size` before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_describe(
     session: *mut tw_session,
@@ -81,7 +103,7 @@ pub unsafe extern "C" fn tw_session_describe(
                 servers: u32::try_from(client.servers()).unwrap_or(u32::MAX),
                 transport: convert::transport_code(client.transport()),
                 thread_level: session.level() as i32,
-                reserved: 0,
+                thread: client.thread(),
             })
         })?;
         // SAFETY: the contract of the module.
@@ -117,7 +139,8 @@ pub unsafe extern "C" fn tw_progress(session: *mut tw_session) -> tw_status {
 }
 
 /// This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
-/// coordinator, so that no worker waits for it. Close the session afterwards.
+/// coordinator, so that no worker waits for it. On a sibling its thread is done. Close the session
+/// afterwards. TW_ERR_THREAD while siblings are open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_finish(session: *mut tw_session) -> tw_status {
     run("tw_finish", || {

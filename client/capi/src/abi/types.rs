@@ -217,7 +217,8 @@ pub enum tw_transport {
     TW_VERBS = 3,
 }
 
-/// Which threads may call, as MPI names them. A session is one worker's, whatever the level.
+/// Which threads may call one session, as MPI names them. Threads that call at the same time have a session
+/// each (tw_session_sibling).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_thread_level {
@@ -297,8 +298,8 @@ pub struct tw_session_info {
     pub transport: i32,
     /// tw_thread_level of the session.
     pub thread_level: i32,
-    /// Unused; zero in answers.
-    pub reserved: i32,
+    /// Number of the session's thread in the worker: 0 for the first session, more for siblings.
+    pub thread: u32,
 }
 
 /// What a table shall be. `size`, `name`, `dtype`, `kind` and `cols` are needed; zero is the default

@@ -1,10 +1,10 @@
 //! Thread levels, and the progress thread.
 
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 
 use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::data::*;
-use tidewater_capi::abi::session::tw_session;
+use tidewater_capi::abi::session::*;
 use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
 
@@ -105,4 +105,73 @@ fn with_multiple_all_threads_call_and_a_progress_thread_looks() {
     }
     assert_eq!(counts, vec![i64::try_from(PUSHES).unwrap(); keys.len()]);
     free(session.0);
+}
+
+/// A sibling belongs to the thread of its first call, ticks by itself, and leaves the calls
+/// of all workers and the last finish to it.
+#[test]
+fn siblings_are_sessions_of_one_worker() {
+    let rig = Rig::new(1);
+    let first = Shared(rig.open(&tw_session_options {
+        thread_level: tw_thread_level::TW_THREAD_FUNNELED as i32,
+        sync: tw_sync::TW_BSP as i32,
+        ..rig.options()
+    }));
+    let mut sibling = null_mut();
+    // SAFETY: the sessions are open, and freed at the end of the test; places are valid.
+    unsafe {
+        fails(
+            tw_session_sibling(first.0, null_mut()),
+            TW_ERR_NULL,
+            "sibling",
+        );
+        ok(tw_session_sibling(first.0, &raw mut sibling));
+        fails(
+            tw_finish(first.0),
+            TW_ERR_THREAD,
+            "threads 1 of the worker are open",
+        );
+    }
+    let sibling = Shared(sibling);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let sibling = { &sibling }.0;
+            // SAFETY: as above.
+            unsafe {
+                let mut info: tw_session_info = std::mem::zeroed();
+                info.size = size_of::<tw_session_info>();
+                ok(tw_session_describe(sibling, &raw mut info));
+                assert_eq!((info.rank, info.workers, info.thread), (0, 1, 1));
+                for _ in 0..3 {
+                    ok(tw_tick(sibling, 0));
+                }
+                fails(
+                    tw_barrier(sibling, c"b".as_ptr(), 1.0),
+                    TW_ERR_THREAD,
+                    "first client",
+                );
+                let mut other = null_mut();
+                fails(
+                    tw_session_sibling(sibling, &raw mut other),
+                    TW_ERR_THREAD,
+                    "thread 1",
+                );
+                assert!(other.is_null());
+            }
+        });
+        for _ in 0..3 {
+            ok(first.tick());
+        }
+    });
+    fails(sibling.tick(), TW_ERR_THREAD, "another thread opened");
+    std::thread::scope(|s| {
+        // The thread that owns it has ended; a session that is finished by no thread loses its worker.
+        s.spawn(|| free({ &sibling }.0));
+    });
+    fails(
+        first.tick(),
+        TW_ERR_LOST,
+        "thread 1 of worker 0 has ended before it finished",
+    );
+    free(first.0);
 }
