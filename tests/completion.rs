@@ -1,3 +1,5 @@
+// long: tests of one rig, in which appliers stall and lanes break.
+
 //! Completion calls: flush, tick, barrier, finish. None succeeds after the refusal of a push that no
 //! ticket has claimed. A tick ends an iteration on every lane or on none. A failed call can be
 //! repeated.

@@ -16,7 +16,7 @@ pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
     PartitionId(((mixed as u128 * partitions as u128) >> 64) as u32)
 }
 
-/// Number of partitions of a table whose definition leaves it open. `appliers[s]` is the number of appliers
+/// Number of partitions of a table with a definition that leaves it open. `appliers[s]` is the number of appliers
 /// of server `s`.
 ///
 /// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense

@@ -21,8 +21,8 @@ use super::blocks::{BlockPull, RangePart};
 use super::lane_reads::{CallDest, LaneReads, lane_bytes, read_lanes};
 use crate::error::ClientError;
 
-/// Payload bytes whose stages follow each other in one list of reads: little enough that a writer leaves
-/// most of their blocks alone meanwhile.
+/// Payload bytes of a group. Its stages follow each other in one list of reads; a writer leaves most blocks
+/// of so few bytes alone meanwhile.
 const GROUP_BYTES: usize = 256 << 10;
 
 /// A list of reads that begins when the list before has completed.

@@ -252,13 +252,28 @@ impl Lanes {
             element: [0; 8],
             out,
         };
+        // First and last element of the request that is being extended.
+        let (mut begun, mut ended) = (0, 0);
         for part in parts {
             let mut at = part.first;
             while at < part.end {
-                let end = ((at / per_block + blocks) * per_block).min(part.end);
-                let place = size(at - first) * bytes..size(end - first) * bytes;
-                requests.parts.push((part.part.lane, at, place));
-                at = end;
+                // Adjacent parts of one lane are one request, if its reply fits a slot.
+                let last = requests.parts.last_mut();
+                let joined = last.filter(|(lane, ..)| *lane == part.part.lane && ended == at);
+                let full = (begun / per_block + blocks) * per_block;
+                match joined.filter(|_| at < full) {
+                    Some((.., place)) => {
+                        ended = full.min(part.end);
+                        place.end = size(ended - first) * bytes;
+                    }
+                    None => {
+                        begun = at;
+                        ended = ((at / per_block + blocks) * per_block).min(part.end);
+                        let place = size(at - first) * bytes..size(ended - first) * bytes;
+                        requests.parts.push((part.part.lane, at, place));
+                    }
+                }
+                at = ended;
             }
         }
         self.request_all("wait for copies of ranges", table, &mut requests, deadline)

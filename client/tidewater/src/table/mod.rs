@@ -238,7 +238,7 @@ impl TableBuilder {
     }
 
     /// Sets the number of virtual partitions. By default the coordinator chooses it when the table is
-    /// created, from its size and the servers' appliers, so that none is idle: 64 up to 32 appliers.
+    /// created, from its size and the servers' appliers, so that none is idle: 64 up to 8 appliers.
     /// [`Table::partitions`] reports it. Sums of elements combine the partitions in order: their last bits
     /// depend on the number.
     #[must_use]

@@ -294,7 +294,7 @@ impl DenseBlocks {
         Ok((first, layout.used(block)))
     }
 
-    /// Copies elements from `first` on; the caller owns the partition, so they are untorn. On a
+    /// Copies elements from `first` on, of one or more partitions of this applier: they are untorn. On a
     /// snapshot table they are those of the front, without those of an epoch that is being built.
     ///
     /// # Errors
@@ -305,7 +305,29 @@ impl DenseBlocks {
             let want = out.len().next_multiple_of(size);
             return Err(length("room for a range", out.len(), want));
         }
-        let p = self.owned(first, (out.len() / size) as u64)?;
+        let elements = (out.len() / size) as u64;
+        let mut rest = out;
+        let mut done = 0;
+        // An empty range is in no partition.
+        while done < elements || elements == 0 {
+            let at = first.saturating_add(done);
+            let p = self.owned(at, u64::from(elements > 0))?;
+            let per_block = self.sizes.layout.block_elements();
+            let behind = self.ranges.part_of(at / per_block) + 1;
+            let stop = self.ranges.start(behind) * per_block;
+            let count = (elements - done).min(stop - at);
+            self.owned(at, count)?;
+            let (here, behind) = rest.split_at_mut(count as usize * size);
+            self.read_part(p, at, here)?;
+            rest = behind;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Copies elements of partition `p`, which is this applier's.
+    fn read_part(&self, p: usize, first: u64, out: &mut [u8]) -> Result<(), BlocksError> {
+        let size = self.sizes.layout.element_bytes;
         let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
             return Ok(());
         };

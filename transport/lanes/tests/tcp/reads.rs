@@ -224,12 +224,10 @@ fn f03_fenced_reads_make_a_seqlock() {
             fence,
             ..plain(memory.at(0), 8, 0)
         };
+        let fenced = |op| ReadOp { fence: true, ..op };
         let ops = [
             word(0, false),
-            ReadOp {
-                fence: true,
-                ..plain(memory.at(4096), BLOCK as u32 / 2, 0)
-            },
+            fenced(plain(memory.at(4096), BLOCK as u32 / 2, 0)),
             plain(
                 memory.at(4096 + BLOCK as u64 / 2),
                 BLOCK as u32 / 2,
@@ -240,15 +238,8 @@ fn f03_fenced_reads_make_a_seqlock() {
         ];
         let until = Deadline::after(Duration::from_millis(400));
         while !until.passed() {
-            lane.read(
-                &ops,
-                ReadDest {
-                    head: &mut head,
-                    body: &mut body,
-                },
-                soon(),
-            )
-            .unwrap();
+            let (head, body) = (&mut head[..], &mut body[..]);
+            lane.read(&ops, ReadDest { head, body }, soon()).unwrap();
             let seq = |at: usize| {
                 TaggedU32(u64::from_le_bytes(head[at..at + 8].try_into().unwrap())).seq(9)
             };

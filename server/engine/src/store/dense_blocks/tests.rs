@@ -94,6 +94,11 @@ fn ranges_end_where_partitions_end() {
     assert_eq!(floats(&out)[1..], [3.0; 6]);
     assert_ne!(floats(&out)[0], 3.0);
     assert!(shard.read_range(4095, &mut out).is_err());
+    assert!(shard.read_range(0, &mut []).is_err());
+    // A read may span partitions of one applier.
+    let mut across = vec![0; 5 * 4];
+    shard.read_range(2046, &mut across).unwrap();
+    assert!(shard.read_range(u64::MAX, &mut across).is_err());
     assert_eq!(shard.block_lengths(4).unwrap(), (20, 0));
     assert!(shard.block_lengths(5).is_err());
     let e = shard.step(&redo, P, 4, PushOp::Sum, &[0; 24]).unwrap_err();
