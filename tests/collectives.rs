@@ -15,6 +15,7 @@ use tidewater_lanes::fabric::TransportKind;
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::limits::COLLECTIVE_BYTES_MAX;
+use tidewater_protocol::table::DType;
 use tidewater_service::coordinator::LostWorker;
 use tidewater_service::embedded::ClusterConfig;
 
@@ -351,6 +352,70 @@ fn call_past_its_deadline_is_repeated() {
             assert_eq!(other.join().unwrap(), expected);
         });
     }
+}
+
+/// A call that meets its deadline in its second round is repeated and continues there; before that, no
+/// other call is possible. The other worker's rows of the call are written here, so that its second round
+/// is late.
+#[test]
+fn call_continues_at_its_second_round() {
+    /// Elements of a call of two rounds, and those of the first.
+    const LEN: usize = 100;
+    const FIRST: usize = 60;
+    const BARRIER: &str = "tidewater/collective";
+    let cluster = cluster(1, 2);
+    let client = |rank| cluster.client_of(rank, SyncMode::Asp).unwrap();
+    let (mut here, mut late) = (client(0), client(1));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| late.all_gather(&[1i64; LEN]).unwrap());
+        assert_eq!(here.all_gather(&[1i64; LEN]).unwrap(), [1; 2 * LEN]);
+        other.join().unwrap();
+    });
+    // Rounds 3 and 4 are in the buffers 1 and 0 of their tables; rank 1 is the second of two workers.
+    let first = late.open_table::<i64>("tidewater/collective").unwrap();
+    let further = late.open_table::<i64>("tidewater/collective-parts");
+    let further = further.unwrap();
+    let gather = 1 | i64::from(DType::I64.code()) << 8;
+    let row = |header: [i64; 4], values: &[i64], words: usize| {
+        let mut row = [&header, values].concat();
+        row.resize(words, 0);
+        row
+    };
+    let arrive = |late: &mut Client, table, key, row: &[i64], here: &mut dyn FnMut()| {
+        let ticket = late.push_rows(table, &[key], row, PushOp::Assign).unwrap();
+        late.wait_applied(&ticket).unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| late.barrier(BARRIER, LONG).unwrap());
+            here();
+            other.join().unwrap();
+        });
+    };
+    here.set_clock_timeout(Duration::from_millis(400));
+    let third = row([3, gather, LEN as i64, 0], &[7; FIRST], 64);
+    arrive(&mut late, &first, 3, &third, &mut || {
+        let error = here.all_gather(&[5i64; LEN]).unwrap_err().to_string();
+        assert!(error.contains("missing: rank 1"), "{error}");
+    });
+    let other = here.all_gather(&[5i64]).unwrap_err().to_string();
+    assert!(
+        other.contains("an earlier all_gather of 100 elements"),
+        "{other}"
+    );
+    let other = here
+        .all_reduce(&mut [5i64; LEN], ReduceOp::Sum)
+        .unwrap_err();
+    assert!(other.to_string().contains("repeat that call"), "{other}");
+    let error = here.all_gather(&[5i64; LEN]).unwrap_err().to_string();
+    assert!(error.contains("missing: rank 1"), "{error}");
+    here.set_clock_timeout(LONG);
+    let fourth = row([4, gather, LEN as i64, 1], &[8; LEN - FIRST], 256);
+    let mut all = Vec::new();
+    arrive(&mut late, &further, 16, &fourth, &mut || {
+        all = here.all_gather(&[5i64; LEN]).unwrap();
+    });
+    assert_eq!(all[..LEN], [5; LEN]);
+    assert_eq!(all[LEN..LEN + FIRST], [7; FIRST]);
+    assert_eq!(all[LEN + FIRST..], [8; LEN - FIRST]);
 }
 
 /// Under BSP a call neither waits for a clock nor closes an iteration.

@@ -39,7 +39,7 @@ pub(super) struct State {
     values: Vec<u8>,
 }
 
-/// A call between two of its rounds, after a failure.
+/// A call between two of its rounds. It is kept after a failure.
 #[derive(Debug)]
 struct Open {
     op: &'static str,
@@ -49,7 +49,7 @@ struct Open {
     /// Number of completed rounds of the call, and bytes of each worker that they brought.
     parts: u64,
     at: usize,
-    /// Result of these rounds.
+    /// Result of these rounds, after a failure.
     done: Vec<u8>,
 }
 
@@ -182,6 +182,46 @@ impl Client {
         take: Take<'_>,
     ) -> Result<(), ClientError> {
         first_only(op, self.guard.thread())?;
+        let bytes = len.saturating_mul(call.dtype.size());
+        let mut open = match self.take_open(op, call, len)? {
+            Some(open) => {
+                out.copy_from_slice(&open.done);
+                open
+            }
+            None => self.first_round(op, call, len, mine, out, take)?,
+        };
+        let ranks = self.givers(call);
+        while open.at < bytes {
+            let rows = RowsOf::Further;
+            let size = rows.round_bytes().min(bytes - open.at);
+            let number = self.collective.rounds + 1;
+            let round = Round {
+                op,
+                rows,
+                header: Header::new(number, call, len as u64, open.parts),
+                mine: mine.get(open.at..open.at + size),
+                bytes: size,
+                ranks: ranks.clone(),
+            };
+            if let Err(error) = self.exchange(&round) {
+                open.done = out.to_vec();
+                self.collective.open = Some(open);
+                return Err(error);
+            }
+            self.deliver(&round, ranks.clone(), open.at, out, take);
+            open.parts += 1;
+            open.at += size;
+        }
+        Ok(())
+    }
+
+    /// Takes the call that failed between its rounds out, if there is one: it must be this call.
+    fn take_open(
+        &mut self,
+        op: &'static str,
+        call: Call,
+        len: usize,
+    ) -> Result<Option<Open>, ClientError> {
         if self.workers == 0 {
             return Err(ClientError::Environment(format!(
                 "{op} needs the job's number of workers, which is not known; say it when the session is \
@@ -197,59 +237,43 @@ impl Client {
                 open.op, open.len
             )));
         }
-        let bytes = len.saturating_mul(call.dtype.size());
-        let (mut part, mut at, ranks);
         let open = self.collective.open.take();
-        if let Some(open) = open.filter(|_| !on(Mutant::CollectiveBeginsAgain)) {
-            // Its first round has agreed on the call.
-            out.copy_from_slice(&open.done);
-            (part, at) = (open.parts, open.at);
-            ranks = self.givers(call);
-        } else {
-            let rows = RowsOf::First;
-            let round = Round {
-                op,
-                rows,
-                header: Header::new(self.collective.rounds + 1, call, len as u64, 0),
-                mine: Some(&mine[..mine.len().min(rows.round_bytes())]),
-                bytes: bytes.min(rows.round_bytes()),
-                // Of a broadcast, too: the first round compares the calls of all.
-                ranks: 0..self.workers,
-            };
-            self.exchange(&round)?;
-            let agreed = self.agreed(call, bytes);
-            ranks = agreed.map_err(|source| ClientError::Collective { op, source })?;
-            self.deliver(&round, ranks.clone(), 0, out, take);
-            (part, at) = (1, round.bytes);
-        }
-        while at < bytes {
-            let rows = RowsOf::Further;
-            let size = rows.round_bytes().min(bytes - at);
-            let round = Round {
-                op,
-                rows,
-                header: Header::new(self.collective.rounds + 1, call, len as u64, part),
-                mine: mine.get(at..at + size),
-                bytes: size,
-                ranks: ranks.clone(),
-            };
-            if let Err(error) = self.exchange(&round) {
-                let (parts, done) = (part, out.to_vec());
-                self.collective.open = Some(Open {
-                    op,
-                    call,
-                    len,
-                    parts,
-                    at,
-                    done,
-                });
-                return Err(error);
-            }
-            self.deliver(&round, ranks.clone(), at, out, take);
-            part += 1;
-            at += size;
-        }
-        Ok(())
+        Ok(open.filter(|_| !on(Mutant::CollectiveBeginsAgain)))
+    }
+
+    /// Runs the first round of a call, in which the workers compare their calls.
+    fn first_round(
+        &mut self,
+        op: &'static str,
+        call: Call,
+        len: usize,
+        mine: &[u8],
+        out: &mut [u8],
+        take: Take<'_>,
+    ) -> Result<Open, ClientError> {
+        let bytes = len.saturating_mul(call.dtype.size());
+        let rows = RowsOf::First;
+        let round = Round {
+            op,
+            rows,
+            header: Header::new(self.collective.rounds + 1, call, len as u64, 0),
+            mine: Some(&mine[..mine.len().min(rows.round_bytes())]),
+            bytes: bytes.min(rows.round_bytes()),
+            // Of a broadcast, too.
+            ranks: 0..self.workers,
+        };
+        self.exchange(&round)?;
+        let agreed = self.agreed(call, bytes);
+        agreed.map_err(|source| ClientError::Collective { op, source })?;
+        self.deliver(&round, self.givers(call), 0, out, take);
+        Ok(Open {
+            op,
+            call,
+            len,
+            parts: 1,
+            at: round.bytes,
+            done: Vec::new(),
+        })
     }
 
     /// Ranks that give values in a call.
@@ -260,9 +284,9 @@ impl Client {
         }
     }
 
-    /// Checks, after the first round, that the calls of all workers fit together. Returns the ranks
-    /// that give values. All workers come to the same result.
-    fn agreed(&self, call: Call, bytes: usize) -> Result<Range<u32>, CollectiveError> {
+    /// Checks, after the first round, that the calls of all workers fit together. All workers come to
+    /// the same result.
+    fn agreed(&self, call: Call, bytes: usize) -> Result<(), CollectiveError> {
         let rows = &self.collective.rows;
         let each = rows.len() / self.workers as usize;
         let headers = rows
@@ -275,7 +299,7 @@ impl Client {
         }
         let (root, workers) = (call.root, self.workers);
         match root < workers {
-            true => Ok(self.givers(call)),
+            true => Ok(()),
             false => Err(CollectiveError::Root { root, workers }),
         }
     }
