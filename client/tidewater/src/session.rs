@@ -3,6 +3,7 @@
 #![deny(clippy::cast_possible_truncation)]
 
 mod any_function;
+mod any_push_buffer;
 mod arrivals;
 mod cached_table;
 mod collectives;
@@ -37,7 +38,7 @@ use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 pub use any_function::AnyFunctionArgs;
-
+pub use any_push_buffer::AnyPushBuffer;
 pub use cached_table::CachedTable;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
@@ -395,8 +396,12 @@ impl Client {
         }
     }
 
-    /// Fails if the coordinator has announced the end of the job, for callers that poll.
-    pub(crate) fn check_job(&mut self) -> Result<(), ClientError> {
+    /// Fails if the coordinator has announced the end of the job, for callers that poll tables. Waits up
+    /// to 1 ms.
+    ///
+    /// # Errors
+    /// The reason of the job's end, or that the coordinator is lost.
+    pub fn check_job(&mut self) -> Result<(), ClientError> {
         self.lanes.coordinator.check()
     }
 

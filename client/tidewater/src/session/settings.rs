@@ -137,4 +137,22 @@ impl AnyTable {
             Self::I64(table) => client.set_optimizer(table, optimizer),
         }
     }
+
+    /// Sets the learning rate that a schedule has in `iteration`.
+    ///
+    /// # Errors
+    /// As [`Client::schedule`].
+    pub fn schedule(
+        self,
+        client: &mut Client,
+        schedule: &Schedule,
+        iteration: u64,
+    ) -> Result<Ticket, ClientError> {
+        match &self {
+            Self::F32(table) => client.schedule(table, schedule, iteration),
+            Self::F64(table) => client.schedule(table, schedule, iteration),
+            Self::I32(table) => client.schedule(table, schedule, iteration),
+            Self::I64(table) => client.schedule(table, schedule, iteration),
+        }
+    }
 }
