@@ -29,6 +29,8 @@ module tidewater
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
         TW_MOMENTUM = 3, TW_NESTEROV = 4, TW_ADAGRAD = 5, TW_ADAM = 6, TW_FTRL = 7, &
         TW_RMSPROP = 8, TW_ADAMW = 9, TW_ROW_ADAGRAD = 10, TW_AMSGRAD = 11
+    integer(c_int), parameter :: TW_SCHEDULE_CONSTANT = 1, TW_SCHEDULE_STEP = 2, &
+        TW_SCHEDULE_INVERSE_SQRT = 3, TW_SCHEDULE_COSINE = 4
     integer(c_int), parameter :: TW_ZEROS = 0, TW_CONSTANT = 1, TW_UNIFORM = 2, TW_NORMAL = 3
     integer(c_int), parameter :: TW_IMMEDIATE = 0, TW_CLOCK_SUM = 1, TW_CLOCK_MEAN = 2
     integer(c_int), parameter :: TW_ASP = 0, TW_BSP = 1, TW_SSP = 2
@@ -89,6 +91,20 @@ module tidewater
         integer(c_int64_t) :: first = 0, count = 0
     end type
 
+    type, bind(c) :: tw_buffer_options
+        integer(c_size_t) :: size = 40
+        integer(c_int32_t) :: op = 0, reserved = 0
+        integer(c_int64_t) :: rows_max = 0, bytes_max = 0
+        real(c_double) :: threshold = 0
+    end type
+
+    type, bind(c) :: tw_schedule
+        integer(c_size_t) :: size = 64
+        integer(c_int32_t) :: kind = 0, reserved = 0
+        real(c_double) :: rate = 0, last = 0, factor = 0
+        integer(c_int64_t) :: every = 0, warm_up = 0, iterations = 0
+    end type
+
     interface
         integer(c_int) function tw_session_open(options, session) bind(c)
             import :: c_int, c_ptr, tw_session_options
@@ -137,6 +153,59 @@ module tidewater
             integer(c_int64_t), value :: table
             type(tw_table_options), intent(in) :: options
             integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_table_schedule(session, table, schedule, iteration, ticket) bind(c)
+            import :: c_int, c_ptr, c_int64_t, tw_schedule
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table, iteration
+            type(tw_schedule), intent(in) :: schedule
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_schedule_rate(schedule, iteration, rate) bind(c)
+            import :: c_int, c_int64_t, c_double, tw_schedule
+            type(tw_schedule), intent(in) :: schedule
+            integer(c_int64_t), value :: iteration
+            real(c_double), intent(out) :: rate
+        end function
+        ! Push buffers: updates that are added up by key and pushed together
+        integer(c_int) function tw_buffer_create(session, table, options, buffer) bind(c)
+            import :: c_int, c_ptr, c_int64_t, tw_buffer_options
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table
+            type(tw_buffer_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: buffer
+        end function
+        integer(c_int) function tw_buffer_add_c(session, buffer, keys, rows, values, elements, &
+                dtype) bind(c, name="tw_buffer_add")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, values
+            integer(c_int64_t), value :: buffer
+            integer(c_int64_t), intent(in) :: keys(*)
+            integer(c_size_t), value :: rows, elements
+            integer(c_int32_t), value :: dtype
+        end function
+        integer(c_int) function tw_buffer_flush(session, buffer, all, ticket) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: buffer
+            integer(c_int32_t), value :: all
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_buffer_describe(session, buffer, rows, bytes) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_size_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: buffer
+            integer(c_size_t), intent(out) :: rows, bytes
+        end function
+        integer(c_int) function tw_buffer_clear(session, buffer) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: buffer
+        end function
+        integer(c_int) function tw_buffer_free(session, buffer) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: buffer
         end function
         integer(c_int) function tw_push_test(session, ticket, applied) bind(c)
             import :: c_int, c_ptr, c_int32_t, c_int64_t
@@ -348,6 +417,10 @@ module tidewater
     ! tw_push_range(session, table, first, values, op, ticket [, options])
     interface tw_push_range
         procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
+    end interface
+    ! tw_buffer_add(session, buffer, keys, values)
+    interface tw_buffer_add
+        procedure buffer_add_f32, buffer_add_f64, buffer_add_i32, buffer_add_i64
     end interface
     ! tw_reduce(session, target, expression, reduction, value [, found, inputs, parameters, first,
     ! count]): value is real64, or int64 for the exact result of integer tables and of TW_REDUCE_AND;
@@ -576,6 +649,42 @@ contains
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_I64, op, &
             push_options_of(options), ticket)
+    end function
+
+    integer(c_int) function buffer_add_f32(session, buffer, keys, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: buffer
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real32), intent(in), target, contiguous :: values(:)
+        status = tw_buffer_add_c(session, buffer, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_F32)
+    end function
+
+    integer(c_int) function buffer_add_f64(session, buffer, keys, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: buffer
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real64), intent(in), target, contiguous :: values(:)
+        status = tw_buffer_add_c(session, buffer, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_F64)
+    end function
+
+    integer(c_int) function buffer_add_i32(session, buffer, keys, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: buffer
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int32), intent(in), target, contiguous :: values(:)
+        status = tw_buffer_add_c(session, buffer, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_I32)
+    end function
+
+    integer(c_int) function buffer_add_i64(session, buffer, keys, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: buffer
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int64), intent(in), target, contiguous :: values(:)
+        status = tw_buffer_add_c(session, buffer, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_I64)
     end function
 
     ! tw_update(session, target, expression, ticket [, inputs, parameters, first, count])

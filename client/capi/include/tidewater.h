@@ -10,7 +10,7 @@
  * call's arguments say. Arrays and strings are the caller's again when a call returns.
  *
  * Handles. A session is a pointer from tw_session_open to tw_session_free; after tw_session_close
- * every call of it is TW_ERR_CLOSED. Tables, tickets, pulls and results are numbers, which a session checks:
+ * every call of it is TW_ERR_CLOSED. Tables, tickets, pulls, results and buffers are numbers, which a session checks:
  * zero, those of other sessions and those that are gone are TW_ERR_HANDLE.
  *
  * Structs that end in _options, _info or _counters begin with their size, and may grow at their
@@ -232,6 +232,19 @@ typedef enum {
     // 1 if no value is zero, else 0; 1 of no elements.
     TW_REDUCE_AND = 4,
 } tw_reduction;
+
+// How the learning rate of a tw_schedule changes. Rates are above 0.
+typedef enum {
+    // `rate` in every iteration.
+    TW_SCHEDULE_CONSTANT = 1,
+    // rate factor^k in the k-th run of `every` iterations.
+    TW_SCHEDULE_STEP = 2,
+    // Grows linearly over `warm_up` iterations to `rate`, then falls as rate sqrt(warm_up / t).
+    TW_SCHEDULE_INVERSE_SQRT = 3,
+    // Grows linearly over `warm_up` iterations to `rate`, then falls to `last` at `iterations` along half a
+    // cosine, and stays there.
+    TW_SCHEDULE_COSINE = 4,
+} tw_schedule_kind;
 
 // How to open a session. All zero but `size` is: join the job that environment or launcher name.
 typedef struct {
@@ -476,6 +489,47 @@ typedef struct {
 
 // Results of a named function that the session keeps. Zero is none.
 typedef uint64_t tw_results;
+
+// How to merge updates. Null is the same as all zero.
+typedef struct {
+    // sizeof(tw_buffer_options), set by the caller.
+    size_t size;
+    // TW_SUM or TW_GRADIENT; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
+    int32_t op;
+    // Unused; must be zero.
+    int32_t reserved;
+    // Rows at which the buffer is pushed. 0: 16,384.
+    uint64_t rows_max;
+    // Bytes of keys and values at which it is pushed. 0: 4 MiB.
+    uint64_t bytes_max;
+    // Least magnitude that a flush pushes: a row without such an element stays. 0: any.
+    double threshold;
+} tw_buffer_options;
+
+// Updates of a table that are added up by key. Zero is none.
+typedef uint64_t tw_buffer;
+
+// Learning rate of each iteration, from 0.
+typedef struct {
+    // sizeof(tw_schedule), set by the caller.
+    size_t size;
+    // tw_schedule_kind, which says what fields count.
+    int32_t kind;
+    // Unused; must be zero.
+    int32_t reserved;
+    // The largest rate; of TW_SCHEDULE_STEP the first one.
+    double rate;
+    // The last rate of TW_SCHEDULE_COSINE.
+    double last;
+    // Factor between two runs of TW_SCHEDULE_STEP.
+    double factor;
+    // Iterations of a run of TW_SCHEDULE_STEP.
+    uint64_t every;
+    // Iterations of the warm-up; only TW_SCHEDULE_COSINE may have none.
+    uint64_t warm_up;
+    // Iteration from which on the rate of TW_SCHEDULE_COSINE is `last`.
+    uint64_t iterations;
+} tw_schedule;
 
 #ifdef __cplusplus
 extern "C" {
@@ -742,6 +796,53 @@ tw_status tw_results_take(tw_session *session,
 
 // Frees the results of tw_call_reduce without a copy; `*results` becomes zero.
 tw_status tw_results_forget(tw_session *session, tw_results *results);
+
+// Makes a buffer for updates of a table's rows, TW_SPARSE or TW_ROWS. `options` may be null.
+tw_status tw_buffer_create(tw_session *session,
+                           tw_table table,
+                           const tw_buffer_options *options,
+                           tw_buffer *buffer);
+
+// Adds updates of `rows` rows to a buffer: `elements` values of type `dtype`, rows x cols. Values of one key add
+// up. Pushes the buffer when it is full; the refusal of an earlier push is then TW_ERR_REJECTED, and the updates
+// are in the buffer.
+tw_status tw_buffer_add(tw_session *session,
+                        tw_buffer buffer,
+                        const uint64_t *keys,
+                        size_t rows,
+                        const void *values,
+                        size_t elements,
+                        int32_t dtype);
+
+// Pushes the rows of a buffer that reach its threshold; with `all` not 0, all rows. `*ticket` is of all pushes since
+// the last flush, as of tw_push_rows. After a failure the rows that were not passed on are still in the buffer: a
+// repeated flush pushes each row once.
+tw_status tw_buffer_flush(tw_session *session,
+                          tw_buffer buffer,
+                          int32_t all,
+                          tw_ticket *ticket);
+
+// Distinct rows in a buffer, and bytes of their keys and values. Both places may be null.
+tw_status tw_buffer_describe(tw_session *session, tw_buffer buffer, size_t *rows, size_t *bytes);
+
+// Drops the rows of a buffer on purpose.
+tw_status tw_buffer_clear(tw_session *session, tw_buffer buffer);
+
+// Frees a buffer; `*buffer` becomes zero. TW_ERR_ARGUMENT while it has rows: flush or clear it first. Zero is
+// allowed.
+tw_status tw_buffer_free(tw_session *session,
+                         tw_buffer *buffer);
+
+// Writes the rate of an iteration, from 0, to `*rate`: the same bits on every host.
+tw_status tw_schedule_rate(const tw_schedule *schedule, uint64_t iteration, double *rate);
+
+// Sets the learning rate that a schedule has in `iteration`, as tw_table_set_optimizer does: before the pushes of
+// the iteration, on one worker. After tw_load count the iterations of the whole training.
+tw_status tw_table_schedule(tw_session *session,
+                            tw_table table,
+                            const tw_schedule *schedule,
+                            uint64_t iteration,
+                            tw_ticket *ticket);
 
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 // for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says

@@ -236,6 +236,8 @@ public:
     }
 
     tw_table handle() const noexcept { return it_; }
+    /* The session's handle, which its holders keep alive. */
+    const std::shared_ptr<tw_session> &shared() const noexcept { return session_; }
 
     tw_table_info info() const
     {
@@ -285,6 +287,14 @@ public:
     {
         tw_ticket it = 0;
         check(tw_table_set_optimizer(session_.get(), it_, &options, &it));
+        return {session_, it};
+    }
+
+    /* Sets the rate that a schedule has in `iteration`; see tw_table_schedule. */
+    [[nodiscard]] ticket schedule(const tw_schedule &schedule, std::uint64_t iteration) const
+    {
+        tw_ticket it = 0;
+        check(tw_table_schedule(session_.get(), it_, &schedule, iteration, &it));
         return {session_, it};
     }
 
@@ -358,6 +368,79 @@ private:
     std::shared_ptr<tw_session> session_;
     tw_table it_ = 0;
 };
+
+/* Updates of a table's rows, added up by key and pushed together; see tw_buffer_create. Rows that no flush has pushed
+ * are lost with the object. */
+template <typename T> class push_buffer {
+public:
+    explicit push_buffer(const table<T> &table, tw_op op = TW_SUM) : push_buffer(table, options_of(op)) {}
+    push_buffer(const table<T> &table, const tw_buffer_options &options) : session_(table.shared())
+    {
+        check(tw_buffer_create(session_.get(), table.handle(), &options, &it_));
+    }
+    ~push_buffer()
+    {
+        // Of a session that is closed there is nothing left to free: the status says so.
+        if (it_ != 0 && tw_buffer_clear(session_.get(), it_) == TW_OK)
+            tw_buffer_free(session_.get(), &it_);
+    }
+    push_buffer(push_buffer &&other) noexcept
+        : session_(other.session_), it_(std::exchange(other.it_, 0))
+    {
+    }
+    push_buffer &operator=(push_buffer &&other) noexcept
+    {
+        std::swap(session_, other.session_);
+        std::swap(it_, other.it_);
+        return *this;
+    }
+    push_buffer(const push_buffer &) = delete;
+    push_buffer &operator=(const push_buffer &) = delete;
+
+    /* Number of distinct rows in the buffer. */
+    std::size_t rows() const
+    {
+        std::size_t rows = 0;
+        check(tw_buffer_describe(session_.get(), it_, &rows, nullptr));
+        return rows;
+    }
+    /* Of containers with data() and size(), like std::vector and std::array. */
+    template <typename Keys, typename Values> void add(const Keys &keys, const Values &values)
+    {
+        const T *from = values.data();
+        check(tw_buffer_add(session_.get(), it_, keys.data(), keys.size(), from, values.size(),
+                            dtype_of<T>::value));
+    }
+    /* Pushes the rows that reach the threshold. */
+    [[nodiscard]] ticket flush() { return flush(0); }
+    [[nodiscard]] ticket flush_all() { return flush(1); }
+    void clear() { check(tw_buffer_clear(session_.get(), it_)); }
+
+private:
+    static tw_buffer_options options_of(tw_op op)
+    {
+        auto options = defaults<tw_buffer_options>();
+        options.op = op;
+        return options;
+    }
+    ticket flush(std::int32_t all)
+    {
+        tw_ticket it = 0;
+        check(tw_buffer_flush(session_.get(), it_, all, &it));
+        return {session_, it};
+    }
+
+    std::shared_ptr<tw_session> session_;
+    tw_buffer it_ = 0;
+};
+
+/* Rate of an iteration, from 0. */
+inline double rate(const tw_schedule &schedule, std::uint64_t iteration)
+{
+    double rate = 0;
+    check(tw_schedule_rate(&schedule, iteration, &rate));
+    return rate;
+}
 
 } // namespace tw
 

@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use tidewater::{
-    AnyFunctionArgs, AnyTable, Counters, Job, Missing, PullMode, PullOptions, PushEncoding,
-    PushOptions, ReduceOp, Reduction, SyncMode,
+    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode, PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, Schedule, SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
@@ -345,6 +344,69 @@ pub(crate) fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Opti
         TW_ROW_ADAGRAD => Optimizer::RowAdaGrad { lr: a, eps: b },
         TW_AMSGRAD => Optimizer::AmsGrad { lr: a, beta1: b, beta2: c, eps: d },
     })
+}
+
+/// Makes a push buffer for a table of `shape`.
+pub(crate) fn buffer(
+    options: &tw_buffer_options,
+    table: AnyTable,
+    shape: &Shape,
+) -> Result<AnyPushBuffer, Failure> {
+    use tw_op::*;
+    if kind_code(shape) == tw_kind::TW_RANGES as i32 {
+        return Err(Failure::argument(format_args!(
+            "the table is TW_RANGES; buffers are for TW_SPARSE and TW_ROWS"
+        )));
+    }
+    if options.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    let op = if options.op == 0 {
+        TW_SUM as i32
+    } else {
+        options.op
+    };
+    let mut buffer = choice!("op of a buffer", op, {
+        TW_SUM => AnyPushBuffer::sum(table), TW_GRADIENT => AnyPushBuffer::gradient(table),
+    })?;
+    // More than fits in memory is no limit.
+    let limit = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
+    if options.rows_max != 0 {
+        buffer = buffer.rows_max(limit(options.rows_max));
+    }
+    if options.bytes_max != 0 {
+        buffer = buffer.bytes_max(limit(options.bytes_max));
+    }
+    Ok(buffer.threshold(options.threshold))
+}
+
+pub(crate) fn schedule(schedule: &tw_schedule) -> Result<Schedule, Failure> {
+    use tw_schedule_kind::*;
+    let tw_schedule {
+        rate,
+        last,
+        factor,
+        every,
+        warm_up,
+        iterations,
+        ..
+    } = *schedule;
+    if schedule.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    let schedule = choice!("kind of the schedule", schedule.kind, {
+        TW_SCHEDULE_CONSTANT => Schedule::Constant { rate },
+        TW_SCHEDULE_STEP => Schedule::Step { rate, factor, every },
+        TW_SCHEDULE_INVERSE_SQRT => Schedule::InverseSqrt { rate, warm_up },
+        TW_SCHEDULE_COSINE => Schedule::Cosine { rate, last, warm_up, iterations },
+    })?;
+    match schedule.validate() {
+        Ok(()) => Ok(schedule),
+        Err(ClientError::Argument { what, .. }) => {
+            Err(Failure::argument(format_args!("the schedule: {what}")))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The options of gradients. The weight decay of AdamW is part of its rule.

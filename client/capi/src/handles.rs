@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     Push = 2,
     Pull = 3,
     Results = 4,
+    Buffer = 5,
 }
 
 impl Kind {
@@ -39,6 +40,7 @@ impl Kind {
             Self::Push => "ticket",
             Self::Pull => "pull",
             Self::Results => "results",
+            Self::Buffer => "buffer",
         }
     }
 }

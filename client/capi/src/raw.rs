@@ -11,8 +11,7 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_session_info,
-    tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;
@@ -49,6 +48,10 @@ unsafe impl Sized0 for tw_pull_options {}
 unsafe impl Sized0 for tw_push_options {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_function_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_buffer_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_schedule {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_counters {}
 
@@ -429,6 +432,8 @@ mod tests {
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
         assert_eq!(size_of::<tw_push_options>(), 8 + 8 + 4 * 4);
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
+        assert_eq!(size_of::<tw_buffer_options>(), 8 + 2 * 4 + 3 * 8);
+        assert_eq!(size_of::<tw_schedule>(), 8 + 2 * 4 + 6 * 8);
         assert_eq!(size_of::<tw_counters>(), 22 * 8);
     }
 

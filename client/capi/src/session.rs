@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use tidewater::walltime::Walltime;
-use tidewater::{AnyTable, Client, Ticket};
+use tidewater::{AnyPushBuffer, AnyTable, Client, Ticket};
 use tidewater_runtime::mem::ForkGuard;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -23,6 +23,7 @@ pub(crate) struct Open {
     pub(crate) pulls: Handles<AnyPull>,
     /// Results of named functions, one vector for each piece.
     pub(crate) results: Handles<Vec<Vec<u8>>>,
+    pub(crate) buffers: Handles<AnyPushBuffer>,
     /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call without a timeout of its own.
@@ -127,6 +128,7 @@ impl tw_session {
             pushes: Handles::new(Kind::Push, random),
             pulls: Handles::new(Kind::Pull, random),
             results: Handles::new(Kind::Results, random),
+            buffers: Handles::new(Kind::Buffer, random),
             walltime: None,
             timeout,
         }));

@@ -1,8 +1,7 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{
-    AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions, ReduceOp, Table,
-    Ticket,
+    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions, ReduceOp, Table, Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -125,6 +124,23 @@ pub(crate) fn push_range(
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
         client.push_dense_with(&table, first, values, op, options))
+}
+
+/// Adds updates of rows to a push buffer.
+pub(crate) fn add(
+    buffer: &mut AnyPushBuffer,
+    client: &mut Client,
+    keys: &[u64],
+    values: Values<'_>,
+) -> Result<(), Failure> {
+    use AnyPushBuffer::{F32, F64, I32, I64};
+    Ok(match (buffer, values) {
+        (F32(buffer), Values::F32(values)) => buffer.add(client, keys, values),
+        (F64(buffer), Values::F64(values)) => buffer.add(client, keys, values),
+        (I32(buffer), Values::I32(values)) => buffer.add(client, keys, values),
+        (I64(buffer), Values::I64(values)) => buffer.add(client, keys, values),
+        (buffer, values) => return Err(Failure::dtype(buffer.dtype(), values.dtype())),
+    }?)
 }
 
 pub(crate) fn all_gather(

@@ -5,8 +5,7 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_session_info,
-    tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
 };
 
 const HEADER: &str = "include/tidewater.h";
@@ -23,6 +22,8 @@ fn the_header_is_current() {
         "table",
         "data",
         "function",
+        "buffer",
+        "schedule",
         "clock",
         "collective",
         "walltime",
@@ -56,6 +57,8 @@ fn structs_only_grow() {
     assert!(size_of::<tw_pull_options>() >= 24);
     assert!(size_of::<tw_push_options>() >= 32);
     assert!(size_of::<tw_function_options>() >= 64);
+    assert!(size_of::<tw_buffer_options>() >= 40);
+    assert!(size_of::<tw_schedule>() >= 64);
     assert!(size_of::<tw_counters>() >= 176);
     assert_eq!(offset_of!(tw_session_options, has_rank), 40);
     assert_eq!(offset_of!(tw_session_options, join_timeout_s), 88);
@@ -68,5 +71,7 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
     assert_eq!(offset_of!(tw_push_options, block), 24);
     assert_eq!(offset_of!(tw_function_options, count), 56);
+    assert_eq!(offset_of!(tw_buffer_options, threshold), 32);
+    assert_eq!(offset_of!(tw_schedule, iterations), 56);
     assert_eq!(offset_of!(tw_counters, ticks), 168);
 }

@@ -11,11 +11,13 @@
     reason = "one contract for all, in this module's documentation"
 )]
 
+pub mod buffer;
 pub mod clock;
 pub mod collective;
 pub mod data;
 pub mod function;
 pub mod library;
+pub mod schedule;
 pub mod session;
 pub mod table;
 pub mod types;

@@ -165,6 +165,21 @@ pub enum tw_optimizer {
     TW_AMSGRAD = 11,
 }
 
+/// How the learning rate of a tw_schedule changes. Rates are above 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_schedule_kind {
+    /// `rate` in every iteration.
+    TW_SCHEDULE_CONSTANT = 1,
+    /// rate factor^k in the k-th run of `every` iterations.
+    TW_SCHEDULE_STEP = 2,
+    /// Grows linearly over `warm_up` iterations to `rate`, then falls as rate sqrt(warm_up / t).
+    TW_SCHEDULE_INVERSE_SQRT = 3,
+    /// Grows linearly over `warm_up` iterations to `rate`, then falls to `last` at `iterations` along half a
+    /// cosine, and stays there.
+    TW_SCHEDULE_COSINE = 4,
+}
+
 /// First values, and what `init_values` holds for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -243,6 +258,9 @@ pub type tw_pull = u64;
 
 /// Results of a named function that the session keeps. Zero is none.
 pub type tw_results = u64;
+
+/// Updates of a table that are added up by key. Zero is none.
+pub type tw_buffer = u64;
 
 /// How to open a session. All zero but `size` is: join the job that environment or launcher name.
 #[derive(Debug, Clone, Copy)]
@@ -440,6 +458,48 @@ pub struct tw_function_options {
     pub first: u64,
     /// Number of elements or rows of the range.
     pub count: u64,
+}
+
+/// How to merge updates. Null is the same as all zero.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_buffer_options {
+    /// sizeof(tw_buffer_options), set by the caller.
+    pub size: usize,
+    /// TW_SUM or TW_GRADIENT; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
+    pub op: i32,
+    /// Unused; must be zero.
+    pub reserved: i32,
+    /// Rows at which the buffer is pushed. 0: 16,384.
+    pub rows_max: u64,
+    /// Bytes of keys and values at which it is pushed. 0: 4 MiB.
+    pub bytes_max: u64,
+    /// Least magnitude that a flush pushes: a row without such an element stays. 0: any.
+    pub threshold: f64,
+}
+
+/// Learning rate of each iteration, from 0.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_schedule {
+    /// sizeof(tw_schedule), set by the caller.
+    pub size: usize,
+    /// tw_schedule_kind, which says what fields count.
+    pub kind: i32,
+    /// Unused; must be zero.
+    pub reserved: i32,
+    /// The largest rate; of TW_SCHEDULE_STEP the first one.
+    pub rate: f64,
+    /// The last rate of TW_SCHEDULE_COSINE.
+    pub last: f64,
+    /// Factor between two runs of TW_SCHEDULE_STEP.
+    pub factor: f64,
+    /// Iterations of a run of TW_SCHEDULE_STEP.
+    pub every: u64,
+    /// Iterations of the warm-up; only TW_SCHEDULE_COSINE may have none.
+    pub warm_up: u64,
+    /// Iteration from which on the rate of TW_SCHEDULE_COSINE is `last`.
+    pub iterations: u64,
 }
 
 /// What a session did since it was opened: which path really ran.

@@ -9,6 +9,7 @@
     reason = "call after call, as C makes them"
 )]
 
+mod buffers;
 mod collective;
 mod functions;
 mod rig;

@@ -1,5 +1,5 @@
-! Functions at the data from Fortran: a table is doubled by an expression and summed. Run by
-! ci/bindings.sh.
+! Functions at the data from Fortran: a table is doubled by an expression and summed. Buffers and
+! schedules. Run by ci/bindings.sh.
 !
 !   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
 program functions
@@ -75,6 +75,7 @@ program functions
         TW_ERR_REJECTED, "no such reducing function")
     call check(results == 0, "no results")
     call check(tw_results_forget(session, results) == TW_ERR_HANDLE, "nothing to forget")
+    call merges_and_schedules()
     call check(tw_finish(session) == TW_OK, "finish")
     call check(tw_session_free(session) == TW_OK, "free")
     print '(a)', "ok"
@@ -87,6 +88,38 @@ contains
         if (holds) return
         print '(4a)', "not so: ", what, ": ", tw_last_error()
         error stop 1
+    end subroutine
+
+    ! Many small updates are one push, and a schedule sets the rate.
+    subroutine merges_and_schedules()
+        integer(int64) :: table, buffer
+        integer(int64), parameter :: keys(3) = [7_int64, 3_int64, 7_int64]
+        real(real64) :: sums(2), rate
+        type(tw_buffer_options) :: options
+        type(tw_schedule) :: schedule
+        table = sparse_table("sparse")
+        call check(tw_buffer_create(session, table, options, buffer) == TW_OK, "buffer")
+        call check(tw_buffer_add(session, buffer, keys, [1d0, 1d0, 1d0]) == TW_OK, "add")
+        call check(tw_buffer_describe(session, buffer, pieces, bytes) == TW_OK, "describe")
+        call check(pieces == 2 .and. bytes == 32, "values of one key are added up")
+        call check(tw_buffer_free(session, buffer) == TW_ERR_ARGUMENT, "it has rows")
+        call check(tw_buffer_flush(session, buffer, 1, ticket) == TW_OK, "flush")
+        call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the buffer")
+        call check(tw_pull_rows(session, table, keys(:2), sums) == TW_OK, "pull sums")
+        call check(all(nint(sums, int64) == [2_int64, 1_int64]), "a flush pushes the sums")
+        call check(tw_buffer_add(session, buffer, keys, [1d0, 1d0, 1d0]) == TW_OK, "add again")
+        call check(tw_buffer_clear(session, buffer) == TW_OK, "clear")
+        call check(tw_buffer_free(session, buffer) == TW_OK .and. buffer == 0, "free the buffer")
+
+        schedule = tw_schedule(kind=TW_SCHEDULE_STEP, rate=1d0, factor=0.5d0, every=10)
+        call check(tw_schedule_rate(schedule, 29_int64, rate) == TW_OK, "rate")
+        call check(nint(8*rate) == 2, "the third run")
+        call check(tw_table_schedule(session, table, schedule, 10_int64, ticket) == TW_OK, "schedule")
+        call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the rate")
+        call check(tw_push_rows(session, table, keys(:1), [1d0], TW_GRADIENT, ticket) == TW_OK, "step")
+        call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the step")
+        call check(tw_pull_rows(session, table, keys(:2), sums) == TW_OK, "pull the step")
+        call check(nint(2*sums(1)) == 3, "the rate is that of the schedule")
     end subroutine
 
     subroutine open_session()
@@ -117,6 +150,20 @@ contains
         options%rows = elements
         options%cols = 1
         call check(tw_table_create(session, options, table) == TW_OK, "create")
+    end function
+
+    integer(int64) function sparse_table(name) result(table)
+        character(len=*), intent(in) :: name
+        type(tw_table_options) :: options
+        character(len=:, kind=c_char), allocatable, target :: text
+        text = tw_text(name)
+        options%name = c_loc(text)
+        options%dtype = TW_F64
+        options%kind = TW_SPARSE
+        options%cols = 1
+        options%optimizer = TW_SGD
+        options%hyper(1) = 1
+        call check(tw_table_create(session, options, table) == TW_OK, "create a sparse table")
     end function
 
 end program

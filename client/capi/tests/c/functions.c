@@ -1,4 +1,5 @@
-/* Functions at the data from C: a table is doubled by an expression and summed. Run by ci/bindings.sh.
+/* Functions at the data from C: a table is doubled by an expression and summed. Buffers and schedules. Run by
+ * ci/bindings.sh.
  *
  *   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
  */
@@ -109,6 +110,47 @@ static void wrong_ones(tw_session *session, tw_table x)
     CHECK(results == 0);
 }
 
+/* Many small updates are one push, and a schedule sets the rate. */
+static void merges_and_schedules(tw_session *session)
+{
+    const uint64_t keys[] = {7, 3, 7};
+    const double ones[] = {1, 1, 1};
+    double pulled[2], rate;
+    size_t rows, bytes;
+    tw_table_options options = {.size = sizeof options};
+    tw_schedule schedule = {.size = sizeof schedule};
+    tw_table table;
+    tw_buffer buffer;
+    tw_ticket ticket;
+    options.name = "sparse";
+    options.dtype = TW_F64;
+    options.kind = TW_SPARSE;
+    options.cols = 1;
+    options.optimizer = TW_SGD;
+    options.hyper[0] = 1;
+    CHECK(tw_table_create(session, &options, &table) == TW_OK);
+    CHECK(tw_buffer_create(session, table, NULL, &buffer) == TW_OK);
+    CHECK(tw_buffer_add(session, buffer, keys, 3, ones, 3, TW_F64) == TW_OK);
+    CHECK(tw_buffer_describe(session, buffer, &rows, &bytes) == TW_OK && rows == 2 && bytes == 32);
+    CHECK(tw_buffer_free(session, &buffer) == TW_ERR_ARGUMENT);
+    CHECK(tw_buffer_flush(session, buffer, 0, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_buffer_free(session, &buffer) == TW_OK && buffer == 0);
+    CHECK(tw_pull_rows(session, table, keys, 2, pulled, 2, TW_F64, NULL) == TW_OK);
+    CHECK(pulled[0] == 2 && pulled[1] == 1);
+
+    schedule.kind = TW_SCHEDULE_STEP;
+    schedule.rate = 1;
+    schedule.factor = 0.5;
+    schedule.every = 10;
+    CHECK(tw_schedule_rate(&schedule, 29, &rate) == TW_OK && rate == 0.25);
+    CHECK(tw_table_schedule(session, table, &schedule, 10, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_push_rows(session, table, keys, 1, ones, 1, TW_F64, TW_GRADIENT, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_pull_rows(session, table, keys, 1, pulled, 1, TW_F64, NULL) == TW_OK && pulled[0] == 1.5);
+}
+
 int main(int argc, char **argv)
 {
     tw_session *session;
@@ -126,6 +168,7 @@ int main(int argc, char **argv)
     doubles_and_sums(session, x, y);
     calls_by_name(session, x);
     wrong_ones(session, x);
+    merges_and_schedules(session);
     CHECK(tw_finish(session) == TW_OK);
     CHECK(tw_session_free(&session) == TW_OK);
     puts("ok");

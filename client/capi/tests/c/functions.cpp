@@ -1,4 +1,5 @@
-// Functions at the data from C++: a table is doubled by an expression and summed. Run by ci/bindings.sh.
+// Functions at the data from C++: a table is doubled by an expression and summed. Buffers and schedules. Run by
+// ci/bindings.sh.
 //
 //   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <tidewater.hpp>
@@ -28,6 +30,56 @@ template <typename Call> static std::string failure(tw_status status, Call call)
     }
     require(false, "the call fails");
     return {};
+}
+
+/* Many small updates are one push, and a schedule sets the rate. */
+static void merges_and_schedules(const tw::session &session)
+{
+    auto made = tw::defaults<tw_table_options>();
+    made.name = "sparse";
+    made.kind = TW_SPARSE;
+    made.cols = 1;
+    made.optimizer = TW_SGD;
+    made.hyper[0] = 1;
+    const tw::table<double> table(session, made);
+    const std::vector<std::uint64_t> keys{7, 3, 7};
+    std::vector<double> ones{1, 1, 1}, pulled(3);
+    tw::push_buffer<double> first(table);
+    first.add(keys, ones);
+    require(first.rows() == 2, "values of one key are added up");
+    auto buffer = std::move(first);
+    buffer.flush().wait();
+    table.pull_rows(keys, pulled);
+    require(pulled == std::vector<double>{2, 1, 2} && buffer.rows() == 0, "a flush pushes the sums");
+    buffer.add(keys, ones);
+    buffer.clear();
+    auto options = tw::defaults<tw_buffer_options>();
+    options.op = TW_GRADIENT;
+    options.threshold = 1.5;
+    tw::push_buffer<double> gradients(table, options);
+    gradients.add(keys, ones);
+    gradients.flush().wait();
+    require(gradients.rows() == 1, "a small row stays");
+    gradients.flush_all().wait();
+    table.pull_rows(keys, pulled);
+    require(pulled == std::vector<double>{0, 0, 0}, "gradients are added up");
+
+    auto schedule = tw::defaults<tw_schedule>();
+    schedule.kind = TW_SCHEDULE_COSINE;
+    schedule.rate = 1;
+    schedule.last = 0.01;
+    schedule.warm_up = 10;
+    schedule.iterations = 110;
+    require(tw::rate(schedule, 0) == 0.1 && tw::rate(schedule, 9) == 1 && tw::rate(schedule, 110) == 0.01, "rates");
+    schedule.kind = TW_SCHEDULE_INVERSE_SQRT;
+    schedule.warm_up = 4;
+    table.schedule(schedule, 15).wait();
+    table.push_rows(keys, ones, TW_GRADIENT).wait();
+    table.pull_rows(keys, pulled);
+    require(pulled == std::vector<double>{-1, -0.5, -1}, "the rate is that of the schedule");
+    schedule.warm_up = 0;
+    const auto text = failure(TW_ERR_ARGUMENT, [&] { (void)tw::rate(schedule, 0); });
+    require(text.find("warm_up is 0") != std::string::npos, text.c_str());
 }
 
 int main(int argc, char **argv)
@@ -92,6 +144,7 @@ int main(int argc, char **argv)
     failure(TW_ERR_REJECTED, [&] { x.call_update("missing", "a").wait(); });
     const auto missing = failure(TW_ERR_REJECTED, [&] { (void)x.call_reduce("missing"); });
     require(missing.find("functions") != std::string::npos, missing.c_str());
+    merges_and_schedules(session);
     session.finish();
     std::puts("ok");
 }
