@@ -11,11 +11,14 @@
 //!   that of other libraries, in one module, the only one with unsafe code.
 
 mod arrays;
+mod buffer;
+mod collective;
 #[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
 mod dlpack;
 mod failure;
 mod function;
 mod options;
+mod schedule;
 mod session;
 mod table;
 mod walltime;
@@ -39,6 +42,9 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<table::Table>()?;
     module.add_class::<table::Ticket>()?;
+    module.add_class::<buffer::PushBuffer>()?;
+    module.add_class::<buffer::CachedTable>()?;
+    module.add_class::<schedule::Schedule>()?;
     module.add_class::<walltime::Walltime>()?;
     Ok(())
 }

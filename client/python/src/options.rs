@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater::{
-    Missing, PullMode, PullOptions, PushEncoding, PushOptions, Reduction, SyncMode,
+    Missing, PullMode, PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, SyncMode,
 };
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::DomainId;
@@ -42,6 +42,15 @@ pub(crate) fn reduction(given: &str) -> PyResult<Reduction> {
         ("and", Reduction::And),
     ];
     word("reduction", given, &known)
+}
+
+pub(crate) fn reduce_op(given: &str) -> PyResult<ReduceOp> {
+    let known = [
+        ("sum", ReduceOp::Sum),
+        ("min", ReduceOp::Min),
+        ("max", ReduceOp::Max),
+    ];
+    word("op", given, &known)
 }
 
 pub(crate) fn effect(given: &str) -> PyResult<Apply> {

@@ -10,6 +10,7 @@ use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::table::{DenseLayout, GradientOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
+use crate::collective;
 use crate::failure::{Error, ForkedError, raised};
 use crate::function::{self, Inputs};
 use crate::options;
@@ -76,7 +77,7 @@ impl Session {
         })
     }
 
-    fn same_process(&self) -> PyResult<()> {
+    pub(crate) fn same_process(&self) -> PyResult<()> {
         if self.process.is_same_process() {
             return Ok(());
         }
@@ -390,6 +391,30 @@ impl Session {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
         let loaded = self.with(py, |client| client.load(directory, timeout))?;
         Ok(loaded.tables)
+    }
+
+    /// Values of all workers, in rank order.
+    fn all_gather<'py>(&self, values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        collective::all_gather(self, values)
+    }
+
+    /// Replaces `values` by their reduction over all workers; returns them.
+    #[pyo3(signature = (values, op="sum"))]
+    fn all_reduce<'py>(&self, values: Bound<'py, PyAny>, op: &str) -> PyResult<Bound<'py, PyAny>> {
+        collective::all_reduce(self, &values, options::reduce_op(op)?)?;
+        Ok(values)
+    }
+
+    /// Replaces `values` by those of worker `root`; returns them.
+    #[pyo3(signature = (values, root=0))]
+    fn broadcast<'py>(&self, values: Bound<'py, PyAny>, root: u32) -> PyResult<Bound<'py, PyAny>> {
+        collective::broadcast(self, &values, root)?;
+        Ok(values)
+    }
+
+    /// Fails if the job has ended, for code of the package that polls tables.
+    fn _check_job(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Client::check_job)
     }
 
     /// Counts of the session's operations so far, by name.

@@ -11,6 +11,7 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::arrays::{self, Keys, Read, Written};
 use crate::options;
+use crate::schedule::Schedule;
 use crate::session::Session;
 
 /// Evaluates an expression with a table of any type, which is named `T` in it.
@@ -55,6 +56,22 @@ impl Table {
         self.any
     }
 
+    /// Session that opened the table.
+    pub(crate) fn session(&self, py: Python<'_>) -> Py<Session> {
+        self.session.clone_ref(py)
+    }
+
+    /// Fails unless the table is addressed by rows.
+    pub(crate) fn check_by_rows(&self, what: &str) -> PyResult<()> {
+        if !self.is_ranges() {
+            return Ok(());
+        }
+        let name = &self.spec.name;
+        Err(PyValueError::new_err(format!(
+            "table \"{name}\" is by ranges; {what} is for kinds \"sparse\" and \"rows\""
+        )))
+    }
+
     fn is_ranges(&self) -> bool {
         let layout = match self.spec.shape {
             Shape::Dense { layout, .. } => layout,
@@ -80,14 +97,18 @@ impl Table {
     }
 
     /// Shape of an array that holds these rows.
-    fn shape(&self, keys: Option<&[u64]>) -> arrays::Shape {
+    pub(crate) fn shape(&self, keys: Option<&[u64]>) -> arrays::Shape {
         keys.map_or(arrays::Shape::Any, |keys| {
             arrays::Shape::Rows(keys.len(), self.spec.dim())
         })
     }
 
     /// Makes a new array for a pull without `out`: of the keys' rows, or of the whole table.
-    fn new_array<'py>(&self, py: Python<'py>, keys: Option<&[u64]>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn new_array<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Option<&[u64]>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let rows = match (keys, &self.spec.shape) {
             (Some(keys), _) => keys.len() as u64,
             (None, Shape::Dense { rows, .. }) => *rows,
@@ -139,9 +160,9 @@ impl Table {
         py.import("numpy")?.call_method1("dtype", (name,))
     }
 
-    #[getter]
-    fn session(&self, py: Python<'_>) -> Py<Session> {
-        self.session.clone_ref(py)
+    #[getter(session)]
+    fn its_session(&self, py: Python<'_>) -> Py<Session> {
+        self.session(py)
     }
 
     /// Pulls rows by `keys`, or elements from `first` on, into `out`; returns `out`.
@@ -213,10 +234,15 @@ impl Table {
         let rule = options::optimizer(Some(optimizer), self.spec.dtype)?;
         let session = self.session.get();
         let pushed = session.with(py, |client| self.any.set_optimizer(client, rule))?;
-        Ok(Ticket {
-            session: self.session.clone_ref(py),
-            pushed: Mutex::new(pushed),
-        })
+        Ok(Ticket::new(self.session.clone_ref(py), pushed))
+    }
+
+    /// Sets the learning rate that a schedule has in `iteration`.
+    fn schedule(&self, py: Python<'_>, schedule: &Schedule, iteration: u64) -> PyResult<Ticket> {
+        let session = self.session.get();
+        let schedule = schedule.0;
+        let pushed = session.with(py, |client| self.any.schedule(client, &schedule, iteration))?;
+        Ok(Ticket::new(self.session.clone_ref(py), pushed))
     }
 
     /// Releases the table for all workers.

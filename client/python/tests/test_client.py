@@ -544,6 +544,227 @@ def test_wrong_vectors_are_named():
         assert x.sum() == 10 and y.sum() == 10
 
 
+def all_workers(work, workers=2, **options):
+    """Runs work(session) as each worker of a job, in threads; returns the results by rank."""
+    options = {"namespace": f"python-{os.getpid()}-{next(_names)}", "workers": workers, **options}
+    results, failures = [None] * workers, []
+
+    def run(rank):
+        try:
+            with session(rank=rank, **options) as s:
+                results[rank] = work(s)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def test_collective_calls_exchange_arrays():
+    def work(s):
+        mine = np.array([[s.rank, 2.5], [-1, 7]], dtype=np.float32)
+        all = s.all_gather(mine)
+        assert all.shape == (2, 2, 2) and all.dtype == np.float32
+        assert all.tolist() == [[[0, 2.5], [-1, 7]], [[1, 2.5], [-1, 7]]]
+        assert s.all_gather(np.array(s.rank + 1)).tolist() == [1, 2]
+        # Longer than the first round.
+        long = np.arange(1000, dtype=np.int64) * (s.rank + 1)
+        assert s.all_reduce(long) is long and (long == 3 * np.arange(1000)).all()
+        for op, expected in (("min", [4, -6]), ("max", [5, -5])):
+            assert s.all_reduce(np.array([4 + s.rank, -5 - s.rank]), op).tolist() == expected
+        seed = np.full(3, s.rank + 7, dtype=np.int32)
+        assert s.broadcast(seed, root=1) is seed and seed.tolist() == [8, 8, 8]
+        assert s.broadcast(np.array([s.rank + 0.5])).tolist() == [0.5]
+        raises(TypeError, "values is a list; give a numpy.ndarray", lambda: s.all_gather([1.0]))
+        raises(ValueError, "dtype is 'complex128'", lambda: s.all_reduce(np.zeros(1, dtype=complex)))
+        raises(ValueError, "not C-contiguous", lambda: s.all_reduce(np.zeros((4, 4))[:, 0]))
+        raises(ValueError, "op is 'and'; it is one of 'sum', 'min', 'max'", lambda: s.all_reduce(np.zeros(1), "and"))
+        raises(tidewater.Error, "worker 2", lambda: s.broadcast(np.zeros(1), root=2))
+        raises(tidewater.Error, "all_gather", lambda: s.all_gather(np.zeros(1 + s.rank)))
+        return s.all_gather(np.array([s.rank])).ravel().tolist()
+
+    assert all_workers(work) == [[0, 1]] * 2
+
+
+def test_push_buffers_merge_updates():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.int64, cols=2)
+        b = tidewater.PushBuffer(t)
+        keys = np.array([7, 3, 7], dtype=np.uint64)
+        b.add(np.array([[1, 2], [3, 4], [10, 20]]), keys)
+        b.add(np.array([[100, 200]]), [7])
+        assert (b.rows, b.bytes, b.table is t) == (2, 2 * 24, True)
+        assert t.pull([7, 3]).tolist() == [[0, 0]] * 2, "no pull sees the buffer"
+        before = s.counters()["pushes"]
+        b.flush().wait()
+        assert s.counters()["pushes"] == before + 1 and b.rows == 0
+        assert t.pull([7, 3]).tolist() == [[111, 222], [3, 4]]
+        b.add(np.array([[5, 5]]), [1])
+        assert (b.clear(), b.rows) == (1, 0)
+        b.flush().wait()
+        assert t.pull([1]).tolist() == [[0, 0]]
+        full = tidewater.PushBuffer(t, rows_max=2)
+        full.add(np.ones((2, 2), np.int64), [20, 21])
+        assert full.rows == 0, "it was pushed when it was full"
+        full.flush().wait()
+        assert t.pull([20, 21]).tolist() == [[1, 1]] * 2
+        small = tidewater.PushBuffer(t, bytes_max=24)
+        small.add(np.ones((1, 2), np.int64), [22])
+        assert small.rows == 0
+
+        g = s.table("g", "rows", dtype=np.float64, rows=4, cols=1, optimizer=("adagrad", 1.0, 1e-8))
+        merged = tidewater.PushBuffer(g, "gradient", threshold=0.5)
+        merged.add(np.array([[3.0], [0.1], [-1.0]]), [0, 1, 0])
+        merged.flush().wait()
+        assert merged.rows == 1 and abs(g.pull([0])[0, 0] + 1) < 1e-6, "one step of AdaGrad, for the sum"
+        merged.flush_all().wait()
+        assert merged.rows == 0 and abs(g.pull([1])[0, 0] + 1) < 1e-6
+        merged.add(np.array([[np.nan]]), [3])
+        raises(tidewater.Error, "NaN", lambda: merged.flush_all().wait())
+
+        raises(ValueError, "op is 'assign'; a buffer adds", lambda: tidewater.PushBuffer(t, "assign"))
+        raises(TypeError, "values holds float64, the table int64", lambda: b.add(np.zeros((1, 2)), [1]))
+        raises(ValueError, "(1, 2)", lambda: b.add(np.zeros((1, 3), np.int64), [1]))
+        ranges = s.table("r", "ranges", dtype=np.float64, rows=4, cols=1)
+        raises(ValueError, "is by ranges; PushBuffer is for", lambda: tidewater.PushBuffer(ranges))
+        raises(ValueError, "is by ranges; CachedTable is for", lambda: tidewater.CachedTable(ranges, 5))
+
+
+def test_cached_rows_are_pulled_when_they_are_too_old():
+    with session(sync="ssp:2") as s:
+        t = s.table("t", "sparse", dtype=np.float32, cols=2)
+        c = tidewater.CachedTable(t, 10)
+        keys, out = np.array([7, 8, 7], dtype=np.uint64), np.zeros((3, 2), np.float32)
+        assert c.pull(keys, out=out) is out
+        t.push(np.ones((1, 2), np.float32), [7]).wait()
+        assert c.pull(keys).tolist() == [[0, 0]] * 3, "the kept row"
+        assert (c.hits, c.misses, c.rows, c.table is t) == (3, 3, 2, True)
+        c.forget([7])
+        assert c.pull(keys).tolist() == [[1, 1], [0, 0], [1, 1]]
+        t.push(np.ones((1, 2), np.float32), [8]).wait()
+        seen = []
+        for _ in range(4):
+            seen.append(c.pull([8])[0, 0])
+            s.tick()
+        assert seen == [0, 0, 0, 1], seen
+        raises(TypeError, "out holds float64", lambda: c.pull(keys, out=np.zeros((3, 2))))
+
+
+def test_schedules_set_rates():
+    Schedule = tidewater.Schedule
+    cosine = Schedule.cosine(rate=1.0, last=0.01, warm_up=10, iterations=110)
+    assert [cosine.at(t) for t in (0, 9, 110, 10**9)] == [0.1, 1.0, 0.01, 0.01]
+    assert [Schedule.step(1.0, 0.5, every=10).at(t) for t in (0, 9, 10, 29, 30)] == [1, 1, 0.5, 0.25, 0.125]
+    assert [Schedule.inverse_sqrt(1.0, warm_up=4).at(t) for t in (0, 3, 15, 63)] == [0.25, 1.0, 0.5, 0.25]
+    assert Schedule.constant(0.3) == Schedule.constant(0.3) != Schedule.constant(0.4)
+    raises(ValueError, "rate is 0", lambda: Schedule.constant(0.0))
+    raises(ValueError, "at most rate", lambda: Schedule.cosine(0.1, 0.2, 5))
+    with session() as s:
+        t = s.table("t", "rows", dtype=np.float64, rows=1, cols=1, optimizer=("sgd", 1.0))
+        for iteration, expected in ((0, -0.1), (9, -1.1), (110, -1.11)):
+            t.schedule(cosine, iteration).wait()
+            t.push(np.ones((1, 1)), [0], op="gradient").wait()
+            assert abs(t.pull([0])[0, 0] - expected) < 1e-12, iteration
+        u = s.table("u", "rows", dtype=np.int64, rows=1, cols=1)
+        raises(ValueError, "", lambda: u.schedule(cosine, 0))
+
+
+def _least_squares(rank, dim):
+    """Rows and labels of a worker, and its part of the cost |x w - y|^2 / 2 with gradient."""
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(20, dim)), rng.normal(size=20)
+
+    def part(w):
+        error = x @ w - y
+        return 0.5 * error @ error, x.T @ error
+
+    return x, y, part
+
+
+def test_evaluations_by_all_workers_serve_a_solver():
+    dim, workers = 6, 3
+
+    def descend(function, w):
+        """Gradient descent along lines: a quadratic has its minimum where the slope is 0."""
+        for _ in range(40):
+            _, gradient = function(w)
+            _, beyond = function(w - gradient)
+            w = w - gradient * (gradient @ gradient) / (gradient @ (gradient - beyond))
+        return w
+
+    def work(s):
+        x, y, part = _least_squares(s.rank, dim)
+        space = tidewater.VectorSpace(s, "fit", dim)
+        e = tidewater.Evaluation(space, part)
+        if s.rank > 0:
+            raises(ValueError, f"this is rank {s.rank}; rank 0 evaluates", lambda: e.evaluate(np.zeros(dim)))
+            e.serve()
+            tidewater.Evaluation(space, part).serve()
+            return x, y
+        raises(ValueError, "this is rank 0, which evaluates", e.serve)
+        found = [descend(e.evaluate, np.zeros(dim))]
+        try:
+            from scipy.optimize import minimize
+        except ImportError:
+            print("    not run: L-BFGS-B of scipy, which is not installed")
+        else:
+            found.append(minimize(e.evaluate, np.zeros(dim), jac=True, method="L-BFGS-B", tol=1e-12).x)
+        passes = e.evaluations
+        cost, gradient = e.evaluate(space.filled(2.0))
+        again, array = e.evaluate(np.full(dim, 2.0))
+        assert (cost, gradient.pull().tolist()) == (again, array.tolist()) and e.evaluations == passes + 2
+        other = tidewater.VectorSpace(s, "other", dim)
+        raises(ValueError, 'of the space "other"', lambda: e.evaluate(other.zeros()))
+        raises(ValueError, "values have shape (5,)", lambda: e.evaluate(np.zeros(5)))
+        e.finish()
+        e.finish()
+        raises(ValueError, "is finished", lambda: e.evaluate(np.zeros(dim)))
+        # The names serve again.
+        second = tidewater.Evaluation(space, part)
+        assert second.evaluate(np.full(dim, 2.0))[0] == cost
+        second.finish()
+        return x, y, found, cost, array
+
+    results = all_workers(work, workers)
+    x, y = (np.concatenate([r[n] for r in results]) for n in (0, 1))
+    exact = np.linalg.lstsq(x, y, rcond=None)[0]
+    for w in results[0][2]:
+        assert abs(w - exact).max() < 1e-6, (w, exact)
+    error = x @ np.full(dim, 2.0) - y
+    assert abs(results[0][3] - 0.5 * error @ error) < 1e-9 and abs(results[0][4] - x.T @ error).max() < 1e-9
+
+
+def test_a_failed_part_is_an_error_that_names_its_worker():
+    def work(s):
+        def part(w):
+            if s.rank == 1:
+                raise ZeroDivisionError("no data")
+            return 1.0, w
+
+        e = tidewater.Evaluation(tidewater.VectorSpace(s, "v", 4), part, timeout=30)
+        if s.rank == 0:
+            raises(tidewater.Error, "failed at worker 1", lambda: e.evaluate(np.zeros(4)))
+            e.finish()
+        else:
+            raises(ZeroDivisionError, "no data", e.serve)
+
+    all_workers(work)
+
+    def silent(s):
+        e = tidewater.Evaluation(tidewater.VectorSpace(s, "v", 4), lambda w: (1.0, w), timeout=0.1)
+        if s.rank == 0:
+            raises(TimeoutError, "an answer of worker 1", lambda: e.evaluate(np.zeros(4)))
+        s.barrier("end")
+
+    all_workers(silent)
+
+
 def test_closed_and_unreachable_sessions_say_so():
     s = session()
     t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)

@@ -14,7 +14,7 @@ It belongs to one process: in a forked child every call raises ForkedError. Sess
 pickled, as what they were opened with: the copy joins the same job as another worker.
 
 Session.update and Session.reduce run expressions where the data is. VectorSpace makes vectors that live on the
-servers.
+servers, and Evaluation lets all workers evaluate a cost and its gradient. tidewater.torch has classes for PyTorch.
 """
 
 import atexit
@@ -22,12 +22,28 @@ import multiprocessing.process
 import multiprocessing.util
 import os
 
-from ._tidewater import Error, ForkedError, Session, Table, Ticket, Walltime, __version__
+from ._tidewater import (
+    CachedTable,
+    Error,
+    ForkedError,
+    PushBuffer,
+    Schedule,
+    Session,
+    Table,
+    Ticket,
+    Walltime,
+    __version__,
+)
+from .evaluation import Evaluation
 from .vector import Vector, VectorSpace
 
 __all__ = [
+    "CachedTable",
     "Error",
+    "Evaluation",
     "ForkedError",
+    "PushBuffer",
+    "Schedule",
     "Session",
     "Table",
     "Ticket",

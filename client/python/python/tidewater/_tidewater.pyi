@@ -176,6 +176,23 @@ class Session:
         """Saves all tables, on one worker between barriers; rows and bytes written."""
     def load(self, directory: str, timeout: Optional[float] = None) -> list[str]:
         """Loads a saved model's tables; their names, to be opened."""
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        """Values of all workers, in rank order: a new array of shape (workers, *values.shape).
+
+        A collective call: all workers make it, with the same dtype and as many elements, up to 1 MiB each. No
+        clock moves. What a worker waited for before is visible to all after it. TypeError or ValueError for an
+        array that no table could hold; tidewater.Error at every worker when calls or lengths differ, or a worker
+        has left, with the ranks.
+        """
+    def all_reduce(self, values: np.ndarray, op: Literal["sum", "min", "max"] = "sum") -> np.ndarray:
+        """Replaces `values` by their reduction over all workers, element by element in rank order: the same bits
+        at every worker. Returns `values`. Otherwise like `all_gather`; after an exception they hold anything.
+        """
+    def broadcast(self, values: np.ndarray, root: int = 0) -> np.ndarray:
+        """Replaces `values` by those of worker `root`. Returns `values`. Otherwise like `all_gather`; after an
+        exception they hold anything.
+        """
+    def _check_job(self) -> None: ...
     def counters(self) -> dict[str, int]:
         """What the session did so far: which path really ran."""
     def finish(self) -> None:
@@ -264,8 +281,121 @@ class Table:
         The change stands between the pushes of this session; on a table of ticks it takes effect with the tick
         that ends the iteration, on every server.
         """
+    def schedule(self, schedule: Schedule, iteration: int) -> Ticket:
+        """Sets the learning rate that `schedule` has in `iteration`, as `set_optimizer` does: before the pushes of
+        the iteration, on one worker. After `Session.load` count the iterations of the whole training.
+        """
     def release(self) -> None:
         """Releases the table for everybody."""
+
+class PushBuffer:
+    """Updates of a table's rows, added up by key before they are pushed together.
+
+    For a program with many small updates: each is an addition in local memory, and one push carries the sum of
+    all that name a row. The buffer is pushed when it has `rows_max` rows (default 16384) or `bytes_max` bytes (4 MiB),
+    and by `flush`. Rows below `threshold` in magnitude stay in it. Its rows belong to the iteration in which they
+    are pushed: flush it before the tick. No pull sees them before. Rows of a buffer that is dropped are lost.
+
+    `op` is "sum" or "gradient"; an optimizer sees the sum of several gradients as one. ValueError for a table by
+    ranges.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        op: Literal["sum", "gradient"] = "sum",
+        *,
+        rows_max: Optional[int] = None,
+        bytes_max: Optional[int] = None,
+        threshold: float = 0.0,
+    ) -> None: ...
+    @property
+    def table(self) -> Table: ...
+    @property
+    def rows(self) -> int:
+        """Number of distinct rows in the buffer."""
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values in the buffer."""
+    def add(self, values: Union[np.ndarray, _Tensor], keys: _Keys) -> None:
+        """Adds updates of shape (len(keys), cols). Pushes the buffer when it is full; then the refusal of an
+        earlier push is an exception, and the updates are in the buffer.
+        """
+    def flush(self) -> Ticket:
+        """Pushes the rows of at least the threshold. The ticket is of all pushes since the last flush. After an
+        exception, the rows that were not passed on are still in the buffer: a repeated flush pushes each row once.
+        """
+    def flush_all(self) -> Ticket:
+        """Pushes all rows, whatever their magnitude."""
+    def clear(self) -> int:
+        """Drops all rows; returns their number."""
+
+class CachedTable:
+    """Rows of a table that are pulled again only when they are older than the staleness allows.
+
+    Under "ssp:S" a row stays in use for S iterations; under "bsp" a row is pulled once an iteration; under "asp" every
+    call pulls. A row shows this worker's pushes up to its pull; `forget` makes the next call pull it. At most
+    `rows` rows are kept: the one that was pulled first gives way. ValueError for a table by ranges.
+    """
+
+    def __init__(self, table: Table, rows: int) -> None: ...
+    @property
+    def table(self) -> Table: ...
+    @property
+    def hits(self) -> int:
+        """Number of rows that calls took from the cache."""
+    @property
+    def misses(self) -> int:
+        """Number of rows that calls had to pull."""
+    @property
+    def rows(self) -> int:
+        """Number of rows in the cache, usable or not."""
+    @overload
+    def pull(
+        self,
+        keys: _Keys,
+        out: None = None,
+        *,
+        mode: Literal["consistent", "hogwild", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> np.ndarray: ...
+    @overload
+    def pull(
+        self,
+        keys: _Keys,
+        *,
+        out: _Out,
+        mode: Literal["consistent", "hogwild", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> _Out:
+        """Pulls like `Table.pull`, rows of the cache without a read."""
+    def forget(self, keys: _Keys) -> None:
+        """Drops rows, so that the next call pulls them."""
+
+class Schedule:
+    """Learning rate of each iteration, from 0: the same bits on every host. ValueError for a number out of range.
+
+    `Table.schedule` sets the rate of a table. Rates are above 0.
+    """
+
+    @staticmethod
+    def constant(rate: float) -> Schedule:
+        """The same rate in every iteration."""
+    @staticmethod
+    def step(rate: float, factor: float, every: int) -> Schedule:
+        """`rate * factor**k` in the k-th run of `every` iterations."""
+    @staticmethod
+    def inverse_sqrt(rate: float, warm_up: int) -> Schedule:
+        """Grows linearly over `warm_up` iterations to `rate`, then falls as `rate * sqrt(warm_up / t)`."""
+    @staticmethod
+    def cosine(rate: float, last: float, iterations: int, warm_up: int = 0) -> Schedule:
+        """Grows linearly over `warm_up` iterations to `rate`, then falls to `last` at `iterations` along half a
+        cosine, and stays there.
+        """
+    def at(self, iteration: int) -> float:
+        """Rate of an iteration."""
 
 class Ticket:
     """A push under way. Without waiting for it, a push that is refused is an error of the next

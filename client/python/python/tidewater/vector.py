@@ -136,21 +136,24 @@ class VectorSpace:
                 slot = self._free.pop()
             except IndexError:
                 slot = len(self._slots)
-                table = self._session.table(
-                    f"{self._name}/{slot}",
-                    "ranges",
-                    dtype=self._dtype,
-                    rows=self._dim,
-                    cols=1,
-                    optimizer="none",
-                    allow_not_finite=True,
-                    partitions=self._partitions,
-                )
-                self._slots.append(_Slot(table))
+                self._slots.append(_Slot(self._table(str(slot))))
             held = self._slots[slot]
             held.generation += 1
             self._peak = max(self._peak, self.usage[0])
             return slot, held.generation, held.table
+
+    def _table(self, name: str) -> Table:
+        """Creates or opens a table that lies like the vectors."""
+        return self._session.table(
+            f"{self._name}/{name}",
+            "ranges",
+            dtype=self._dtype,
+            rows=self._dim,
+            cols=1,
+            optimizer="none",
+            allow_not_finite=True,
+            partitions=self._partitions,
+        )
 
     def _elements(self, values: npt.ArrayLike) -> np.ndarray:
         array = np.asarray(values)
