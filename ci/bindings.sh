@@ -269,16 +269,41 @@ test_mpi4py() {
     fi
 }
 
-# test_torch: with the PyTorch that is here; it is too large to be fetched for a test.
+# torch_python: prints a Python that has PyTorch: the one of the path, or Debian's.
+torch_python() {
+    local python
+    for python in python3 /usr/bin/python3; do
+        ! "$python" -c 'import torch' 2>/dev/null || { say "$python" && return; }
+    done
+    return 1
+}
+
+# test_torch: with --full, and the PyTorch for CPUs that is here, or that Debian has. It is too large for other runs.
 test_torch() {
-    local torch=$SCRATCH/torch
-    if ! python3 -c 'import torch' 2>/dev/null; then
-        skip "PyTorch: not installed, and too large to be fetched"
-        return
-    fi
-    python3 -m venv --system-site-packages "$torch"
+    local torch=$SCRATCH/torch python workers
+    [[ ${TIDEWATER_TEST_FULL:-} == 1 ]] || { skip "PyTorch: with --full only, it is too large"; return; }
+    python=$(torch_python) || { apt_install python3-torch python3-venv && python=$(torch_python); } ||
+        { skip "PyTorch: not installed, and no package of Debian"; return; }
+    "$python" -m venv --system-site-packages "$torch"
     attempt "pip installs the wheel beside PyTorch" "$torch/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl || return 0
     attempt "torch_lr.py learns" "${RUN[@]}" "$torch/bin/python" "$PYTHON_EXAMPLES/torch_lr.py" && cat "$SCRATCH/log"
+    for workers in 1 2 3; do
+        attempt "embedding.py with $workers workers has the losses of PyTorch" "$TIDEWATER" run --servers 2 \
+            --workers "$workers" -- "$torch/bin/python" "$PYTHON_EXAMPLES/embedding.py" && cat "$SCRATCH/log"
+    done
+    service_start
+    attempt "tidewater.torch" "$torch/bin/python" client/python/tests/test_torch.py "$COORDINATOR" "$SCRATCH/token"
+    sed -n 's/^ok: /    /p' "$SCRATCH/log"
+    service_stop
+}
+
+# test_scipy ENVIRONMENT: brings scipy for the tests of the Python client, with --full.
+test_scipy() {
+    if [[ ${TIDEWATER_TEST_FULL:-} != 1 ]]; then
+        skip "scipy's L-BFGS-B: with --full only, it is too large"
+    elif ! "$1/bin/pip" install --quiet --only-binary :all: scipy >"$SCRATCH/log" 2>&1; then
+        skip "scipy's L-BFGS-B: no scipy: $(tail -n 1 "$SCRATCH/log")"
+    fi
 }
 
 # build_wheel: into $SCRATCH/wheels, with what pip brings; NOTHING_TO_RUN without it.
@@ -319,6 +344,7 @@ test_python() {
     simulates python "${RUN[@]}" "$fresh/bin/python" "$PYTHON_EXAMPLES/heat.py"
     test_mpi4py "$fresh"
     test_torch
+    test_scipy "$fresh"
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"

@@ -765,6 +765,19 @@ def test_a_failed_part_is_an_error_that_names_its_worker():
     all_workers(silent)
 
 
+def test_classes_of_pytorch_say_when_it_is_missing():
+    assert "torch" not in sys.modules
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        try:
+            import tidewater.torch
+        except ImportError as e:
+            assert "pip install torch" in str(e), e
+            return
+        raise AssertionError("tidewater.torch is there without PyTorch")
+
+
 def test_closed_and_unreachable_sessions_say_so():
     s = session()
     t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
