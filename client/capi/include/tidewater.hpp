@@ -6,6 +6,7 @@
 #ifndef TIDEWATER_HPP
 #define TIDEWATER_HPP
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -224,7 +225,8 @@ struct function_args {
 template <typename T> class table {
 public:
     /* Creates it, or opens the equal one of that name; `options.dtype` is set here. */
-    table(const session &session, tw_table_options options) : session_(session.shared())
+    table(const session &session, tw_table_options options) : table(session.shared(), options) {}
+    table(std::shared_ptr<tw_session> session, tw_table_options options) : session_(std::move(session))
     {
         options.dtype = dtype_of<T>::value;
         check(tw_table_create(session_.get(), &options, &it_));
@@ -433,6 +435,199 @@ private:
     std::shared_ptr<tw_session> session_;
     tw_buffer it_ = 0;
 };
+
+template <typename T> class vector;
+
+/* Vectors of one dimension on the servers. The tables are named NAME/0, NAME/1, ...; one program at a time uses a name.
+ * A vector takes one table, which the space uses again when the vector is destroyed. One thread uses a space. */
+template <typename T> class vector_space {
+    static_assert(std::is_floating_point_v<T>, "vectors hold float or double");
+
+public:
+    vector_space(const session &session, std::string name, std::uint64_t dim)
+        : it_(std::make_shared<state>(state{session.shared(), std::move(name), dim, {}, {}}))
+    {
+    }
+
+    std::uint64_t dim() const noexcept { return it_->dim; }
+    /* Number of vectors in use. */
+    std::size_t in_use() const noexcept { return it_->tables.size() - it_->free.size(); }
+    vector<T> filled(double value) const;
+    vector<T> zeros() const { return filled(0); }
+    /* Of containers with data() and size(), like std::vector and std::array. */
+    template <typename Values> vector<T> of(const Values &values) const;
+
+private:
+    friend class vector<T>;
+    struct state {
+        std::shared_ptr<tw_session> session;
+        std::string name;
+        std::uint64_t dim;
+        std::vector<table<T>> tables;
+        std::vector<std::size_t> free;
+    };
+    std::shared_ptr<state> it_;
+};
+
+/* A vector on the servers; a copy has elements of its own. Operations with a vector as result wait for nothing; a refusal
+ * is an error of the next pull or session::flush. Operands of another space are std::invalid_argument. */
+template <typename T> class vector {
+public:
+    vector(const vector &other) : vector(other.space_) { assign("x", {&other}); }
+    vector(vector &&other) noexcept : space_(other.space_), slot_(std::exchange(other.slot_, none)) {}
+    vector &operator=(const vector &other)
+    {
+        if (this != &other) {
+            revive();
+            assign("x", {&other});
+        }
+        return *this;
+    }
+    vector &operator=(vector &&other) noexcept
+    {
+        std::swap(space_, other.space_);
+        std::swap(slot_, other.slot_);
+        return *this;
+    }
+    ~vector()
+    {
+        // There is room: `take` has reserved it.
+        if (slot_ != none)
+            space_->free.push_back(slot_);
+    }
+
+    const tw::table<T> &table() const { return space_->tables.at(slot_); }
+    std::uint64_t size() const noexcept { return space_->dim; }
+    /* Copies the elements; waits for earlier operations. */
+    std::vector<T> pull() const
+    {
+        check(tw_flush(space_->session.get()));
+        std::vector<T> out(space_->dim);
+        table().pull_range(0, out);
+        return out;
+    }
+    template <typename Values> void push(const Values &values)
+    {
+        if (values.size() != space_->dim)
+            throw std::invalid_argument(std::to_string(values.size()) + " elements for a vector of " +
+                                        std::to_string(space_->dim));
+        (void)table().push_range(0, values, TW_ASSIGN);
+    }
+
+    void fill(double value) { assign("p0", {}, {value}); }
+    /* this += factor * x */
+    void axpy(double factor, const vector &x) { assign("x + p0 * y", {this, &x}, {factor}); }
+    /* Sets each element to the value of an expression of `inputs`; without them, x is this vector. */
+    void map(const std::string &expression, const std::vector<const vector *> &inputs = {},
+             const std::vector<double> &parameters = {})
+    {
+        assign(expression, inputs, parameters);
+    }
+    vector &operator+=(const vector &other) { return assign("x + y", {this, &other}); }
+    vector &operator-=(const vector &other) { return assign("x - y", {this, &other}); }
+    vector &operator+=(double value) { return assign("x + p0", {this}, {value}); }
+    vector &operator-=(double value) { return assign("x - p0", {this}, {value}); }
+    vector &operator*=(double factor) { return assign("x * p0", {this}, {factor}); }
+    vector &operator/=(double divisor) { return assign("x / p0", {this}, {divisor}); }
+
+    friend vector operator+(const vector &a, const vector &b) { return made(a, "x + y", {&a, &b}); }
+    friend vector operator-(const vector &a, const vector &b) { return made(a, "x - y", {&a, &b}); }
+    /* Element by element; the inner product is dot. */
+    friend vector operator*(const vector &a, const vector &b) { return made(a, "x * y", {&a, &b}); }
+    friend vector operator/(const vector &a, const vector &b) { return made(a, "x / y", {&a, &b}); }
+    friend vector operator*(double factor, const vector &a) { return made(a, "p0 * x", {&a}, {factor}); }
+    friend vector operator*(const vector &a, double factor) { return factor * a; }
+    friend vector operator/(const vector &a, double divisor) { return made(a, "x / p0", {&a}, {divisor}); }
+    friend vector operator-(const vector &a) { return made(a, "-x", {&a}); }
+
+    /* Accumulated in double with compensation: the same bits on any number of servers. */
+    double dot(const vector &other) const { return number("x * y", TW_REDUCE_SUM, {this, &other}); }
+    double sum() const { return number("x", TW_REDUCE_SUM, {this}); }
+    double min() const { return number("x", TW_REDUCE_MIN, {this}); }
+    double max() const { return number("x", TW_REDUCE_MAX, {this}); }
+    double norm() const { return std::sqrt(dot(*this)); }
+    double norm_1() const { return number("abs(x)", TW_REDUCE_SUM, {this}); }
+    double norm_inf() const { return number("abs(x)", TW_REDUCE_MAX, {this}); }
+
+private:
+    friend class vector_space<T>;
+    using state = typename vector_space<T>::state;
+    using operands = std::vector<const vector *>;
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    explicit vector(std::shared_ptr<state> space) : space_(std::move(space)), slot_(take(*space_)) {}
+
+    static vector made(const vector &like, const char *expression, const operands &inputs,
+                       const std::vector<double> &parameters = {})
+    {
+        vector result(like.space_);
+        result.assign(expression, inputs, parameters);
+        return result;
+    }
+    static std::size_t take(state &space)
+    {
+        if (space.free.empty()) {
+            auto options = defaults<tw_table_options>();
+            const std::string name = space.name + "/" + std::to_string(space.tables.size());
+            options.name = name.c_str();
+            options.kind = TW_RANGES;
+            options.rows = space.dim;
+            options.cols = 1;
+            options.optimizer = TW_OPTIMIZER_NONE;
+            options.allow_not_finite = 1;
+            space.free.reserve(space.tables.size() + 1);
+            space.tables.emplace_back(space.session, options);
+            return space.tables.size() - 1;
+        }
+        const std::size_t slot = space.free.back();
+        space.free.pop_back();
+        return slot;
+    }
+    /* A vector that was moved from has no table. */
+    void revive()
+    {
+        if (slot_ == none)
+            slot_ = take(*space_);
+    }
+    function_args args(const operands &inputs, const std::vector<double> &parameters) const
+    {
+        function_args args{{}, parameters, {}};
+        for (const vector *input : inputs) {
+            if (input->space_ != space_)
+                throw std::invalid_argument("a vector of the space \"" + input->space_->name +
+                                            "\" does not lie where those of \"" + space_->name + "\" do");
+            args.inputs.push_back(input->table().handle());
+        }
+        return args;
+    }
+    vector &assign(const std::string &expression, const operands &inputs,
+                   const std::vector<double> &parameters = {})
+    {
+        (void)table().update(expression, args(inputs, parameters));
+        return *this;
+    }
+    double number(const char *expression, tw_reduction reduction, const operands &inputs) const
+    {
+        return table().reduce(expression, reduction, args(inputs, {})).value_or(0);
+    }
+
+    std::shared_ptr<state> space_;
+    std::size_t slot_ = none;
+};
+
+template <typename T> vector<T> vector_space<T>::filled(double value) const
+{
+    vector<T> made(it_);
+    made.fill(value);
+    return made;
+}
+
+template <typename T> template <typename Values> vector<T> vector_space<T>::of(const Values &values) const
+{
+    vector<T> made(it_);
+    made.push(values);
+    return made;
+}
 
 /* Rate of an iteration, from 0. */
 inline double rate(const tw_schedule &schedule, std::uint64_t iteration)

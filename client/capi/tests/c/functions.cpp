@@ -2,10 +2,13 @@
 // ci/bindings.sh.
 //
 //   functions COORDINATOR TOKEN_FILE    of client/tidewater/examples/functions.rs
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,6 +85,52 @@ static void merges_and_schedules(const tw::session &session)
     require(text.find("warm_up is 0") != std::string::npos, text.c_str());
 }
 
+/* Vectors on the servers have the values of a program's own. */
+static void vectors(const tw::session &session)
+{
+    const tw::vector_space<double> space(session, "vectors", 1000);
+    const std::vector<double> ramp = [] {
+        std::vector<double> ramp(1000);
+        for (std::size_t i = 0; i < ramp.size(); i++)
+            ramp[i] = double(i) - 400;
+        return ramp;
+    }();
+    const auto expect = [&](const tw::vector<double> &vector, auto of, const char *what) {
+        const auto pulled = vector.pull();
+        for (std::size_t i = 0; i < ramp.size(); i++)
+            require(pulled[i] == of(ramp[i]), what);
+    };
+    auto x = space.of(ramp);
+    auto y = space.filled(2);
+    y.axpy(3, x);
+    expect(y, [](double e) { return 2 + 3 * e; }, "axpy");
+    expect((x + y) / 2.0 - x * x, [](double e) { return (e + 2 + 3 * e) / 2 - e * e; }, "operators make vectors");
+    expect(-(2.0 * x), [](double e) { return -2 * e; }, "factors");
+    require(space.in_use() == 2, "temporaries give their tables back");
+    auto z = x;
+    z += y;
+    z -= 1;
+    z *= 4;
+    z.map("if(x > p0, x, p0)", {}, {0});
+    expect(z, [](double e) { return std::max(0.0, 4 * (4 * e + 1)); }, "operations in place");
+    expect(x, [](double e) { return e; }, "a copy has elements of its own");
+    auto moved = std::move(z);
+    z = y;
+    z.fill(7);
+    expect(moved, [](double e) { return std::max(0.0, 4 * (4 * e + 1)); }, "a vector that was moved");
+    require(x.sum() == 99500 && x.dot(space.filled(1)) == 99500, "sums");
+    require(x.min() == -400 && x.max() == 599 && x.norm_inf() == 599, "extremes");
+    require(space.filled(2).norm_1() == 2000 && std::abs(space.filled(2).norm() - std::sqrt(4000)) < 1e-12, "norms");
+    const tw::vector_space<double> other(session, "others", 1000);
+    try {
+        x += other.zeros();
+        require(false, "a vector of another space is refused");
+    } catch (const std::invalid_argument &e) {
+        require(std::strstr(e.what(), "\"others\"") != nullptr, e.what());
+    }
+    failure(TW_ERR_ARGUMENT, [&] { x.map("x +"); });
+}
+
 int main(int argc, char **argv)
 {
     require(argc == 3, "two arguments");
@@ -145,6 +194,7 @@ int main(int argc, char **argv)
     const auto missing = failure(TW_ERR_REJECTED, [&] { (void)x.call_reduce("missing"); });
     require(missing.find("functions") != std::string::npos, missing.c_str());
     merges_and_schedules(session);
+    vectors(session);
     session.finish();
     std::puts("ok");
 }
