@@ -31,6 +31,7 @@ module tidewater
         TW_RMSPROP = 8, TW_ADAMW = 9, TW_ROW_ADAGRAD = 10, TW_AMSGRAD = 11
     integer(c_int), parameter :: TW_SCHEDULE_CONSTANT = 1, TW_SCHEDULE_STEP = 2, &
         TW_SCHEDULE_INVERSE_SQRT = 3, TW_SCHEDULE_COSINE = 4
+    integer(c_int), parameter :: TW_NORM_1 = 1, TW_NORM_2 = 2, TW_NORM_MAX = 3
     integer(c_int), parameter :: TW_ZEROS = 0, TW_CONSTANT = 1, TW_UNIFORM = 2, TW_NORMAL = 3
     integer(c_int), parameter :: TW_IMMEDIATE = 0, TW_CLOCK_SUM = 1, TW_CLOCK_MEAN = 2
     integer(c_int), parameter :: TW_ASP = 0, TW_BSP = 1, TW_SSP = 2
@@ -206,6 +207,51 @@ module tidewater
             import :: c_int, c_ptr, c_int64_t
             type(c_ptr), value :: session
             integer(c_int64_t), intent(inout) :: buffer
+        end function
+        ! Vectors: tables by ranges with one column; names by tw_text
+        integer(c_int) function tw_vector_create(session, name, elements, dtype, vector) bind(c)
+            import :: c_int, c_ptr, c_char, c_int32_t, c_int64_t
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: name(*)
+            integer(c_int64_t), value :: elements
+            integer(c_int32_t), value :: dtype
+            integer(c_int64_t), intent(out) :: vector
+        end function
+        integer(c_int) function tw_vector_fill(session, vector, number) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: vector
+            real(c_double), value :: number
+        end function
+        integer(c_int) function tw_vector_copy(session, vector, from) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: vector, from
+        end function
+        integer(c_int) function tw_vector_scale(session, vector, factor) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: vector
+            real(c_double), value :: factor
+        end function
+        integer(c_int) function tw_vector_axpy(session, vector, factor, x) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: vector, x
+            real(c_double), value :: factor
+        end function
+        integer(c_int) function tw_vector_dot(session, x, y, number) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: x, y
+            real(c_double), intent(out) :: number
+        end function
+        integer(c_int) function tw_vector_norm(session, vector, norm, number) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: vector
+            integer(c_int32_t), value :: norm
+            real(c_double), intent(out) :: number
         end function
         integer(c_int) function tw_push_test(session, ticket, applied) bind(c)
             import :: c_int, c_ptr, c_int32_t, c_int64_t

@@ -246,6 +246,16 @@ typedef enum {
     TW_SCHEDULE_COSINE = 4,
 } tw_schedule_kind;
 
+// Norm that tw_vector_norm computes.
+typedef enum {
+    // Sum of the magnitudes of the elements.
+    TW_NORM_1 = 1,
+    // Euclidean norm: the square root of the inner product with itself.
+    TW_NORM_2 = 2,
+    // Largest magnitude of an element.
+    TW_NORM_MAX = 3,
+} tw_norm;
+
 // How to open a session. All zero but `size` is: join the job that environment or launcher name.
 typedef struct {
     // sizeof(tw_session_options), set by the caller.
@@ -344,7 +354,7 @@ typedef struct {
     uint64_t bytes_pushed;
     // Times a push waited for room in its ring.
     uint64_t credit_waits;
-    // Ticks.
+    // Iterations ended by tw_tick.
     uint64_t ticks;
 } tw_counters;
 
@@ -843,6 +853,40 @@ tw_status tw_table_schedule(tw_session *session,
                             const tw_schedule *schedule,
                             uint64_t iteration,
                             tw_ticket *ticket);
+
+// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGES table with one column, without optimizer,
+// that may hold NaN and infinity. Or opens the equal one of that name. tw_push_range with TW_ASSIGN sets elements;
+// tw_flush, then tw_pull_range reads them; tw_table_release frees them.
+tw_status tw_vector_create(tw_session *session,
+                           const char *name,
+                           uint64_t elements,
+                           int32_t dtype,
+                           tw_table *vector);
+
+// Sets all elements of a vector to a number. Like all operations on vectors it is ordered like a push and waits for
+// nothing: a refusal is a failure of the next tw_flush.
+tw_status tw_vector_fill(tw_session *session,
+                         tw_table vector,
+                         double value);
+
+// Sets the elements of a vector to those of another one.
+tw_status tw_vector_copy(tw_session *session, tw_table vector, tw_table from);
+
+// Multiplies a vector by a number.
+tw_status tw_vector_scale(tw_session *session, tw_table vector, double factor);
+
+// Adds a multiple of `x` to a vector: vector += factor x.
+tw_status tw_vector_axpy(tw_session *session, tw_table vector, double factor, tw_table x);
+
+// Writes the inner product of two vectors to `*value`. It is summed in double with compensation: the same bits on any
+// number of servers.
+tw_status tw_vector_dot(tw_session *session,
+                        tw_table x,
+                        tw_table y,
+                        double *value);
+
+// Writes a norm of a vector, a tw_norm, to `*value`. NaN if an element is.
+tw_status tw_vector_norm(tw_session *session, tw_table vector, int32_t norm, double *value);
 
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 // for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says

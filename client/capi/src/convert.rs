@@ -380,6 +380,16 @@ pub(crate) fn buffer(
     Ok(buffer.threshold(options.threshold))
 }
 
+/// Expression and reduction of a norm, and whether it is the square root of the result.
+pub(crate) fn norm(value: i32) -> Result<(&'static str, Reduction, bool), Failure> {
+    use tw_norm::*;
+    choice!("norm", value, {
+        TW_NORM_1 => ("abs(x)", Reduction::Sum, false),
+        TW_NORM_2 => ("x * x", Reduction::Sum, true),
+        TW_NORM_MAX => ("abs(x)", Reduction::Max, false),
+    })
+}
+
 pub(crate) fn schedule(schedule: &tw_schedule) -> Result<Schedule, Failure> {
     use tw_schedule_kind::*;
     let tw_schedule {

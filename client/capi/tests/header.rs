@@ -24,6 +24,7 @@ fn the_header_is_current() {
         "function",
         "buffer",
         "schedule",
+        "vector",
         "clock",
         "collective",
         "walltime",

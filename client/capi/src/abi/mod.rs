@@ -21,4 +21,5 @@ pub mod schedule;
 pub mod session;
 pub mod table;
 pub mod types;
+pub mod vector;
 pub mod walltime;

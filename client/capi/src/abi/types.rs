@@ -180,6 +180,18 @@ pub enum tw_schedule_kind {
     TW_SCHEDULE_COSINE = 4,
 }
 
+/// Norm that tw_vector_norm computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_norm {
+    /// Sum of the magnitudes of the elements.
+    TW_NORM_1 = 1,
+    /// Euclidean norm: the square root of the inner product with itself.
+    TW_NORM_2 = 2,
+    /// Largest magnitude of an element.
+    TW_NORM_MAX = 3,
+}
+
 /// First values, and what `init_values` holds for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -548,6 +560,6 @@ pub struct tw_counters {
     pub bytes_pushed: u64,
     /// Times a push waited for room in its ring.
     pub credit_waits: u64,
-    /// Ticks.
+    /// Iterations ended by tw_tick.
     pub ticks: u64,
 }

@@ -15,4 +15,5 @@ mod functions;
 mod rig;
 mod right;
 mod threads;
+mod vectors;
 mod wrong;

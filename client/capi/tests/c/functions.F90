@@ -76,6 +76,7 @@ program functions
     call check(results == 0, "no results")
     call check(tw_results_forget(session, results) == TW_ERR_HANDLE, "nothing to forget")
     call merges_and_schedules()
+    call vectors()
     call check(tw_finish(session) == TW_OK, "finish")
     call check(tw_session_free(session) == TW_OK, "free")
     print '(a)', "ok"
@@ -120,6 +121,26 @@ contains
         call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the step")
         call check(tw_pull_rows(session, table, keys(:2), sums) == TW_OK, "pull the step")
         call check(nint(2*sums(1)) == 3, "the rate is that of the schedule")
+    end subroutine
+
+    subroutine vectors()
+        integer(int64) :: a, b
+        real(real64) :: number, three(3)
+        call check(tw_vector_create(session, tw_text("vector-a"), 3_int64, TW_F64, a) == TW_OK, "vector a")
+        call check(tw_vector_create(session, tw_text("vector-b"), 3_int64, TW_F64, b) == TW_OK, "vector b")
+        call check(tw_push_range(session, a, 0_int64, [-1d0, 2d0, -3d0], TW_ASSIGN, ticket) == TW_OK, "set a")
+        call check(tw_vector_fill(session, b, 0.5d0) == TW_OK, "fill")
+        call check(tw_vector_axpy(session, b, 2d0, a) == TW_OK, "axpy")
+        call check(tw_vector_dot(session, a, b, number) == TW_OK .and. nint(number) == 27, "dot")
+        call check(tw_vector_scale(session, b, -2d0) == TW_OK, "scale")
+        call check(tw_flush(session) == TW_OK, "flush")
+        call check(tw_pull_range(session, b, 0_int64, three) == TW_OK, "pull b")
+        call check(all(nint(three) == [3, -9, 11]), "elements")
+        call check(tw_vector_copy(session, b, a) == TW_OK, "copy")
+        call check(tw_vector_norm(session, b, TW_NORM_1, number) == TW_OK .and. nint(number) == 6, "norm 1")
+        call check(tw_vector_norm(session, b, TW_NORM_2, number) == TW_OK, "norm 2")
+        call check(nint(1000*number**2) == 14000, "the norm is that of a")
+        call check(tw_vector_norm(session, b, TW_NORM_MAX, number) == TW_OK .and. nint(number) == 3, "largest")
     end subroutine
 
     subroutine open_session()

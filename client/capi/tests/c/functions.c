@@ -151,6 +151,34 @@ static void merges_and_schedules(tw_session *session)
     CHECK(tw_pull_rows(session, table, keys, 1, pulled, 1, TW_F64, NULL) == TW_OK && pulled[0] == 1.5);
 }
 
+/* Operations on vectors, an inner product and norms. */
+static void vectors(tw_session *session)
+{
+    const double ramp[] = {-1, 2, -3};
+    double value, pulled[3];
+    tw_table x, y, other;
+    CHECK(tw_vector_create(session, "vector-x", 3, TW_F64, &x) == TW_OK);
+    CHECK(tw_vector_create(session, "vector-y", 3, TW_F64, &y) == TW_OK);
+    CHECK(tw_push_range(session, x, 0, ramp, 3, TW_F64, TW_ASSIGN, NULL) == TW_OK);
+    CHECK(tw_vector_fill(session, y, 0.5) == TW_OK);
+    CHECK(tw_vector_axpy(session, y, 2, x) == TW_OK);
+    CHECK(tw_vector_dot(session, x, y, &value) == TW_OK && value == 27);
+    CHECK(tw_vector_scale(session, y, -1) == TW_OK);
+    CHECK(tw_flush(session) == TW_OK);
+    CHECK(tw_pull_range(session, y, 0, pulled, 3, TW_F64, NULL) == TW_OK);
+    CHECK(pulled[0] == 1.5 && pulled[1] == -4.5 && pulled[2] == 5.5);
+    CHECK(tw_vector_copy(session, y, x) == TW_OK);
+    CHECK(tw_vector_norm(session, y, TW_NORM_1, &value) == TW_OK && value == 6);
+    CHECK(tw_vector_norm(session, y, TW_NORM_2, &value) == TW_OK && value * value > 13.99 && value * value < 14.01);
+    CHECK(tw_vector_norm(session, y, TW_NORM_MAX, &value) == TW_OK && value == 3);
+    CHECK(tw_vector_norm(session, y, 0, &value) == TW_ERR_ARGUMENT);
+    CHECK(tw_vector_create(session, "vector-i", 3, TW_I64, &other) == TW_ERR_ARGUMENT && other == 0);
+    CHECK(tw_vector_create(session, "vector-z", 4, TW_F64, &other) == TW_OK);
+    CHECK(tw_vector_axpy(session, y, 1, other) == TW_ERR_ARGUMENT);
+    CHECK(tw_vector_fill(session, 0, 1) == TW_ERR_HANDLE);
+    CHECK(tw_table_release(session, &other) == TW_OK);
+}
+
 int main(int argc, char **argv)
 {
     tw_session *session;
@@ -169,6 +197,7 @@ int main(int argc, char **argv)
     calls_by_name(session, x);
     wrong_ones(session, x);
     merges_and_schedules(session);
+    vectors(session);
     CHECK(tw_finish(session) == TW_OK);
     CHECK(tw_session_free(&session) == TW_OK);
     puts("ok");
