@@ -221,7 +221,8 @@ fn describe_problem(problem: u64, number: u64) -> String {
                 .into()
         }
         Some(Problem::Unknown) => format!(
-            "the servers' program has {number} functions, and none of this name; register it there"
+            "the servers have {number} functions, and none of this name; register it in their program, or \
+             start them with --function NAME=FILE"
         ),
         Some(Problem::Panicked) => {
             "the function panicked; the servers' log has its message, and nothing was changed"
@@ -232,11 +233,37 @@ fn describe_problem(problem: u64, number: u64) -> String {
         Some(Problem::Order) => format!(
             "key {number} of the frame is not above the one before it; sort the keys and leave out repetitions"
         ),
+        Some(Problem::OutOfFuel) => format!(
+            "the module used its fuel of {number} on one piece; does it end? raise --function-fuel"
+        ),
+        Some(Problem::OutOfMemory) => format!(
+            "the module and its piece need more than {number} bytes of memory; raise --function-memory"
+        ),
+        Some(Problem::Trapped) => format!("the module trapped: {}", describe_trap(number)),
+        Some(Problem::WrongResult) => format!(
+            "the module returned {number} as the length of its result; results have 0 to 65536 bytes"
+        ),
         Some(Problem::Refused) if number == u64::MAX => {
             "the function does not provide this kind of call (update or reduce)".into()
         }
         Some(Problem::Refused) => format!("the function refused its input with number {number}"),
         None => format!("function problem {problem} with number {number}, of a later version"),
+    }
+}
+
+/// Describes in words how a module ended.
+fn describe_trap(number: u64) -> &'static str {
+    use tidewater_protocol::layout::function::FunctionTrap as Trap;
+    match Trap::from_code(number) {
+        Some(Trap::Unreachable) => "it reached `unreachable`, as after a panic",
+        Some(Trap::MemoryOutOfBounds) => "access outside of its memory",
+        Some(Trap::TableOutOfBounds) => "access outside of a table, or a table over its limit",
+        Some(Trap::NullCall) => "indirect call of an empty table element",
+        Some(Trap::WrongCall) => "indirect call of a function of another type",
+        Some(Trap::Overflow) => "integer overflow, or a conversion to an integer",
+        Some(Trap::DivisionByZero) => "integer division by zero",
+        Some(Trap::StackOverflow) => "calls are nested too deeply",
+        None => "for a reason of its runtime",
     }
 }
 

@@ -35,7 +35,12 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::{Arc, OnceLock};
+
+use tidewater_protocol::layout::function::{FUNCTION_NAME_BYTES_MAX, FunctionProblem};
+use tidewater_protocol::table::DType;
+use zerocopy::IntoBytes as _;
 
 /// Functions of this process's servers.
 static REGISTERED: OnceLock<Arc<Functions>> = OnceLock::new();
@@ -53,6 +58,28 @@ pub enum Elements<'a> {
     I64(&'a [i64]),
 }
 
+impl<'a> Elements<'a> {
+    /// Type of the elements.
+    pub const fn dtype(&self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::F64(_) => DType::F64,
+            Self::I32(_) => DType::I32,
+            Self::I64(_) => DType::I64,
+        }
+    }
+
+    /// Bytes of the elements, as they lie in memory.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        match self {
+            Self::F32(elements) => elements.as_bytes(),
+            Self::F64(elements) => elements.as_bytes(),
+            Self::I32(elements) => elements.as_bytes(),
+            Self::I64(elements) => elements.as_bytes(),
+        }
+    }
+}
+
 /// Elements of a piece, to be changed in place.
 #[derive(Debug, PartialEq)]
 pub enum ElementsMut<'a> {
@@ -64,6 +91,28 @@ pub enum ElementsMut<'a> {
     I32(&'a mut [i32]),
     /// Elements of a table of i64.
     I64(&'a mut [i64]),
+}
+
+impl ElementsMut<'_> {
+    /// The same elements, to be read.
+    pub const fn as_elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(elements) => Elements::F32(elements),
+            Self::F64(elements) => Elements::F64(elements),
+            Self::I32(elements) => Elements::I32(elements),
+            Self::I64(elements) => Elements::I64(elements),
+        }
+    }
+
+    /// Bytes of the elements, as they lie in memory.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(elements) => elements.as_mut_bytes(),
+            Self::F64(elements) => elements.as_mut_bytes(),
+            Self::I32(elements) => elements.as_mut_bytes(),
+            Self::I64(elements) => elements.as_mut_bytes(),
+        }
+    }
 }
 
 /// Piece of a table that one frame covers.
@@ -123,9 +172,84 @@ pub trait Function: Send + Sync {
     }
 }
 
+/// Reason for which a function failed on a piece. The caller sees both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FunctionFailure {
+    /// Kind of the failure.
+    pub problem: FunctionProblem,
+    /// Number of the failure; its meaning depends on the problem.
+    pub number: u64,
+}
+
+impl From<FunctionError> for FunctionFailure {
+    fn from(error: FunctionError) -> Self {
+        Self {
+            problem: FunctionProblem::Refused,
+            number: error.0,
+        }
+    }
+}
+
+/// What an applier runs for a call by name: every [`Function`], or a module with limits of its own.
+/// Promises and cost are those of [`Function`].
+pub trait ServerFunction: Send + Sync {
+    /// As [`Function::update`].
+    ///
+    /// # Errors
+    /// [`FunctionFailure`]; the piece stays as it is.
+    fn update(
+        &self,
+        arguments: &[u8],
+        piece: &Piece<'_>,
+        target: ElementsMut<'_>,
+    ) -> Result<(), FunctionFailure>;
+
+    /// As [`Function::reduce`].
+    ///
+    /// # Errors
+    /// [`FunctionFailure`].
+    fn reduce(
+        &self,
+        arguments: &[u8],
+        piece: &Piece<'_>,
+        target: Elements<'_>,
+        result: &mut Vec<u8>,
+    ) -> Result<(), FunctionFailure>;
+}
+
+impl<F: Function> ServerFunction for F {
+    fn update(
+        &self,
+        arguments: &[u8],
+        piece: &Piece<'_>,
+        target: ElementsMut<'_>,
+    ) -> Result<(), FunctionFailure> {
+        Ok(Function::update(self, arguments, piece, target)?)
+    }
+
+    fn reduce(
+        &self,
+        arguments: &[u8],
+        piece: &Piece<'_>,
+        target: Elements<'_>,
+        result: &mut Vec<u8>,
+    ) -> Result<(), FunctionFailure> {
+        Ok(Function::reduce(self, arguments, piece, target, result)?)
+    }
+}
+
+/// Makes functions of modules that clients send.
+pub trait FunctionLoader: Send + Sync {
+    /// Makes a function of a module. Runs on a thread of the server's control, not on an applier's.
+    ///
+    /// # Errors
+    /// Why the module is refused, with a remedy.
+    fn load(&self, module: &[u8]) -> Result<Arc<dyn ServerFunction>, Box<dyn Error + Send + Sync>>;
+}
+
 /// Functions of a program, by name.
 #[derive(Clone, Default)]
-pub struct Functions(BTreeMap<String, Arc<dyn Function>>);
+pub struct Functions(BTreeMap<String, Arc<dyn ServerFunction>>);
 
 impl std::fmt::Debug for Functions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -139,14 +263,29 @@ impl Functions {
     /// # Panics
     /// If the name does not have 1 to 255 bytes.
     #[must_use]
-    pub fn with(mut self, name: &str, function: impl Function + 'static) -> Self {
+    pub fn with(mut self, name: &str, function: impl ServerFunction + 'static) -> Self {
+        self.insert(name, Arc::new(function));
+        self
+    }
+
+    /// Adds a function that others hold too. It replaces one of the same name.
+    ///
+    /// # Panics
+    /// If the name does not have 1 to 255 bytes.
+    pub fn insert(&mut self, name: &str, function: Arc<dyn ServerFunction>) {
         assert!(
-            (1..=255).contains(&name.len()),
+            (1..=FUNCTION_NAME_BYTES_MAX).contains(&name.len()),
             "the name of a function has 1 to 255 bytes, not {}",
             name.len()
         );
-        self.0.insert(name.to_owned(), Arc::new(function));
-        self
+        self.0.insert(name.to_owned(), function);
+    }
+
+    /// Adds functions that others hold too. They replace those of the same name.
+    pub fn extend(&mut self, others: &Self) {
+        let others = others.0.iter();
+        let shared = others.map(|(name, function)| (name.clone(), Arc::clone(function)));
+        self.0.extend(shared);
     }
 
     /// Number of functions in it.
@@ -160,8 +299,8 @@ impl Functions {
     }
 
     /// The function of a name.
-    pub fn find(&self, name: &str) -> Option<&dyn Function> {
-        self.0.get(name).map(|function| &**function)
+    pub fn find(&self, name: &str) -> Option<&Arc<dyn ServerFunction>> {
+        self.0.get(name)
     }
 }
 
@@ -184,6 +323,6 @@ pub fn register(functions: Functions) -> Result<(), AlreadyRegistered> {
 }
 
 /// The functions of this process; none before [`register`].
-pub(crate) fn registered() -> Arc<Functions> {
+pub fn registered() -> Arc<Functions> {
     REGISTERED.get().cloned().unwrap_or_default()
 }

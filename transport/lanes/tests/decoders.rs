@@ -107,6 +107,7 @@ const COVERED: &[(&str, &[&str])] = &[
         &[
             "function::FunctionCall::decode",
             "function::FunctionProblem::from_code",
+            "function::FunctionTrap::from_code",
             "function::NamedRows::decode",
             "function::name_of",
         ],

@@ -177,6 +177,7 @@ impl Engine {
     /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.clocks.remove(&namespace);
+        self.functions.loaded.remove(&namespace);
         self.pending.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);
         // No client is left to notify.

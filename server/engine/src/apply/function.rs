@@ -4,6 +4,7 @@
 //! assignment of the complete piece. So a function that fails changes nothing, an update follows the
 //! pushes of its ring and is applied once like them, and optimizer state follows as for an assignment.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -26,9 +27,9 @@ use super::engine::{Effect, Engine};
 use super::push::{word, wrong_operation};
 use super::table::{Store, Table};
 use crate::functions::{
-    Elements, ElementsMut, Function, FunctionError, Functions, Piece, registered,
+    Elements, ElementsMut, FunctionFailure, Functions, Piece, ServerFunction, registered,
 };
-use crate::namespace::FrameSender;
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
 
 /// Elements of a range that are copied and evaluated at once.
@@ -40,7 +41,10 @@ const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES)
 /// The functions of one applier, with the program and the buffers that it used last.
 #[derive(Debug, Default)]
 pub(super) struct FunctionRunner {
+    /// Functions of the server, for all jobs.
     registered: Arc<Functions>,
+    /// Functions that clients have loaded, by job.
+    pub(super) loaded: BTreeMap<NamespaceId, Functions>,
     f32: Workspace<f32>,
     f64: Workspace<f64>,
     i32: Workspace<i32>,
@@ -54,6 +58,17 @@ impl FunctionRunner {
             registered: registered(),
             ..Self::default()
         }
+    }
+
+    /// The function of a name, for a job; a problem with the number of functions that it has. A name of
+    /// the server comes first: no client replaces it.
+    fn find(&self, of: NamespaceId, name: &str) -> Result<Arc<dyn ServerFunction>, Refusal> {
+        let loaded = self.loaded.get(&of);
+        let found = self.registered.find(name);
+        let found = found.or_else(|| loaded.and_then(|loaded| loaded.find(name)));
+        let have = self.registered.len() + loaded.map_or(0, Functions::len);
+        let unknown = FunctionProblem::Unknown.with(have as u64);
+        found.map(Arc::clone).ok_or(unknown)
     }
 }
 
@@ -133,6 +148,22 @@ impl Span {
 }
 
 impl Engine {
+    /// Adds functions that all jobs have. They replace those of the same name.
+    pub fn add_functions(&mut self, functions: &Functions) {
+        Arc::make_mut(&mut self.functions.registered).extend(functions);
+    }
+
+    /// Adds a function that the clients of a job have, until it ends.
+    pub fn load_function(
+        &mut self,
+        job: NamespaceId,
+        name: &str,
+        function: Arc<dyn ServerFunction>,
+    ) {
+        let loaded = self.functions.loaded.entry(job).or_default();
+        loaded.insert(name, function);
+    }
+
     /// Runs the function of a frame.
     pub(super) fn function(
         &mut self,
@@ -162,19 +193,18 @@ impl Engine {
             }
         }
         // Before any row is created.
-        let named = &self.functions.registered;
-        if let FunctionBody::Named { name, .. } | FunctionBody::NamedRows(NamedRows { name, .. }) =
-            call.body
-            && named.find(name).is_none()
-        {
-            return Err(FunctionProblem::Unknown.with(named.len() as u64));
-        }
+        let named = match call.body {
+            FunctionBody::Named { name, .. } | FunctionBody::NamedRows(NamedRows { name, .. }) => {
+                Some(self.functions.find(sender.namespace, name)?)
+            }
+            FunctionBody::Expression(_) | FunctionBody::Slots => None,
+        };
+        let named = named.as_deref();
         let span = match call.body {
             FunctionBody::NamedRows(rows) => self.span_of_rows(header, &rows, &spec)?,
             _ => self.span(header, &call, &spec)?,
         };
         let mut runner = std::mem::take(&mut self.functions);
-        let named = &runner.registered;
         let done = match spec.dtype {
             DType::F32 => self.run(header, &call, &span, &mut runner.f32, named),
             DType::F64 => self.run(header, &call, &span, &mut runner.f64, named),
@@ -301,19 +331,15 @@ impl Engine {
         call: &FunctionCall<'_>,
         span: &Span,
         work: &mut Workspace<T>,
-        registered: &Functions,
+        named: Option<&dyn ServerFunction>,
     ) -> Result<Effect, Refusal> {
         self.reply.clear();
-        match call.body {
-            FunctionBody::Expression(program) => {
+        match (call.body, named) {
+            (FunctionBody::Expression(program), _) => {
                 self.evaluate(header, call, program, span, work)?;
             }
-            FunctionBody::Named { name, .. } | FunctionBody::NamedRows(NamedRows { name, .. }) => {
-                let unknown = FunctionProblem::Unknown.with(registered.len() as u64);
-                let function = registered.find(name).ok_or(unknown)?;
-                self.call_named(header, call, function, span, work)?;
-            }
-            FunctionBody::Slots => unreachable!("slots are counted before a piece is read"),
+            (_, Some(function)) => self.call_named(header, call, function, span, work)?,
+            (_, None) => unreachable!("slots are counted and names are found before"),
         }
         if header.kind == FrameKind::Update {
             self.store_piece(header, span, work.out.as_bytes())?;
@@ -396,7 +422,7 @@ impl Engine {
         &mut self,
         header: &FrameHeader,
         call: &FunctionCall<'_>,
-        function: &dyn Function,
+        function: &dyn ServerFunction,
         span: &Span,
         work: &mut Workspace<T>,
     ) -> Result<(), Refusal> {
@@ -435,7 +461,7 @@ impl Engine {
         }));
         match ran {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(FunctionError(number))) => Err(FunctionProblem::Refused.with(number)),
+            Ok(Err(FunctionFailure { problem, number })) => Err(problem.with(number)),
             Err(_) => Err(FunctionProblem::Panicked.with(0)),
         }
     }

@@ -6,7 +6,7 @@ use tidewater_expression::{
 use tidewater_protocol::layout::frame::FrameKind;
 use tidewater_protocol::layout::function::{
     FUNCTION_BODY_BYTES_MAX, FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX, FunctionBody,
-    FunctionPayload, FunctionProblem,
+    FunctionPayload, FunctionProblem, FunctionTrap,
 };
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reply::ReplyHeader;
@@ -138,7 +138,8 @@ pub(crate) fn numbers() -> Vec<(String, u64)> {
         let problem = FunctionProblem::from_code(code.into());
         let problem = problem.map(|p| format!("FunctionProblem::{p:?}"));
         let reduction = Reduction::from_code(code).map(|r| format!("Reduction::{r:?}"));
-        let names = [problem, reduction].into_iter().flatten();
+        let trap = FunctionTrap::from_code(code.into()).map(|t| format!("FunctionTrap::{t:?}"));
+        let names = [problem, reduction, trap].into_iter().flatten();
         all.extend(names.map(|name| (name, u64::from(code))));
     }
     all.extend(operations());

@@ -25,13 +25,15 @@ pub const FUNCTION_PARAMETERS_MAX: usize = 16;
 pub const FUNCTION_INPUTS_MAX: usize = 3;
 /// Most bytes of a function's body: an expression, or a name with its arguments.
 pub const FUNCTION_BODY_BYTES_MAX: usize = 8 << 10;
+/// Most bytes of a function's name. Its length has two bytes; every refusal repeats the name.
+pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
 
 /// Function of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionBody<'a> {
     /// Encoded program of an expression.
     Expression(&'a [u8]),
-    /// Function that the server's program registered under a name.
+    /// Function that the server has under a name.
     Named {
         /// Name of the function; 1 to 255 bytes of UTF-8.
         name: &'a str,
@@ -40,7 +42,7 @@ pub enum FunctionBody<'a> {
     },
     /// Number of slots of a sparse partition.
     Slots,
-    /// Function that the server's program registered, on the rows of some keys.
+    /// Function that the server has under a name, on the rows of some keys.
     NamedRows(NamedRows<'a>),
 }
 
@@ -127,7 +129,7 @@ impl<'a> NamedRows<'a> {
 
 /// The name of a function; `None` if it is too long or no text.
 fn name_of(name: &[u8]) -> Option<&str> {
-    let fits = (1..=255).contains(&name.len());
+    let fits = (1..=FUNCTION_NAME_BYTES_MAX).contains(&name.len());
     std::str::from_utf8(name).ok().filter(|_| fits)
 }
 
@@ -161,7 +163,7 @@ pub enum FunctionProblem {
     Input = 3,
     /// The target takes effect at ticks. Number: 0.
     AtTick = 4,
-    /// The server's program registered no function of this name. Number: functions that it has.
+    /// The server has no function of this name. Number: functions that it has.
     Unknown = 5,
     /// The user's function panicked. Number: 0.
     Panicked = 6,
@@ -173,6 +175,53 @@ pub enum FunctionProblem {
     Refused = 9,
     /// Keys are not in ascending order, without repetition. Number: position of the first such key.
     Order = 10,
+    /// A module used the fuel of a call. Number: that fuel, about one unit an instruction.
+    OutOfFuel = 11,
+    /// A module needs more memory than a call may have. Number: the bytes that it may have.
+    OutOfMemory = 12,
+    /// A module trapped. Number: code of its [`FunctionTrap`], 0 for another trap.
+    Trapped = 13,
+    /// A module returned a length that is no length of a result. Number: that length, of 64 bits.
+    WrongResult = 14,
+}
+
+/// Trap of a module, as the number of [`FunctionProblem::Trapped`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FunctionTrap {
+    /// The instruction `unreachable`; panics of most languages end in it.
+    Unreachable = 1,
+    /// Access outside of the memory.
+    MemoryOutOfBounds = 2,
+    /// Access outside of a table, or a table over its limit.
+    TableOutOfBounds = 3,
+    /// Indirect call of an empty element.
+    NullCall = 4,
+    /// Indirect call of a function of another type.
+    WrongCall = 5,
+    /// Integer overflow, also in the conversion of a float.
+    Overflow = 6,
+    /// Integer division by zero.
+    DivisionByZero = 7,
+    /// Calls are nested too deeply.
+    StackOverflow = 8,
+}
+
+impl FunctionTrap {
+    /// Returns the trap of a number; `None` for another trap.
+    pub const fn from_code(code: u64) -> Option<Self> {
+        Some(match code {
+            1 => Self::Unreachable,
+            2 => Self::MemoryOutOfBounds,
+            3 => Self::TableOutOfBounds,
+            4 => Self::NullCall,
+            5 => Self::WrongCall,
+            6 => Self::Overflow,
+            7 => Self::DivisionByZero,
+            8 => Self::StackOverflow,
+            _ => return None,
+        })
+    }
 }
 
 impl FunctionProblem {
@@ -189,6 +238,10 @@ impl FunctionProblem {
             8 => Self::Reduction,
             9 => Self::Refused,
             10 => Self::Order,
+            11 => Self::OutOfFuel,
+            12 => Self::OutOfMemory,
+            13 => Self::Trapped,
+            14 => Self::WrongResult,
             _ => return None,
         })
     }
@@ -372,7 +425,10 @@ mod tests {
             .filter_map(FunctionProblem::from_code)
             .map(|problem| problem as u8)
             .collect();
-        assert_eq!(codes, (1..=10).collect::<Vec<u8>>());
+        assert_eq!(codes, (1..=14).collect::<Vec<u8>>());
+        let traps = (0..64).filter_map(FunctionTrap::from_code);
+        let traps: Vec<u8> = traps.map(|trap| trap as u8).collect();
+        assert_eq!(traps, (1..=8).collect::<Vec<u8>>());
     }
 
     proptest! {
