@@ -336,6 +336,10 @@ impl CoordinatorLink for Link {
         })
     }
 
+    fn load_function(&mut self, _: &str, _: &[u8], _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
     fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }

@@ -221,6 +221,11 @@ impl CoordinatorLink for Catalogue {
         Err(ClientError::Environment("no disk here".into()))
     }
 
+    fn load_function(&mut self, name: &str, module: &[u8], _: Deadline) -> Result<(), ClientError> {
+        let loaded = self.handle.load_function(&self.namespace, name, module);
+        loaded.map_err(|e| ClientError::Refused(e.refusal()))
+    }
+
     fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }

@@ -553,6 +553,10 @@ impl CoordinatorLink for Coordinator {
         unreachable!("tests of this rig do not load")
     }
 
+    fn load_function(&mut self, _: &str, _: &[u8], _: Deadline) -> Result<(), ClientError> {
+        unreachable!("tests of this rig load no function")
+    }
+
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }

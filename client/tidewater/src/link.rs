@@ -181,6 +181,17 @@ pub trait CoordinatorLink: Send {
     /// The coordinator's refusal, or the connection's failure.
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError>;
 
+    /// Makes a function of a WebAssembly module on all servers.
+    ///
+    /// # Errors
+    /// The coordinator's refusal with that of a server, or the connection's failure.
+    fn load_function(
+        &mut self,
+        name: &str,
+        module: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError>;
+
     /// Fails if the coordinator has announced the end of the job. Called now and then during a wait;
     /// returns within milliseconds. A coordinator in this process, which is never lost, announces
     /// nothing.

@@ -54,6 +54,12 @@ pub trait Orders: Appliers {
     /// The refusal that the coordinator gets.
     fn release_table(&self, id: TableId) -> Result<(), Refusal>;
 
+    /// Makes a function of a module for a job.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets; the server does not have the function then.
+    fn load_function(&self, namespace: &str, name: &str, module: &[u8]) -> Result<(), Refusal>;
+
     /// Removes a worker: no clock of its job waits for it any more.
     ///
     /// # Errors
@@ -385,6 +391,11 @@ impl Enlisted {
                 self.tables.remove(&id);
                 node.release_table(id)?;
             }
+            Command::LoadFunction {
+                namespace,
+                name,
+                module,
+            } => node.load_function(&namespace, &name, &module.0)?,
             Command::MembersChanged {
                 namespace,
                 members,

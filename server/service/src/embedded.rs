@@ -17,7 +17,7 @@ use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
 use crate::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
-use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerHandle};
+use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerFunctions, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
 /// Time limit for all servers to join.
@@ -46,6 +46,8 @@ pub struct ClusterConfig {
     pub pending_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
+    /// Functions besides those that the program registers.
+    pub functions: ServerFunctions,
     /// Page size of the memories (default: ordinary pages). Hugepages are all allocated at the
     /// start.
     pub hugepages: Hugepages,
@@ -76,6 +78,7 @@ impl Default for ClusterConfig {
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
+            functions: ServerFunctions::default(),
             hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
             service: false,
@@ -234,6 +237,7 @@ impl Cluster {
         server.count_pushes = config.count_pushes;
         server.pending_bytes = config.pending_bytes;
         server.busy_poll = config.busy_poll;
+        server.functions.clone_from(&config.functions);
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());

@@ -10,7 +10,9 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
 use crate::coordinator_client::{Agent, AgentError, Ended, Enlisted};
-use crate::server::{BusyPoll, CAPACITY_DEFAULT, Server, ServerConfig, ServerError, ServerHandle};
+use crate::server::{
+    BusyPoll, CAPACITY_DEFAULT, Server, ServerConfig, ServerError, ServerFunctions, ServerHandle,
+};
 use tidewater_engine::store::Hugepages;
 
 /// Configuration of a server process at its start.
@@ -44,6 +46,8 @@ pub struct ServerProcessConfig {
     pub pending_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
+    /// Functions besides those that the program registers.
+    pub functions: ServerFunctions,
     /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
@@ -74,6 +78,7 @@ impl ServerProcessConfig {
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
+            functions: ServerFunctions::default(),
             hugepages: Hugepages::Default,
             nic: None,
             listen: None,
@@ -136,6 +141,7 @@ impl ServerProcess {
         node.count_pushes = config.count_pushes;
         node.pending_bytes = config.pending_bytes;
         node.busy_poll = config.busy_poll;
+        node.functions.clone_from(&config.functions);
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);
         node.tcp = Some(listen);

@@ -116,6 +116,10 @@ pub const RESIDUAL_BYTES_DEFAULT: usize = 256 << 20;
 /// before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
 /// result, so that the result does not depend on the number of servers.
 pub const FUNCTION_BYTES_MAX: usize = BLOCK_BYTES_MAX as usize;
+/// Bytes of a WebAssembly module. Half of a control message; a function of some pages has 1 to 20 KiB.
+pub const FUNCTION_MODULE_BYTES_MAX: usize = 512 << 10;
+/// Functions that the clients of a job load. A server keeps module and machine code of each.
+pub const FUNCTIONS_LOADED_MAX: usize = 64;
 /// Refused frames of a lane for which the client keeps the reason: as many as can be in flight.
 pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
 /// Older runs of refused frames that a client distinguishes on a lane. They take 24 KiB.

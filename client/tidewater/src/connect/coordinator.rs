@@ -11,8 +11,8 @@ use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
-    TableInfo, WorkerState,
+    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _,
+    ModuleBytes, Notice, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
@@ -398,6 +398,19 @@ impl CoordinatorLink for NetCoordinatorLink {
             }),
             _ => Err(self.nonsense("load")),
         }
+    }
+
+    fn load_function(
+        &mut self,
+        name: &str,
+        module: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let request = CoordinatorRequest::LoadFunction {
+            name: name.to_owned(),
+            module: ModuleBytes(module.to_vec()),
+        };
+        self.done("load function", &request, deadline)
     }
 
     fn check(&mut self) -> Result<(), ClientError> {

@@ -16,6 +16,7 @@
 mod barriers;
 mod ends;
 mod files;
+mod functions;
 mod jobs;
 mod members;
 mod models;

@@ -12,6 +12,7 @@ use tidewater_protocol::wire::hello::{RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::barriers::Waiter;
+use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
 use super::models::ModelOp;
 use super::rendezvous::Gathering;
@@ -137,6 +138,7 @@ pub(super) enum Purpose {
     EndJob(u64),
     Save(u64),
     Load(u64),
+    Function(u64),
     Shutdown,
 }
 
@@ -164,6 +166,8 @@ pub struct Coordinator {
     pub(super) last_order: u64,
     pub(super) models: BTreeMap<u64, ModelOp>,
     pub(super) last_model: u64,
+    pub(super) functions: BTreeMap<u64, FunctionLoad>,
+    pub(super) last_function: u64,
     pub(super) epoch: u64,
     pub(super) revision: u64,
     pub(super) phase: Phase,
@@ -191,6 +195,8 @@ impl Coordinator {
             last_order: 0,
             models: BTreeMap::new(),
             last_model: 0,
+            functions: BTreeMap::new(),
+            last_function: 0,
             epoch: 1,
             revision: 0,
             phase: Phase::Running,
@@ -267,6 +273,7 @@ impl Coordinator {
             Purpose::EndJob(job) => self.job_let_go(job, server),
             Purpose::Save(op) => self.part_saved(op, server, answer),
             Purpose::Load(op) => self.part_loaded(op, server, answer),
+            Purpose::Function(load) => self.function_loaded(load, server, answer),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -343,6 +350,9 @@ impl Coordinator {
             }
             Ask::Save { dir } => self.begin_save(asker, &namespace, dir).map(|()| None),
             Ask::Load { dir } => self.begin_load(asker, &namespace, dir).map(|()| None),
+            Ask::LoadFunction { name, module } => self
+                .load_function(asker, &namespace, &name, &module)
+                .map(|()| None),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);
                 Ok(Some(CoordinatorAnswer::Done))

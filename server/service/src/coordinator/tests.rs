@@ -1,5 +1,6 @@
 //! The state machine without sockets: its answers, and its orders to servers. (long: one rig.)
 
+mod functions;
 mod models;
 mod rendezvous;
 mod service;

@@ -42,11 +42,13 @@ pub(super) struct Catalogue {
 }
 
 /// One namespace in use.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Job {
     pub(super) id: NamespaceId,
     /// Number of its workers; 0 until a session or the cluster says it.
     pub(super) workers: u32,
+    /// Modules that its clients have loaded, by name.
+    pub(super) functions: HashMap<String, Box<[u8]>>,
 }
 
 /// What a client of a namespace sees under a table number.
@@ -78,7 +80,11 @@ impl Catalogue {
         Ok(self.jobs.entry(namespace.to_owned()).or_insert_with(|| {
             let id = NamespaceId(*given);
             *given += 1;
-            Job { id, workers: 0 }
+            Job {
+                id,
+                workers: 0,
+                functions: HashMap::new(),
+            }
         }))
     }
 

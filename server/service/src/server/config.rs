@@ -1,6 +1,8 @@
 //! Configuration of a server process at its start.
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
@@ -8,6 +10,7 @@ use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SESSION_LINGER};
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
+use tidewater_engine::functions::{FunctionLoader, Functions};
 use tidewater_engine::store::Hugepages;
 
 /// Default size in bytes of each of a server's two memories. Reserving costs nothing: pages take
@@ -35,8 +38,8 @@ impl BusyPoll {
     }
 }
 
-impl std::fmt::Display for BusyPoll {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for BusyPoll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Off => "off",
             Self::On => "on",
@@ -55,6 +58,24 @@ impl std::str::FromStr for BusyPoll {
             "tails" => Ok(Self::Tails),
             _ => Err("is none of on, tails, off"),
         }
+    }
+}
+
+/// Functions of a server besides those that its program registers. Equal on all servers of a job.
+#[derive(Clone, Default)]
+pub struct ServerFunctions {
+    /// Functions that all jobs have. They replace registered ones of the same name.
+    pub all: Functions,
+    /// Makes functions of the modules that clients load; `None` refuses them.
+    pub loader: Option<Arc<dyn FunctionLoader>>,
+}
+
+impl fmt::Debug for ServerFunctions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerFunctions")
+            .field("all", &self.all)
+            .field("loader", &self.loader.is_some())
+            .finish()
     }
 }
 
@@ -101,6 +122,8 @@ pub struct ServerConfig {
     pub pending_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
+    /// Functions besides those that the program registers.
+    pub functions: ServerFunctions,
     /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
@@ -145,6 +168,7 @@ impl ServerConfig {
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
+            functions: ServerFunctions::default(),
             hugepages: Hugepages::Default,
             nic: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),

@@ -104,6 +104,14 @@ pub enum ServerError {
         /// Name of the table to be created.
         table: String,
     },
+    /// A module does not become a function.
+    #[error("function \"{name}\": {why}")]
+    Function {
+        /// Name of the function.
+        name: String,
+        /// Why it is refused, with a remedy.
+        why: String,
+    },
     /// This server has no table of that number.
     #[error("no table {0} on this server; it was never created, or its creation failed")]
     UnknownTable(TableId),
@@ -124,6 +132,7 @@ impl ServerError {
                 (RefusalCode::OutOfMemory, *bytes as u64)
             }
             Self::Spec { .. } | Self::Table { .. } => (RefusalCode::BadSpec, 0),
+            Self::Function { .. } => (RefusalCode::BadFunction, 0),
             Self::Differs { id, .. } => (RefusalCode::TableDiffers, u64::from(id.0)),
             Self::UnknownTable(id) => (RefusalCode::UnknownTable, u64::from(id.0)),
             Self::Released(id) => (RefusalCode::TableReleased, u64::from(id.0)),

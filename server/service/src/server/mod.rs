@@ -27,6 +27,7 @@ mod connects;
 mod control;
 mod error;
 mod failure;
+mod functions;
 mod handle;
 mod listen;
 mod orders;
@@ -52,7 +53,7 @@ use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_topology::Topology;
 use tidewater_topology::hostinfo::host_id;
 
-pub use config::{BusyPoll, CAPACITY_DEFAULT, ServerConfig};
+pub use config::{BusyPoll, CAPACITY_DEFAULT, ServerConfig, ServerFunctions};
 pub use error::ServerError;
 pub use handle::{NodeStatus, ServerHandle};
 

@@ -30,6 +30,10 @@ impl Orders for ServerHandle {
         Self::release_table(self, id).map_err(|error| error.refusal())
     }
 
+    fn load_function(&self, namespace: &str, name: &str, module: &[u8]) -> Result<(), Refusal> {
+        Self::load_function(self, namespace, name, module).map_err(|error| error.refusal())
+    }
+
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal> {
         Self::remove_worker(self, namespace, worker).map_err(|error| error.refusal())
     }

@@ -81,6 +81,7 @@ fn start_one(
     let workers = (0..config.workers).map(WorkerId);
     let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
     applier.engine().set_pending_bytes(config.pending_bytes);
+    applier.engine().add_functions(&config.functions.all);
     let core = placement.cpus.get(usize::from(a));
     let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));

@@ -99,6 +99,8 @@ codes! {
     BadTransport = 24, "the transport is not offered here", "choose another with TIDEWATER_TRANSPORT";
     /// A saved model is damaged or of another version.
     BadCheckpoint = 25, "the saved model cannot be read", "see the text; restore it from another copy";
+    /// A module does not become a function.
+    BadFunction = 26, "the function cannot be loaded", "see the text";
 }
 
 impl From<RefusalCode> for u16 {

@@ -5,8 +5,9 @@ use std::ops::Range;
 use tidewater_expression::Partial;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{
-    FUNCTION_BODY_BYTES_MAX, FunctionBody, FunctionPayload,
+    FUNCTION_BODY_BYTES_MAX, FUNCTION_NAME_BYTES_MAX, FunctionBody, FunctionPayload,
 };
+use tidewater_protocol::limits::FUNCTION_MODULE_BYTES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Apply, Shape};
 use tidewater_runtime::clock::Deadline;
@@ -117,7 +118,37 @@ impl Client {
         Ok(total.value())
     }
 
-    /// Runs an update function that the servers' program registered under `name`. Order, atomicity and
+    /// Makes a function of a WebAssembly module on all servers, for all clients of this job. It is called
+    /// by its name, as a function of the servers' program is. What a module exports is in
+    /// `docs/FUNCTIONS.md`. The name stays with the module until the job ends; the same module may be loaded
+    /// again, so that all workers may make this call. A barrier makes it visible to those that do not.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a name or a module over the limits. [`ClientError::Refused`] where the
+    /// servers load no functions (`--load-functions`), the module is not valid, has imports or lacks an
+    /// export, or the name is taken. A server that refuses does not have the function; others may.
+    ///
+    /// # Cost
+    /// A round trip to the coordinator, which sends the module to each server. Each compiles it, about
+    /// a millisecond for each KiB, while it serves other clients.
+    pub fn load_function(&mut self, name: &str, module: &[u8]) -> Result<(), ClientError> {
+        let wrong = |what| ClientError::Argument {
+            op: "load_function",
+            table: "-".into(),
+            what,
+        };
+        check_name(name).map_err(wrong)?;
+        let (bytes, limit) = (module.len(), FUNCTION_MODULE_BYTES_MAX);
+        if bytes > limit {
+            return Err(wrong(format!(
+                "the module has {bytes} bytes; the most are {limit}: remove its debug information (strip)"
+            )));
+        }
+        let deadline = self.deadline();
+        self.lanes.coordinator.load_function(name, module, deadline)
+    }
+
+    /// Runs an update function that the servers have under `name`. Order, atomicity and
     /// exactly-once as in [`Client::update`]; a function that fails changes nothing of its frame.
     ///
     /// # Errors
@@ -469,13 +500,18 @@ impl<T: Element> Requests for KeyedRequests<'_, T> {
     }
 }
 
-fn check_named(name: &str, arguments: &[u8]) -> Result<(), String> {
-    if !(1..=255).contains(&name.len()) {
-        return Err(format!(
-            "the name of a function has 1 to 255 bytes, not {}",
+fn check_name(name: &str) -> Result<(), String> {
+    match (1..=FUNCTION_NAME_BYTES_MAX).contains(&name.len()) {
+        true => Ok(()),
+        false => Err(format!(
+            "the name of a function has 1 to {FUNCTION_NAME_BYTES_MAX} bytes, not {}",
             name.len()
-        ));
+        )),
     }
+}
+
+fn check_named(name: &str, arguments: &[u8]) -> Result<(), String> {
+    check_name(name)?;
     let bytes = 2 + name.len() + arguments.len();
     match bytes <= FUNCTION_BODY_BYTES_MAX {
         true => Ok(()),

@@ -1,14 +1,17 @@
 //! Requests to the coordinator, its commands to servers, and its notices to all.
 
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, worker_id};
 use super::rendezvous::{Register, Roster};
 use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, TableId, WorkerId};
+use crate::layout::function::FUNCTION_NAME_BYTES_MAX;
 use crate::limits::{
-    APPLIERS_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, TABLE_NAME_BYTES_MAX, TABLES_MAX,
-    TEXT_BYTES_MAX, WORKERS_MAX,
+    APPLIERS_MAX, FUNCTION_MODULE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
+    TABLE_NAME_BYTES_MAX, TABLES_MAX, TEXT_BYTES_MAX, WORKERS_MAX,
 };
 use crate::placement::Placement;
 use crate::table::{Optimizer, TableSpec};
@@ -60,6 +63,27 @@ pub struct TableInfo {
     pub spec: TableSpec,
     /// Owner of each partition.
     pub placement: Placement,
+}
+
+/// A WebAssembly module in binary format. Its debug output is its length.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleBytes(pub Vec<u8>);
+
+impl fmt::Debug for ModuleBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ModuleBytes({} B)", self.0.len())
+    }
+}
+
+impl ModuleBytes {
+    fn validate(&self, name: &str) -> Result<(), WireError> {
+        name_at_most("function name", name, FUNCTION_NAME_BYTES_MAX)?;
+        at_most(
+            "module bytes",
+            self.0.len() as u64,
+            FUNCTION_MODULE_BYTES_MAX as u64,
+        )
+    }
 }
 
 /// Requests of a worker or server to the coordinator.
@@ -116,6 +140,14 @@ pub enum CoordinatorRequest {
     /// [`CoordinatorAnswer::Roster`], when all have registered, or a refusal that names the missing
     /// ranks.
     Register(Register),
+    /// Makes a function of a WebAssembly module on all servers, for the namespace. Answer: Done, when
+    /// all servers have it.
+    LoadFunction {
+        /// Name of the function.
+        name: String,
+        /// The module in binary format.
+        module: ModuleBytes,
+    },
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -201,6 +233,15 @@ pub enum Command {
     },
     /// Finishes the frames in the rings and exits. Answer: Done, before the exit.
     Shutdown,
+    /// Makes a function of a WebAssembly module. Answer: Done, when all appliers have it.
+    LoadFunction {
+        /// Job that has the function.
+        namespace: String,
+        /// Name of the function.
+        name: String,
+        /// The module in binary format.
+        module: ModuleBytes,
+    },
 }
 
 /// Rule of a table with hyper-parameters that were set after it was created.
@@ -291,6 +332,7 @@ impl Message for CoordinatorRequest {
             Self::Save { dir } | Self::Load { dir } => path(dir),
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
             Self::Register(register) => register.validate(),
+            Self::LoadFunction { name, module } => module.validate(name),
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -387,6 +429,14 @@ impl Message for Command {
             Self::Load { id: _, name, dir } => {
                 name_at_most("table name", name, TABLE_NAME_BYTES_MAX)?;
                 path(dir)
+            }
+            Self::LoadFunction {
+                namespace: job,
+                name,
+                module,
+            } => {
+                namespace(job)?;
+                module.validate(name)
             }
             Self::ReleaseTable { id: _ } | Self::Shutdown => Ok(()),
         }

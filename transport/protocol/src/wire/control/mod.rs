@@ -27,8 +27,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use coordinator::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Notice, SavedPart,
-    TableInfo, TableSetting,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, ModuleBytes,
+    Notice, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
     DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,

@@ -323,6 +323,10 @@ impl Gen {
                 local_size: 3,
                 timeout_ms: 60_000,
             }),
+            R::LoadFunction {
+                name: "scale".into(),
+                module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
+            },
         ]
     }
 
@@ -388,6 +392,11 @@ impl Gen {
                 dir: self.name(99),
             },
             Command::Shutdown,
+            Command::LoadFunction {
+                namespace: "job".into(),
+                name: "scale".into(),
+                module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
+            },
         ]
     }
 

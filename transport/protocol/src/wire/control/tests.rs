@@ -6,9 +6,7 @@ use crate::ids::{
     ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, WorkerId,
 };
 use crate::limits::{
-    CONTROL_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX,
-    SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN,
-    VERBS_REGIONS_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
+    CONTROL_BYTES_MAX, FUNCTION_MODULE_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX, WORKERS_MAX, WORKER_THREADS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -171,6 +169,16 @@ fn number_limits_hold_at_both_ends() {
         optimizer: sgd,
         ..g.spec()
     }));
+    let module = ModuleBytes(vec![0; FUNCTION_MODULE_BYTES_MAX + 1]);
+    refuses(&CoordinatorRequest::LoadFunction {
+        name: "f".into(),
+        module: module.clone(),
+    });
+    refuses(&Command::LoadFunction {
+        namespace: "job".into(),
+        name: "f".into(),
+        module,
+    });
     let mut members = g.members();
     let worker = WorkerMember {
         id: WorkerId(0),

@@ -1,0 +1,77 @@
+//! Functions that clients load into this server.
+
+use std::sync::Arc;
+
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::functions::registered;
+use tidewater_protocol::limits::FUNCTIONS_LOADED_MAX;
+
+use super::{ServerError, ServerHandle};
+use tidewater_engine::store::StoreError;
+
+impl ServerHandle {
+    /// Makes a function of a module for a job, on all appliers. The name stays with the module until the
+    /// job ends: the same module again changes nothing, another one is refused. Cost: the module is
+    /// compiled on the calling thread.
+    ///
+    /// # Errors
+    /// [`ServerError::Function`] where the server loads no functions, the name is taken, or the module is
+    /// refused; [`ServerError::Store`] for a function too many. No applier has it then.
+    pub fn load_function(
+        &self,
+        namespace: &str,
+        name: &str,
+        module: &[u8],
+    ) -> Result<(), ServerError> {
+        let refused = |why: String| ServerError::Function {
+            name: name.to_owned(),
+            why,
+        };
+        let functions = &self.shared.config.functions;
+        let Some(loader) = &functions.loader else {
+            let why = "servers load no functions of clients; start them with --load-functions";
+            return Err(refused(why.to_owned()));
+        };
+        if functions.all.find(name).is_some() || registered().find(name).is_some() {
+            let why = "the servers have a function of this name; use another name";
+            return Err(refused(why.to_owned()));
+        }
+        let job = {
+            let mut catalogue = self.shared.catalogue();
+            let job = catalogue.open_job(namespace)?;
+            if let Some(have) = job.functions.get(name) {
+                return match **have == *module {
+                    true => Ok(()),
+                    false => Err(refused(
+                        "the job has another module of this name; use another name".to_owned(),
+                    )),
+                };
+            }
+            let have = job.functions.len() + 1;
+            if have > FUNCTIONS_LOADED_MAX {
+                return Err(ServerError::Store(StoreError::Limit {
+                    what: "loaded functions of a job",
+                    have: have as u64,
+                    limit: FUNCTIONS_LOADED_MAX as u64,
+                }));
+            }
+            job.id
+        };
+        let function = loader.load(module).map_err(|e| refused(e.to_string()))?;
+        // Entered first: a failure of the next step is the end of this server.
+        let entered = self.shared.catalogue().open_job(namespace).map(|job| {
+            job.functions.insert(name.to_owned(), module.into());
+        });
+        entered?;
+        self.shared
+            .ask_all(|_, tx| {
+                let (function, name) = (Arc::clone(&function), name.to_owned());
+                Command::With(Box::new(move |engine| {
+                    engine.load_function(job, &name, function);
+                    // The caller waits for it, unless the server is ending.
+                    let _ = tx.send(());
+                }))
+            })
+            .map(drop)
+    }
+}
