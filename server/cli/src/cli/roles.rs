@@ -108,6 +108,8 @@ pub(crate) struct ServerArgs {
     pending_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
+    #[command(flatten)]
+    modules: super::functions::ModuleArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -162,6 +164,8 @@ pub(crate) struct ServeArgs {
     pending_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
+    #[command(flatten)]
+    modules: super::functions::ModuleArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -285,6 +289,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         count_pushes: args.count_pushes,
         pending_bytes: args.pending_bytes,
         busy_poll: args.busy.busy_poll,
+        functions: args.modules.functions()?,
         hugepages: args.hugepages.unwrap_or_default(),
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
@@ -319,6 +324,7 @@ impl ServerArgs {
         config.count_pushes = self.count_pushes;
         config.pending_bytes = self.pending_bytes;
         config.busy_poll = self.busy.busy_poll;
+        config.functions = self.modules.functions()?;
         config.hugepages = self.hugepages.unwrap_or_default();
         config.nic.clone_from(&self.nic);
         config.listen = self.listen.or(config.listen);

@@ -75,6 +75,8 @@ pub(crate) struct RunArgs {
     pending_bytes: Option<usize>,
     #[command(flatten)]
     busy: super::BusyPollArgs,
+    #[command(flatten)]
+    modules: super::functions::ModuleArgs,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -107,7 +109,7 @@ pub(crate) struct RunArgs {
         long,
         value_name = "LINE",
         hide_short_help = true,
-        conflicts_with = "busy_poll"
+        conflicts_with_all = ["busy_poll", "function", "load_functions", "function_fuel", "function_memory"]
     )]
     server_command: Option<OsString>,
     /// Run the coordinator as this shell command.
@@ -165,6 +167,7 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
         .pending_bytes
         .map(|bytes| format!("--pending-bytes={bytes}"));
     let options = options.chain(busy).chain(pending);
+    let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
