@@ -19,7 +19,7 @@ for _name in "${!TIDEWATER_@}"; do
 done
 
 NOTHING_TO_RUN=77
-FEATURES=mutants,verbs-dlopen     # of the one build
+FEATURES=mutants,verbs-dlopen,wasm # of the one build
 FLAKES=$REPO_ROOT/ci/flakes.tsv   # tests that may be repeated once
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
 TEST_JOBS=1                       # test binaries that run at a time, see run_test_binaries

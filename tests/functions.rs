@@ -12,14 +12,23 @@ use tidewater::{
     PushOp, Reduce, Reduction, Scalar, SyncMode, Table, TableBuilder,
 };
 use tidewater_service::embedded::ClusterConfig;
+use tidewater_service::server::ServerFunctions;
+
+#[path = "functions/modules.rs"]
+mod modules;
 
 /// Elements of the range tables: several pieces, the last one short.
 const ELEMENTS: usize = 150_001;
 
 fn cluster(servers: u32, appliers: u16) -> (Job, Client) {
+    cluster_with(servers, appliers, ServerFunctions::default())
+}
+
+fn cluster_with(servers: u32, appliers: u16, functions: ServerFunctions) -> (Job, Client) {
     let config = ClusterConfig {
         servers,
         appliers,
+        functions,
         ..ClusterConfig::default()
     };
     let cluster = JoinOptions::from(config)

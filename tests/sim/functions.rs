@@ -1,15 +1,18 @@
-//! Functions exactly once: workers add by expressions while lanes fail, and every element ends with
-//! the sum of the acknowledged additions. Reductions agree with what pulls read.
+//! Functions exactly once: workers add by expressions and by a WebAssembly module while lanes fail, and
+//! every element ends with the sum of the acknowledged additions. Reductions agree with what pulls read.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tidewater::{Client, ClientError, Expression, FunctionArgs, PullOptions, Reduction, Scalar};
 use tidewater::{SyncMode, Table, TableBuilder, Ticket};
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::functions::Functions;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
+use tidewater_wasm::{Limits, Modules};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 
@@ -19,6 +22,35 @@ const KEYS: u64 = 40;
 const DIM: usize = 3;
 /// Elements of the range table: two partitions of several blocks.
 const ELEMENTS: u64 = 6 * 512;
+
+/// `add` adds its argument, an i64, to each element; `spin` does the same, and does not end.
+static MODULES: LazyLock<Functions> = LazyLock::new(|| {
+    let limits = Limits {
+        fuel: 100_000,
+        ..Limits::default()
+    };
+    let modules = Modules::new(limits).unwrap();
+    let compile = |end: &str| {
+        let text = format!(
+            r#"(module (memory (export "memory") 1)
+                (func (export "update") (param $call i32) (result i64)
+                    (local $x i32) (local $left i32)
+                    (local.set $x (i32.load offset=16 (local.get $call)))
+                    (local.set $left (i32.load offset=20 (local.get $call)))
+                    (loop $next
+                        (i64.store (local.get $x) (i64.add (i64.load (local.get $x))
+                            (i64.load (i32.load offset=32 (local.get $call)))))
+                        (local.set $x (i32.add (local.get $x) (i32.const 8)))
+                        (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+                        (br_if $next (local.get $left)))
+                    {end}
+                    (i64.const 0)))"#
+        );
+        modules.compile(&wat::parse_str(text).unwrap()).unwrap()
+    };
+    let functions = Functions::default().with("add", compile(""));
+    functions.with("spin", compile("(loop $end (br $end))"))
+});
 
 #[derive(Default)]
 struct Sums {
@@ -59,17 +91,33 @@ impl Worker {
 
     fn call(&mut self, rng: &mut Rng, sums: &Sums) -> Ticket {
         let amount = 1 + rng.below(9) as i64;
-        let args = FunctionArgs {
-            parameters: &[amount as f64],
-            ..FunctionArgs::default()
-        };
         let (table, sum) = match rng.below(3) {
             0 => (&self.range, &sums.range),
             1 => (&self.rows, &sums.rows),
             _ => (&self.sparse, &sums.sparse),
         };
         sum.fetch_add(amount as u64, Ordering::Relaxed);
+        if rng.below(2) == 0 {
+            let (amount, all) = (amount.to_le_bytes(), FunctionArgs::default());
+            return self
+                .client
+                .call_update(table, "add", &amount, &all)
+                .unwrap();
+        }
+        let args = FunctionArgs {
+            parameters: &[amount as f64],
+            ..FunctionArgs::default()
+        };
         self.client.update(table, &self.add, &args).unwrap()
+    }
+
+    /// A call of a module that does not end: no element changes, whatever it has written.
+    fn endless(&mut self, sums: &Sums) {
+        let (amount, all) = (1_i64.to_le_bytes(), FunctionArgs::default());
+        let ticket = self.client.call_update(&self.rows, "spin", &amount, &all);
+        let refused = self.client.wait_applied(&ticket.unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("100000"), "{refused}");
+        sums.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A call with one frame that is refused: its first block stays, and nothing else fails.
@@ -105,6 +153,7 @@ fn work(rig: &Rig, rank: u32, rng: &mut Rng, sums: &Sums) {
         tickets.push(worker.call(rng, sums));
         match rng.below(8) {
             0 => worker.poisoned(sums),
+            3 => worker.endless(sums),
             1 | 2 => {
                 // Sums only grow, and a reduction sees this worker's earlier calls.
                 let sum = worker.sum(&worker.range.clone());
@@ -168,7 +217,8 @@ fn world(seed: u64, sums: &Arc<Sums>) -> Outcome {
         ring_bytes: 16 << 10,
     };
     let tables = [range.spec(), rows.spec(), sparse.spec(), float.spec()];
-    let rig = Rig::new(seed, faults(seed), shape, &tables);
+    let modules = |engine: &mut Engine| engine.add_functions(&MODULES);
+    let rig = Rig::prepared(seed, faults(seed), shape, &tables, &modules);
     let mine = Arc::new(Sums::default());
     let ready = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicU64::new(0));

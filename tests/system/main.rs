@@ -20,6 +20,8 @@ mod killed;
 mod launched;
 mod locked;
 mod model;
+#[cfg(feature = "wasm")]
+mod modules;
 mod one_sided;
 mod pages;
 mod proc;
