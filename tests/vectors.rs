@@ -24,6 +24,12 @@ fn numbers(seed: u64) -> Vec<f64> {
     (0..DIM).map(|_| next()).collect()
 }
 
+/// Zeroes of both signs, then the other numbers.
+fn with_zeroes(mut numbers: Vec<f64>) -> Vec<f64> {
+    numbers[..2].copy_from_slice(&[0.0, -0.0]);
+    numbers
+}
+
 type Unary = (
     &'static str,
     fn(&Vector<f64>) -> Result<Vector<f64>, ClientError>,
@@ -44,8 +50,7 @@ fn operations_match_local_vectors() {
         .into_job()
         .unwrap();
     let space = space(&cluster, "s", DIM);
-    let (mut a, b) = (numbers(1), numbers(2));
-    a[..2].copy_from_slice(&[0.0, -0.0]);
+    let (a, b) = (with_zeroes(numbers(1)), numbers(2));
     let (x, y) = (space.from_slice(&a).unwrap(), space.from_slice(&b).unwrap());
     let same = |name: &str, vector: &Vector<f64>, expected: &dyn Fn(usize) -> f64| {
         let result = vector.pull().unwrap();
