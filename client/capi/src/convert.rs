@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use tidewater::{
-    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode, PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, Schedule, SyncMode,
+    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode,
+    PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, Schedule, SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};

@@ -11,7 +11,8 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options,
+    tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;

@@ -1,7 +1,8 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{
-    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions, ReduceOp, Table, Ticket,
+    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions,
+    ReduceOp, Table, Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 

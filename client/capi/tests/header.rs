@@ -5,7 +5,8 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options,
+    tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
 };
 
 const HEADER: &str = "include/tidewater.h";

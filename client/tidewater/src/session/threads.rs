@@ -291,6 +291,17 @@ impl CoordinatorLink for SharedCoordinator {
         self.with("load", deadline, |link| link.load(dir, deadline))
     }
 
+    fn load_function(
+        &mut self,
+        name: &str,
+        module: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        self.with("load function", deadline, |link| {
+            link.load_function(name, module, deadline)
+        })
+    }
+
     fn check(&mut self) -> Result<(), ClientError> {
         match self.worker.try_coordinator() {
             Some(mut link) => {
