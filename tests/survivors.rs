@@ -233,17 +233,17 @@ fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
         let range = client.create_table::<f32>(range.spec()).unwrap();
         let counts = client.create_table::<i64>(counts.spec()).unwrap();
         for iteration in 0..ITERATIONS {
-            // Of very different sizes: another order of addition has other bits.
-            let size = 8_f32.powi(((number * 5 + iteration * 3) % 7) as i32);
-            let gradient = (number as f32 - 1.3 * iteration as f32) * size;
+            let gradients: Vec<f32> = (0..2_900)
+                .map(|element| gradient(number, iteration, element))
+                .collect();
             let op = PushOp::Gradient;
             let keys = [0, 1, 2, 3, u64::from(4 - number % 2)];
-            drop(client.push_rows(&mean, &keys, &[gradient; 15], op).unwrap());
             drop(
                 client
-                    .push_dense(&range, 0, &[gradient; 2_900], op)
+                    .push_rows(&mean, &keys, &gradients[..15], op)
                     .unwrap(),
             );
+            drop(client.push_dense(&range, 0, &gradients, op).unwrap());
             let own = [u64::from(number)];
             drop(client.push_rows(&counts, &own, &[1], PushOp::Sum).unwrap());
             client.tick().unwrap();
@@ -282,6 +282,14 @@ fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
     let seen = counts_of(clients.last_mut().unwrap(), all);
     assert_eq!(seen, vec![i64::from(ITERATIONS); all as usize]);
     (bits[0].clone(), seen)
+}
+
+/// What thread `number` of all pushes for an element. Sums of these are not exact: another order of
+/// addition has other bits.
+fn gradient(number: u32, iteration: u32, element: u32) -> f32 {
+    let value = (number * 7919 + iteration * 104_729 + element * 31) % 2003;
+    let size = 1 << (2 * ((number * 5 + iteration * 3 + element) % 5));
+    (value as f32 - 1001.0) * size as f32 / 3.0
 }
 
 /// Pushes of each of `all` threads.

@@ -82,8 +82,8 @@ contains
         real(real32) :: value
         integer(int64) :: number, size
         number = mod(who*7919 + step*104729 + at*31, 2003_int64)
-        size = ishft(1_int64, int(6*mod(who*5 + step*3 + at, 5_int64)))
-        value = real(number - 1001, real32)*real(size, real32)
+        size = ishft(1_int64, int(2*mod(who*5 + step*3 + at, 5_int64)))
+        value = real(number - 1001, real32)*real(size, real32)/3.0_real32
     end function
 
     subroutine print_all()

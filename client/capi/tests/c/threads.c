@@ -30,8 +30,8 @@ static uint32_t threads = 1;
 static float gradient(uint32_t number, uint32_t iteration, uint32_t row)
 {
     const int32_t value = (int32_t)((number * 7919 + iteration * 104729 + row * 31) % 2003);
-    const int32_t size = 1 << (6 * ((number * 5 + iteration * 3 + row) % 5));
-    return (float)(value - 1001) * (float)size;
+    const int32_t size = 1 << (2 * ((number * 5 + iteration * 3 + row) % 5));
+    return (float)(value - 1001) * (float)size / 3.0f;
 }
 
 static void tables(tw_session *session, tw_table *mean, tw_table *counts)

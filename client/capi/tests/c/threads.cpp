@@ -48,8 +48,8 @@ struct tables {
 float gradient(std::uint32_t number, std::uint32_t iteration, std::uint32_t row)
 {
     const auto value = static_cast<std::int32_t>((number * 7919 + iteration * 104729 + row * 31) % 2003);
-    const auto size = 1 << (6 * ((number * 5 + iteration * 3 + row) % 5));
-    return static_cast<float>(value - 1001) * static_cast<float>(size);
+    const auto size = 1 << (2 * ((number * 5 + iteration * 3 + row) % 5));
+    return static_cast<float>(value - 1001) * static_cast<float>(size) / 3.0F;
 }
 
 void work(tw::session &session)

@@ -357,7 +357,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Thread`] from a sibling, after [`Client::finish`], with an unfinished tick, or with
-    /// too many threads; what [`Client::flush`] reports; a server's refusal of a session.
+    /// too many threads; what [`Client::flush`] reports; a server's refusal of a session. A failure after the
+    /// first server may count the thread loses the worker ([`ClientError::ThreadLost`] in later calls).
     ///
     /// # Examples
     /// ```
