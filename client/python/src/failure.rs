@@ -55,9 +55,10 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
         | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
             PyTimeoutError::new_err(text)
         }
-        ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::Lane(_) => {
-            PyConnectionError::new_err(text)
-        }
+        ClientError::ServerLost { .. }
+        | ClientError::ThreadLost { .. }
+        | ClientError::Control { .. }
+        | ClientError::Lane(_) => PyConnectionError::new_err(text),
         ClientError::Refused(refusal)
             if matches!(
                 refusal.code,

@@ -168,6 +168,25 @@ impl Session {
         self.with(py, |client| Ok(client.rank().0))
     }
 
+    /// Number of the session's thread in its worker: 0 for the first session, more for siblings.
+    #[getter]
+    fn thread(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |client| Ok(client.thread()))
+    }
+
+    /// Opens a session for a further thread of this worker.
+    fn sibling(&self, py: Python<'_>) -> PyResult<Self> {
+        // Made before the client: a client that is dropped loses the worker.
+        let process = ForkGuard::new().map_err(|e| Error::new_err(e.to_string()))?;
+        let client = self.with(py, Client::sibling)?;
+        Ok(Self {
+            process,
+            client: Mutex::new(Some(client)),
+            wanted: self.wanted.clone(),
+            timeout: self.timeout,
+        })
+    }
+
     #[getter]
     fn workers(&self, py: Python<'_>) -> PyResult<u32> {
         self.with(py, |client| Ok(client.workers()))

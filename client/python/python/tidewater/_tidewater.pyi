@@ -51,6 +51,11 @@ class Session:
     @property
     def rank(self) -> int: ...
     @property
+    def thread(self) -> int:
+        """Number of the session's thread in its worker: 0 for the first session, more for siblings."""
+    def sibling(self) -> "Session":
+        """A session for a further thread of this worker. It ticks by itself; finish it before this one."""
+    @property
     def workers(self) -> int: ...
     @property
     def servers(self) -> int: ...
