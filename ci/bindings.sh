@@ -61,6 +61,18 @@ simulates() {
     fi
 }
 
+# adds_in_order NAME COMMAND...: a job's program, which prints the bits of four workers of one thread.
+adds_in_order() {
+    local name=$1
+    shift
+    attempt "$name runs with threads" bash -c '"${@:2}" >"$1"' - "$SCRATCH/$name.threads" "$@" || return 0
+    # Fortran writes digits above 9 in capitals.
+    if cmp -s "$SCRATCH/threads.txt" <(tr A-F a-f <"$SCRATCH/$name.threads"); then ok "threads of $name add in order"; else
+        not_ok "threads of $name give other bits than workers"
+        diff "$SCRATCH/threads.txt" "$SCRATCH/$name.threads" | sed 's/^/    /'
+    fi
+}
+
 # service_start [COMMAND...]: a service that stays; sets SERVICE, COORDINATOR.
 service_start() {
     local i line=
@@ -126,6 +138,9 @@ test_c() {
     attempt "heat.c links statically" cc -std=c11 -O2 -o "$SCRATCH/heat_static" "$EXAMPLES/heat.c" "${CFLAGS[@]}" \
         "${STATIC[@]/-ltidewater/-l:libtidewater.a}" -lm
     simulates c-static env -u LD_LIBRARY_PATH "${RUN[@]}" "$SCRATCH/heat_static"
+    attempt "threads.c compiles" cc -std=c11 "${WARN[@]}" -g -o "$SCRATCH/threads_c" client/capi/tests/c/threads.c \
+        "${CFLAGS[@]}" "${LIBS[@]}" -lpthread
+    adds_in_order c "${RUN[@]}" "$SCRATCH/threads_c" 2
     attempt "hostile.c compiles" cc -std=gnu11 "${WARN[@]}" -g -o "$SCRATCH/hostile" client/capi/tests/c/hostile.c \
         "${CFLAGS[@]}" "${LIBS[@]}" -lpthread
 }
@@ -177,6 +192,9 @@ test_cpp() {
     have g++ g++ || { skip "C++: no g++"; return; }
     attempt "heat.cpp compiles" g++ -std=c++17 "${WARN[@]}" -O2 -o "$SCRATCH/heat_cpp" "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"
     simulates cpp "${RUN[@]}" "$SCRATCH/heat_cpp"
+    attempt "threads.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/threads_cpp" \
+        client/capi/tests/c/threads.cpp "${CFLAGS[@]}" "${LIBS[@]}" -lpthread
+    adds_in_order cpp "${RUN[@]}" "$SCRATCH/threads_cpp" 2
     attempt "lifetimes.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/lifetimes" \
         client/capi/tests/c/lifetimes.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
     attempt "functions.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/functions_cpp" \
@@ -196,6 +214,9 @@ test_fortran() {
     attempt "heat.F90 compiles" gfortran "${FORTRAN[@]}" -O2 -o "$SCRATCH/heat_f" \
         "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"
     simulates fortran "${RUN[@]}" "$SCRATCH/heat_f"
+    attempt "threads.F90 compiles" gfortran "${FORTRAN[@]}" -o "$SCRATCH/threads_f" \
+        "$PREFIX/share/tidewater/tidewater.f90" client/capi/tests/c/threads.F90 "${LIBS[@]}"
+    adds_in_order fortran "${RUN[@]}" "$SCRATCH/threads_f" 2
     attempt "functions.F90 compiles" gfortran "${FORTRAN[@]}" -o "$SCRATCH/functions_f" \
         "$PREFIX/share/tidewater/tidewater.f90" client/capi/tests/c/functions.F90 "${LIBS[@]}" || return 0
     service_start "${FUNCTIONS[@]}"
@@ -237,6 +258,8 @@ test_mpi() {
     local mpi=(-DHEAT_MPI -O2)
     launched simulates rust "$REPO_ROOT/target/ci/examples/heat"
     launched simulates c "$SCRATCH/heat_c"
+    launched adds_in_order rust "$REPO_ROOT/target/ci/examples/threads" 2
+    launched adds_in_order c "$SCRATCH/threads_c" 2
     if [[ -z ${LAUNCHERS[mpirun]:-} ]] || ! { has_mpi_h || apt_install libopenmpi-dev; }; then
         skip "programs with MPI: no mpi.h of Open MPI"
         return
@@ -356,6 +379,8 @@ test_python() {
     attempt "Python calls functions by name" "$fresh/bin/python" client/python/tests/functions.py "$COORDINATOR" "$SCRATCH/token"
     service_stop
     launched attempt python "$fresh/bin/python" "$REPO_ROOT/client/python/tests/launched.py"
+    adds_in_order python "${RUN[@]}" "$fresh/bin/python" client/python/tests/threads.py 2
+    launched adds_in_order python "$fresh/bin/python" "$REPO_ROOT/client/python/tests/threads.py" 2
 }
 
 WARN=(-Wall -Wextra -Werror -pedantic)
@@ -365,6 +390,9 @@ have pkg-config pkg-config || die "a user finds the library by pkg-config"
 build_all
 attempt "rust runs" bash -c '"${@:2}" >"$1"' - "$SCRATCH/rust.txt" "${RUN[@]}" target/ci/examples/heat || exit 1
 cat "$SCRATCH/rust.txt"
+attempt "four workers of one thread run" bash -c '"${@:2}" >"$1"' - "$SCRATCH/threads.txt" \
+    "$TIDEWATER" run --servers 2 --workers 4 -- target/ci/examples/threads 1
+adds_in_order rust "${RUN[@]}" target/ci/examples/threads 2
 sed 's/^\(weight.1 .*\)e-1$/\1001e-1/; s/^\(loss.last [0-9.]\{6\}\)./\15/' "$SCRATCH/rust.txt" >"$SCRATCH/other.txt"
 if same_numbers "$SCRATCH/rust.txt" "$SCRATCH/other.txt" >"$SCRATCH/log"; then not_ok "the comparison is blind"; else
     ok "the comparison notices: $(head -n 1 "$SCRATCH/log")"
