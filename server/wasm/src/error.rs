@@ -21,7 +21,7 @@ pub enum ModuleError {
         limit: usize,
     },
     /// The bytes are no valid module of WebAssembly 2.0.
-    #[error("the module is not valid: {0}")]
+    #[error("the module is not valid: {0}; give a module of WebAssembly 2.0 in binary format")]
     Invalid(String),
     /// The module imports something.
     #[error(
@@ -67,7 +67,10 @@ pub enum ModuleError {
 
 impl ModuleError {
     pub(crate) fn invalid(error: wasmtime::Error) -> Self {
-        Self::Invalid(format!("{error:#}"))
+        // Some causes have several lines.
+        let text = format!("{error:#}");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        Self::Invalid(words.join(" "))
     }
 
     pub(crate) fn runtime(error: wasmtime::Error) -> Self {
