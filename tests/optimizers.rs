@@ -214,11 +214,14 @@ fn weights_scale_the_rate_on_arrival() {
                 for row in touched(step) {
                     let g = gradient(0, row, step);
                     let weight = [1.0, 0.3, 0.0, 2.5][(step as usize + row as usize) % 4];
-                    checked.push_by(&mut client, row, &g, weight);
+                    let options = PushOptions::default().weight(weight);
+                    let ticket = checked.try_push(&mut client, row, &g, PushOp::Gradient, options);
+                    drop(ticket.unwrap());
                     checked.rows[row as usize].factor = weight;
                     checked.rows[row as usize].push(PushOp::Gradient, &g);
                 }
             }
+            client.flush().unwrap();
             checked.check(&mut client);
         }
     }
@@ -262,7 +265,7 @@ fn weights_are_finite_and_of_sums() {
 }
 
 /// A table by staleness divides the rate by the ticks that the fastest worker is ahead, 1 at least: also
-/// after that worker has left. A weight is a factor besides. Other tables are as ever.
+/// after that worker has left. A weight is a factor as well. Other tables are as ever.
 #[test]
 fn staleness_divides_the_rate() {
     for transport in transports() {

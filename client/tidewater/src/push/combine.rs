@@ -3,7 +3,8 @@
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
-use super::feedback::Piece;
+/// Some elements of a push: their row or page, the first one's offset in it, and their values.
+pub(crate) type Piece<'a> = (u64, usize, &'a [u8]);
 
 /// Scratch memory, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]

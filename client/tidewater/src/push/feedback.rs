@@ -7,10 +7,15 @@
 
 use std::collections::HashMap;
 
+use tidewater_lanes::num::size;
 use tidewater_protocol::layout::encoding::{self, PushEncoding};
+use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::limits::RESIDUAL_BYTES_DEFAULT;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{DType, PushOp};
+
+use super::PushOptions;
+use super::combine::Piece;
 
 /// Elements of a page of a range table.
 pub(crate) const RANGE_PAGE: usize = 1024;
@@ -20,8 +25,32 @@ const PAGE_BYTES: usize = 16;
 /// Handle number of the table, and operation of a push. Gradients and sums have different units.
 pub(crate) type PushKey = (u64, PushOp);
 
-/// Some elements of a push: their page, the first one's offset in it, and their values.
-pub(crate) type Piece<'a> = (u64, usize, &'a [u8]);
+/// Form of the values of one push.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PushForm {
+    pub(crate) key: PushKey,
+    pub(crate) dtype: DType,
+    pub(crate) options: PushOptions,
+    /// Encoding of the frames: exact, whatever the options say, where residuals find no room.
+    pub(crate) encoding: PushEncoding,
+}
+
+impl PushForm {
+    pub(crate) fn new(key: PushKey, dtype: DType, options: PushOptions) -> Self {
+        Self {
+            key,
+            dtype,
+            options,
+            encoding: options.encoding,
+        }
+    }
+
+    /// Sets the flags of a frame.
+    pub(crate) const fn set_flags(&self, header: &mut FrameHeader) {
+        header.flags.weight = self.options.has_weight();
+        header.flags.encoding = self.encoding.code();
+    }
+}
 
 /// Residuals of one table and operation.
 #[derive(Debug)]
@@ -69,16 +98,15 @@ impl Default for Feedback {
 }
 
 impl Feedback {
-    /// Makes residuals for the pages of a push. Returns the encoding that the push can have:
-    /// [`PushEncoding::Exact`] if new pages have no room, which leaves nothing out.
+    /// Makes residuals for the pages of a push. If new pages have no room, its encoding becomes
+    /// [`PushEncoding::Exact`], which leaves nothing out.
     pub(crate) fn reserve(
         &mut self,
-        key: PushKey,
-        wanted: PushEncoding,
+        form: &mut PushForm,
         page: usize,
         pages: impl Iterator<Item = u64> + Clone,
-    ) -> PushEncoding {
-        let residuals = self.tables.entry(key).or_insert_with(|| Residuals {
+    ) {
+        let residuals = self.tables.entry(form.key).or_insert_with(|| Residuals {
             page,
             index: HashMap::new(),
             values: Vec::new(),
@@ -87,7 +115,8 @@ impl Feedback {
         let new_pages = pages.clone().filter(is_new).count();
         let bytes = new_pages.saturating_mul(page * size_of::<f32>() + PAGE_BYTES);
         if self.bytes.saturating_add(bytes) > self.bytes_max {
-            return PushEncoding::Exact;
+            form.encoding = PushEncoding::Exact;
+            return;
         }
         for number in pages {
             let next = residuals.index.len();
@@ -95,20 +124,18 @@ impl Feedback {
         }
         residuals.values.resize(residuals.index.len() * page, 0.0);
         self.bytes += bytes;
-        wanted
     }
 
     /// Encodes the values of one frame with their residuals. The residuals change at
     /// [`Feedback::commit`].
     pub(crate) fn encode<'a>(
         &mut self,
-        key: PushKey,
-        (encoding, weight): (PushEncoding, f64),
-        dtype: DType,
+        form: &PushForm,
         pieces: impl Iterator<Item = Piece<'a>>,
     ) -> &[u8] {
+        let (dtype, weight) = (form.dtype, form.options.weight);
         // A push of weight 0 has no effect: it takes no residual along.
-        let residuals = self.tables.get(&key).filter(|_| weight > 0.0);
+        let residuals = self.tables.get(&form.key).filter(|_| weight > 0.0);
         self.wanted.clear();
         self.kept.clear();
         for (page, offset, values) in pieces {
@@ -131,21 +158,20 @@ impl Feedback {
             });
         }
         self.decoded.clone_from(&self.wanted);
-        encoding::encode(encoding, dtype, &mut self.decoded, &mut self.encoded);
+        encoding::encode(form.encoding, dtype, &mut self.decoded, &mut self.encoded);
         &self.encoded
     }
 
     /// Keeps what the last frame leaves out.
-    pub(crate) fn commit(&mut self, key: PushKey, weight: f64) {
-        let Some(residuals) = self.tables.get_mut(&key) else {
+    pub(crate) fn commit(&mut self, form: &PushForm) {
+        let Some(residuals) = self.tables.get_mut(&form.key) else {
             return;
         };
         if on(Mutant::FeedbackDropped) {
             return;
         }
         let lost = |(wanted, decoded): (&f64, &f64)| {
-            let lost = (wanted - decoded) * weight;
-            lost.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+            encoding::saturated((wanted - decoded) * form.options.weight)
         };
         for part in &self.kept {
             let frame = part.in_frame..part.in_frame + part.elements;
@@ -167,7 +193,7 @@ impl Feedback {
         }
     }
 
-    /// Drops all residuals.
+    /// Drops the residuals of all tables.
     pub(crate) fn forget_all(&mut self) {
         self.tables.clear();
         self.bytes = 0;
@@ -190,7 +216,7 @@ pub(crate) fn range_pieces(
     let page = RANGE_PAGE as u64;
     let (mut at, mut rest) = (first, values);
     std::iter::from_fn(move || {
-        let offset = (at % page) as usize;
+        let offset = size(at % page);
         let elements = (RANGE_PAGE - offset).min(rest.len() / element_bytes);
         let (now, later) = rest.split_at_checked(elements * element_bytes)?;
         let piece = (at / page, offset, now);
@@ -215,14 +241,20 @@ mod tests {
 
     const KEY: PushKey = (7, PushOp::Gradient);
 
+    fn form(encoding: PushEncoding, weight: f64) -> PushForm {
+        let options = PushOptions::default().weight(weight).encoding(encoding);
+        PushForm::new(KEY, DType::F32, options)
+    }
+
     /// Pushes `value` to one element of a page of its own; returns what arrives.
     fn push(feedback: &mut Feedback, wanted: PushEncoding, weight: f64, value: f32) -> f64 {
-        let encoding = feedback.reserve(KEY, wanted, 1, [3].into_iter());
+        let mut form = form(wanted, weight);
+        feedback.reserve(&mut form, 1, [3].into_iter());
         let bytes = value.to_le_bytes();
         let pieces = [(3, 0, &bytes[..])].into_iter();
-        feedback.encode(KEY, (encoding, weight), DType::F32, pieces);
+        feedback.encode(&form, pieces);
         let arrived = feedback.decoded[0];
-        feedback.commit(KEY, weight);
+        feedback.commit(&form);
         arrived
     }
 
@@ -263,19 +295,28 @@ mod tests {
         );
     }
 
+    /// The encoding of a push to these pages.
+    fn reserved(feedback: &mut Feedback, wanted: PushEncoding, pages: &[u64]) -> PushEncoding {
+        let mut form = form(wanted, 1.0);
+        feedback.reserve(&mut form, 1, pages.iter().copied());
+        form.encoding
+    }
+
     #[test]
     fn pages_without_room_make_a_push_exact() {
-        let mut feedback = Feedback::default();
-        feedback.bytes_max = 2 * (4 + PAGE_BYTES);
+        let mut feedback = Feedback {
+            bytes_max: 2 * (4 + PAGE_BYTES),
+            ..Feedback::default()
+        };
         let wanted = PushEncoding::F16;
-        let mut reserve = |pages: &[u64]| feedback.reserve(KEY, wanted, 1, pages.iter().copied());
+        let mut reserve = |pages: &[u64]| reserved(&mut feedback, wanted, pages);
         assert_eq!(reserve(&[1, 2, 3]), PushEncoding::Exact);
         assert_eq!(reserve(&[1, 2]), wanted);
         assert_eq!(reserve(&[2, 1]), wanted);
         assert_eq!(reserve(&[2, 3]), PushEncoding::Exact);
         feedback.forget(7);
         assert_eq!(feedback.bytes, 0);
-        let mut reserve = |pages: &[u64]| feedback.reserve(KEY, wanted, 1, pages.iter().copied());
+        let mut reserve = |pages: &[u64]| reserved(&mut feedback, wanted, pages);
         assert_eq!(reserve(&[3, 4]), wanted);
     }
 

@@ -46,7 +46,7 @@ impl Default for PushOptions {
 }
 
 impl PushOptions {
-    /// Sets the weight.
+    /// Sets the weight of the push.
     #[must_use]
     pub const fn weight(mut self, weight: f64) -> Self {
         self.weight = weight;

@@ -1,5 +1,7 @@
 //! Push calls of the client.
 
+use std::ops::Range;
+
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
@@ -16,7 +18,7 @@ use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull;
 use crate::push::combine::{Combiner, not_finite};
-use crate::push::feedback::{RANGE_PAGE, range_pages, range_pieces};
+use crate::push::feedback::{Feedback, PushForm, RANGE_PAGE, range_pages, range_pieces};
 use crate::push::rejects::Refused;
 use crate::push::{PushOptions, Ticket};
 use crate::table::opened::Named;
@@ -123,12 +125,10 @@ impl Client {
         let row_bytes = state.row.payload_bytes;
         let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
-        let (dtype, dim) = (state.spec.dtype, state.spec.dim());
-        let key = (table.handle.number(), op);
-        let mut encoding = options.encoding;
+        let mut form = PushForm::new((table.handle.number(), op), state.spec.dtype, options);
         if options.is_encoded() {
             let pages = combiner.keys.iter().copied();
-            encoding = self.feedback.reserve(key, encoding, dim, pages);
+            self.feedback.reserve(&mut form, state.spec.dim(), pages);
         }
         loop {
             self.lane_waits.fill(0);
@@ -141,16 +141,10 @@ impl Client {
                     let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
                     let (kind, n) = (FrameKind::PushRows, chunk.len());
                     let mut header = push_header(state, kind, op, clock, n, locs);
-                    header.flags.weight = options.has_weight();
-                    header.flags.encoding = encoding.code();
-                    let encoded = match options.is_encoded() {
-                        true => {
-                            let pieces = combiner.pieces(chunk, row_bytes);
-                            let how = (encoding, options.weight);
-                            Some(self.feedback.encode(key, how, dtype, pieces))
-                        }
-                        false => None,
-                    };
+                    form.set_flags(&mut header);
+                    let pieces = || combiner.pieces(chunk, row_bytes);
+                    let is_encoded = options.is_encoded();
+                    let encoded = is_encoded.then(|| self.feedback.encode(&form, pieces()));
                     let values = encoded.map_or(parts.len - parts.values_at, <[u8]>::len);
                     let len = parts.values_at + values + options.weight_bytes();
                     // Encoded values that do not fit yet are encoded again: only `commit` keeps them.
@@ -168,7 +162,7 @@ impl Client {
                     };
                     let seq = self.lanes.build(lane, header, len, fill, deadline)?;
                     if options.is_encoded() {
-                        self.feedback.commit(key, options.weight);
+                        self.feedback.commit(&form);
                     }
                     ticket.add(lane, seq);
                     *next += chunk.len() as u64;
@@ -272,25 +266,49 @@ impl Client {
             return Err(state.wrong(op_name, what));
         };
         let key = (table.named().handle.number(), op);
-        let mut encoding = options.encoding;
+        let mut form = PushForm::new(key, state.spec.dtype, options);
         if options.is_encoded() {
             if let Some(at) = not_finite(state.spec.dtype, values.as_bytes()) {
                 let element = first + at as u64;
                 return Err(state.wrong(op_name, format!("element {element} {NOT_FINITE}")));
             }
             let pages = range_pages(first, values.len());
-            encoding = self.feedback.reserve(key, encoding, RANGE_PAGE, pages);
+            self.feedback.reserve(&mut form, RANGE_PAGE, pages);
         }
+        self.send_range_frames(
+            (table.named(), op),
+            first..end,
+            values.as_bytes(),
+            &form,
+            deadline,
+        )
+    }
+
+    /// Sends the frames of a range push whose arguments were checked. Lanes without room wait while others
+    /// take their frames.
+    fn send_range_frames(
+        &mut self,
+        (table, op): (Named, PushOp),
+        range: Range<u64>,
+        values: &[u8],
+        form: &PushForm,
+        deadline: Deadline,
+    ) -> Result<Ticket, ClientError> {
+        let op_name = "push_dense";
+        let state = self.tables.find(op_name, table)?;
+        let Some((layout, ranges)) = state.blocks() else {
+            unreachable!("{} has been found to be by ranges", state.name());
+        };
         let mut ticket = Ticket::of(self.tables.client, state.id);
         let clock = self.clock.stamp(state.spec.domain);
-        let per_block = layout.block_elements();
-        self.lane_next.fill(first);
+        let (per_block, element) = (layout.block_elements(), layout.element_bytes);
+        self.lane_next.fill(range.start);
         loop {
             self.lane_waits.fill(0);
-            let mut begin = first;
-            while begin < end {
+            let mut begin = range.start;
+            while begin < range.end {
                 let partition = ranges.part_of(begin / per_block);
-                let stop = (ranges.start(partition + 1) * per_block).min(end);
+                let stop = (ranges.start(partition + 1) * per_block).min(range.end);
                 let lane = state.lane_of_partition(partition).ok_or_else(|| {
                     state.wrong(op_name, format!("partition {partition} is unknown"))
                 })?;
@@ -300,40 +318,27 @@ impl Client {
                     // Frames hold complete blocks where they can: each is written once under its
                     // version.
                     let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
-                    let room = room - options.weight_bytes();
+                    let room = room - form.options.weight_bytes();
                     let blocks = (room / layout.block_bytes).max(1) as u64;
                     let to = ((at / per_block + blocks) * per_block).min(stop);
-                    let to = to.min(at + (room / layout.element_bytes) as u64);
-                    let bytes = values[size(at - first)..size(to - first)].as_bytes();
+                    let to = to.min(at + (room / element) as u64);
                     let (kind, n) = (FrameKind::PushDense, size(to - at));
                     let mut header = push_header(state, kind, op, clock, n, false);
                     header.partition = partition;
-                    header.flags.weight = options.has_weight();
-                    header.flags.encoding = encoding.code();
-                    let bytes = match options.is_encoded() {
-                        true => {
-                            let pieces = range_pieces(at, bytes, layout.element_bytes);
-                            let how = (encoding, options.weight);
-                            self.feedback.encode(key, how, state.spec.dtype, pieces)
+                    let from = size(at - range.start) * element;
+                    let frame = RangeFrame {
+                        header,
+                        first: at,
+                        values: &values[from..from + n * element],
+                    };
+                    let into = (&mut self.lanes, lane);
+                    match frame.build(into, &mut self.feedback, form, deadline)? {
+                        Ok(seq) => ticket.add(lane, seq),
+                        Err(bytes) => {
+                            self.lane_waits[lane] = bytes;
+                            break;
                         }
-                        false => bytes,
-                    };
-                    let len = 8 + bytes.len() + options.weight_bytes();
-                    if self.lanes.is_full(lane, len) {
-                        self.lane_waits[lane] = len;
-                        break;
                     }
-                    let start = at;
-                    let fill = |out: &mut [u8]| {
-                        let (head, body) = options.fill_weight(out).split_at_mut(8);
-                        head.copy_from_slice(&start.to_le_bytes());
-                        body.copy_from_slice(bytes);
-                    };
-                    let seq = self.lanes.build(lane, header, len, fill, deadline)?;
-                    if options.is_encoded() {
-                        self.feedback.commit(key, options.weight);
-                    }
-                    ticket.add(lane, seq);
                     if self.lanes.get(lane).ring.unsent() >= SEND_BYTES {
                         self.lanes.send(lane, deadline)?;
                     }
@@ -466,6 +471,50 @@ impl Client {
             None => Ok(()),
             Some((lane, why)) => Err(self.refusal(None, lane, why)),
         }
+    }
+}
+
+/// One frame of a range push.
+struct RangeFrame<'a> {
+    header: FrameHeader,
+    first: u64,
+    /// Elements of the table's type.
+    values: &'a [u8],
+}
+
+impl RangeFrame<'_> {
+    /// Builds the frame in the ring of a lane. Returns its sequence number, or the bytes for which the ring
+    /// has no room yet: encoded values are encoded again then, for only `commit` keeps what they leave out.
+    fn build(
+        mut self,
+        (lanes, lane): (&mut Lanes, usize),
+        feedback: &mut Feedback,
+        form: &PushForm,
+        deadline: Deadline,
+    ) -> Result<Result<u64, usize>, ClientError> {
+        let options = form.options;
+        form.set_flags(&mut self.header);
+        let values = match options.is_encoded() {
+            true => feedback.encode(
+                form,
+                range_pieces(self.first, self.values, form.dtype.size()),
+            ),
+            false => self.values,
+        };
+        let len = 8 + values.len() + options.weight_bytes();
+        if lanes.is_full(lane, len) {
+            return Ok(Err(len));
+        }
+        let fill = |out: &mut [u8]| {
+            let (head, body) = options.fill_weight(out).split_at_mut(8);
+            head.copy_from_slice(&self.first.to_le_bytes());
+            body.copy_from_slice(values);
+        };
+        let seq = lanes.build(lane, self.header, len, fill, deadline)?;
+        if options.is_encoded() {
+            feedback.commit(form);
+        }
+        Ok(Ok(seq))
     }
 }
 

@@ -298,15 +298,22 @@ impl Engine {
             return Ok(Effect::Applied);
         }
         let factor = self.factor(sender, header, op, weight)?;
+        self.store_range(header.table, first, (op, factor), values);
+        Ok(Effect::Applied)
+    }
+
+    /// Applies `values` to the elements from `first` on: sums multiplied by `factor`, gradients at
+    /// `factor` times the rate.
+    fn store_range(&mut self, table: u32, first: u64, (op, factor): (PushOp, f64), values: &[u8]) {
         let progress = self.progress(0);
         let mut scaled = std::mem::take(&mut self.scratch);
         let Some(Table {
             store: Store::Blocks(blocks),
             spec,
             ..
-        }) = self.tables.get_mut(&header.table)
+        }) = self.tables.get_mut(&table)
         else {
-            unreachable!("table {} is by ranges", header.table);
+            unreachable!("table {table} is by ranges");
         };
         let values = scale_sum(spec.dtype, op, values, factor, &mut scaled);
         let redo = &self.redo;
@@ -318,12 +325,10 @@ impl Engine {
         self.scratch = scaled;
         if let Err(e) = done {
             // The range was checked to be this applier's; blocks before the bad one are stored.
-            let table = header.table;
             self.fail(format_args!(
                 "a range of table {table} could not be stored: {e}"
             ));
         }
-        Ok(Effect::Applied)
     }
 
     /// Whether a push at the clock can be held now, and whether it is its rank's turn; `None` if it

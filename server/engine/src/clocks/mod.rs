@@ -148,8 +148,10 @@ impl Clocks {
     }
 
     /// Ticks by which the fastest worker of a domain, which may have left, is ahead of `clock`.
-    pub fn lag(&mut self, id: DomainId, clock: u64) -> u64 {
-        self.domain(id).front.saturating_sub(clock)
+    /// 0 in a domain that has not been used.
+    pub fn lag(&self, id: DomainId, clock: u64) -> u64 {
+        let domain = self.domains.get(&id);
+        domain.map_or(0, |domain| domain.front.saturating_sub(clock))
     }
 
     /// The domains that a thread has ticked in, a bit each.

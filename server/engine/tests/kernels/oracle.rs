@@ -184,8 +184,7 @@ macro_rules! oracle {
                     } => {
                         let n = self.second[i] + g * g;
                         let sigma = (n.sqrt() - self.second[i].sqrt()) / alpha as $t;
-                        let pull = self.factor as $t * g;
-                        let z = self.first[i] + (pull - sigma * self.w[i]);
+                        let z = self.first[i] + (self.factor as $t * g - sigma * self.w[i]);
                         (self.first[i], self.second[i]) = (z, n);
                         let sign: $t = if z < 0.0 { -1.0 } else { 1.0 };
                         self.w[i] = if z.abs() <= l1 as $t {

@@ -6,7 +6,7 @@ use tidewater_lanes::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 use tidewater_protocol::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell};
-use tidewater_protocol::layout::encoding::{EncodingCode, PushEncoding, encode};
+use tidewater_protocol::layout::encoding::EncodingCode;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::frame::{
     CLOCK_FINISHED, CLOCK_JOIN, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader,
@@ -60,7 +60,7 @@ pub(crate) const TYPES: &[&str] = &[
 
 const SALT: u64 = 0x0102_0304_0506_0708;
 pub(crate) const SESSION: u64 = 0x1122_3344_5566_7788;
-const KEY: u64 = 0xfeed_beef;
+pub(crate) const KEY: u64 = 0xfeed_beef;
 
 /// Name and bytes of each structure.
 pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
@@ -73,7 +73,7 @@ pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
+pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
@@ -88,7 +88,7 @@ fn row(key: u64, ver: RowVersion, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn f32s(values: &[f32]) -> Vec<u8> {
+pub(crate) fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn frame(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn flags(op: PushOp, dtype: DType) -> FrameFlags {
+pub(crate) fn flags(op: PushOp, dtype: DType) -> FrameFlags {
     FrameFlags {
         op: Some(op),
         dtype: Some(dtype),
@@ -216,21 +216,6 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     dense.flags = flags(PushOp::Sum, DType::F64);
     (dense.count, dense.partition) = (2, 3);
     let range = [words(&[1000]), words(&[1.0f64.to_bits(), 2.0f64.to_bits()])].concat();
-    let mut weighted = push;
-    (weighted.seq, weighted.flags.weight) = (52, true);
-    let mut encoded = dense;
-    (encoded.count, encoded.flags.weight) = (9, true);
-    let encoded_as = |seq, encoding: PushEncoding| {
-        let mut header = encoded;
-        (header.seq, header.flags.encoding) = (seq, encoding.code());
-        let mut values = [-4.0, 1.0, 0.0, 2.0, -0.5, 3.0, 0.25, 127.0, 5.0];
-        let mut bytes = Vec::new();
-        encode(encoding, DType::F64, &mut values, &mut bytes);
-        frame(
-            header,
-            &[words(&[1000]), bytes, words(&[2.5f64.to_bits()])].concat(),
-        )
-    };
     let mut gather = header(FrameKind::Gather, 45);
     (gather.count, gather.user_tag) = (2, 0x0102);
     let mut gather_range = gather;
@@ -269,19 +254,6 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
             frame(located, &rows_payload(&keys, &locs, &values))
         }),
         ("frame-push-dense", frame(dense, &range)),
-        ("frame-push-rows-weighted", {
-            let weight = words(&[0.75f64.to_bits()]);
-            frame(
-                weighted,
-                &[rows_payload(&keys, &[], &values), weight].concat(),
-            )
-        }),
-        ("frame-push-bf16", encoded_as(53, PushEncoding::Bf16)),
-        ("frame-push-f16", encoded_as(54, PushEncoding::F16)),
-        (
-            "frame-push-int8",
-            encoded_as(55, PushEncoding::Int8 { block: 8 }),
-        ),
         ("frame-gather-rows", frame(gather, &keys)),
         ("frame-gather-range", frame(gather_range, &words(&[1000]))),
         ("frame-resolve", frame(resolve, &keys)),
@@ -294,7 +266,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Builds a payload in which each array begins on a line.
-fn rows_payload(keys: &[u8], locs: &[u8], values: &[u8]) -> Vec<u8> {
+pub(crate) fn rows_payload(keys: &[u8], locs: &[u8], values: &[u8]) -> Vec<u8> {
     let count = keys.len() / 8;
     let parts = RowsPayload::new(count, values.len() / count, !locs.is_empty());
     let mut bytes = vec![0; parts.len];

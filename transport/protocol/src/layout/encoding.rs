@@ -35,11 +35,11 @@ pub enum PushEncoding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EncodingCode {
-    /// [`PushEncoding::Bf16`].
+    /// Two bytes an element, [`PushEncoding::Bf16`].
     Bf16 = 1,
-    /// [`PushEncoding::F16`].
+    /// Two bytes an element, [`PushEncoding::F16`].
     F16 = 2,
-    /// [`PushEncoding::Int8`].
+    /// Scales and a byte an element, [`PushEncoding::Int8`].
     Int8 = 3,
 }
 
@@ -201,7 +201,7 @@ fn each<const N: usize>(
 }
 
 /// The nearest f32, at most the largest finite one.
-const fn saturated(value: f64) -> f32 {
+pub const fn saturated(value: f64) -> f32 {
     value.clamp(-(f32::MAX as f64), f32::MAX as f64) as f32
 }
 
