@@ -97,6 +97,9 @@ pub const WORKER_THREADS_MAX: u32 = 256;
 /// Default bytes of pushes that one applier holds back for early ranks. Bounds what a slow worker makes
 /// the others pile up.
 pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;
+/// Default bytes of copied records that a save of one server holds. Bounds what a slow file system makes
+/// records that change during a save pile up.
+pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
 /// Data bytes of a ring. A frame takes at most a quarter of them.
 pub const RING_BYTES_DEFAULT: usize = 1 << 20;
 /// Bytes of the smallest ring: four frames of the smallest useful size.

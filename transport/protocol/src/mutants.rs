@@ -137,6 +137,8 @@ mutants! {
     ResumeAtFirstEpoch = "resume-at-first-epoch";
     /// A saved model has the clocks of its last job only.
     ModelClocksBeginAgain = "model-clocks-begin-again";
+    /// A record changes before the save under way has copied it.
+    WriteBeforeCopy = "write-before-copy";
     /// A saved part has the clocks of its server's fastest applier.
     NewestPartClocks = "newest-part-clocks";
     /// Files and directories of a model are not made durable.

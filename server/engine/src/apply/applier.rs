@@ -135,7 +135,8 @@ impl Applier {
             self.stopped = true;
             return true;
         }
-        moved | self.announce_clocks()
+        // Last: pushes come before the copies of a save.
+        moved | self.announce_clocks() | self.engine.save_step()
     }
 
     /// Whether acknowledged work was lost.

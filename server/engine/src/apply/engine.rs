@@ -15,6 +15,7 @@ use tidewater_protocol::table::Optimizer;
 use super::Refusal;
 use super::function::FunctionRunner;
 use super::pending::Pending;
+use super::save::Save;
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
@@ -69,6 +70,8 @@ pub struct Engine {
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
     pub(super) functions: FunctionRunner,
+    /// Saves under way, of one job each.
+    pub(super) saves: Vec<Save>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -113,6 +116,7 @@ impl Engine {
             failed: None,
             deferred: Vec::new(),
             functions: FunctionRunner::new(),
+            saves: Vec::new(),
         })
     }
 

@@ -16,6 +16,7 @@ mod push;
 mod push_values;
 pub mod records;
 mod reduce;
+pub mod save;
 mod settings;
 mod sums;
 pub mod table;

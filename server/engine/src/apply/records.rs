@@ -11,7 +11,7 @@ use super::engine::Engine;
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
 use crate::store::dense_blocks::HAS_RUNS;
-use crate::store::redo::Progress;
+use crate::store::redo::{Progress, RowPlace};
 
 /// Why a record could not be read or stored, in words.
 pub type RecordError = String;
@@ -105,8 +105,9 @@ fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
 }
 
 impl Engine {
-    /// Passes every record of a partition to `sink`, in a stable order: key, values, state. Cost:
-    /// two copies of the partition, and the time of `sink`, during which nothing else is applied.
+    /// Passes every record of a partition to `sink` at once, in a stable order: key, values, state.
+    /// For inspection; a save copies in [steps](Self::save_step). Cost: two copies of the partition,
+    /// and the time of `sink`, during which nothing else is applied.
     ///
     /// # Errors
     /// The first of `sink`, or of the store, through `other`.
@@ -121,7 +122,7 @@ impl Engine {
         };
         let (mut values, mut state) = (Vec::new(), Vec::new());
         let mut keys = Keys::new(table, partition.0);
-        while let Some(key) = keys.next(table) {
+        while let Some((key, _)) = keys.next(table) {
             let Some(shape) = RecordShape::of(&table.spec, key) else {
                 return Err(other(format!("record {key} is none of the table's")));
             };
@@ -235,14 +236,15 @@ impl Engine {
 }
 
 /// Keys of a partition in their stable order.
-enum Keys {
+#[derive(Debug)]
+pub(super) enum Keys {
     Sparse(u32, crate::store::cursor::RowCursor),
     Rows(u32, u64),
     Blocks(std::ops::Range<u64>),
 }
 
 impl Keys {
-    fn new(table: &Table, partition: u32) -> Self {
+    pub(super) fn new(table: &Table, partition: u32) -> Self {
         match &table.store {
             Store::Sparse(_) => Self::Sparse(partition, Default::default()),
             Store::Rows(_) => Self::Rows(partition, 0),
@@ -255,15 +257,13 @@ impl Keys {
         }
     }
 
-    fn next(&mut self, table: &Table) -> Option<u64> {
+    /// The next key, with the place of its row if it is one.
+    pub(super) fn next(&mut self, table: &Table) -> Option<(u64, Option<RowPlace>)> {
+        let row = |(key, place)| (key, Some(place));
         match (self, &table.store) {
-            (Self::Sparse(p, cursor), Store::Sparse(shard)) => {
-                shard.next_row(*p, cursor).map(|(key, _)| key)
-            }
-            (Self::Rows(p, cursor), Store::Rows(rows)) => {
-                rows.next_row(*p, cursor).map(|(row, _)| row)
-            }
-            (Self::Blocks(blocks), Store::Blocks(_)) => blocks.next(),
+            (Self::Sparse(p, cursor), Store::Sparse(shard)) => shard.next_row(*p, cursor).map(row),
+            (Self::Rows(p, cursor), Store::Rows(rows)) => rows.next_row(*p, cursor).map(row),
+            (Self::Blocks(blocks), Store::Blocks(_)) => blocks.next().map(|key| (key, None)),
             _ => None,
         }
     }

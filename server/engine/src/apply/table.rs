@@ -7,8 +7,10 @@ use tidewater_protocol::table::{Apply, DenseLayout, Optimizer, Shape, TableSpec}
 
 use super::Refusal;
 use super::kernels::{KernelError, RowKernel};
+use super::records::RecordError;
 use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
+use crate::store::cut::{Cut, Outlet};
 use crate::store::dense_blocks::DenseBlocks;
 use crate::store::dense_rows::DenseRows;
 use crate::store::prepare::Preparer;
@@ -192,6 +194,44 @@ impl Table {
                 count: 1,
             })
         }
+    }
+
+    /// Begins a save of the share as it is now. False if a save of it is under way.
+    pub(super) fn begin_cut(&mut self, outlet: Outlet) -> bool {
+        if self.cut().is_some() {
+            return false;
+        }
+        match &mut self.store {
+            Store::Sparse(s) => s.begin_cut(outlet),
+            Store::Rows(r) => r.begin_cut(outlet),
+            Store::Blocks(b) => b.begin_cut(outlet),
+        }
+        true
+    }
+
+    /// The save of the share that is under way.
+    pub(super) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
+        match &mut self.store {
+            Store::Sparse(s) => s.rows().cut(),
+            Store::Rows(r) => r.rows().cut(),
+            Store::Blocks(b) => b.cut(),
+        }
+    }
+
+    /// Copies a record of the save under way, unless it has been copied or was created after the
+    /// cut. `place` is the place of a row. Returns the bytes copied.
+    pub(super) fn copy_record(
+        &mut self,
+        key: u64,
+        place: Option<RowPlace>,
+    ) -> Result<usize, RecordError> {
+        let copied = match (&mut self.store, place) {
+            (Store::Blocks(b), _) => return b.copy_block(key).map_err(|e| e.to_string()),
+            (Store::Sparse(s), Some(place)) => s.rows().copy_row(place),
+            (Store::Rows(r), Some(place)) => r.rows().copy_row(place),
+            (_, None) => return Err(format!("row {key} is gone")),
+        };
+        copied.map_err(|e| e.to_string())
     }
 
     /// Frees all memory of the share.

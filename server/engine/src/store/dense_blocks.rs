@@ -32,6 +32,7 @@ use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
 
 use super::StoreError;
+use super::cut::{Cut, Outlet, Span};
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
@@ -41,7 +42,7 @@ use error::length;
 use part::{Given, Ground, Part, Sizes};
 pub(crate) use steps::HAS_RUNS;
 use steps::{StepRun, StepTables};
-use window::{Cut, Window};
+use window::{Window, WithinBlock};
 
 /// Smallest and largest block, in bytes, as `DenseLayout::Blocks` documents.
 const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=256 << 10;
@@ -83,6 +84,8 @@ pub struct DenseBlocks {
     /// Runs of the current block.
     runs: Vec<StepRun>,
     line: SnapshotLine,
+    /// The save under way: blocks are copied before they change.
+    cut: Option<Box<Cut>>,
 }
 
 impl DenseBlocks {
@@ -142,7 +145,56 @@ impl DenseBlocks {
             tables: StepTables::new(owner),
             runs: Vec::new(),
             line: SnapshotLine::default(),
+            cut: None,
         })
+    }
+
+    /// Begins a save of all blocks.
+    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+        let span = |part: &Part| Span {
+            first: part.first,
+            count: part.blocks,
+        };
+        let parts = self.parts.iter().flatten().map(span).collect();
+        self.cut = Some(Box::new(Cut::new(outlet, parts, 1)));
+    }
+
+    /// The save under way.
+    pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
+        &mut self.cut
+    }
+
+    /// Copies a block of the save under way, unless it has been copied. Returns the bytes copied.
+    ///
+    /// # Errors
+    /// [`BlocksError::NotOwned`].
+    pub(crate) fn copy_block(&mut self, block: u64) -> Result<usize, BlocksError> {
+        let is_claimed = self.cut.as_mut().is_some_and(|cut| cut.claim(block));
+        if is_claimed {
+            return self.copy_claimed(block);
+        }
+        Ok(0)
+    }
+
+    /// Copies a block of the save under way that is about to change.
+    #[cold]
+    fn copy_before_write(&mut self, block: u64) -> Result<(), BlocksError> {
+        let cut = self.cut.as_mut();
+        if cut.is_some_and(|cut| cut.claim_before_write(block)) {
+            self.copy_claimed(block)?;
+        }
+        Ok(())
+    }
+
+    fn copy_claimed(&mut self, block: u64) -> Result<usize, BlocksError> {
+        let (first, _) = self.elements_of(block)?;
+        let (mut values, mut state) = (vec![0; self.block_lengths(block)?.0], Vec::new());
+        self.read_range(first, &mut values)?;
+        self.read_state_block(block, &mut state)?;
+        if let Some(cut) = &mut self.cut {
+            cut.copy(self.ranges.part_of(block), block, &values, &state);
+        }
+        Ok(values.len() + state.len())
     }
 
     /// Sizes of the table and its blocks.
@@ -228,7 +280,7 @@ impl DenseBlocks {
         }
         let (mut first, mut rest, mut at) = (first_element, values, progress);
         while !rest.is_empty() {
-            let cut = Cut::new(self.sizes.layout, first, rest.len() / size);
+            let cut = WithinBlock::new(self.sizes.layout, first, rest.len() / size);
             let (now, later) = rest.split_at(cut.count * size);
             self.update(redo, at, part, cut, op, now)?;
             first += cut.count as u64;

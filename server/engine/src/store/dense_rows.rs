@@ -12,6 +12,7 @@ use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, r
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
+use super::cut::{Outlet, Span};
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
@@ -159,6 +160,16 @@ impl DenseRows {
     /// The writer of the rows, with their sizes, rule and private lines.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
+    }
+
+    /// Begins a save of all rows.
+    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+        let span = |slab: &Slab| Span {
+            first: slab.payload.at as u64,
+            count: slab.rows,
+        };
+        let slabs = self.slabs.iter().flatten().map(span).collect();
+        self.rows.begin_cut(outlet, slabs);
     }
 
     /// Sizes of the rows in memory.

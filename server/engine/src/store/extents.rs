@@ -12,6 +12,7 @@ use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_runtime::mem::{MemError, WordsMut};
 
 use super::StoreError;
+use super::cut::Span;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
 use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
 use super::redo::RowPlace;
@@ -320,6 +321,15 @@ impl Extents {
             self.key_word(extent, loc)?.store(0, key);
         }
         Ok(())
+    }
+
+    /// Positions in public memory of all slots.
+    pub(super) fn spans(&self) -> Vec<Span> {
+        let span = |extent: &Extent| Span {
+            first: extent.rows.at as u64,
+            count: extent.slots.into(),
+        };
+        self.list.iter().map(span).collect()
     }
 
     /// Frees all memory, after all rows are void: a late reader finds no valid row, see

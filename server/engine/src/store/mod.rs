@@ -5,6 +5,7 @@
 //! lanes and clocks.
 
 pub mod cursor;
+pub mod cut;
 pub mod dense_blocks;
 pub mod dense_rows;
 pub mod error;

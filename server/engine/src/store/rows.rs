@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
+use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
-use tidewater_protocol::table::{PushOp, TableSpec};
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::table::{PushOp, Shape, TableSpec};
 
 use super::StoreError;
+use super::cut::{Cut, Outlet, Span};
 use super::memory::ServerMemory;
 use super::redo::{Progress, Redo, RowPlace, RowWords};
 use super::sparse::FIND_AHEAD;
@@ -24,6 +27,8 @@ pub struct RowWriter {
     spec: Arc<TableSpec>,
     payload: Vec<u8>,
     state: Vec<u8>,
+    /// The save under way: rows are copied before they change.
+    cut: Option<Box<Cut>>,
 }
 
 impl RowWriter {
@@ -41,7 +46,56 @@ impl RowWriter {
             payload: vec![0; kernel.row_bytes()],
             state: vec![0; kernel.state_bytes()],
             spec,
+            cut: None,
         })
+    }
+
+    /// Begins a save of the rows in `slabs`, each with its place in public memory and its number of
+    /// slots.
+    pub(super) fn begin_cut(&mut self, outlet: Outlet, slabs: Vec<Span>) {
+        let stride = self.layout.stride as u64;
+        self.cut = Some(Box::new(Cut::new(outlet, slabs, stride)));
+    }
+
+    /// The save under way.
+    pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
+        &mut self.cut
+    }
+
+    /// Copies a row of the save under way, unless it has been copied or was created after the cut.
+    /// Returns the bytes copied.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when `place` is not of this table.
+    pub(crate) fn copy_row(&mut self, place: RowPlace) -> Result<usize, StoreError> {
+        let cut = self.cut.as_mut();
+        if cut.is_some_and(|cut| cut.claim(place.row_at as u64)) {
+            return self.copy_claimed(place);
+        }
+        Ok(0)
+    }
+
+    /// Copies the rows of the save under way that are about to change.
+    #[cold]
+    fn copy_before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
+        for &place in places {
+            if let Some(cut) = &mut self.cut
+                && cut.claim_before_write(place.row_at as u64)
+            {
+                self.copy_claimed(place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_claimed(&mut self, place: RowPlace) -> Result<usize, StoreError> {
+        RowWords::new(&self.memory, place, self.lengths())?
+            .load(&mut self.payload, &mut self.state);
+        if let Some(cut) = &mut self.cut {
+            let partition = partition_of(&self.spec, place.key);
+            cut.copy(partition, place.key, &self.payload, &self.state);
+        }
+        Ok(self.payload.len() + self.state.len())
     }
 
     /// Sizes of the rows in memory.
@@ -102,6 +156,9 @@ impl RowWriter {
         op: PushOp,
         values: &[u8],
     ) -> Result<(), StoreError> {
+        if self.cut.is_some() {
+            self.copy_before_write(places)?;
+        }
         let push = Rows {
             redo,
             progress,
@@ -173,6 +230,10 @@ impl RowWriter {
         progress: Progress,
         place: RowPlace,
     ) -> Result<(), StoreError> {
+        if let Some(cut) = &mut self.cut {
+            // Of after the cut: it has no copy.
+            cut.claim(place.row_at as u64);
+        }
         let row = RowWords::new(&self.memory, place, self.lengths())?;
         let (init, seed) = (&self.spec.init, self.spec.seed);
         self.first
@@ -184,7 +245,10 @@ impl RowWriter {
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
-    pub fn vacate(&self, place: RowPlace) -> Result<RowVersion, StoreError> {
+    pub fn vacate(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
+        if self.cut.is_some() {
+            self.copy_before_write(&[place])?;
+        }
         let next = self.version(place)?.next_generation();
         let row = self
             .memory
@@ -244,6 +308,9 @@ impl RowWriter {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
+        if self.cut.is_some() {
+            self.copy_before_write(&[place])?;
+        }
         let row = RowWords::new(&self.memory, place, self.lengths())?;
         self.payload.copy_from_slice(payload);
         self.state.copy_from_slice(state);
@@ -274,6 +341,14 @@ impl RowWriter {
         let line = redo.open(self.lengths())?;
         line.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
         Ok(())
+    }
+}
+
+/// The partition of a row of the table.
+fn partition_of(spec: &TableSpec, key: u64) -> u32 {
+    match spec.shape {
+        Shape::Sparse { .. } => partition_of_key(key, spec.partitions).0,
+        Shape::Dense { rows, .. } => Ranges::new(rows, spec.partitions).part_of(key),
     }
 }
 

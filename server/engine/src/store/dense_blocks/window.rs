@@ -22,14 +22,14 @@ use crate::store::redo_block::{BlockPlace, PIECES, StatePiece};
 
 /// A range of elements inside one block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct WithinBlock {
     pub(super) block: u64,
     /// First element, in the block.
     from: usize,
     pub(super) count: usize,
 }
 
-impl Cut {
+impl WithinBlock {
     /// The first block's share of the `count` elements from `first` on.
     pub(super) fn new(layout: BlockLayout, first: u64, count: usize) -> Self {
         let size = layout.block_elements();
@@ -149,10 +149,13 @@ impl DenseBlocks {
         redo: &Redo,
         progress: Progress,
         part: usize,
-        cut: Cut,
+        cut: WithinBlock,
         op: PushOp,
         values: &[u8],
     ) -> Result<(), BlocksError> {
+        if self.cut.is_some() {
+            self.copy_before_write(cut.block)?;
+        }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(part).and_then(Option::as_mut) else {
             return Ok(());
@@ -272,6 +275,9 @@ impl DenseBlocks {
             _ => return Err(length("state of a block", state.len(), least)),
         };
         self.demand_epoch("a restore")?;
+        if self.cut.is_some() {
+            self.copy_before_write(block)?;
+        }
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;
         if self.sizes.counts {

@@ -1,0 +1,273 @@
+//! Saves: an applier copies its share of a job's tables as of one moment, in steps between frames.
+//!
+//! Three threads of control, two of them here on the applier:
+//!
+//! 1. **The cut** ([`Engine::begin_save`], then the first step in which the awaited clocks are reached)
+//!    notes in each table that a save is under way. From then on every writer of rows and blocks copies a
+//!    record before its first change (`RowWriter::copy_before_write`, `DenseBlocks::copy_before_write`).
+//! 2. **The cursor** ([`Engine::save_step`]) copies the records that nothing changes, at most
+//!    [`STEP_BYTES`] a step, and only while less than 8 MiB wait to be written. A slow file
+//!    system therefore delays the cursor, never a push.
+//! 3. **The writing thread** owns the file. It takes pieces from the channel, writes them, and frees their
+//!    bytes in [`SaveMemory`]. If it fails it cancels the save; the applier notices in its next step.
+//!
+//! 1 and 2 claim a record in the table's `Cut` before they copy it, so one of them copies it. Both run on
+//! the applier's thread, so no record changes between claim and copy. Only `SaveMemory` is shared: its
+//! numbers bound memory and order nothing; the bytes themselves travel through the channel.
+//!
+//! **One moment of all appliers.** An order names clocks. A worker that asks for a save does not tick
+//! until it is answered, so no minimum passes its clock. Each applier waits until its minimums have
+//! reached these clocks, and cuts there: all appliers cut at the same tick. If the worker is lost, an
+//! applier that finds a minimum beyond its clock fails the save.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
+use tidewater_protocol::table::Optimizer;
+
+use super::engine::Engine;
+use super::records::Keys;
+use super::table::Table;
+use crate::store::cut::{Outlet, SaveMemory, SavePiece};
+
+/// Bytes that the cursor of a save copies in one step of its applier. It is the longest delay that a
+/// save adds to a push on an applier, in addition to the copies of the rows that the push changes: about 10 us.
+const STEP_BYTES: usize = 32 << 10;
+/// Bytes that a record counts for in addition to those copied: the time to find and claim it.
+const CLAIM_BYTES: usize = 64;
+
+/// A save that an applier is to carry out.
+#[derive(Debug)]
+pub struct SaveOrder {
+    /// Number of the applier, which comes with each piece.
+    pub applier: u16,
+    /// Tables of one job, with the partitions of this applier.
+    pub shares: Vec<(TableId, Vec<PartitionId>)>,
+    /// The cut is made when the job's minimum of each of these domains is reached.
+    pub clocks: Vec<(DomainId, u64)>,
+    /// Channel to the thread that writes.
+    pub out: Sender<(u16, SavePiece)>,
+    /// Memory of the copies.
+    pub memory: Arc<SaveMemory>,
+}
+
+/// A save under way on one applier.
+#[derive(Debug)]
+pub(super) struct Save {
+    order: SaveOrder,
+    /// Whether the cut is made, and in how many tables of `order.shares`.
+    is_cut: bool,
+    cuts: usize,
+    /// Table and partition of the cursor, as indexes in `order.shares`.
+    table: usize,
+    partition: usize,
+    keys: Option<Keys>,
+}
+
+/// The state of a save after a step.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// It has copied something.
+    Moved,
+    /// It waits for clocks, or for the writing thread.
+    Waits,
+    /// It is over, well or not.
+    Over,
+}
+
+impl Engine {
+    /// Begins a save. The cut is made in the next [step](Self::save_step) at the earliest. Everything
+    /// else, failures too, is reported through the order's channel.
+    pub fn begin_save(&mut self, order: SaveOrder) {
+        self.saves.push(Save {
+            order,
+            is_cut: false,
+            cuts: 0,
+            table: 0,
+            partition: 0,
+            keys: None,
+        });
+    }
+
+    /// Copies a bounded number of records of each save under way. True if anything was copied or ended.
+    /// Without a save it does nothing.
+    pub fn save_step(&mut self) -> bool {
+        let mut moved = false;
+        let mut n = 0;
+        while n < self.saves.len() {
+            let mut save = self.saves.swap_remove(n);
+            match self.step_of(&mut save) {
+                Step::Over => {
+                    self.end_cuts(&save);
+                    moved = true;
+                    continue;
+                }
+                step => moved |= step == Step::Moved,
+            }
+            // To its place, so that each save has its turn.
+            self.saves.push(save);
+            let last = self.saves.len() - 1;
+            self.saves.swap(n, last);
+            n += 1;
+        }
+        moved
+    }
+
+    fn step_of(&mut self, save: &mut Save) -> Step {
+        if save.order.memory.is_cancelled() {
+            return Step::Over;
+        }
+        if !save.is_cut {
+            let reached = self.clocks_reached(&save.order);
+            return match reached.and_then(|reached| reached.then(|| self.cut(save)).transpose()) {
+                Ok(None) => Step::Waits,
+                Ok(Some(())) => Step::Moved,
+                Err((table, why)) => {
+                    save.send(SavePiece::Failed { table, why });
+                    Step::Over
+                }
+            };
+        }
+        if save.order.memory.is_full() {
+            return Step::Waits;
+        }
+        match self.copy_some(save) {
+            Ok(true) => Step::Moved,
+            Ok(false) => {
+                save.send(SavePiece::Done);
+                Step::Over
+            }
+            Err((table, why)) => {
+                save.send(SavePiece::Failed { table, why });
+                Step::Over
+            }
+        }
+    }
+
+    /// Whether the minimums of the order's job have reached its clocks. One that has passed its clock is
+    /// an error: the worker that saves is lost, and other appliers may have cut at another tick.
+    fn clocks_reached(&mut self, order: &SaveOrder) -> Result<bool, (TableId, String)> {
+        let of = |(id, _): &(TableId, _)| Some((*id, self.tables.get(&id.0)?.namespace));
+        // An applier without a table of the job has nothing to cut.
+        let Some((table, namespace)) = order.shares.iter().find_map(of) else {
+            return Ok(true);
+        };
+        let clocks = self.clocks(namespace);
+        let mut reached = true;
+        for &(domain, clock) in &order.clocks {
+            let min = clocks.line(domain).min;
+            if min > clock {
+                let why = format!(
+                    "the workers have passed clock {clock} of domain {} and are at {min}: the worker \
+                     that saves has left; save again",
+                    domain.0
+                );
+                return Err((table, why));
+            }
+            reached &= min == clock;
+        }
+        Ok(reached)
+    }
+
+    /// Makes the cut in every table with a share here, and reports clocks and settings.
+    fn cut(&mut self, save: &mut Save) -> Result<(), (TableId, String)> {
+        let order = &save.order;
+        let mut settings = Vec::new();
+        let mut namespace = None;
+        for (id, partitions) in &order.shares {
+            if partitions.is_empty() {
+                save.cuts += 1;
+                continue;
+            }
+            let table = self.tables.get_mut(&id.0).ok_or_else(|| gone(*id))?;
+            namespace.get_or_insert(table.namespace);
+            let outlet = Outlet {
+                table: *id,
+                out: order.out.clone(),
+                applier: order.applier,
+                memory: Arc::clone(&order.memory),
+            };
+            if !table.begin_cut(outlet) {
+                return Err((*id, "a save of it is under way; wait for it".into()));
+            }
+            save.cuts += 1;
+            settings.extend(setting_of(table).map(|optimizer| (*id, optimizer)));
+        }
+        let clocks = namespace.map_or_else(Vec::new, |namespace| self.domain_clocks(namespace));
+        save.is_cut = true;
+        save.send(SavePiece::Cut { clocks, settings });
+        Ok(())
+    }
+
+    /// Advances the cursor by up to [`STEP_BYTES`]. False at the end, when all copies are sent.
+    fn copy_some(&mut self, save: &mut Save) -> Result<bool, (TableId, String)> {
+        let mut cost = 0;
+        while cost < STEP_BYTES {
+            let Some((id, partitions)) = save.order.shares.get(save.table) else {
+                return Ok(false);
+            };
+            let id = *id;
+            if partitions.is_empty() {
+                save.table += 1;
+                continue;
+            }
+            let table = self.tables.get_mut(&id.0).ok_or_else(|| gone(id))?;
+            let Some(&partition) = partitions.get(save.partition) else {
+                *table.cut() = None;
+                (save.table, save.partition) = (save.table + 1, 0);
+                cost += CLAIM_BYTES;
+                continue;
+            };
+            let keys = save
+                .keys
+                .get_or_insert_with(|| Keys::new(table, partition.0));
+            match keys.next(table) {
+                Some((key, place)) => {
+                    let copied = table.copy_record(key, place);
+                    cost += copied.map_err(|why| (id, why))?;
+                }
+                None => {
+                    if let Some(cut) = table.cut() {
+                        cut.send_group(partition.0);
+                    }
+                    save.keys = None;
+                    save.partition += 1;
+                }
+            }
+            cost += CLAIM_BYTES;
+        }
+        Ok(true)
+    }
+
+    /// Ends the cuts of a save: its own only, a table may be in another one.
+    fn end_cuts(&mut self, save: &Save) {
+        for (id, partitions) in &save.order.shares[..save.cuts] {
+            if let Some(table) = self.tables.get_mut(&id.0)
+                && !partitions.is_empty()
+            {
+                *table.cut() = None;
+            }
+        }
+    }
+}
+
+impl Save {
+    /// Sends a piece. Without a receiver the save is over.
+    fn send(&self, piece: SavePiece) {
+        let _ = self.order.out.send((self.order.applier, piece));
+    }
+}
+
+fn gone(table: TableId) -> (TableId, String) {
+    (table, "it is not there; was it released?".into())
+}
+
+/// The rule of a table with hyper-parameters that were set.
+fn setting_of(table: &Table) -> Option<Optimizer> {
+    let optimizer = table.optimizer();
+    (optimizer != table.spec.optimizer).then_some(optimizer)
+}
+
+#[cfg(test)]
+mod tests;

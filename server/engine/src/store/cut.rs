@@ -1,0 +1,274 @@
+//! The cut of a save: the records of a table as they were at one moment, while pushes go on.
+//!
+//! Copy-before-write: a cursor copies records in small steps, and a writer copies a record that it is
+//! about to change and that the cursor has not reached. Both *claim* the record first, in one bit for
+//! each record. The first claim copies; a record is therefore copied once, with the bytes of the cut. A
+//! record that is created after the cut is claimed without a copy.
+//!
+//! Everything here runs on the table's applier, between two steps of it. Only [`SaveMemory`] is shared
+//! with the thread that writes the file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use tidewater_protocol::ids::{DomainId, TableId};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::Optimizer;
+use tidewater_runtime::sync::{AtomicBool, AtomicUsize, Ordering};
+
+/// Bytes of records after which a group is handed to the writing thread.
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
+
+/// Bytes sent and not written above which cursors wait for the writing thread. They go on at half of it.
+const WINDOW_BYTES: usize = 8 << 20;
+
+/// Memory of the copies of one save, and whether the save goes on. The appliers of a server and the
+/// thread that writes its file share it.
+#[derive(Debug)]
+pub struct SaveMemory {
+    /// Bytes copied and not written: sent ones, and groups that are being filled.
+    held: AtomicUsize,
+    /// Bytes sent and not written.
+    queued: AtomicUsize,
+    limit: usize,
+    cancelled: AtomicBool,
+}
+
+impl SaveMemory {
+    /// Memory for copies of at most `limit` bytes.
+    pub const fn new(limit: usize) -> Self {
+        Self {
+            held: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            limit,
+            cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes that are copied and not written yet.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Largest number of bytes held.
+    pub const fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Whether cursors wait until the writing thread has caught up.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) >= WINDOW_BYTES
+    }
+
+    /// Counts received bytes as written. True when cursors that wait can go on: then wake the appliers.
+    pub fn written(&self, bytes: usize) -> bool {
+        self.free(bytes);
+        let before = self.queued.fetch_sub(bytes, Ordering::Relaxed);
+        before >= WINDOW_BYTES / 2 && before - bytes < WINDOW_BYTES / 2
+    }
+
+    fn free(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Ends the save: appliers copy nothing more. They notice it in their next step.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the save was ended early.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Counts copied bytes. Returns the number that would be held if it is above the limit; nothing was
+    /// counted then.
+    fn take(&self, bytes: usize) -> Result<(), usize> {
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if held <= self.limit {
+            return Ok(());
+        }
+        self.free(bytes);
+        Err(held)
+    }
+}
+
+/// What an applier sends to the thread that writes a save.
+#[derive(Debug)]
+pub enum SavePiece {
+    /// The applier has made its cut: all copies are of this moment.
+    Cut {
+        /// Minimum of each domain of the job at the cut.
+        clocks: Vec<(DomainId, u64)>,
+        /// Rules of tables that were changed after the table was created.
+        settings: Vec<(TableId, Optimizer)>,
+    },
+    /// Copied records. Their bytes count as held until the receiver frees them.
+    Records {
+        /// Table of the records.
+        table: TableId,
+        /// Partition of all records.
+        partition: u32,
+        /// Number of records in `bytes`.
+        records: u64,
+        /// Records as a saved model holds them: key, values, state.
+        bytes: Vec<u8>,
+    },
+    /// All records of the applier have been sent.
+    Done,
+    /// The applier cannot go on with the save.
+    Failed {
+        /// The table at which it failed.
+        table: TableId,
+        /// The reason of the failure.
+        why: String,
+    },
+}
+
+/// Where an applier's copies of one table go.
+#[derive(Debug, Clone)]
+pub(crate) struct Outlet {
+    pub(crate) table: TableId,
+    pub(crate) out: Sender<(u16, SavePiece)>,
+    pub(crate) applier: u16,
+    pub(crate) memory: Arc<SaveMemory>,
+}
+
+impl Outlet {
+    /// Sends a piece. Without a receiver the save is over, and the applier notices it in its next step.
+    pub(crate) fn send(&self, piece: SavePiece) {
+        if self.out.send((self.applier, piece)).is_err() {
+            self.memory.cancel();
+        }
+    }
+}
+
+/// Positions of records that are numbered one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Span {
+    /// Position of the first record: an offset in memory, or a number.
+    pub(crate) first: u64,
+    /// Number of records in the span.
+    pub(crate) count: u64,
+}
+
+/// Records of one partition that are on their way to the writing thread.
+#[derive(Debug, Default)]
+struct Group {
+    records: u64,
+    bytes: Vec<u8>,
+}
+
+/// The records of one table that a save copies on one applier.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    outlet: Outlet,
+    /// Positions at the cut in ascending order, with the number of the first record of each span.
+    spans: Vec<(Span, u64)>,
+    /// Distance between the positions of two records of a span.
+    stride: u64,
+    /// One bit for each record: claimed.
+    claimed: Vec<u64>,
+    /// Copied records by partition, each group below [`PIECE_BYTES`].
+    groups: BTreeMap<u32, Group>,
+}
+
+impl Cut {
+    /// A cut with records at `spans`. Cost: zeroed memory of one bit a record, which is touched as
+    /// records are claimed.
+    pub(crate) fn new(outlet: Outlet, mut spans: Vec<Span>, stride: u64) -> Self {
+        spans.sort_unstable();
+        let mut records = 0;
+        let number = |span: Span| {
+            let first = records;
+            records += span.count;
+            (span, first)
+        };
+        let spans = spans.into_iter().map(number).collect();
+        Self {
+            outlet,
+            spans,
+            stride,
+            claimed: vec![0; records.div_ceil(64) as usize],
+            groups: BTreeMap::new(),
+        }
+    }
+
+    /// Claims the record at a position. True for the first claim of a record of the cut: the caller
+    /// then [copies](Self::copy) it, or knows that it has none to copy.
+    pub(crate) fn claim(&mut self, position: u64) -> bool {
+        let after = self
+            .spans
+            .partition_point(|(span, _)| span.first <= position);
+        let Some((span, number)) = after.checked_sub(1).and_then(|n| self.spans.get(n)) else {
+            return false;
+        };
+        let inside = (position - span.first) / self.stride;
+        if inside >= span.count {
+            return false;
+        }
+        let record = number + inside;
+        let (word, bit) = ((record / 64) as usize, 1 << (record % 64));
+        let is_first = self.claimed[word] & bit == 0;
+        self.claimed[word] |= bit;
+        is_first
+    }
+
+    /// Claims a record before it is changed. A record that is claimed here must be copied now.
+    pub(crate) fn claim_before_write(&mut self, position: u64) -> bool {
+        !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
+    }
+
+    /// Adds a record of a partition: its key, values and state. Above the limit of the save's memory
+    /// nothing is added, and the save fails.
+    pub(crate) fn copy(&mut self, partition: u32, key: u64, values: &[u8], state: &[u8]) {
+        let memory = &self.outlet.memory;
+        if memory.is_cancelled() {
+            return;
+        }
+        let len = 8 + values.len() + state.len();
+        if let Err(needed) = memory.take(len) {
+            memory.cancel();
+            let why = format!(
+                "{needed} bytes of copies wait to be written, the limit is {}: records change faster \
+                 than the file system takes them; raise --save-bytes, or save while no push is on its way",
+                memory.limit()
+            );
+            let table = self.outlet.table;
+            self.outlet.send(SavePiece::Failed { table, why });
+            return;
+        }
+        let group = self.groups.entry(partition).or_default();
+        group.records += 1;
+        group.bytes.extend_from_slice(&key.to_le_bytes());
+        group.bytes.extend_from_slice(values);
+        group.bytes.extend_from_slice(state);
+        // Short of memory, what can be written is sent.
+        if group.bytes.len() >= PIECE_BYTES || memory.held() > memory.limit() / 2 {
+            self.send_group(partition);
+        }
+    }
+
+    /// Sends the copied records of a partition.
+    pub(crate) fn send_group(&mut self, partition: u32) {
+        if let Some(Group { records, bytes }) = self.groups.remove(&partition) {
+            let table = self.outlet.table;
+            let queued = &self.outlet.memory.queued;
+            queued.fetch_add(bytes.len(), Ordering::Relaxed);
+            self.outlet.send(SavePiece::Records {
+                table,
+                partition,
+                records,
+                bytes,
+            });
+        }
+    }
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        let unsent: usize = self.groups.values().map(|group| group.bytes.len()).sum();
+        self.outlet.memory.free(unsent);
+    }
+}
