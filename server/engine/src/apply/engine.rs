@@ -142,7 +142,7 @@ impl Engine {
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
         self.settings.remove(&id.0);
-        if let Some(Sums::Blocks(sums)) = self.sums.remove(&id.0) {
+        if let Some(sums) = self.sums.remove(&id.0) {
             sums.release();
         }
         Some(table)

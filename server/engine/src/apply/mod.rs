@@ -16,6 +16,7 @@ mod push;
 mod push_values;
 pub mod records;
 mod reduce;
+mod row_sums;
 pub mod save;
 mod settings;
 mod sums;

@@ -156,6 +156,7 @@ impl Engine {
             if !mutants::on(Mutant::RowsReservedAtTick) {
                 self.locate_rows(header.table, payload, parts, count, hints)?;
             }
+            self.reserve_row_sums(header.table, op, (payload, count), header.clock)?;
             self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }

@@ -1,7 +1,7 @@
 //! Shared parts of the ticks of rows and of ranges: the order of operations, and the divisor of a
 //! mean.
 
-use tidewater_protocol::ids::WorkerThread;
+use tidewater_protocol::ids::{WorkerId, WorkerThread};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -28,6 +28,9 @@ pub(super) struct Threads {
 }
 
 impl Threads {
+    /// First word of no threads: ranks are far lower.
+    pub(super) const NONE: u64 = u64::MAX;
+
     /// Adds the thread of one push with this weight, which is 1 for a push without one.
     pub(super) fn add(&mut self, thread: WorkerThread, weight: f64) {
         let same = match mutants::on(Mutant::MeanOverRanks) {
@@ -40,6 +43,31 @@ impl Threads {
         }
         self.before += self.weight;
         (self.last, self.weight) = (Some(thread), weight);
+    }
+
+    /// Whether no thread was added.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    /// The same as words, of which the first is [`Self::NONE`] if no thread was added.
+    pub(super) fn words(self) -> [u64; 3] {
+        let word = |last: WorkerThread| u64::from(last.rank.0) << 32 | u64::from(last.thread);
+        let last = self.last.map_or(Self::NONE, word);
+        [last, self.weight.to_bits(), self.before.to_bits()]
+    }
+
+    /// The inverse of [`Self::words`].
+    pub(super) fn of_words([last, weight, before]: [u64; 3]) -> Self {
+        let thread = WorkerThread {
+            rank: WorkerId((last >> 32) as u32),
+            thread: last as u32,
+        };
+        Self {
+            last: (last != Self::NONE).then_some(thread),
+            weight: f64::from_bits(weight),
+            before: f64::from_bits(before),
+        }
     }
 
     /// Makes the mean of a sum of gradients: divides each element by the sum of the weights. False if
@@ -55,8 +83,6 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_protocol::ids::WorkerId;
-
     use super::*;
 
     fn of(rank: u32, thread: u32) -> WorkerThread {
@@ -93,5 +119,21 @@ mod tests {
         let mut sum = 6f64.to_le_bytes();
         assert!(!threads.mean(DType::F64, &mut sum));
         assert_eq!(sum, 6f64.to_le_bytes());
+    }
+    #[test]
+    fn words_hold_threads_and_weights() {
+        let none = Threads::of_words(Threads::default().words());
+        assert!(none.is_empty());
+        let mut threads = Threads::default();
+        for (thread, weight) in [(0, 0.5), (3, 2.5), (3, 1.0)] {
+            let before = threads.words();
+            threads = Threads::of_words(before);
+            assert_eq!(threads.words(), before);
+            threads.add(of(65_535, thread), weight);
+        }
+        assert!(!threads.is_empty());
+        let mut sum = 6f64.to_le_bytes();
+        assert!(threads.mean(DType::F64, &mut sum));
+        assert_eq!(sum, 2f64.to_le_bytes());
     }
 }

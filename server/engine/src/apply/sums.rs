@@ -7,79 +7,29 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::layout::reject::RejectReason;
-use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
-use super::kernels::accumulate;
-use super::reduce::{Threads, tick_order};
+use super::reduce::Threads;
+use super::row_sums::RowSums;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 /// Sums of one table, by kind.
 #[derive(Debug)]
 pub(super) enum Sums {
-    /// Sums of rows, by key.
-    Rows(BTreeMap<u64, Reduced>),
+    /// Sums of rows: of each operation of a tick, in the order of `tick_order`, once it is pushed.
+    Rows([Option<RowSums>; 3]),
     /// Sums of the blocks of a range table.
     Blocks(BlockSums),
 }
 
-/// One row's reduced pushes of one iteration: first the last assign, then the sums, then one
-/// gradient step.
-#[derive(Debug, Default)]
-pub(super) struct Reduced {
-    assign: Option<Vec<u8>>,
-    sum: Option<Vec<u8>>,
-    gradient: Option<Vec<u8>>,
-    threads: Threads,
-}
-
-impl Reduced {
-    /// Adds a row of a thread's push, already multiplied by its weight.
-    pub(super) fn add(
-        &mut self,
-        dtype: DType,
-        (thread, weight): (WorkerThread, f64),
-        op: PushOp,
-        values: &[u8],
-    ) {
-        let slot = match op {
-            PushOp::Assign => {
-                self.assign = Some(values.to_vec());
-                return;
-            }
-            PushOp::Sum => &mut self.sum,
-            PushOp::Gradient => {
-                self.threads.add(thread, weight);
-                &mut self.gradient
-            }
-        };
-        match slot {
-            Some(acc) => accumulate(dtype, acc, values),
-            None => *slot = Some(values.to_vec()),
+impl Sums {
+    /// Frees the memory of all sums.
+    pub(super) fn release(self) {
+        match self {
+            Self::Rows(all) => all.into_iter().flatten().for_each(RowSums::release),
+            Self::Blocks(sums) => sums.release(),
         }
-    }
-
-    /// The operations to apply, in order.
-    pub(super) fn steps(
-        mut self,
-        dtype: DType,
-        reduce: Reduce,
-    ) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
-        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient)
-            && !self.threads.mean(dtype, g)
-        {
-            self.gradient = None;
-        }
-        tick_order().into_iter().filter_map(move |op| {
-            let values = match op {
-                PushOp::Assign => self.assign.take(),
-                PushOp::Sum => self.sum.take(),
-                PushOp::Gradient => self.gradient.take(),
-            };
-            values.map(|values| (op, values))
-        })
     }
 }
 
@@ -244,7 +194,7 @@ impl BlockSums {
     }
 
     /// Frees the memory of all sums.
-    pub(super) fn release(self) {
+    fn release(self) {
         for part in self.parts {
             let freed = self.memory.private.free(part);
             assert!(freed.is_ok(), "sums are of this memory: {freed:?}");

@@ -7,13 +7,15 @@
 //! iteration >= c.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
-use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::table::Reduce;
+use tidewater_protocol::table::{PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
@@ -21,10 +23,16 @@ use super::kernels::scale;
 use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
-use super::sums::{Reduced, Sums};
+use super::reduce::tick_order;
+use super::row_sums::RowSums;
+use super::sums::Sums;
 use super::table::{Store, Table};
+use super::tick_blocks::order_of;
 use crate::clocks::{BadClock, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
+
+/// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
+const STEP_ROWS: usize = 512;
 
 impl Engine {
     pub(super) fn clock(
@@ -158,7 +166,7 @@ impl Engine {
                     Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &held),
                     Some(_) => {
                         self.fold_rows(id, &held);
-                        self.step_rows(id);
+                        self.step_rows(id, iteration);
                     }
                     None => {}
                 }
@@ -173,7 +181,7 @@ impl Engine {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
             (_, Some(Sums::Blocks(sums))) => !sums.is_empty(),
-            (_, Some(Sums::Rows(sums))) => !sums.is_empty(),
+            (_, Some(Sums::Rows(all))) => !all.iter().flatten().all(RowSums::is_empty),
             (_, None) => false,
         };
         let of_domain = |t: &&Table| (t.namespace, t.spec.domain) == (namespace, domain);
@@ -187,15 +195,20 @@ impl Engine {
             return;
         };
         let (dtype, row_bytes) = (table.spec.dtype, table.spec.row_bytes());
-        let sums = self.sums.entry(id).or_insert(Sums::Rows(BTreeMap::new()));
-        let Sums::Rows(rows) = sums else {
-            unreachable!("table {id} has rows and sums of blocks");
+        let Some(Sums::Rows(all)) = self.sums.get_mut(&id) else {
+            // No push ever reached the table.
+            assert!(held.is_empty(), "pushes are held, and no sums are reserved");
+            return;
         };
         let mut payload = std::mem::take(&mut self.scratch);
+        let mut sum = std::mem::take(&mut self.tick.part);
         for h in held {
             self.pending.payload(h, &mut payload);
             let Some(op) = h.header.flags.op else {
                 unreachable!("a push without an operation is held: {:?}", h.header);
+            };
+            let Some(sums) = &mut all[usize::from(order_of(op))] else {
+                unreachable!("a push of {op:?} is held, and no sums are reserved");
             };
             let count = h.header.count as usize;
             let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
@@ -208,50 +221,122 @@ impl Engine {
             let from = (h.thread, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
                 let key = word(keys, row * 8);
-                rows.entry(key).or_default().add(dtype, from, op, values);
+                let values = (&*values, op == PushOp::Assign);
+                sums.add(dtype, (key, from), values, &mut sum);
             }
         }
-        self.scratch = payload;
+        (self.scratch, self.tick.part) = (payload, sum);
     }
 
-    fn step_rows(&mut self, id: u32) {
-        let Some(Sums::Rows(sums)) = self.sums.get_mut(&id) else {
+    /// Reserves the sums of the rows of a push of iteration `iteration`, so that its tick needs no
+    /// memory. They count within the capacity.
+    ///
+    /// # Errors
+    /// [`RejectReason::NoMemory`].
+    pub(super) fn reserve_row_sums(
+        &mut self,
+        id: u32,
+        op: PushOp,
+        (payload, count): (&[u8], usize),
+        iteration: u64,
+    ) -> Result<(), Refusal> {
+        let row_bytes = self
+            .tables
+            .get(&id)
+            .map_or(0, |table| table.spec.row_bytes());
+        let memory = Arc::clone(&self.memory);
+        let no_memory = |_| {
+            let (used, capacity) = memory.private.usage();
+            RejectReason::NoMemory {
+                used: used as u64,
+                capacity: capacity as u64,
+            }
+        };
+        let sums = self
+            .sums
+            .entry(id)
+            .or_insert_with(|| Sums::Rows(Default::default()));
+        let Sums::Rows(all) = sums else {
+            unreachable!("table {id} has rows and sums of blocks");
+        };
+        let of_op = &mut all[usize::from(order_of(op))];
+        let sums = match of_op {
+            Some(sums) => sums,
+            None => of_op.insert(RowSums::new(&memory, TableId(id), row_bytes).map_err(no_memory)?),
+        };
+        let key = |row: usize| word(payload, row * 8);
+        sums.reserve(count, key, iteration).map_err(no_memory)
+    }
+
+    /// Applies the sums of an iteration of a table of rows. Cost: a search and a step for each row; two
+    /// buffers of [`STEP_ROWS`] rows.
+    fn step_rows(&mut self, id: u32, iteration: u64) {
+        let Some(Sums::Rows(mut all)) = self.sums.remove(&id) else {
             return;
         };
-        let rows: BTreeMap<u64, Reduced> = std::mem::take(sums);
         self.lsn += 1;
-        let keys: Vec<u64> = rows.keys().copied().collect();
+        let mut stepped = Ok(());
+        for (op, sums) in tick_order().into_iter().zip(&mut all) {
+            let Some(sums) = sums else { continue };
+            for first in (0..sums.slots()).step_by(STEP_ROWS) {
+                let slots = first..sums.slots().min(first + STEP_ROWS);
+                stepped = stepped.and_then(|()| self.step_slots(id, (op, sums), slots, iteration));
+            }
+            sums.end_tick();
+        }
+        self.sums.insert(id, Sums::Rows(all));
+        if let Err(why) = stepped {
+            self.fail(why);
+        }
+    }
+
+    /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
+    fn step_slots(
+        &mut self,
+        id: u32,
+        (op, sums): (PushOp, &mut RowSums),
+        slots: Range<usize>,
+        iteration: u64,
+    ) -> Result<(), String> {
+        let Some(table) = self.tables.get(&id) else {
+            unreachable!("the tick is of table {id}, which is not there");
+        };
+        let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
+        let row_bytes = table.spec.row_bytes();
+        let mut values = std::mem::take(&mut self.scratch);
+        let mut keys = std::mem::take(&mut self.tick.keys);
+        (values.clear(), keys.clear());
+        for slot in slots {
+            let at = values.len();
+            let Some((key, threads)) = sums.take(slot, iteration, &mut values) else {
+                continue;
+            };
+            let is_mean = op == PushOp::Gradient && reduce == Reduce::Mean;
+            if is_mean && !threads.mean(dtype, &mut values[at..at + row_bytes]) {
+                values.truncate(at);
+                continue;
+            }
+            keys.push(key);
+        }
         // Rows exist since their pushes were held. One that was removed meanwhile is created again;
         // without memory for it an acknowledged push would be lost.
         let found = self.find_rows(id, keys.len(), |row| (keys[row], RowLocation::NONE));
-        if let Err(reason) = found {
-            self.fail(format_args!(
+        let stored = found.map_err(|reason| {
+            format!(
                 "a tick of table {id} found no place for rows of acknowledged pushes ({reason:?}); \
                  raise --capacity"
-            ));
-            return;
-        }
-        let places = std::mem::take(&mut self.places);
-        let Some(table) = self.tables.get_mut(&id) else {
-            return;
-        };
-        let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
-        if let Some(writer) = table.rows() {
-            for (row, (place, reduced)) in places.iter().zip(rows.into_values()).enumerate() {
-                for (op, values) in reduced.steps(dtype, reduce) {
-                    let progress = crate::store::redo::Progress {
-                        lsn: self.lsn,
-                        row: row as u32,
-                    };
-                    if let Err(e) = writer.apply(&self.redo, progress, *place, op, &values) {
-                        let key = place.key;
-                        let why = format!("key {key} of table {id} could not be stored: {e}");
-                        return self.fail(why);
-                    }
-                }
-            }
-        }
-        self.places = places;
+            )
+        });
+        let stored = stored.and_then(|()| {
+            let progress = self.progress(0);
+            let Some(writer) = self.tables.get_mut(&id).and_then(Table::rows) else {
+                unreachable!("rows of table {id} have been found");
+            };
+            let stored = writer.apply_all(&self.redo, progress, &self.places, op, &values);
+            stored.map_err(|e| format!("rows of table {id} could not be stored: {e}"))
+        });
+        (self.scratch, self.tick.keys) = (values, keys);
+        stored
     }
 }
 

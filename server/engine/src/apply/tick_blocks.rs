@@ -64,7 +64,9 @@ pub(super) struct Buffers {
     segments: Vec<Segment>,
     /// Reduced values of the current block, and the segment that is added to them.
     values: Vec<u8>,
-    part: Vec<u8>,
+    pub(super) part: Vec<u8>,
+    /// Keys of the rows of a table of rows that are stepped now.
+    pub(super) keys: Vec<u64>,
     /// Elements of the block that take a step: sorted, disjoint, not adjacent.
     runs: Vec<Range<usize>>,
     /// Threads with pushes in `values`.
