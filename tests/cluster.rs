@@ -7,6 +7,7 @@
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tidewater_control::dial::{self, Claims};
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
-use tidewater_protocol::table::{Init, Optimizer, PushOp};
+use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
 use tidewater_protocol::wire::control::{
     self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
 };
@@ -178,6 +179,122 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
         .unwrap_err()
         .to_string();
     assert!(error.contains("/nonexistent"), "{error}");
+}
+
+/// Pushes `value` to all elements of the tables of [`save_is_of_one_tick_while_others_go_on`], and ticks.
+fn iterate(client: &mut Client, value: f32) {
+    let sparse = client.open_table::<f32>("sparse").unwrap();
+    let blocks = client.open_table::<f32>("blocks").unwrap();
+    let keys: Vec<u64> = (0..300).collect();
+    let values = vec![value; 300 * 4];
+    let rows = client.push_rows(&sparse, &keys, &values, PushOp::Sum);
+    client.wait_applied(&rows.unwrap()).unwrap();
+    let range = client.push_dense(&blocks, 0, &[value; 5000], PushOp::Sum);
+    client.wait_applied(&range.unwrap()).unwrap();
+    client.tick().unwrap();
+}
+
+/// A worker saves under BSP while the others are behind. The save waits for them, not they for it: one
+/// goes on to the next iteration, one connects, creates a table and ticks. The model has the pushes of
+/// the first iteration on all appliers, and no others.
+#[test]
+fn save_is_of_one_tick_while_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let cluster = start(2, 2, 3);
+    let bsp = |rank| client_in_step(&cluster, rank, TransportChoice::Tcp, SyncMode::Bsp);
+    let (mut a, mut b) = (bsp(0), bsp(1));
+    let [sparse, blocks] = tables().map(|table| {
+        let table = table.optimizer(Optimizer::None).init(Init::Zeros, 0);
+        table.at_clock(Reduce::Sum)
+    });
+    a.create_table::<f32>(sparse.spec()).unwrap();
+    a.create_table::<f32>(blocks.snapshot().spec()).unwrap();
+    iterate(&mut a, 1.0);
+    std::thread::scope(|scope| {
+        let saved = scope.spawn(move || {
+            let saved = a.save(path, Duration::from_secs(60));
+            (a, saved)
+        });
+        // Both servers have begun their parts.
+        let begun = || std::fs::read_dir(path).unwrap().count() == 2;
+        while !begun() {
+            assert!(!saved.is_finished(), "the save has not waited");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        iterate(&mut b, 10.0);
+        let mut c = bsp(2);
+        let other = TableBuilder::rows::<f32>("other", 10, 1);
+        c.create_table::<f32>(other.spec()).unwrap();
+        assert!(!saved.is_finished(), "rank 2 has not ticked");
+        iterate(&mut c, 100.0);
+        iterate(&mut b, 1000.0);
+        let (mut a, saved) = saved.join().unwrap();
+        assert_eq!(saved.unwrap().0, 300 + 5);
+        a.finish().unwrap();
+        b.finish().unwrap();
+        c.finish().unwrap();
+    });
+    let next = start(1, 1, 1);
+    let mut client = client(&next, 0, TransportChoice::Auto);
+    let loaded = client.load(path, Duration::from_secs(60)).unwrap();
+    assert!(
+        loaded.clocks.iter().all(|clock| clock.clock == 1),
+        "{loaded:?}"
+    );
+    let sparse = client.open_table::<f32>("sparse").unwrap();
+    let blocks = client.open_table::<f32>("blocks").unwrap();
+    let keys: Vec<u64> = (0..300).collect();
+    let mut values = vec![0.0; 300 * 4 + 5000];
+    let (rows, range) = values.split_at_mut(300 * 4);
+    let options = PullOptions::default();
+    client.pull_rows(&sparse, &keys, rows, options).unwrap();
+    client.pull_dense(&blocks, 0, range, options).unwrap();
+    assert!(values.iter().all(|value| *value == 111.0), "{values:?}");
+}
+
+/// A manifest that cannot be opened for now, as on a file system that hangs, holds its load and nothing
+/// else: the coordinator serves other requests meanwhile.
+#[test]
+fn hung_file_system_holds_its_load_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let [hung, other] = ["hung", "other"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&hung).unwrap();
+    let manifest = hung.join("manifest.json");
+    // The open of a pipe waits for a writer.
+    let made = std::process::Command::new("mkfifo").arg(&manifest).status();
+    assert!(made.unwrap().success());
+    let cluster = start(1, 1, 2);
+    let mut a = client(&cluster, 0, TransportChoice::Tcp);
+    let mut b = client(&cluster, 1, TransportChoice::Tcp);
+    step(&mut b);
+    std::thread::scope(|scope| {
+        let path = hung.to_str().unwrap();
+        let load = scope.spawn(move || {
+            let loaded = a.load(path, Duration::from_secs(60));
+            (a, loaded)
+        });
+        // It has locked the directory, and opens the manifest.
+        let inode = format!(":{} ", std::fs::metadata(&hung).unwrap().ino());
+        while !std::fs::read_to_string("/proc/locks")
+            .unwrap()
+            .contains(&inode)
+        {
+            assert!(!load.is_finished(), "the load was not held");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        step(&mut b);
+        let spec = TableBuilder::rows::<f32>("new", 10, 1);
+        b.create_table::<f32>(spec.spec()).unwrap();
+        assert!(!load.is_finished(), "the load was not held");
+        drop(std::fs::OpenOptions::new().write(true).open(&manifest));
+        // A worker that leaves would fail the job.
+        let (_a, loaded) = load.join().unwrap();
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains("manifest.json"), "{error}");
+        let path = other.to_str().unwrap();
+        b.save(path, Duration::from_secs(60)).unwrap();
+    });
 }
 
 /// A model holds the numbers that were set: the training goes on with them, not with those of the

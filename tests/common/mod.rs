@@ -48,7 +48,7 @@ use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::mutants;
 use tidewater_protocol::placement::{Owner, Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 
@@ -575,7 +575,7 @@ impl CoordinatorLink for Coordinator {
         self.barrier.meet(name, count)
     }
 
-    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
         unreachable!("tests of this rig do not save")
     }
 

@@ -15,7 +15,7 @@ use tidewater_protocol::ids::{
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{TableDescriptor, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 
@@ -324,7 +324,7 @@ impl CoordinatorLink for Link {
         Ok(())
     }
 
-    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
         Ok((0, 0))
     }
 

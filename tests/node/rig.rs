@@ -16,7 +16,7 @@ use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId}
 use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::placement::{Owner, Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{ServerMember, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, ServerMember, TableInfo};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::server::{Server, ServerConfig, ServerHandle};
@@ -213,7 +213,7 @@ impl CoordinatorLink for Catalogue {
         Err(ClientError::Environment("no barrier here".into()))
     }
 
-    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
         Err(ClientError::Environment("no disk here".into()))
     }
 

@@ -37,7 +37,7 @@ use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::placement::{Owner, Placement, default_partitions, partition_of_key};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
@@ -545,7 +545,7 @@ impl CoordinatorLink for Coordinator {
         Ok(())
     }
 
-    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
         unreachable!("tests of this rig do not save")
     }
 

@@ -14,17 +14,17 @@ pub(crate) fn rows(dir: &Path) -> Rows {
     let mut rows = Rows::new();
     let mut payload = Vec::new();
     for file in &manifest.files {
-        for table in &manifest.tables {
-            let mut reader = PartReader::open(dir, file).unwrap();
-            let mut read = |payload: &mut _| reader.next(|id, _| id == table.id, payload).unwrap();
-            while let Some((_, records)) = read(&mut payload) {
-                let bytes = payload.len() / usize::try_from(records).unwrap();
-                for record in payload.chunks(bytes) {
-                    let (key, rest) = record.split_first_chunk().unwrap();
-                    let key = (table.spec.name.clone(), u64::from_le_bytes(*key));
-                    let before = rows.insert(key.clone(), rest.to_vec());
-                    assert_eq!(before, None, "{key:?} is there twice");
-                }
+        let reader = PartReader::open(dir, file).unwrap();
+        for chunk in reader.chunks() {
+            let table = manifest.tables.iter().find(|table| table.id == chunk.table);
+            let name = &table.unwrap().spec.name;
+            reader.read(chunk, &mut payload).unwrap();
+            let bytes = payload.len() / usize::try_from(chunk.records).unwrap();
+            for record in payload.chunks(bytes) {
+                let (key, rest) = record.split_first_chunk().unwrap();
+                let key = (name.clone(), u64::from_le_bytes(*key));
+                let before = rows.insert(key.clone(), rest.to_vec());
+                assert_eq!(before, None, "{key:?} is there twice");
             }
         }
     }

@@ -9,6 +9,7 @@ use tidewater_protocol::layout::frame::{
 };
 use tidewater_protocol::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::wire::control::DomainClock;
 use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
@@ -112,6 +113,15 @@ impl WorkerClock {
     /// Ticks completed in a domain.
     pub(crate) fn at(&self, domain: DomainId) -> u64 {
         self.clocks[domain.0 as usize]
+    }
+
+    /// Clocks of the domains in which this worker has ticked.
+    pub(crate) fn all(&self) -> Vec<DomainClock> {
+        let domains = (0..).map(DomainId).zip(self.clocks);
+        let ticked = domains.filter(|(_, clock)| *clock > 0);
+        ticked
+            .map(|(domain, clock)| DomainClock { domain, clock })
+            .collect()
     }
 
     /// The clock that a push of this domain carries. A tick that could not send all of its frames has

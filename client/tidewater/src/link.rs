@@ -168,12 +168,17 @@ pub trait CoordinatorLink: Send {
     /// A refusal that names the missing workers, or the connection's failure.
     fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Saves all tables into a directory that all servers see; returns rows and bytes written. A
-    /// relative path is relative to this process's working directory.
+    /// Saves all tables at these clocks (empty: as they are) into a directory that all servers see;
+    /// returns rows and bytes written. A relative path is relative to this process's working directory.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
-    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError>;
+    fn save(
+        &mut self,
+        dir: &str,
+        clocks: &[DomainClock],
+        deadline: Deadline,
+    ) -> Result<(u64, u64), ClientError>;
 
     /// Loads all tables of a saved model.
     ///

@@ -458,13 +458,23 @@ impl Client {
     }
 
     /// Saves all tables into a directory that all servers see. A relative path is relative to this
-    /// process's working directory. Call it on one worker, between barriers, when all workers have
-    /// flushed. Returns rows and bytes written.
+    /// process's working directory. Returns rows and bytes written. Call it on one worker.
+    ///
+    /// Other workers go on meanwhile; their pushes do not change what is saved. Under BSP and SSP, tables
+    /// of ticks are saved as they are when all workers have ticked as often as this one. Of other tables
+    /// each applier saves its share at one moment: for one moment of all appliers, call it between
+    /// barriers when all workers have flushed.
     ///
     /// # Errors
-    /// A refusal that names the file and the cause.
+    /// A refusal that names the file and the cause. The model that the directory held is unchanged.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
-        self.lanes.coordinator.save(dir, Deadline::after(timeout))
+        // Without a bound on their distance, other workers may never reach this one's clock.
+        let clocks = match self.clock.is_bounded() {
+            true => self.clock.all(),
+            false => Vec::new(),
+        };
+        let deadline = Deadline::after(timeout);
+        self.lanes.coordinator.save(dir, &clocks, deadline)
     }
 
     /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,

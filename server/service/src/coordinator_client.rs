@@ -6,14 +6,15 @@
 //! Agent::join      the coordinator knows the server
 //! Enlisted::obey   orders, one after the other, until one of them, or the caller, says "end"
 //! ```
-//! Orders are carried out on the calling thread: creating a table or writing a save may take long,
-//! and meanwhile the server's own threads serve clients.
+//! Orders are carried out on the calling thread: creating a table may take long, and meanwhile the
+//! server's own threads serve clients. Saves and loads are carried out on other threads
+//! ([`crate::model_files`]), and are answered when they are done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -23,8 +24,8 @@ use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
-    self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members,
-    Message, Notice, SavedPart, ServerMember, TableInfo, WorkerState,
+    self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Join, Joined,
+    Members, Message, Notice, ServerMember, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -33,7 +34,8 @@ use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
-use crate::checkpoint::{self, Appliers, OsDisk};
+use crate::checkpoint::Appliers;
+use crate::model_files::{FileOrder, ModelFiles};
 
 /// Time limit for sending the last answer and the goodbye.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -41,7 +43,10 @@ const READ_BYTES: usize = 64 << 10;
 const NONSENSE: &str = "it answers with something else; is it of another release?";
 
 /// The calls of a server that the coordinator's orders need. Each may take as long as its work.
-pub trait Orders: Appliers {
+pub trait Orders {
+    /// The appliers, for the thread of a save or load.
+    fn appliers(&self) -> Box<dyn Appliers + Send>;
+
     /// Makes this server's share of a table.
     ///
     /// # Errors
@@ -273,16 +278,29 @@ impl Enlisted {
     /// failed, as it does under a foreign launcher. Or the server itself has failed: the
     /// coordinator, and through it every client, gets the reason.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
+        let mut files = ModelFiles::new(self.number).map_err(|source| self.wait_error(source))?;
+        let ended = self.obey_with(node, &mut files, stop);
+        files.end(Deadline::after(FAREWELL));
+        ended
+    }
+
+    fn obey_with(
+        &mut self,
+        node: &dyn Orders,
+        files: &mut ModelFiles,
+        stop: &[BorrowedFd<'_>],
+    ) -> Result<Ended, AgentError> {
         self.stream
             .set_nonblocking(true)
             .map_err(|source| self.wait_error(source))?;
         let mut scratch = vec![0; READ_BYTES];
         // Messages that came together with the answer to Join.
-        if self.take_messages(node)? {
+        if self.take_messages(node, files)? {
             return Ok(Ended::ByOrder);
         }
         loop {
-            let stopped = self.wait(node.failure_descriptor(), stop)?;
+            let own = [node.failure_descriptor(), files.descriptor()];
+            let stopped = self.wait(own, stop)?;
             if let Some(why) = node.failure() {
                 let reason = why.to_owned();
                 self.say(&CoordinatorRequest::Failed { reason }, &mut scratch);
@@ -292,35 +310,39 @@ impl Enlisted {
                 self.say(&CoordinatorRequest::Goodbye, &mut scratch);
                 return Ok(Ended::ByCaller);
             }
+            for (id, reply) in files.take_done() {
+                let queued = self.peer.queue(id, &reply);
+                queued.map_err(|error| self.lost(error))?;
+            }
             self.flush()?;
             let count = self.read(&mut scratch)?;
             let mut fed = 0;
             while fed < count {
                 fed += self.peer.feed(&scratch[fed..count]);
-                if self.take_messages(node)? {
+                if self.take_messages(node, files)? {
                     return Ok(Ended::ByOrder);
                 }
             }
         }
     }
 
-    /// Sleeps until the coordinator or the caller is readable, or `failure` is; true if the caller
-    /// is.
-    fn wait(&self, failure: BorrowedFd<'_>, stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
+    /// Sleeps until the coordinator, the caller or one of `own` is readable; true if the caller is.
+    fn wait(&self, own: [BorrowedFd<'_>; 2], stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
         let mut wanted = PollFlags::IN | PollFlags::RDHUP;
         if !self.peer.outgoing().is_empty() {
             wanted |= PollFlags::OUT;
         }
-        let mut fds = vec![
-            PollFd::new(&self.stream, wanted),
-            PollFd::from_borrowed_fd(failure, PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::new(&self.stream, wanted)];
+        fds.extend(own.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(
             stop.iter()
                 .map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)),
         );
         match rustix::event::poll(&mut fds, None) {
-            Ok(_) => Ok(fds.iter().skip(2).any(|fd| !fd.revents().is_empty())),
+            Ok(_) => Ok(fds
+                .iter()
+                .skip(1 + own.len())
+                .any(|fd| !fd.revents().is_empty())),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(self.wait_error(error.into())),
         }
@@ -336,7 +358,11 @@ impl Enlisted {
     }
 
     /// Handles complete messages; true after the order to end.
-    fn take_messages(&mut self, node: &dyn Orders) -> Result<bool, AgentError> {
+    fn take_messages(
+        &mut self,
+        node: &dyn Orders,
+        files: &mut ModelFiles,
+    ) -> Result<bool, AgentError> {
         loop {
             let frame = self.peer.next_message();
             let (id, order) = match frame {
@@ -364,12 +390,15 @@ impl Enlisted {
             };
             let is_end = order == Command::Shutdown;
             tracing::debug!(id, ?order, "an order");
-            let answer = self.carry_out(node, order).unwrap_or_else(|refusal| {
+            let done = self.carry_out(node, files, (id, order));
+            let answer = done.unwrap_or_else(|refusal| {
                 tracing::warn!(%refusal, "an order cannot be carried out");
-                CommandReply::Refused(refusal)
+                Some(CommandReply::Refused(refusal))
             });
-            let queued = self.peer.queue(id, &answer);
-            queued.map_err(|error| self.lost(error))?;
+            if let Some(answer) = answer {
+                let queued = self.peer.queue(id, &answer);
+                queued.map_err(|error| self.lost(error))?;
+            }
             self.flush()?;
             if is_end {
                 self.flush_within(FAREWELL);
@@ -381,7 +410,13 @@ impl Enlisted {
         }
     }
 
-    fn carry_out(&mut self, node: &dyn Orders, order: Command) -> Result<CommandReply, Refusal> {
+    /// Carries an order out. `None` if its reply comes later.
+    fn carry_out(
+        &mut self,
+        node: &dyn Orders,
+        files: &mut ModelFiles,
+        (id, order): (u64, Command),
+    ) -> Result<Option<CommandReply>, Refusal> {
         match order {
             Command::CreateTable { namespace, table } => {
                 node.create_table(&namespace, &table)?;
@@ -401,19 +436,36 @@ impl Enlisted {
                 members,
                 admitted: None,
             } => {
+                if members.workers.is_empty() {
+                    files.end_job(&namespace);
+                }
                 self.members_changed(node, &namespace, &members)?;
             }
             Command::HoldClocks { .. } | Command::MembersChanged { .. } => {
                 let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
                 return Err(refusal.with_text("no worker can join a job that is running"));
             }
-            Command::Save { namespace, dir } => {
-                return self.save(node, &namespace, &dir).map(CommandReply::Saved);
+            Command::Save {
+                namespace,
+                dir,
+                clocks,
+            } => {
+                let order = self.save(&namespace, dir, clocks);
+                files.order(id, &namespace, order, || node.appliers())?;
+                return Ok(None);
             }
-            Command::Load { id, name, dir } => self.load(node, id, &name, &dir)?,
+            Command::Load {
+                id: table,
+                name,
+                dir,
+            } => {
+                let (namespace, order) = self.load(table, &name, dir)?;
+                files.order(id, namespace, order, || node.appliers())?;
+                return Ok(None);
+            }
             Command::Shutdown => {}
         }
-        Ok(CommandReply::Done)
+        Ok(Some(CommandReply::Done))
     }
 
     fn members_changed(
@@ -436,49 +488,26 @@ impl Enlisted {
         Ok(())
     }
 
-    fn save(&self, node: &dyn Orders, namespace: &str, dir: &str) -> Result<SavedPart, Refusal> {
+    fn save(&self, namespace: &str, dir: String, clocks: Vec<DomainClock>) -> FileOrder {
         let of_job = self.tables.values().filter(|(job, _)| job == namespace);
         let tables = of_job.map(|(_, table)| table.clone());
-        let tables: Vec<TableInfo> = tables.filter(|t| !t.spec.is_transient()).collect();
-        let nonce = getrandom::u64().map_err(|error| {
-            Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
-        })?;
-        let (dir, disk) = (Path::new(dir), Box::new(OsDisk));
-        let checkpoint::SavedShare {
-            file: part,
-            settings,
-        } = checkpoint::save_part(node, disk, self.number, &tables, dir, nonce)?;
-        let checkpoint::SavedFile {
-            server: _,
-            file,
-            rows,
-            bytes,
-            check,
+        FileOrder::Save {
+            tables: tables.filter(|t| !t.spec.is_transient()).collect(),
             clocks,
-        } = part;
-        Ok(SavedPart {
-            file,
-            rows,
-            bytes,
-            check,
-            clocks,
-            settings,
-        })
+            dir: PathBuf::from(dir),
+        }
     }
 
-    fn load(&self, node: &dyn Orders, id: TableId, name: &str, dir: &str) -> Result<(), Refusal> {
+    fn load(&self, id: TableId, name: &str, dir: String) -> Result<(&str, FileOrder), Refusal> {
         let table = self
             .tables
             .get(&id)
             .filter(|(_, table)| table.spec.name == name);
         let numbers = [u64::from(id.0), 0, 0, 0];
-        let (_, table) = table.ok_or_else(|| Refusal::new(RefusalCode::UnknownTable, numbers))?;
-        Ok(checkpoint::load_table(
-            node,
-            self.number,
-            table,
-            Path::new(dir),
-        )?)
+        let found = table.ok_or_else(|| Refusal::new(RefusalCode::UnknownTable, numbers))?;
+        let (namespace, table) = (&found.0, found.1.clone());
+        let dir = PathBuf::from(dir);
+        Ok((namespace, FileOrder::Load { table, dir }))
     }
 
     /// Writes what the socket accepts now.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
 use tidewater_protocol::ids::{ClusterId, ServerId};
-use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
@@ -44,6 +44,8 @@ pub struct ClusterConfig {
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
+    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
     /// Functions besides those that the program registers.
@@ -77,6 +79,7 @@ impl Default for ClusterConfig {
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
+            save_bytes: SAVE_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             functions: ServerFunctions::default(),
             hugepages: Hugepages::Off,
@@ -236,6 +239,7 @@ impl Cluster {
         server.rdma_timeout = config.rdma_timeout;
         server.count_pushes = config.count_pushes;
         server.pending_bytes = config.pending_bytes;
+        server.save_bytes = config.save_bytes;
         server.busy_poll = config.busy_poll;
         server.functions.clone_from(&config.functions);
         server.hugepages = config.hugepages;

@@ -26,6 +26,7 @@ pub mod coordinator;
 pub mod coordinator_client;
 pub mod embedded;
 pub mod launched;
+mod model_files;
 pub mod process;
 pub mod server;
 mod warn_limit;

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
@@ -44,6 +44,8 @@ pub struct ServerProcessConfig {
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
+    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
     /// Functions besides those that the program registers.
@@ -77,6 +79,7 @@ impl ServerProcessConfig {
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
+            save_bytes: SAVE_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             functions: ServerFunctions::default(),
             hugepages: Hugepages::Default,
@@ -140,6 +143,7 @@ impl ServerProcess {
         node.rdma_timeout = config.rdma_timeout;
         node.count_pushes = config.count_pushes;
         node.pending_bytes = config.pending_bytes;
+        node.save_bytes = config.save_bytes;
         node.busy_poll = config.busy_poll;
         node.functions.clone_from(&config.functions);
         node.hugepages = config.hugepages;

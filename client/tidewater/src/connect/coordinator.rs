@@ -11,8 +11,8 @@ use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _,
-    ModuleBytes, Notice, TableInfo, WorkerState,
+    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
+    Message as _, ModuleBytes, Notice, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
@@ -368,9 +368,15 @@ impl CoordinatorLink for NetCoordinatorLink {
         self.done("barrier", &request, deadline)
     }
 
-    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(
+        &mut self,
+        dir: &str,
+        clocks: &[DomainClock],
+        deadline: Deadline,
+    ) -> Result<(u64, u64), ClientError> {
         let request = CoordinatorRequest::Save {
             dir: absolute_directory("save", dir)?,
+            clocks: clocks.to_vec(),
         };
         match self.call("save", &request, deadline)? {
             CoordinatorAnswer::Saved {

@@ -18,7 +18,7 @@ use tidewater_engine::store::Hugepages;
 use tidewater_launch::token::read_file;
 use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::coordinator::{
@@ -106,6 +106,11 @@ pub(crate) struct ServerArgs {
     /// means between push and tick needs it for all pushes of an iteration.
     #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
     pending_bytes: usize,
+    /// Bytes of copied records that a save holds in a server until the file system takes them: those of
+    /// rows and blocks that change while it is under way. Beyond that the save fails, and training goes
+    /// on. A save of tables that change completely needs their size.
+    #[arg(long, value_name = "BYTES", default_value_t = SAVE_BYTES_DEFAULT)]
+    save_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     #[command(flatten)]
@@ -162,6 +167,11 @@ pub(crate) struct ServeArgs {
     /// means between push and tick needs it for all pushes of an iteration.
     #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
     pending_bytes: usize,
+    /// Bytes of copied records that a save holds in a server until the file system takes them: those of
+    /// rows and blocks that change while it is under way. Beyond that the save fails, and training goes
+    /// on. A save of tables that change completely needs their size.
+    #[arg(long, value_name = "BYTES", default_value_t = SAVE_BYTES_DEFAULT)]
+    save_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     #[command(flatten)]
@@ -288,6 +298,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
         count_pushes: args.count_pushes,
         pending_bytes: args.pending_bytes,
+        save_bytes: args.save_bytes,
         busy_poll: args.busy.busy_poll,
         functions: args.modules.functions()?,
         hugepages: args.hugepages.unwrap_or_default(),
@@ -323,6 +334,7 @@ impl ServerArgs {
         config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
         config.count_pushes = self.count_pushes;
         config.pending_bytes = self.pending_bytes;
+        config.save_bytes = self.save_bytes;
         config.busy_poll = self.busy.busy_poll;
         config.functions = self.modules.functions()?;
         config.hugepages = self.hugepages.unwrap_or_default();

@@ -73,6 +73,11 @@ pub(crate) struct RunArgs {
     /// iteration.
     #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
     pending_bytes: Option<usize>,
+    /// Bytes of copied records that a save holds in a server until the file system takes them: those of
+    /// rows and blocks that change while it is under way [default: 1 GiB]. Beyond that the save fails, and
+    /// training goes on. A save of tables that change completely needs their size.
+    #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
+    save_bytes: Option<usize>,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     #[command(flatten)]
@@ -166,7 +171,8 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     let pending = args
         .pending_bytes
         .map(|bytes| format!("--pending-bytes={bytes}"));
-    let options = options.chain(busy).chain(pending);
+    let copies = args.save_bytes.map(|bytes| format!("--save-bytes={bytes}"));
+    let options = options.chain(busy).chain(pending).chain(copies);
     let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {

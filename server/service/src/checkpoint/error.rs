@@ -20,6 +20,33 @@ pub enum CheckpointError {
         /// Error of the operating system.
         source: io::Error,
     },
+    /// Records could not be written: the disk is full, or a limit of the process or user is reached.
+    #[error(
+        "write {bytes} bytes at byte {at} of {}: {source}; the model saved before is unchanged; check the \
+         directory's free space, its quota and its rights",
+        .path.display()
+    )]
+    Write {
+        /// File of the operation.
+        path: PathBuf,
+        /// Bytes of the failed write.
+        bytes: u64,
+        /// Bytes of the file that were written before.
+        at: u64,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// A save did not end in time.
+    #[error(
+        "appliers {appliers:?} did not finish the save within {seconds} s; look whether workers have \
+         reached the clock of the caller, and whether the file system hangs"
+    )]
+    Stalled {
+        /// Numbers of the appliers with records that are not copied.
+        appliers: Vec<u16>,
+        /// Time limit in seconds.
+        seconds: u64,
+    },
     /// There is no saved model, or a file of it is missing.
     #[error("{} is missing: the directory holds no whole saved model; restore it from a copy", .path.display())]
     Missing {
@@ -114,10 +141,11 @@ impl CheckpointError {
 impl From<CheckpointError> for Refusal {
     fn from(error: CheckpointError) -> Self {
         let (code, number) = match &error {
-            CheckpointError::Io { source, .. } => {
+            CheckpointError::Io { source, .. } | CheckpointError::Write { source, .. } => {
                 let errno = Errno::from_io_error(source).map_or(0, Errno::raw_os_error);
                 (RefusalCode::Io, u64::from(errno.unsigned_abs()))
             }
+            CheckpointError::Stalled { seconds, .. } => (RefusalCode::Timeout, *seconds),
             CheckpointError::Locked { .. } => (RefusalCode::BadRequest, 0),
             CheckpointError::Store { .. } => (RefusalCode::OutOfMemory, 0),
             CheckpointError::ApplierGone { applier } => {

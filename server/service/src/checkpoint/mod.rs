@@ -4,11 +4,15 @@
 //! block it holds the values and the optimizer state with its step counts. Of sparse tables it
 //! holds the rows that exist.
 //!
-//! **Point in time.** Each applier writes its share between two frames of its total order, and does
-//! nothing else meanwhile. The shares of two appliers are consistent with each other when no push
-//! is in flight. That holds when all workers wait at a barrier, or at a clock boundary, and have
-//! waited for their tickets. Pushes that are held back for an iteration that is still open
-//! (`Apply::AtTick`) are not in the save.
+//! **Point in time.** The share of an applier is that of one moment between two frames of its total
+//! order, its *cut*. The applier copies it in steps and goes on with everything else
+//! (`tidewater_engine::apply::save`). All appliers cut at the clocks of the worker that saves: tables of
+//! ticks (`Apply::AtTick`) are then saved as of one tick of all workers. Pushes of the open iteration are
+//! not in it. For tables of pushes that take effect on arrival, the shares of two appliers are
+//! consistent with each other when no push is in flight while the save begins.
+//!
+//! **Memory.** Records that change before they are copied are copied first. These copies wait for the
+//! file system, and are bounded (`--save-bytes`).
 //!
 //! **A crash at any point leaves the previous save loadable.** Parts have names that were never
 //! used before. A part is written under a temporary name, made durable, renamed, its directory made
@@ -48,5 +52,5 @@ pub use disk::{Disk, OsDisk};
 pub use error::CheckpointError;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
 pub(crate) use manifest::{abandon, note_settings};
-pub use part::{PartReader, PartWriter, Source};
-pub use rows::{Appliers, SavedShare, load_table, save_part};
+pub use part::{ChunkIndex, PartReader, PartWriter, Source};
+pub use rows::{Appliers, SaveRequest, SavedModel, SavedShare, load_table, save_part};

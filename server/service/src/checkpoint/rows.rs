@@ -1,22 +1,29 @@
 //! Copies rows from appliers to a part, and from parts to appliers.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crossbeam_channel::bounded;
-use tidewater_protocol::ids::{ApplierId, PartitionId, ServerId, TableId};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
+use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, ServerId, TableId};
+use tidewater_protocol::limits::{CHUNK_BYTES, FILE_ORDERS_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::table::{Optimizer, TableSpec};
 use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
+use tidewater_runtime::clock::Deadline;
 
 use super::disk::Disk;
 use super::error::CheckpointError;
-use super::manifest::{MANIFEST_NAME, SavedFile, read_manifest};
-use super::part::{PartReader, PartWriter};
+use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, read_manifest};
+use super::part::{ChunkIndex, PartReader, PartWriter};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
-use tidewater_engine::apply::table::Table;
+use tidewater_engine::apply::save::SaveOrder;
+use tidewater_engine::store::cut::{SaveMemory, SavePiece};
 
 /// The appliers of a server, as a save or load reaches them.
 pub trait Appliers {
@@ -26,6 +33,13 @@ pub trait Appliers {
     /// Runs `f` on an applier's thread between two frames and waits for its end; `false` if the
     /// applier has ended.
     fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool;
+
+    /// Makes an applier look for work: a save goes on where it waited. Does not wait for it. (Appliers
+    /// without threads step here until a save waits.)
+    fn wake(&self, applier: ApplierId);
+
+    /// Largest number of bytes that the copies of a save hold in memory.
+    fn save_bytes(&self) -> usize;
 }
 
 /// Runs `f` on an applier's thread and returns its result.
@@ -44,6 +58,21 @@ fn ask<T: Send + 'static>(
     result.ok_or(CheckpointError::ApplierGone { applier })
 }
 
+/// A save as one server carries it out.
+#[derive(Debug, Clone, Copy)]
+pub struct SaveRequest<'a> {
+    /// Server that writes its part.
+    pub server: ServerId,
+    /// Tables of the job.
+    pub tables: &'a [TableInfo],
+    /// Clocks of the cut, by domain: each applier makes its cut when its minimums have reached them.
+    pub clocks: &'a [DomainClock],
+    /// Directory of the model.
+    pub dir: &'a Path,
+    /// A random number: it must never have been used before.
+    pub nonce: u64,
+}
+
 /// A server's part of a save: its file, and the rules that differ from the definition of their table.
 #[derive(Debug)]
 pub struct SavedShare {
@@ -53,103 +82,221 @@ pub struct SavedShare {
     pub settings: Vec<TableSetting>,
 }
 
-/// Writes a server's part of a save: its share of `tables`, applier after applier. `nonce` must be
-/// random. Each applier does nothing else while its share is written.
+/// Writes a server's part of a save, on the calling thread. All appliers copy their shares at the same
+/// time, in steps between frames, and go on with everything else; see `tidewater_engine::apply::save`.
+/// Memory: the copies that wait to be written, at most [`Appliers::save_bytes`], and one chunk.
 ///
 /// # Errors
 /// [`CheckpointError`]; nothing of the part is left then, if it can be removed.
 pub fn save_part(
     appliers: &dyn Appliers,
     disk: Box<dyn Disk>,
-    server: ServerId,
-    tables: &[TableInfo],
-    dir: &Path,
-    nonce: u64,
+    request: &SaveRequest<'_>,
 ) -> Result<SavedShare, CheckpointError> {
-    let mut settings: Vec<TableSetting> = Vec::new();
-    let mut writer = PartWriter::create(disk, dir, server.0, nonce)?;
-    let mut clocks: Vec<DomainClock> = Vec::new();
-    for applier in 0..appliers.count() {
-        let owner = Owner {
-            server,
-            applier: ApplierId(applier),
-        };
-        let shares: Vec<(TableId, Vec<PartitionId>)> = tables
-            .iter()
-            .map(|table| (table.id, table.placement.owned_by(owner).collect()))
-            .collect();
-        let (written, told, set) = ask(appliers, applier, move |engine| {
-            // All tables of a save belong to one job. An applier without a share has no part in its
-            // clocks.
-            let of = |id: &TableId| Some(engine.table(*id)?.namespace);
-            let namespace = shares.iter().map(|(id, _)| id).find_map(of);
-            let set: Vec<TableSetting> = shares
-                .iter()
-                .filter(|(_, parts)| !parts.is_empty())
-                .filter_map(|(id, _)| setting_of(engine.table(*id)?))
-                .collect();
-            let written = shares
-                .into_iter()
-                .try_fold(writer, |writer, (table, parts)| {
-                    write_share(engine, writer, table, &parts)
-                });
-            let told = namespace.map(|namespace| engine.domain_clocks(namespace));
-            (written, told.unwrap_or_default(), set)
-        })?;
-        writer = written?;
-        for setting in set {
-            if !settings.iter().any(|known| known.table == setting.table) {
-                settings.push(setting);
-            }
-        }
-        for (domain, clock) in told {
-            match clocks.iter_mut().find(|known| known.domain == domain) {
-                Some(known) if mutants::on(Mutant::NewestPartClocks) => {
-                    known.clock = known.clock.max(clock);
+    let writer = PartWriter::create(disk, request.dir, request.server.0, request.nonce)?;
+    let memory = Arc::new(SaveMemory::new(appliers.save_bytes()));
+    let saved = save_copies(appliers, writer, request, &memory);
+    if saved.is_err() {
+        memory.cancel();
+        wake_all(appliers);
+    }
+    saved
+}
+
+fn save_copies(
+    appliers: &dyn Appliers,
+    mut writer: PartWriter,
+    request: &SaveRequest<'_>,
+    memory: &Arc<SaveMemory>,
+) -> Result<SavedShare, CheckpointError> {
+    let deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
+    let pieces = begin_copies(appliers, request, memory)?;
+    let mut missing: BTreeSet<u16> = (0..appliers.count()).collect();
+    let mut share = Share::default();
+    wake_all(appliers);
+    while let Some(&applier) = missing.first() {
+        let (from, piece) = pieces
+            .recv_timeout(deadline.left())
+            .map_err(|error| match error {
+                RecvTimeoutError::Timeout => CheckpointError::Stalled {
+                    appliers: missing.iter().copied().collect(),
+                    seconds: FILE_ORDERS_TIMEOUT.as_secs(),
+                },
+                // Each applier drops its end when it is done or has ended.
+                RecvTimeoutError::Disconnected => CheckpointError::ApplierGone { applier },
+            })?;
+        match piece {
+            SavePiece::Cut { clocks, settings } => share.add(clocks, settings),
+            SavePiece::Records {
+                table,
+                partition,
+                records,
+                bytes,
+            } => {
+                writer.records((table.0, partition), records, &bytes)?;
+                if memory.written(bytes.len()) {
+                    wake_all(appliers);
                 }
-                Some(known) => known.clock = known.clock.min(clock),
-                None => clocks.push(DomainClock { domain, clock }),
+            }
+            SavePiece::Done => {
+                missing.remove(&from);
+            }
+            SavePiece::Failed { table, why } => {
+                return Err(CheckpointError::Store {
+                    table: table.0,
+                    what: why,
+                });
             }
         }
     }
     let part = writer.finish()?;
     let file = SavedFile {
-        server: server.0,
-        clocks,
+        server: request.server.0,
+        clocks: share.clocks,
         ..part
     };
+    let settings = share.settings;
     Ok(SavedShare { file, settings })
 }
 
-/// The rule of a table whose hyper-parameters were set.
-fn setting_of(table: &Table) -> Option<TableSetting> {
-    let (optimizer, table_id) = (table.optimizer(), table.id);
-    (optimizer != table.spec.optimizer).then_some(TableSetting {
-        table: table_id,
-        optimizer,
-    })
+/// Orders the copies of all appliers. Returns the channel on which they come.
+fn begin_copies(
+    appliers: &dyn Appliers,
+    request: &SaveRequest<'_>,
+    memory: &Arc<SaveMemory>,
+) -> Result<Receiver<(u16, SavePiece)>, CheckpointError> {
+    let (out, pieces) = unbounded();
+    for applier in 0..appliers.count() {
+        let owner = Owner {
+            server: request.server,
+            applier: ApplierId(applier),
+        };
+        let share = |table: &TableInfo| (table.id, table.placement.owned_by(owner).collect());
+        let clocks = request.clocks.iter().map(|at| (at.domain, at.clock));
+        let order = SaveOrder {
+            applier,
+            shares: request.tables.iter().map(share).collect(),
+            clocks: clocks.collect(),
+            out: out.clone(),
+            memory: Arc::clone(memory),
+        };
+        ask(appliers, applier, move |engine| engine.begin_save(order))?;
+    }
+    Ok(pieces)
 }
 
-fn write_share(
-    engine: &mut Engine,
-    mut writer: PartWriter,
-    table: TableId,
-    partitions: &[PartitionId],
-) -> Result<PartWriter, CheckpointError> {
-    let other = |what| CheckpointError::Store {
-        table: table.0,
-        what,
-    };
-    for &partition in partitions {
-        engine.copy_records((table, partition), other, |key, values, state| {
-            writer.record((table.0, partition.0), key, values, state)
-        })?;
+fn wake_all(appliers: &dyn Appliers) {
+    (0..appliers.count()).for_each(|applier| appliers.wake(ApplierId(applier)));
+}
+
+/// What the appliers have reported at their cuts.
+#[derive(Default)]
+struct Share {
+    /// The least of each domain.
+    clocks: Vec<DomainClock>,
+    /// The first of each table.
+    settings: Vec<TableSetting>,
+}
+
+impl Share {
+    fn add(&mut self, clocks: Vec<(DomainId, u64)>, settings: Vec<(TableId, Optimizer)>) {
+        for (table, optimizer) in settings {
+            if !self.settings.iter().any(|known| known.table == table) {
+                self.settings.push(TableSetting { table, optimizer });
+            }
+        }
+        for (domain, clock) in clocks {
+            match self.clocks.iter_mut().find(|known| known.domain == domain) {
+                Some(known) if mutants::on(Mutant::NewestPartClocks) => {
+                    known.clock = known.clock.max(clock);
+                }
+                Some(known) => known.clock = known.clock.min(clock),
+                None => self.clocks.push(DomainClock { domain, clock }),
+            }
+        }
     }
-    Ok(writer)
+}
+
+/// A saved model that is being loaded: its manifest, and the index of each of its files.
+#[derive(Debug)]
+pub struct SavedModel {
+    dir: PathBuf,
+    identity: Identity,
+    manifest: Manifest,
+    parts: Vec<IndexedPart>,
+}
+
+/// Device, inode, time of the last change in seconds and nanoseconds of a manifest: a commit replaces
+/// the file.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(dir: &Path) -> Result<Identity, CheckpointError> {
+    let path = dir.join(MANIFEST_NAME);
+    let found = fs::metadata(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CheckpointError::Missing { path: path.clone() },
+        _ => CheckpointError::io("look at", &path)(error),
+    })?;
+    Ok((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}
+
+#[derive(Debug)]
+struct IndexedPart {
+    reader: PartReader,
+    /// Chunks of each table, as indexes in those of the reader.
+    tables: BTreeMap<u32, Vec<usize>>,
+}
+
+impl SavedModel {
+    /// Reads the manifest of a directory and the index of each part, once for all of the tables.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] names the file and the failed check.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        // First: a manifest that is replaced from here on is noticed.
+        let identity = identity(dir)?;
+        let manifest = read_manifest(dir)?;
+        let open = |file: &SavedFile| {
+            let reader = PartReader::open(dir, file)?;
+            let mut tables: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+            for (n, chunk) in reader.chunks().iter().enumerate() {
+                tables.entry(chunk.table).or_default().push(n);
+            }
+            Ok(IndexedPart { reader, tables })
+        };
+        let parts = manifest.files.iter().map(open);
+        let parts = parts.collect::<Result<_, CheckpointError>>()?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            identity,
+            manifest,
+            parts,
+        })
+    }
+
+    /// Whether this is the model of a directory as it is now.
+    pub fn is_current(&self, dir: &Path) -> bool {
+        self.dir == dir && identity(dir).is_ok_and(|now| now == self.identity)
+    }
+
+    /// The saved table of this definition.
+    fn table(&self, spec: &TableSpec) -> Result<&SavedTable, CheckpointError> {
+        let refuse = |what: String| CheckpointError::Table {
+            path: self.dir.join(MANIFEST_NAME),
+            table: spec.name.clone(),
+            what,
+        };
+        let mut tables = self.manifest.tables.iter();
+        let saved = tables.find(|saved| saved.spec.name == spec.name);
+        let saved = saved.ok_or_else(|| refuse("none of this name".into()))?;
+        match saved.spec == *spec {
+            true => Ok(saved),
+            false => Err(refuse(format!("saved as {:?}", saved.spec))),
+        }
+    }
 }
 
 /// Fills a server's share of a table that was created with the saved definition, from the files of
-/// all servers of the saved model.
+/// all servers of the saved model. Reads the chunks of this table and server only.
 ///
 /// # Errors
 /// [`CheckpointError`] names the file and the failed check; the table is then partly filled, and
@@ -158,22 +305,9 @@ pub fn load_table(
     appliers: &dyn Appliers,
     server: ServerId,
     table: &TableInfo,
-    dir: &Path,
+    model: &SavedModel,
 ) -> Result<(), CheckpointError> {
-    let manifest = read_manifest(dir)?;
-    let refuse = |what: String| CheckpointError::Table {
-        path: dir.join(MANIFEST_NAME),
-        table: table.spec.name.clone(),
-        what,
-    };
-    let saved = manifest
-        .tables
-        .iter()
-        .find(|saved| saved.spec.name == table.spec.name);
-    let saved = saved.ok_or_else(|| refuse("none of this name".into()))?;
-    if saved.spec != table.spec {
-        return Err(refuse(format!("saved as {:?}", saved.spec)));
-    }
+    let saved = model.table(&table.spec)?;
     let (id, optimizer) = (table.id, saved.optimizer);
     let store = |what| CheckpointError::Store { table: id.0, what };
     let mine: Vec<u16> = (0..appliers.count())
@@ -196,9 +330,18 @@ pub fn load_table(
         })?;
         begun.map_err(store)?;
     }
-    for file in &manifest.files {
-        load_file(appliers, server, table, saved.id, (dir, file))?;
+    let mut filler = Filler::new(appliers, table);
+    for part in &model.parts {
+        let chunks = part.tables.get(&saved.id).into_iter().flatten();
+        for &n in chunks {
+            let chunk = &part.reader.chunks()[n];
+            let owner = table.placement.owner(PartitionId(chunk.partition));
+            if let Some(owner) = owner.filter(|owner| owner.server == server) {
+                filler.fill(owner.applier.0, &part.reader, chunk)?;
+            }
+        }
     }
+    filler.finish()?;
     for &applier in &mine {
         ask(appliers, applier, move |engine| engine.end_restore(id))?.map_err(store)?;
     }
@@ -209,38 +352,70 @@ fn owns_any(table: &TableInfo, owner: Owner) -> bool {
     table.placement.owned_by(owner).next().is_some()
 }
 
-fn load_file(
-    appliers: &dyn Appliers,
-    server: ServerId,
-    table: &TableInfo,
-    saved: u32,
-    (dir, file): (&Path, &SavedFile),
-) -> Result<(), CheckpointError> {
-    let spec = Arc::new(table.spec.clone());
-    let mut reader = PartReader::open(dir, file)?;
-    let owner_of = |partition| table.placement.owner(PartitionId(partition));
-    let is_mine = |table, partition| {
-        table == saved && owner_of(partition).is_some_and(|owner| owner.server == server)
-    };
-    let mut payload = Vec::new();
-    while let Some((partition, count)) = reader.next(is_mine, &mut payload)? {
-        let Some(owner) = owner_of(partition) else {
-            continue;
-        };
-        let bytes = std::mem::take(&mut payload);
-        let whole = records(&spec, PartitionId(partition), &bytes);
-        if whole.map(|records| records.len() as u64) != Some(count) {
-            return Err(reader.damaged(reader.at(), "records of this chunk do not fit the table"));
+/// Chunks on their way to appliers. Small ones go together: an applier that sleeps takes longer to wake
+/// than to store them.
+struct Filler<'a> {
+    appliers: &'a dyn Appliers,
+    id: TableId,
+    spec: Arc<TableSpec>,
+    /// Of each applier: payloads with their partitions, and their bytes.
+    waiting: BTreeMap<u16, (Vec<(u32, Vec<u8>)>, usize)>,
+}
+
+impl<'a> Filler<'a> {
+    fn new(appliers: &'a dyn Appliers, table: &TableInfo) -> Self {
+        Self {
+            appliers,
+            id: table.id,
+            spec: Arc::new(table.spec.clone()),
+            waiting: BTreeMap::new(),
         }
-        let (id, spec) = (table.id, Arc::clone(&spec));
-        let (stored, bytes) = ask(appliers, owner.applier.0, move |engine| {
-            let records = records(&spec, PartitionId(partition), &bytes).unwrap_or_default();
-            (engine.restore(id, records.into_iter()), bytes)
-        })?;
-        stored.map_err(|what| CheckpointError::Store { table: id.0, what })?;
-        payload = bytes;
     }
-    Ok(())
+
+    /// Reads a chunk for an applier, and stores it now or later.
+    fn fill(
+        &mut self,
+        applier: u16,
+        reader: &PartReader,
+        chunk: &ChunkIndex,
+    ) -> Result<(), CheckpointError> {
+        let mut payload = Vec::new();
+        reader.read(chunk, &mut payload)?;
+        let found = records(&self.spec, PartitionId(chunk.partition), &payload);
+        if found.map(|records| records.len() as u64) != Some(chunk.records) {
+            return Err(reader.damaged(chunk.at, "records of this chunk do not fit the table"));
+        }
+        let (chunks, bytes) = self.waiting.entry(applier).or_default();
+        *bytes += payload.len();
+        chunks.push((chunk.partition, payload));
+        match *bytes >= CHUNK_BYTES {
+            true => self.store(applier),
+            false => Ok(()),
+        }
+    }
+
+    fn store(&mut self, applier: u16) -> Result<(), CheckpointError> {
+        let Some((chunks, _)) = self.waiting.remove(&applier) else {
+            return Ok(());
+        };
+        let (id, spec) = (self.id, Arc::clone(&self.spec));
+        let stored = ask(self.appliers, applier, move |engine| {
+            let all = |(partition, bytes): &(u32, Vec<u8>)| {
+                let records = records(&spec, PartitionId(*partition), bytes).unwrap_or_default();
+                engine.restore(id, records.into_iter())
+            };
+            chunks.iter().try_for_each(all)
+        })?;
+        stored.map_err(|what| CheckpointError::Store { table: id.0, what })
+    }
+
+    /// Stores what is left.
+    fn finish(mut self) -> Result<(), CheckpointError> {
+        while let Some((&applier, _)) = self.waiting.first_key_value() {
+            self.store(applier)?;
+        }
+        Ok(())
+    }
 }
 
 /// A record of a chunk: key, values, state.

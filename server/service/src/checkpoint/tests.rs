@@ -2,6 +2,7 @@
 
 mod definitions;
 mod disk;
+mod orders;
 mod version_one;
 
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId, WorkerThread,
 };
 use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::limits::SAVE_BYTES_DEFAULT;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::TableInfo;
@@ -41,6 +43,15 @@ impl Appliers for Local {
             .get_mut(usize::from(applier.0))
             .map(f)
             .is_some()
+    }
+
+    fn wake(&self, applier: ApplierId) {
+        let engine = &mut self.0.borrow_mut()[usize::from(applier.0)];
+        while engine.save_step() {}
+    }
+
+    fn save_bytes(&self) -> usize {
+        SAVE_BYTES_DEFAULT
     }
 }
 
@@ -201,9 +212,14 @@ impl Cluster {
         let mut tables: Vec<SavedTable> = self.tables.iter().map(saved).collect();
         let mut files = Vec::new();
         for (s, server) in self.servers.iter().enumerate() {
-            let (number, disk) = (ServerId(s as u32), Box::new(disk.clone()));
-            let nonce = nonce + s as u64;
-            let share = save_part(server, disk, number, &self.tables, dir, nonce)?;
+            let request = SaveRequest {
+                server: ServerId(s as u32),
+                tables: &self.tables,
+                clocks: &[],
+                dir,
+                nonce: nonce + s as u64,
+            };
+            let share = save_part(server, Box::new(disk.clone()), &request)?;
             note_settings(&mut tables, &share.settings);
             files.push(share.file);
         }
@@ -214,12 +230,20 @@ impl Cluster {
 
     fn load(&self, dir: &Path) -> Result<(), CheckpointError> {
         for (s, server) in self.servers.iter().enumerate() {
+            let model = SavedModel::open(dir)?;
             for table in &self.tables {
-                load_table(server, ServerId(s as u32), table, dir)?;
+                load_table(server, ServerId(s as u32), table, &model)?;
             }
         }
         Ok(())
     }
+}
+
+/// Reads all bytes of a part.
+fn read_all(dir: &Path, file: &SavedFile) -> Result<(), CheckpointError> {
+    let reader = PartReader::open(dir, file)?;
+    let mut chunks = reader.chunks().iter();
+    chunks.try_for_each(|chunk| reader.read(chunk, &mut Vec::new()))
 }
 
 /// A disk that dies before its n-th step. What was not made durable is lost.
@@ -398,9 +422,7 @@ fn no_damaged_byte_of_a_part_is_taken_for_a_value() {
     let good = fs::read(&path).unwrap();
     let read = || -> Result<(), CheckpointError> {
         let manifest = read_manifest(dir.path())?;
-        let mut reader = PartReader::open(dir.path(), &manifest.files[0])?;
-        while reader.next(|_, _| true, &mut Vec::new())?.is_some() {}
-        Ok(())
+        read_all(dir.path(), &manifest.files[0])
     };
     read().unwrap();
     // Every byte of the first lines, then one in 997, then the end.

@@ -1,7 +1,6 @@
 //! The file tasks of saves and loads, and the lock that keeps two of them out of one directory.
 //!
-//! They run on the coordinator's thread: a manifest is small, and while it is made durable the job
-//! has no other requests.
+//! They run on threads of their own, see `file_threads`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

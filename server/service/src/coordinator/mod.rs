@@ -15,6 +15,7 @@
 
 mod barriers;
 mod ends;
+mod file_threads;
 mod files;
 mod functions;
 mod jobs;

@@ -29,8 +29,8 @@ pub(super) struct ModelOp {
 
 #[derive(Debug)]
 enum Step {
-    /// The directory is being locked, for a save.
-    BeginSave,
+    /// The directory is being locked, for a save at these clocks.
+    BeginSave { clocks: Vec<DomainClock> },
     /// Servers write their parts.
     Saving {
         tables: Vec<SavedTable>,
@@ -63,9 +63,11 @@ impl Coordinator {
         asker: Asker,
         namespace: &str,
         dir: String,
+        clocks: Vec<DomainClock>,
     ) -> Result<(), Refusal> {
         let task = FileTask::BeginSave(dir.clone());
-        self.begin_model(asker, namespace, dir, (Step::BeginSave, task))
+        let step = Step::BeginSave { clocks };
+        self.begin_model(asker, namespace, dir, (step, task))
     }
 
     pub(super) fn begin_load(
@@ -120,14 +122,17 @@ impl Coordinator {
     /// Handles the result of a file task of operation `op`.
     pub fn files_done(&mut self, now: Duration, op: u64, done: Result<FileDone, Refusal>) {
         self.tick(now);
-        let Some(model) = self.models.get(&op) else {
+        let Some(model) = self.models.get_mut(&op) else {
             return;
         };
-        match (&model.step, done) {
+        match (&mut model.step, done) {
             (_, Err(refusal)) => self.end_model(op, CoordinatorAnswer::Refused(refusal)),
-            (Step::BeginSave, Ok(FileDone::Begun)) => self.order_parts(op),
+            (Step::BeginSave { clocks }, Ok(FileDone::Begun)) => {
+                let clocks = std::mem::take(clocks);
+                self.order_parts(op, &clocks);
+            }
             (
-                &Step::Committing {
+                &mut Step::Committing {
                     tables,
                     rows,
                     bytes,
@@ -148,7 +153,7 @@ impl Coordinator {
         }
     }
 
-    fn order_parts(&mut self, op: u64) {
+    fn order_parts(&mut self, op: u64, clocks: &[DomainClock]) {
         let servers = self.joined_servers();
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -175,6 +180,7 @@ impl Coordinator {
             let order = Command::Save {
                 namespace: namespace.clone(),
                 dir: dir.clone(),
+                clocks: clocks.to_vec(),
             };
             self.order(server, Purpose::Save(op), order);
         }
@@ -442,7 +448,9 @@ impl Coordinator {
             Some(Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
                 self.load_failed(op, refusal);
             }
-            Some(step @ (Step::BeginSave | Step::Saving { .. } | Step::Committing { .. })) => {
+            Some(
+                step @ (Step::BeginSave { .. } | Step::Saving { .. } | Step::Committing { .. }),
+            ) => {
                 // Parts that are still being written stay as files without a manifest.
                 let names = match step {
                     Step::Saving { parts, .. } => parts.iter().map(|p| p.file.clone()).collect(),

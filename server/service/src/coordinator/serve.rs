@@ -19,13 +19,14 @@ use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_topology::hostinfo;
 
-use super::files::Files;
+use super::file_threads::FileThreads;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-const FIRST_PEER: u64 = 2;
+const FILES: u64 = 2;
+const FIRST_PEER: u64 = 3;
 /// Bytes of one read; the rest follows after the other connections have had their turn.
 const READ_BYTES: usize = 64 << 10;
 /// Pause in accepting after descriptors ran out.
@@ -192,6 +193,9 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         epoll::add(&epoll, fd, EventData::new_u64(STOP), once)
             .map_err(system("watch for the word to end"))?;
     }
+    let files = FileThreads::new().map_err(system("make a waker"))?;
+    epoll::add(&epoll, &files, EventData::new_u64(FILES), EventFlags::IN)
+        .map_err(system("watch its file tasks"))?;
     let mut state = Coordinator::new(listening.cluster.clone());
     if let Some((size, hosts)) = listening.gathers.clone() {
         state.gather(size, hosts);
@@ -202,13 +206,15 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         epoll,
         conns: BTreeMap::new(),
         next_peer: FIRST_PEER,
-        files: Files::default(),
+        files,
         start: clock::now(),
         paused: None,
         not_accepted: WarnLimit::new(WARN_EVERY),
         scratch: vec![0; READ_BYTES],
     };
-    server.run()
+    let ended = server.run();
+    server.files.end(Deadline::after(FLUSH));
+    ended
 }
 
 /// One connection of a peer.
@@ -229,7 +235,7 @@ struct Server {
     epoll: std::os::fd::OwnedFd,
     conns: BTreeMap<u64, Conn>,
     next_peer: u64,
-    files: Files,
+    files: FileThreads,
     start: Instant,
     /// Set while no connection is accepted.
     paused: Option<Deadline>,
@@ -259,6 +265,12 @@ impl Server {
                         let now = self.now();
                         self.state
                             .stop(now, "the coordinator received a request to end");
+                    }
+                    FILES => {
+                        let now = self.now();
+                        for (op, done) in self.files.take_done() {
+                            self.state.files_done(now, op, done);
+                        }
                     }
                     peer => self.serve_peer(peer, flags),
                 }
@@ -478,12 +490,7 @@ impl Server {
                     Action::Answer(peer, id, answer) => self.send(peer, id, &answer),
                     Action::Command(peer, id, order) => self.send(peer, id, &order),
                     Action::Notify(peer, notice) => self.send(peer, 0, &notice),
-                    Action::Files(op, task) => {
-                        if let Some(done) = self.files.perform(op, task) {
-                            let now = self.now();
-                            self.state.files_done(now, op, done);
-                        }
-                    }
+                    Action::Files(op, task) => self.files.perform(op, task),
                 }
             }
         }

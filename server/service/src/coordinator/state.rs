@@ -348,7 +348,9 @@ impl Coordinator {
                 self.barrier(asker, &namespace, &name, count, wait)
                     .map(|()| None)
             }
-            Ask::Save { dir } => self.begin_save(asker, &namespace, dir).map(|()| None),
+            Ask::Save { dir, clocks } => self
+                .begin_save(asker, &namespace, dir, clocks)
+                .map(|()| None),
             Ask::Load { dir } => self.begin_load(asker, &namespace, dir).map(|()| None),
             Ask::LoadFunction { name, module } => self
                 .load_function(asker, &namespace, &name, &module)

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId};
-use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SESSION_LINGER};
+use tidewater_protocol::limits::{
+    HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT, SESSION_LINGER,
+};
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
 use tidewater_engine::functions::{FunctionLoader, Functions};
@@ -120,6 +122,8 @@ pub struct ServerConfig {
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
+    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
     /// Functions besides those that the program registers.
@@ -167,6 +171,7 @@ impl ServerConfig {
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
+            save_bytes: SAVE_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             functions: ServerFunctions::default(),
             hugepages: Hugepages::Default,

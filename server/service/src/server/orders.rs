@@ -19,9 +19,23 @@ impl Appliers for ServerHandle {
     fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
         self.with_engine(applier, f).is_ok()
     }
+
+    fn wake(&self, applier: ApplierId) {
+        if let Some(applier) = self.shared.appliers.get(usize::from(applier.0)) {
+            applier.waker.wake();
+        }
+    }
+
+    fn save_bytes(&self) -> usize {
+        self.shared.config.save_bytes
+    }
 }
 
 impl Orders for ServerHandle {
+    fn appliers(&self) -> Box<dyn Appliers + Send> {
+        Box::new(self.clone())
+    }
+
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal> {
         Self::create_table(self, namespace, table).map_err(|error| error.refusal())
     }

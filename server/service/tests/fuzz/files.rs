@@ -24,7 +24,7 @@ use tidewater_protocol::wire::decoders::DECODERS as WIRE;
 use tidewater_service::checkpoint::decoders::{DECODERS, specs};
 use tidewater_service::checkpoint::{
     Appliers, CheckpointError, Disk, MANIFEST_NAME, Manifest, OsDisk, PartReader, PartWriter,
-    SavedFile, SavedTable, commit, load_table, save_part,
+    SaveRequest, SavedFile, SavedModel, SavedTable, commit, load_table, save_part,
 };
 
 use crate::fuzzing::{Random, mutate};
@@ -77,6 +77,14 @@ impl Appliers for Server {
     fn run(&self, _: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
         f(&mut self.0.borrow_mut());
         true
+    }
+
+    fn wake(&self, _: ApplierId) {
+        while self.0.borrow_mut().save_step() {}
+    }
+
+    fn save_bytes(&self) -> usize {
+        CAPACITY
     }
 }
 
@@ -155,14 +163,21 @@ impl Server {
     }
 
     fn save(&self, dir: &Path, nonce: u64) -> SavedFile {
-        let disk = Box::new(Fast);
-        let saved = save_part(self, disk, ServerId(0), &tables(), dir, nonce);
+        let request = SaveRequest {
+            server: ServerId(0),
+            tables: &tables(),
+            clocks: &[],
+            dir,
+            nonce,
+        };
+        let saved = save_part(self, Box::new(Fast), &request);
         saved.unwrap().file
     }
 
     fn load(&self, dir: &Path) -> Result<(), CheckpointError> {
+        let model = SavedModel::open(dir)?;
         let mut tables = tables().into_iter();
-        tables.try_for_each(|table| load_table(self, ServerId(0), &table, dir))
+        tables.try_for_each(|table| load_table(self, ServerId(0), &table, &model))
     }
 }
 
@@ -239,13 +254,12 @@ impl Corpus {
     fn chunks(&self) -> Vec<Vec<u8>> {
         let mut chunks = Vec::new();
         for (part, file) in self.parts.iter().zip(&self.files) {
-            for table in 1..=specs().len() as u32 {
-                let mut reader = PartReader::new(&part[..], PathBuf::new(), file).unwrap();
+            let reader = PartReader::new(&part[..], PathBuf::new(), file).unwrap();
+            for chunk in reader.chunks() {
                 let mut payload = Vec::new();
-                let mut next = |to: &mut _| reader.next(|id, _| id == table, to).unwrap();
-                while let Some((partition, _)) = next(&mut payload) {
-                    chunks.push([&[table as u8 - 1, partition as u8][..], &payload].concat());
-                }
+                reader.read(chunk, &mut payload).unwrap();
+                let [table, partition] = [chunk.table - 1, chunk.partition].map(|n| n as u8);
+                chunks.push([&[table, partition][..], &payload].concat());
             }
         }
         chunks
@@ -324,9 +338,9 @@ fn no_damaged_file_is_taken_for_a_model() {
         },
     );
     let whole = |part: &[u8], file: &SavedFile| -> Result<(), CheckpointError> {
-        let mut reader = PartReader::new(part, PathBuf::new(), file)?;
-        while reader.next(|_, _| true, &mut Vec::new())?.is_some() {}
-        Ok(())
+        let reader = PartReader::new(part, PathBuf::new(), file)?;
+        let mut chunks = reader.chunks().iter();
+        chunks.try_for_each(|chunk| reader.read(chunk, &mut Vec::new()))
     };
     for (part, file) in corpus.parts.iter().zip(&corpus.files) {
         whole(part, file).unwrap();
@@ -391,9 +405,8 @@ impl Hostile {
                 _ => 8 + record_bytes(spec),
             };
             for record in payload.chunks(len) {
-                if let Some((key, rest)) = record.split_first_chunk() {
-                    part.record(place, u64::from_le_bytes(*key), rest, &[])
-                        .unwrap();
+                if record.len() >= 8 {
+                    part.records(place, 1, record).unwrap();
                 }
             }
         }
@@ -441,7 +454,7 @@ const COVERED: &[(&str, &[&str])] = &[
 ];
 
 /// Found by the search, but a writer.
-const EXCUSED: &str = "part::PartWriter::record";
+const EXCUSED: &str = "part::PartWriter::records";
 
 #[test]
 fn no_decoder_of_models_is_forgotten() {

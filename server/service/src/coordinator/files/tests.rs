@@ -17,7 +17,8 @@ fn begin(files: &mut Files, op: u64, dir: &Path) -> Manifest {
     let begun = files.perform(op, FileTask::BeginSave(text(dir)));
     assert_eq!(begun, Some(Ok(FileDone::Begun)));
     let mut part = PartWriter::create(Box::new(OsDisk), dir, 0, op).unwrap();
-    part.record((1, 0), op, &[1; 8], &[]).unwrap();
+    let record = [op.to_le_bytes(), [1; 8]].concat();
+    part.records((1, 0), 1, &record).unwrap();
     Manifest::new("job".into(), Vec::new(), vec![part.finish().unwrap()])
 }
 
@@ -30,9 +31,9 @@ fn commit(files: &mut Files, op: u64, manifest: &Manifest) -> Result<FileDone, R
 fn model(dir: &Path) -> Manifest {
     let manifest = read_manifest(dir).unwrap();
     for file in &manifest.files {
-        let mut reader = PartReader::open(dir, file).unwrap();
-        let mut next = || reader.next(|_, _| true, &mut Vec::new()).unwrap();
-        while next().is_some() {}
+        let reader = PartReader::open(dir, file).unwrap();
+        let chunks = reader.chunks().iter();
+        chunks.for_each(|chunk| reader.read(chunk, &mut Vec::new()).unwrap());
     }
     manifest
 }

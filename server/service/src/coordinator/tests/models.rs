@@ -30,8 +30,15 @@ fn with_table() -> (Rig, [PeerId; 2], PeerId) {
 }
 
 /// Saves; returns the operation and the manifest that would be written.
+fn save_to(dir: &str) -> Ask {
+    Ask::Save {
+        dir: dir.into(),
+        clocks: Vec::new(),
+    }
+}
+
 fn save(rig: &mut Rig, servers: [PeerId; 2], w0: PeerId) -> (u64, Manifest) {
-    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    rig.ask(w0, 3, save_to("/m"));
     let (op, task) = rig.file_task();
     assert_eq!(task, FileTask::BeginSave("/m".into()));
     rig.file_done(op, Ok(FileDone::Begun));
@@ -57,7 +64,7 @@ fn a_save_is_told_when_its_manifest_is_written() {
             clock: 7
         }]
     );
-    rig.ask(w0, 4, Ask::Save { dir: "/m".into() });
+    rig.ask(w0, 4, save_to("/m"));
     assert!(rig.refusal(w0, 4).text.contains("is running"));
     assert_eq!(rig.answer(w0, 3), None);
     rig.file_done(op, Ok(FileDone::Committed));
@@ -72,7 +79,7 @@ fn a_save_is_told_when_its_manifest_is_written() {
 #[test]
 fn a_save_that_one_server_cannot_do_writes_no_manifest() {
     let (mut rig, [s0, s1], w0) = with_table();
-    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    rig.ask(w0, 3, save_to("/m"));
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
     let full = Refusal::new(RefusalCode::Io, [28, 0, 0, 0]).with_text("no space");
@@ -151,7 +158,7 @@ fn a_load_that_fails_leaves_no_table() {
 fn relative_directory_is_refused() {
     let (mut rig, _, w0) = with_table();
     let dir = || "model".to_owned();
-    for request in [Ask::Save { dir: dir() }, Ask::Load { dir: dir() }] {
+    for request in [save_to(&dir()), Ask::Load { dir: dir() }] {
         rig.ask(w0, 3, request);
         let refusal = rig.refusal(w0, 3);
         assert!(refusal.text.contains("\"model\" is relative"), "{refusal}");
@@ -183,7 +190,7 @@ fn expires(rig: &mut Rig) {
 #[test]
 fn hung_save_ends_and_names_the_server() {
     let (mut rig, [s0, s1], w0) = with_table();
-    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    rig.ask(w0, 3, save_to("/m"));
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
     rig.obey(s0, &CommandReply::Saved(part(0)));
@@ -234,7 +241,7 @@ fn hung_load_ends_and_leaves_no_table() {
 #[test]
 fn server_lost_in_a_save_is_named() {
     let (mut rig, [s0, s1], w0) = with_table();
-    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    rig.ask(w0, 3, save_to("/m"));
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
     rig.obey(s0, &CommandReply::Saved(part(0)));

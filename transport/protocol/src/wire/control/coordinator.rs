@@ -116,11 +116,14 @@ pub enum CoordinatorRequest {
         /// Milliseconds after which the coordinator gives up.
         timeout_ms: u64,
     },
-    /// Saves all tables of the namespace at their clocks. Answer: [`CoordinatorAnswer::Saved`], when
-    /// the manifest is on disk.
+    /// Saves all tables of the namespace. Answer: [`CoordinatorAnswer::Saved`], when the manifest is on
+    /// disk.
     Save {
         /// Directory that all servers can access.
         dir: String,
+        /// Clocks at which the tables are saved: those of the worker, which does not tick until it has
+        /// the answer. Empty: as they are.
+        clocks: Vec<DomainClock>,
     },
     /// Creates and fills all tables of a saved model. Answer: [`CoordinatorAnswer::Loaded`].
     Load {
@@ -221,6 +224,8 @@ pub enum Command {
         namespace: String,
         /// Directory of the saved model.
         dir: String,
+        /// Each applier saves its share as it is when its minimums have reached these clocks.
+        clocks: Vec<DomainClock>,
     },
     /// Fills a table's partitions from all files that hold its rows. Answer: Done.
     Load {
@@ -329,7 +334,11 @@ impl Message for CoordinatorRequest {
                 text_at_most("barrier name", name, TABLE_NAME_BYTES_MAX)?;
                 at_most("barrier count", u64::from(*count), u64::from(WORKERS_MAX))
             }
-            Self::Save { dir } | Self::Load { dir } => path(dir),
+            Self::Save { dir, clocks: at } => {
+                path(dir)?;
+                clocks(at)
+            }
+            Self::Load { dir } => path(dir),
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
             Self::Register(register) => register.validate(),
             Self::LoadFunction { name, module } => module.validate(name),
@@ -422,9 +431,11 @@ impl Message for Command {
             Self::Save {
                 namespace: name,
                 dir,
+                clocks: at,
             } => {
                 namespace(name)?;
-                path(dir)
+                path(dir)?;
+                clocks(at)
             }
             Self::Load { id: _, name, dir } => {
                 name_at_most("table name", name, TABLE_NAME_BYTES_MAX)?;

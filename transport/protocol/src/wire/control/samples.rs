@@ -305,7 +305,10 @@ impl Gen {
                 count: self.under(9) as u32,
                 timeout_ms: self.any(),
             },
-            R::Save { dir: self.name(99) },
+            R::Save {
+                dir: self.name(99),
+                clocks: self.clocks(),
+            },
             R::Load { dir: self.name(99) },
             R::Finished,
             R::Failed {
@@ -385,6 +388,7 @@ impl Gen {
             Command::Save {
                 namespace: self.name(64),
                 dir: self.name(99),
+                clocks: self.clocks(),
             },
             Command::Load {
                 id: TableId(self.any() as u32),

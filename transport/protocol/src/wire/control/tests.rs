@@ -106,6 +106,7 @@ fn text_limits_hold_at_both_ends() {
     });
     refuses(&CoordinatorRequest::Save {
         dir: long(PATH_BYTES_MAX),
+        clocks: Vec::new(),
     });
     refuses(&CoordinatorRequest::Failed {
         reason: long(TEXT_BYTES_MAX),

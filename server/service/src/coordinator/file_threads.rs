@@ -1,0 +1,157 @@
+//! File tasks on threads of their own: the coordinator's loop never waits for a file system.
+//!
+//! An operation (a save or load) has one thread from its first task to its last. A file
+//! system that hangs holds the operations on its directories only.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use tidewater_lanes::wake::Waker;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::clock::Deadline;
+
+use super::files::Files;
+use super::state::{FileDone, FileTask};
+
+/// Result of a file task, with its operation.
+type Done = (u64, Result<FileDone, Refusal>);
+
+/// The threads of all operations, and the results that they report.
+pub(super) struct FileThreads {
+    /// Directory and tasks of each operation.
+    operations: BTreeMap<u64, Operation>,
+    /// Operations that have their last task, until its end is noticed: directory, and a channel that
+    /// closes when the thread ends.
+    ending: Vec<(String, Receiver<()>)>,
+    done: Receiver<Done>,
+    report: Sender<Done>,
+    waker: Waker,
+}
+
+struct Operation {
+    dir: String,
+    tasks: Sender<FileTask>,
+    ended: Receiver<()>,
+}
+
+impl std::fmt::Debug for FileThreads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut s = f.debug_struct("FileThreads");
+        s.field("operations", &self.operations.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl FileThreads {
+    /// No thread yet.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(super) fn new() -> io::Result<Self> {
+        let (report, done) = unbounded();
+        Ok(Self {
+            operations: BTreeMap::new(),
+            ending: Vec::new(),
+            done,
+            report,
+            waker: Waker::new()?,
+        })
+    }
+
+    /// Begins a task. Its result, if the state machine expects one, comes from [`Self::take_done`].
+    pub(super) fn perform(&mut self, op: u64, task: FileTask) {
+        let dir = match &task {
+            FileTask::BeginSave(dir) | FileTask::BeginLoad(dir) => Some(dir.clone()),
+            FileTask::Commit(_) | FileTask::Abandon(_) | FileTask::EndLoad => None,
+        };
+        let Some(dir) = dir else {
+            if let Some(Operation { dir, tasks, ended }) = self.operations.remove(&op) {
+                let _ = tasks.send(task);
+                self.ending.push((dir, ended));
+            }
+            return;
+        };
+        match self.start(op, &dir) {
+            Ok(operation) => {
+                let _ = operation.tasks.send(task);
+                self.operations.insert(op, operation);
+            }
+            Err(error) => {
+                let text = format!("cannot start a thread for files: {error}");
+                let refusal = Refusal::new(RefusalCode::Io, [0; 4]).with_text(text);
+                let _ = self.report.send((op, Err(refusal)));
+                self.waker.wake();
+            }
+        }
+    }
+
+    /// Starts the thread of an operation. It begins when earlier operations on the directory have ended:
+    /// they hold its lock until then.
+    fn start(&mut self, op: u64, dir: &str) -> io::Result<Operation> {
+        let is_open = |ended: &Receiver<()>| {
+            matches!(
+                ended.try_recv(),
+                Err(crossbeam_channel::TryRecvError::Empty)
+            )
+        };
+        self.ending.retain(|(_, ended)| is_open(ended));
+        let before = self.ending.iter().filter(|(other, _)| other == dir);
+        let before: Vec<Receiver<()>> = before.map(|(_, ended)| ended.clone()).collect();
+        let (tasks, taken) = unbounded::<FileTask>();
+        let (end, ended) = bounded::<()>(0);
+        let (report, waker) = (self.report.clone(), self.waker.clone());
+        let run = move || {
+            let _end = end;
+            for ended in before {
+                // Nothing is sent: the channel closes.
+                let _ = ended.recv();
+            }
+            let mut files = Files::default();
+            for task in taken {
+                if let Some(done) = files.perform(op, task) {
+                    // A coordinator that has ended needs no result.
+                    let _ = report.send((op, done));
+                    waker.wake();
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("tw-model".into());
+        thread.spawn(run)?;
+        Ok(Operation {
+            dir: dir.to_owned(),
+            tasks,
+            ended,
+        })
+    }
+
+    /// Results of the tasks that are done.
+    pub(super) fn take_done(&mut self) -> Vec<Done> {
+        self.waker.drain();
+        let done: Vec<Done> = self.done.try_iter().collect();
+        for (op, result) in &done {
+            // After a failed first task an operation has no other one.
+            if result.is_err() {
+                self.operations.remove(op);
+            }
+        }
+        done
+    }
+
+    /// Waits until `deadline` for tasks that are under way, such as the removal of a failed save.
+    pub(super) fn end(self, deadline: Deadline) {
+        let open = self.operations.into_values();
+        let open = open.map(|operation| operation.ended);
+        let ending = self.ending.into_iter().map(|(_, ended)| ended);
+        for ended in open.chain(ending).collect::<Vec<_>>() {
+            let _ = ended.recv_timeout(deadline.left());
+        }
+    }
+}
+
+impl AsFd for FileThreads {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+}

@@ -1,0 +1,254 @@
+//! Saves and loads of a server, on threads of their own: a file system that is slow, or hangs, delays
+//! neither other orders of the coordinator nor other jobs.
+//!
+//! Each job has one thread, which carries out its orders one after the other. A load is one order for
+//! each table; the thread keeps the index of the model from one to the next, so that each file is opened
+//! and its index read once.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use tidewater_lanes::wake::Waker;
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::wire::control::{CommandReply, DomainClock, SavedPart, TableInfo};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::clock::Deadline;
+
+use crate::checkpoint::{self, Appliers, OsDisk, SaveRequest, SavedModel};
+
+/// Time for which the index of a model is kept after an order.
+const KEEP_INDEX: Duration = Duration::from_secs(1);
+/// Pause between two looks whether threads have ended.
+const POLL: Duration = Duration::from_millis(5);
+
+/// An order that reads or writes files.
+#[derive(Debug)]
+pub(crate) enum FileOrder {
+    /// Writes this server's part of a save of these tables.
+    Save {
+        /// Tables of the job.
+        tables: Vec<TableInfo>,
+        /// Clocks of the cut.
+        clocks: Vec<DomainClock>,
+        /// Directory of the model.
+        dir: PathBuf,
+    },
+    /// Fills this server's share of a table.
+    Load {
+        /// Table to fill, created before.
+        table: TableInfo,
+        /// Directory of the model.
+        dir: PathBuf,
+    },
+}
+
+/// The threads of a server's file orders, and the replies of those that are done.
+pub(crate) struct ModelFiles {
+    server: ServerId,
+    /// The thread of each job.
+    jobs: BTreeMap<String, Sender<(u64, FileOrder)>>,
+    threads: Vec<JoinHandle<()>>,
+    done: Receiver<(u64, CommandReply)>,
+    reply: Sender<(u64, CommandReply)>,
+    waker: Waker,
+}
+
+impl ModelFiles {
+    /// No thread yet.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(crate) fn new(server: ServerId) -> io::Result<Self> {
+        let (reply, done) = unbounded();
+        Ok(Self {
+            server,
+            jobs: BTreeMap::new(),
+            threads: Vec::new(),
+            done,
+            reply,
+            waker: Waker::new()?,
+        })
+    }
+
+    /// Passes an order to the thread of its job, which it starts if there is none.
+    ///
+    /// # Errors
+    /// The refusal of the order: no thread can be started.
+    pub(crate) fn order(
+        &mut self,
+        id: u64,
+        namespace: &str,
+        order: FileOrder,
+        appliers: impl FnOnce() -> Box<dyn Appliers + Send>,
+    ) -> Result<(), Refusal> {
+        let Some(orders) = self.jobs.get(namespace) else {
+            let (orders, taken) = unbounded();
+            let thread = FileThread::new(self.server, appliers());
+            let (reply, waker) = (self.reply.clone(), self.waker.clone());
+            let name = std::thread::Builder::new().name("tw-files".into());
+            let started = name
+                .spawn(move || thread.run(&taken, &reply, &waker))
+                .map_err(|error| {
+                    let text = format!("cannot start a thread for files: {error}");
+                    Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
+                })?;
+            self.threads.push(started);
+            // The receiver is in the thread, which takes all orders before it ends.
+            let _ = orders.send((id, order));
+            self.jobs.insert(namespace.to_owned(), orders);
+            return Ok(());
+        };
+        orders.send((id, order)).map_err(|_| {
+            let text = "the thread for files has panicked: a defect, please report it";
+            Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
+        })
+    }
+
+    /// Descriptor that is readable when orders are done.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+
+    /// Replies of the orders that are done.
+    pub(crate) fn take_done(&mut self) -> Vec<(u64, CommandReply)> {
+        self.waker.drain();
+        self.done.try_iter().collect()
+    }
+
+    /// Ends the thread of a job that is over, after its orders.
+    pub(crate) fn end_job(&mut self, namespace: &str) {
+        self.jobs.remove(namespace);
+        self.threads.retain(|thread| !thread.is_finished());
+    }
+
+    /// Ends all threads, and waits for them until `deadline`. One that a file system holds is left
+    /// behind: it ends with the process, and its files have names that no manifest holds.
+    pub(crate) fn end(mut self, deadline: Deadline) {
+        self.jobs.clear();
+        for thread in self.threads {
+            while !thread.is_finished() && !deadline.passed() {
+                std::thread::sleep(POLL);
+            }
+            if thread.is_finished() && thread.join().is_err() {
+                tracing::error!("a thread for files panicked: a defect, please report it");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for ModelFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut s = f.debug_struct("ModelFiles");
+        s.field("jobs", &self.jobs.keys()).finish_non_exhaustive()
+    }
+}
+
+/// The thread of one job.
+pub(crate) struct FileThread {
+    server: ServerId,
+    appliers: Box<dyn Appliers + Send>,
+    /// The model that is being loaded.
+    model: Option<SavedModel>,
+}
+
+impl FileThread {
+    pub(crate) fn new(server: ServerId, appliers: Box<dyn Appliers + Send>) -> Self {
+        Self {
+            server,
+            appliers,
+            model: None,
+        }
+    }
+
+    fn run(
+        mut self,
+        orders: &Receiver<(u64, FileOrder)>,
+        reply_to: &Sender<(u64, CommandReply)>,
+        waker: &Waker,
+    ) {
+        loop {
+            let next = match self.model {
+                Some(_) => orders.recv_timeout(KEEP_INDEX),
+                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match next {
+                Ok((id, order)) => {
+                    let reply = self.carry_out(order).unwrap_or_else(|refusal| {
+                        tracing::warn!(%refusal, "an order cannot be carried out");
+                        CommandReply::Refused(refusal)
+                    });
+                    // A server that has ended needs no reply.
+                    let _ = reply_to.send((id, reply));
+                    waker.wake();
+                }
+                Err(RecvTimeoutError::Timeout) => self.model = None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    pub(crate) fn carry_out(&mut self, order: FileOrder) -> Result<CommandReply, Refusal> {
+        match order {
+            FileOrder::Save {
+                tables,
+                clocks,
+                dir,
+            } => {
+                self.model = None;
+                let part = self.save(&tables, &clocks, &dir)?;
+                Ok(CommandReply::Saved(part))
+            }
+            FileOrder::Load { table, dir } => {
+                let model = match self.model.take() {
+                    Some(model) if model.is_current(&dir) => model,
+                    _ => SavedModel::open(&dir)?,
+                };
+                let loaded = checkpoint::load_table(&*self.appliers, self.server, &table, &model);
+                self.model = Some(model);
+                loaded?;
+                Ok(CommandReply::Done)
+            }
+        }
+    }
+
+    fn save(
+        &self,
+        tables: &[TableInfo],
+        clocks: &[DomainClock],
+        dir: &Path,
+    ) -> Result<SavedPart, Refusal> {
+        let nonce = getrandom::u64().map_err(|error| {
+            Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
+        })?;
+        let request = SaveRequest {
+            server: self.server,
+            tables,
+            clocks,
+            dir,
+            nonce,
+        };
+        let checkpoint::SavedShare { file, settings } =
+            checkpoint::save_part(&*self.appliers, Box::new(OsDisk), &request)?;
+        let checkpoint::SavedFile {
+            server: _,
+            file,
+            rows,
+            bytes,
+            check,
+            clocks,
+        } = file;
+        Ok(SavedPart {
+            file,
+            rows,
+            bytes,
+            check,
+            clocks,
+            settings,
+        })
+    }
+}
