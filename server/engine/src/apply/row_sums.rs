@@ -33,7 +33,7 @@ const THREADS_AT: [usize; 3] = [16, 24, 32];
 /// The iteration of a free slot.
 const FREE: u64 = 0;
 /// Keys with index entries fetched at once.
-const AHEAD: usize = 16;
+pub(super) const AHEAD: usize = 16;
 
 /// The sums of one operation on the rows of one table.
 #[derive(Debug)]
@@ -46,9 +46,11 @@ pub(super) struct RowSums {
     slots_per_page: usize,
     slot_bytes: usize,
     row_bytes: usize,
-    /// Slots taken so far, and those of them that are free again.
+    /// Slots taken so far, and those of them that are free again. Keys of the first `removed` free slots
+    /// are out of the index; between ticks that is all of them.
     used: usize,
     free: Vec<u32>,
+    removed: usize,
 }
 
 impl RowSums {
@@ -73,6 +75,7 @@ impl RowSums {
             row_bytes,
             used: 0,
             free: Vec::new(),
+            removed: 0,
         })
     }
 
@@ -98,10 +101,7 @@ impl RowSums {
     ) -> Result<(), StoreError> {
         for first in (0..count).step_by(AHEAD) {
             let group = first..count.min(first + AHEAD);
-            let touched = group
-                .clone()
-                .fold(0, |seen, n| seen ^ self.index.touch(key(n)));
-            std::hint::black_box(touched);
+            self.prefetch(group.clone().map(&key));
             for n in group {
                 self.reserve_one(key(n), iteration)?;
             }
@@ -125,8 +125,9 @@ impl RowSums {
         // The last step that can fail: until here nothing was taken.
         self.index
             .insert(key, RowLocation::new(0, 1, slot as u32))?;
-        if self.free.pop().is_none() {
-            self.used += 1;
+        match self.free.pop() {
+            Some(_) => self.removed = self.free.len(),
+            None => self.used += 1,
         }
         let words = self.words(slot);
         words.store(0, key);
@@ -185,18 +186,36 @@ impl RowSums {
         words.store(THREADS_AT[0], Threads::NONE);
         if newest != FREE && newest <= iteration + 1 {
             words.store(ITERATION_AT, FREE);
-            self.index.remove(key);
             self.free.push(slot as u32);
         }
         (!threads.is_empty()).then_some((key, threads))
     }
 
-    /// Ends a tick: without rows of a later iteration, slots are taken from the first one again.
+    /// Ends a tick: removes the keys of freed slots. Without rows of a later iteration, slots are taken
+    /// from the first one again.
     pub(super) fn end_tick(&mut self) {
-        if self.free.len() == self.used {
+        let is_empty = self.free.len() == self.used;
+        if is_empty && self.used >= self.index.buckets() / 8 {
+            // Faster than a search for each.
+            let cleared = self.index.clear();
+            assert!(cleared.is_ok(), "the index is of this memory: {cleared:?}");
+        } else {
+            for n in self.removed..self.free.len() {
+                let key = self.words(self.free[n] as usize).as_read().load(0);
+                self.index.remove(key);
+            }
+        }
+        if is_empty {
             self.free.clear();
             self.used = 0;
         }
+        self.removed = self.free.len();
+    }
+
+    /// Fetches the index entries of a few rows at once: searches one by one wait for each.
+    pub(super) fn prefetch(&self, keys: impl Iterator<Item = u64>) {
+        let touched = keys.fold(0, |seen, key| seen ^ self.index.touch(key));
+        std::hint::black_box(touched);
     }
 
     fn find(&self, key: u64) -> Option<usize> {
@@ -220,5 +239,87 @@ impl RowSums {
             .chain([self.index.release()])
             .find(Result::is_err);
         assert!(freed.is_none(), "sums are of this memory: {freed:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_protocol::ids::Incarnation;
+
+    use super::*;
+
+    fn sums(capacity: usize) -> (Arc<ServerMemory>, RowSums) {
+        let memory = Arc::new(ServerMemory::new(capacity, Incarnation(5)).unwrap());
+        let sums = RowSums::new(&memory, TableId(1), 8).unwrap();
+        (memory, sums)
+    }
+
+    fn add(sums: &mut RowSums, key: u64, rank: u32, value: f32) {
+        let values = value.to_le_bytes().repeat(2);
+        let of = (key, WorkerId(rank));
+        sums.add(DType::F32, of, (&values, false), &mut Vec::new());
+    }
+
+    /// The sums of an iteration: of each key the first value.
+    fn tick(sums: &mut RowSums, iteration: u64) -> Vec<(u64, f32)> {
+        let mut values = Vec::new();
+        let mut all = Vec::new();
+        for slot in 0..sums.slots() {
+            values.clear();
+            if let Some((key, _)) = sums.take(slot, iteration, &mut values) {
+                all.push((key, f32::from_le_bytes(*values.first_chunk().unwrap())));
+            }
+        }
+        sums.end_tick();
+        all.sort_by_key(|(key, _)| *key);
+        all
+    }
+
+    /// A row that a rank has pushed for the next iteration keeps its slot over the tick; others are
+    /// free. A row that was reserved and not pushed has no sum.
+    #[test]
+    fn tick_keeps_slots_of_next_iteration() {
+        let (_memory, mut sums) = sums(64 << 20);
+        sums.reserve(100, |n| n as u64, 0).unwrap();
+        sums.reserve(10, |n| n as u64 + 95, 1).unwrap();
+        for key in (0..98).chain(0..50) {
+            add(&mut sums, key, key as u32 % 3, key as f32);
+        }
+        let twice = |key: u64| if key < 50 { 2.0 } else { 1.0 };
+        let expected: Vec<(u64, f32)> = (0..98).map(|key| (key, twice(key) * key as f32)).collect();
+        assert_eq!(tick(&mut sums, 0), expected);
+        assert!(!sums.is_empty(), "iteration 1 has slots");
+        add(&mut sums, 100, 0, 7.0);
+        // Free slots are used again before new ones.
+        sums.reserve(50, |n| n as u64 + 1000, 1).unwrap();
+        assert_eq!(sums.slots(), 105);
+        add(&mut sums, 1049, 1, 8.0);
+        assert_eq!(tick(&mut sums, 1), [(100, 7.0), (1049, 8.0)]);
+        assert!(sums.is_empty());
+        // Nothing of earlier iterations is found any more.
+        sums.reserve(3, |n| n as u64 + 99, 2).unwrap();
+        assert_eq!((sums.slots(), tick(&mut sums, 2)), (3, Vec::new()));
+        sums.release();
+    }
+
+    /// Sums count within the capacity: those that do not fit are refused, the others stay, and a tick
+    /// makes room.
+    #[test]
+    fn sums_that_do_not_fit_are_refused() {
+        let (memory, mut sums) = sums(16 << 20);
+        let mut key = 0;
+        let full = loop {
+            if let Err(error) = sums.reserve(1, |_| key, 0) {
+                break error;
+            }
+            key += 1;
+        };
+        assert!(matches!(full, StoreError::NoMemory { .. }), "{full}");
+        let (used, _) = memory.private.usage();
+        let least = key as usize * (HEAD_BYTES + 8);
+        assert!(used >= least, "{used} bytes in use for {key} sums");
+        (0..key).for_each(|key| add(&mut sums, key, 0, 1.0));
+        assert_eq!(tick(&mut sums, 0).len() as u64, key);
+        sums.reserve(1000, |n| n as u64 + (1 << 40), 1).unwrap();
     }
 }

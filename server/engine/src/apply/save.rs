@@ -6,7 +6,7 @@
 //!    notes in each table that a save is under way. From then on every writer of rows and blocks copies a
 //!    record before its first change (`RowWriter::copy_before_write`, `DenseBlocks::copy_before_write`).
 //! 2. **The cursor** ([`Engine::save_step`]) copies the records that nothing changes, at most
-//!    [`STEP_BYTES`] a step, and only while less than 8 MiB wait to be written. A slow file
+//!    32 KiB a step, and only while less than 8 MiB wait to be written. A slow file
 //!    system therefore delays the cursor, never a push.
 //! 3. **The writing thread** owns the file. It takes pieces from the channel, writes them, and frees their
 //!    bytes in [`SaveMemory`]. If it fails it cancels the save; the applier notices in its next step.
@@ -200,7 +200,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances the cursor by up to [`STEP_BYTES`]. False at the end, when all copies are sent.
+    /// Advances the cursor by up to 32 KiB. False at the end, when all copies are sent.
     fn copy_some(&mut self, save: &mut Save) -> Result<bool, (TableId, String)> {
         let mut cost = 0;
         while cost < STEP_BYTES {

@@ -18,7 +18,7 @@ use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 #[derive(Debug)]
 pub(super) enum Sums {
     /// Sums of rows: of each operation of a tick, in the order of `tick_order`, once it is pushed.
-    Rows([Option<RowSums>; 3]),
+    Rows(Box<[Option<RowSums>; 3]>),
     /// Sums of the blocks of a range table.
     Blocks(BlockSums),
 }

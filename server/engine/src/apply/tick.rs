@@ -24,7 +24,7 @@ use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
 use super::reduce::tick_order;
-use super::row_sums::RowSums;
+use super::row_sums::{AHEAD, RowSums};
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
@@ -214,13 +214,18 @@ impl Engine {
             let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
             let weight = weight_of(&h.header, &payload);
             let (keys, values) = payload.split_at_mut(parts.values_at);
+            let keys = &*keys;
             let values = &mut values[..count * row_bytes];
             if weight != 1.0 {
                 scale(dtype, values, weight);
             }
             let from = (h.thread, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
-                let key = word(keys, row * 8);
+                let key = |row: usize| word(keys, row * 8);
+                if row.is_multiple_of(AHEAD) {
+                    sums.prefetch((row..count.min(row + AHEAD)).map(key));
+                }
+                let key = key(row);
                 let values = (&*values, op == PushOp::Assign);
                 sums.add(dtype, (key, from), values, &mut sum);
             }
@@ -276,7 +281,7 @@ impl Engine {
         };
         self.lsn += 1;
         let mut stepped = Ok(());
-        for (op, sums) in tick_order().into_iter().zip(&mut all) {
+        for (op, sums) in tick_order().into_iter().zip(&mut *all) {
             let Some(sums) = sums else { continue };
             for first in (0..sums.slots()).step_by(STEP_ROWS) {
                 let slots = first..sums.slots().min(first + STEP_ROWS);
@@ -305,7 +310,8 @@ impl Engine {
         let row_bytes = table.spec.row_bytes();
         let mut values = std::mem::take(&mut self.scratch);
         let mut keys = std::mem::take(&mut self.tick.keys);
-        (values.clear(), keys.clear());
+        values.clear();
+        keys.clear();
         for slot in slots {
             let at = values.len();
             let Some((key, threads)) = sums.take(slot, iteration, &mut values) else {

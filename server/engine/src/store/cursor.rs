@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use tidewater_protocol::layout::row::RowLocation;
 
+use super::cut::Outlet;
 use super::redo::RowPlace;
 use super::sparse::{Partition, SparseShard};
 
@@ -53,6 +54,12 @@ impl SparseShard {
         let place = self.extents.place(slot)?;
         let loc = rows.index.get(place.key)?;
         ((loc.extent(), loc.slot()) == (slot.extent(), slot.slot())).then_some(place)
+    }
+
+    /// Begins a save of all rows.
+    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+        let spans = self.extents.spans();
+        self.rows().begin_cut(outlet, spans);
     }
 
     /// The next row of a partition; `None` at the end. Cost: one row's header, more over vacant

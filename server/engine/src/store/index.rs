@@ -175,6 +175,25 @@ impl Index {
         found
     }
 
+    /// Removes all keys. Cost: zeroes the table, 16 bytes for each of its [buckets](Self::buckets).
+    ///
+    /// # Errors
+    /// Never for the memory of this index.
+    pub fn clear(&mut self) -> Result<(), StoreError> {
+        if let Growth::Move(old, _) = self.growth {
+            self.memory.private.free(old.block)?;
+            self.growth = Growth::None;
+        }
+        self.table.clear(&self.memory, 0, usize::MAX)?;
+        self.len = 0;
+        Ok(())
+    }
+
+    /// Number of buckets of the table.
+    pub const fn buckets(&self) -> usize {
+        self.table.mask + 1
+    }
+
     /// Frees all memory of the index.
     ///
     /// # Errors

@@ -9,7 +9,6 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::TableSpec;
 
 use super::StoreError;
-use super::cut::Outlet;
 use super::extents::Extents;
 use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
@@ -154,11 +153,6 @@ impl SparseShard {
     /// The kernel with the table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()
-    }
-
-    /// Begins a save of all rows.
-    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
-        self.rows.begin_cut(outlet, self.extents.spans());
     }
 
     /// The extents, for the table's descriptor.
