@@ -189,7 +189,7 @@ fn iterate(client: &mut Client, value: f32) {
     let values = vec![value; 300 * 4];
     let rows = client.push_rows(&sparse, &keys, &values, PushOp::Sum);
     client.wait_applied(&rows.unwrap()).unwrap();
-    let range = client.push_dense(&blocks, 0, &[value; 5000], PushOp::Sum);
+    let range = client.push_dense(&blocks, 0, &vec![value; 5000], PushOp::Sum);
     client.wait_applied(&range.unwrap()).unwrap();
     client.tick().unwrap();
 }

@@ -8,7 +8,7 @@
 //! ```
 //! Orders are carried out on the calling thread: creating a table may take long, and meanwhile the
 //! server's own threads serve clients. Saves and loads are carried out on other threads
-//! ([`crate::model_files`]), and are answered when they are done.
+//! (`model_files`), and are answered when they are done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};

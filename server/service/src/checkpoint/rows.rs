@@ -358,8 +358,17 @@ struct Filler<'a> {
     appliers: &'a dyn Appliers,
     id: TableId,
     spec: Arc<TableSpec>,
-    /// Of each applier: payloads with their partitions, and their bytes.
-    waiting: BTreeMap<u16, (Vec<(u32, Vec<u8>)>, usize)>,
+    /// Chunks of each applier.
+    waiting: BTreeMap<u16, Batch>,
+}
+
+/// Chunks that an applier stores at once.
+#[derive(Default)]
+struct Batch {
+    /// Partition and payload of each.
+    chunks: Vec<(u32, Vec<u8>)>,
+    /// Length of all payloads.
+    bytes: usize,
 }
 
 impl<'a> Filler<'a> {
@@ -385,17 +394,17 @@ impl<'a> Filler<'a> {
         if found.map(|records| records.len() as u64) != Some(chunk.records) {
             return Err(reader.damaged(chunk.at, "records of this chunk do not fit the table"));
         }
-        let (chunks, bytes) = self.waiting.entry(applier).or_default();
-        *bytes += payload.len();
-        chunks.push((chunk.partition, payload));
-        match *bytes >= CHUNK_BYTES {
+        let batch = self.waiting.entry(applier).or_default();
+        batch.bytes += payload.len();
+        batch.chunks.push((chunk.partition, payload));
+        match batch.bytes >= CHUNK_BYTES {
             true => self.store(applier),
             false => Ok(()),
         }
     }
 
     fn store(&mut self, applier: u16) -> Result<(), CheckpointError> {
-        let Some((chunks, _)) = self.waiting.remove(&applier) else {
+        let Some(Batch { chunks, .. }) = self.waiting.remove(&applier) else {
             return Ok(());
         };
         let (id, spec) = (self.id, Arc::clone(&self.spec));
