@@ -1,10 +1,16 @@
 //! `soak`: a long mixed load; checks values, memory and allocations.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::{PullOptions, SyncMode};
-use tidewater_runtime::clock::Deadline;
+use tidewater::table::TableBuilder;
+use tidewater::{Client, PullOptions, SyncMode};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::{pin_client, plan};
 use crate::args::{Common, Wire, parse_duration};
@@ -28,6 +34,9 @@ const WINDOW: usize = 64;
 /// Intervals after which memory should be constant: pools have grown to the size of the load.
 const SETTLED: usize = 2;
 
+/// Time limit of one save.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Options of the subcommand `soak`.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
@@ -47,18 +56,38 @@ pub struct SoakArgs {
     /// Number of server processes
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: u32,
+    /// Saves during the measurement.
+    #[command(flatten)]
+    pub saves: SaveArgs,
     /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
+/// Saves while calls are measured.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SaveArgs {
+    /// In every second interval another worker saves all tables, again after this time. Calls are then
+    /// single ones, so that their quantiles with a save under way can be compared with those without
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", requires = "save_to")]
+    pub save_every: Option<Duration>,
+    /// Directory of the saved model; it is replaced
+    #[arg(long, value_name = "DIR", requires = "save_every")]
+    pub save_to: Option<PathBuf>,
+    /// Bytes of another table, which the saves contain
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes, requires = "save_every")]
+    pub model_bytes: u64,
+}
+
 /// Result of a soak.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Soaked {
     /// Number of calls made.
     pub(crate) calls: u64,
     /// Growth of client and servers after they had settled, bytes.
     pub(crate) growth: u64,
+    /// Bytes and seconds of each save.
+    pub(crate) saves: Vec<(u64, f64)>,
 }
 
 /// Runs `soak`.
@@ -72,14 +101,23 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
         rdma_device: common.rdma_device.clone(),
         servers: args.servers,
         appliers: common.appliers,
-        workers: 1,
+        workers: if args.saves.save_every.is_some() {
+            2
+        } else {
+            1
+        },
         pin: common.pin_servers,
     })?;
     pin_client(common)?;
     let fingerprint = Fingerprint::take("soak", common, (args.servers, 1), timer_cost());
     let mut sheet = Sheet::new(common, fingerprint)?;
+    let window = if args.saves.save_every.is_some() {
+        1
+    } else {
+        WINDOW
+    };
     sheet.section(
-        &format!("single rows of {DIM} f32 of {ROWS}, {WINDOW} calls under way"),
+        &format!("single rows of {DIM} f32 of {ROWS}, {window} calls under way"),
         "row bytes",
     )?;
     let soaked = soak(args, &mut bed, &mut |row, memory| {
@@ -90,14 +128,20 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
             memory.1 as f64 / 1e6
         ))
     })?;
-    let told = format!(
+    for (bytes, seconds) in &soaked.saves {
+        let rate = *bytes as f64 / 1e6 / seconds;
+        sheet.remark(&format!(
+            "saved {bytes} bytes in {seconds:.2} s, {rate:.0} MB/s"
+        ))?;
+    }
+    let summary = format!(
         "{} calls; memory grew by {} bytes after interval {SETTLED}",
         soaked.calls, soaked.growth
     );
-    sheet.remark(&told)?;
+    sheet.remark(&summary)?;
     let mut failures = sheet.finish()?;
     if soaked.growth > args.max_growth {
-        failures.push(format!("{told}: above {}", args.max_growth));
+        failures.push(format!("{summary}: above {}", args.max_growth));
     }
     Ok(failures)
 }
@@ -114,6 +158,16 @@ pub(crate) fn soak(
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
     let mut client = bed.client(0, SyncMode::Asp)?;
+    let saver = match args.saves.save_every {
+        Some(every) => Some(Saver::start(
+            bed.client(1, SyncMode::Asp)?,
+            &args.saves,
+            every,
+        )?),
+        None => None,
+    };
+    let calls_of_sample = if saver.is_some() { 1 } else { CALLS };
+    let mut is_saving = false;
     let mut plot = Plot::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
     plot.batches = 4096;
     let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
@@ -121,19 +175,20 @@ pub(crate) fn soak(
     let end = Deadline::after(args.lasts);
     let most = args.ops.unwrap_or(u64::MAX);
     let timer = timer_cost();
-    let (mut calls, mut resident) = (0, Vec::new());
+    let (mut calls, mut resident, mut saves) = (0, Vec::new(), Vec::new());
     while calls < most && !end.passed() {
+        if let Some(saver) = saver.as_ref().filter(|_| is_saving) {
+            saver.begin();
+        }
         for op in [Op::Pull, Op::Push] {
-            let style = match (op, common.transport.wire()) {
-                (Op::Pull, Some(Wire::Memory)) => Style::Alone,
-                _ => Style::Window(WINDOW),
-            };
-            let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, CALLS);
-            let mut plan = plan(common, (op, CALLS), Pace::Closed, timer);
+            let style = style(common, op, saver.is_some());
+            let options = PullOptions::default();
+            let mut work = Calls::new(&mut subject, op, options, style, calls_of_sample);
+            let mut plan = plan(common, (op, calls_of_sample), Pace::Closed, timer);
             plan.duration = args.interval / 2;
             plan.iters = plan
                 .iters
-                .min(most.saturating_sub(calls).div_ceil(CALLS).max(1));
+                .min(most.saturating_sub(calls).div_ceil(calls_of_sample).max(1));
             let measured = measure::run(&plan, &mut work, bed)?;
             drop(work);
             calls += measured.samples.calls();
@@ -141,13 +196,23 @@ pub(crate) fn soak(
                 test: "soak",
                 op: op.name().into(),
                 table: "sparse".into(),
-                mode: None,
+                mode: is_saving.then(|| "saving".to_owned()),
                 size: DIM as u64 * 4,
             };
             let memory = (Usage::of_this_process().resident, bed.peer()?.resident);
-            tell(Row::new(label, &measured, CALLS, Pace::Closed), memory)?;
+            let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
+            tell(row, memory)?;
             resident.push(memory.0 + memory.1);
         }
+        if let Some(saver) = &saver {
+            if is_saving {
+                saves.extend(saver.end()?);
+            }
+            is_saving = !is_saving;
+        }
+    }
+    if let Some(saver) = saver {
+        saver.finish()?;
     }
     subject.release()?;
     client.finish()?;
@@ -157,5 +222,100 @@ pub(crate) fn soak(
     Ok(Soaked {
         calls,
         growth: last.saturating_sub(settled),
+        saves,
     })
+}
+
+/// Single calls while a worker saves, and where a pull involves no server.
+fn style(common: &Common, op: Op, saves: bool) -> Style {
+    match (op, common.transport.wire()) {
+        (Op::Pull, Some(Wire::Memory)) => Style::Alone,
+        _ if saves => Style::Alone,
+        _ => Style::Window(WINDOW),
+    }
+}
+
+/// A worker on a thread of its own that saves all tables again and again while it has its turn.
+struct Saver {
+    /// Whether it has its turn.
+    on: Arc<AtomicBool>,
+    turns: Sender<()>,
+    /// Bytes and seconds of each save of a turn that is over.
+    saved: Receiver<Result<Vec<(u64, f64)>, BenchError>>,
+    thread: JoinHandle<Client>,
+}
+
+impl Saver {
+    /// Creates the other table.
+    fn start(mut client: Client, args: &SaveArgs, every: Duration) -> Result<Self, BenchError> {
+        let other = TableBuilder::blocks::<f32>("other", args.model_bytes / 4, 1);
+        client.create_table::<f32>(other.spec())?;
+        let on = Arc::new(AtomicBool::new(false));
+        let ((turns, turn), (report, saved)) = (channel::<()>(), channel());
+        let dir = args.save_to.clone().unwrap_or_default();
+        let (is_on, dir) = (Arc::clone(&on), dir.to_string_lossy().into_owned());
+        let run = move || {
+            crate::alloc::aside();
+            for () in turn {
+                let saves = save_while(&mut client, &dir, &is_on, every);
+                // The measuring thread has ended with an error.
+                let _ = report.send(saves);
+            }
+            client
+        };
+        let thread = std::thread::Builder::new().name("saver".into());
+        let thread = thread.spawn(run).map_err(|source| BenchError::System {
+            what: "start the worker that saves".into(),
+            source,
+        })?;
+        Ok(Self {
+            on,
+            turns,
+            saved,
+            thread,
+        })
+    }
+
+    fn begin(&self) {
+        self.on.store(true, Ordering::Relaxed);
+        // A thread that has panicked is noticed at the end of the turn.
+        let _ = self.turns.send(());
+    }
+
+    /// Ends the turn with its last save.
+    fn end(&self) -> Result<Vec<(u64, f64)>, BenchError> {
+        self.on.store(false, Ordering::Relaxed);
+        self.saved.recv().unwrap_or_else(|_| Err(panicked()))
+    }
+
+    fn finish(self) -> Result<(), BenchError> {
+        drop(self.turns);
+        let mut client = self.thread.join().map_err(|_| panicked())?;
+        Ok(client.finish()?)
+    }
+}
+
+fn panicked() -> BenchError {
+    BenchError::Process {
+        name: "the worker that saves".into(),
+        why: "it has panicked".into(),
+    }
+}
+
+fn save_while(
+    client: &mut Client,
+    dir: &str,
+    on: &AtomicBool,
+    every: Duration,
+) -> Result<Vec<(u64, f64)>, BenchError> {
+    let mut saves = Vec::new();
+    while on.load(Ordering::Relaxed) {
+        let (begun, next) = (clock::now(), Deadline::after(every));
+        let (_, bytes) = client.save(dir, SAVE_TIMEOUT)?;
+        saves.push((bytes, begun.elapsed().as_secs_f64()));
+        while on.load(Ordering::Relaxed) && !next.passed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(saves)
 }

@@ -12,7 +12,7 @@ use super::shared::OneCore;
 use crate::args::{Common, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
-use crate::cmd::soak::{SoakArgs, soak};
+use crate::cmd::soak::{SaveArgs, SoakArgs, soak};
 use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
 use crate::subject::{Kind, Plot, Subject};
@@ -221,6 +221,7 @@ fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
         interval: Duration::from_secs(1),
         max_growth: u64::MAX,
         servers: 1,
+        saves: SaveArgs::default(),
         common: Common::plain(arena.args.transport, arena.args.seed),
     };
     let mut wrong = 0;
