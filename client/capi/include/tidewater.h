@@ -434,7 +434,7 @@ typedef struct {
     uint32_t domain;
     // Virtual partitions, as given or as chosen when the table was created.
     uint32_t partitions;
-    // Zero.
+    // Reserved: the library writes 0.
     uint32_t reserved;
 } tw_table_info;
 

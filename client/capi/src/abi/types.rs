@@ -409,7 +409,7 @@ pub struct tw_table_info {
     pub domain: u32,
     /// Virtual partitions, as given or as chosen when the table was created.
     pub partitions: u32,
-    /// Zero.
+    /// Reserved: the library writes 0.
     pub reserved: u32,
 }
 

@@ -5,17 +5,20 @@
 
 use std::collections::VecDeque;
 
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::reply::ReplyHeader;
 use tidewater_runtime::clock::Deadline;
 
 use super::{Interrupt, Lanes};
 use crate::error::{ClientError, rejected};
-use crate::table::state::TableState;
 
 /// A list of requests about one table, by number.
 pub(crate) trait Requests {
-    /// Number of requests.
+    /// Name and number of the table, for errors.
+    fn table(&self) -> (&str, TableId);
+
+    /// Number of requests in the list.
     fn len(&self) -> usize;
 
     /// Lane of a request.
@@ -68,7 +71,6 @@ impl Lanes {
     pub(crate) fn request_all(
         &mut self,
         op: &'static str,
-        table: &TableState,
         requests: &mut dyn Requests,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
@@ -81,7 +83,7 @@ impl Lanes {
                 queue.queued.push_back(n);
             }
         }
-        let done = self.exchange(op, table, requests, &mut queues, deadline);
+        let done = self.exchange(op, requests, &mut queues, deadline);
         // After an error, replies of requests under way have no reader.
         for (lane, queue) in queues.iter().enumerate() {
             for request in &queue.pending {
@@ -94,7 +96,6 @@ impl Lanes {
     fn exchange(
         &mut self,
         op: &'static str,
-        table: &TableState,
         requests: &mut dyn Requests,
         queues: &mut [LaneQueue],
         deadline: Deadline,
@@ -122,8 +123,9 @@ impl Lanes {
                 Found::Reply(request, reply) => {
                     queue.pending.retain(|pending| pending.tag != request.tag);
                     if let Some(reason) = reply.refused {
-                        let id = (request.seq, table.id.0);
-                        return Err(rejected(table.name(), self.name(lane), id, reason));
+                        let (name, table) = requests.table();
+                        let id = (request.seq, table.0);
+                        return Err(rejected(name, self.name(lane), id, reason));
                     }
                     let answered = requests.answer(request.number, &buffer);
                     answered.map_err(|what| ClientError::Protocol {

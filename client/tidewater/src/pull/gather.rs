@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use tidewater_lanes::num::{count, size};
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
 use tidewater_protocol::layout::row::RowLocation;
@@ -62,6 +63,10 @@ struct RowRequests<'a, F> {
 }
 
 impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
+    fn table(&self) -> (&str, TableId) {
+        (self.table.name(), self.table.id)
+    }
+
     fn len(&self) -> usize {
         self.chunks.len()
     }
@@ -108,6 +113,10 @@ struct RangeRequests<'a> {
 }
 
 impl Requests for RangeRequests<'_> {
+    fn table(&self) -> (&str, TableId) {
+        (self.table.name(), self.table.id)
+    }
+
     fn len(&self) -> usize {
         self.parts.len()
     }
@@ -166,7 +175,7 @@ impl Lanes {
                 found(row, RowLocation(u64::from_le_bytes(loc)));
             },
         };
-        self.request_all("wait for locations", table, &mut requests, deadline)?;
+        self.request_all("wait for locations", &mut requests, deadline)?;
         self.counters.resolved_keys += rows.len() as u64;
         Ok(())
     }
@@ -202,7 +211,7 @@ impl Lanes {
             payload: Vec::new(),
             place,
         };
-        self.request_all("wait for copies of rows", table, &mut requests, deadline)?;
+        self.request_all("wait for copies of rows", &mut requests, deadline)?;
         self.counters.rows_gathered += rows.len() as u64;
         Ok(())
     }
@@ -276,6 +285,6 @@ impl Lanes {
                 at = ended;
             }
         }
-        self.request_all("wait for copies of ranges", table, &mut requests, deadline)
+        self.request_all("wait for copies of ranges", &mut requests, deadline)
     }
 }

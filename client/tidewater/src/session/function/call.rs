@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use tidewater_expression::Partial;
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{
     FUNCTION_BODY_BYTES_MAX, FUNCTION_NAME_BYTES_MAX, FunctionBody, FunctionPayload,
@@ -274,7 +275,7 @@ impl Client {
             element: std::marker::PhantomData::<T>,
         };
         let lanes = &mut self.lanes;
-        lanes.request_all("wait for a function's rows", state, &mut requests, deadline)
+        lanes.request_all("wait for a function's rows", &mut requests, deadline)
     }
 
     /// Checks a call with keys.
@@ -461,6 +462,10 @@ struct KeyedRequests<'a, T> {
 }
 
 impl<T: Element> Requests for KeyedRequests<'_, T> {
+    fn table(&self) -> (&str, TableId) {
+        (self.state.name(), self.state.id)
+    }
+
     fn len(&self) -> usize {
         self.chunks.len()
     }

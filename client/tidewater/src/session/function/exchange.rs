@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use tidewater_lanes::num;
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload};
 use tidewater_protocol::mutants::{Mutant, on};
@@ -72,6 +73,10 @@ struct PieceRequests<'a> {
 }
 
 impl Requests for PieceRequests<'_> {
+    fn table(&self) -> (&str, TableId) {
+        (self.table.name(), self.table.id)
+    }
+
     fn len(&self) -> usize {
         self.pieces.len()
     }
@@ -114,11 +119,6 @@ pub(crate) fn request_all(
         results: vec![Vec::new(); pieces.len()],
         arrived: 0,
     };
-    lanes.request_all(
-        "wait for a function's result",
-        table,
-        &mut requests,
-        deadline,
-    )?;
+    lanes.request_all("wait for a function's result", &mut requests, deadline)?;
     Ok(requests.results)
 }

@@ -169,7 +169,7 @@ fn number_limits_hold_at_both_ends() {
         timeout_ms: 1,
     });
     refuses(&CoordinatorRequest::CreateTable(TableSpec {
-        partitions: 0,
+        partitions: PARTITIONS_MAX + 1,
         ..g.spec()
     }));
     let sgd = Optimizer::Sgd { lr: f64::NAN };
