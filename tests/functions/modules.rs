@@ -59,7 +59,7 @@ impl Function for Axpy {
         let (ElementsMut::F64(y), [Elements::F64(x)]) = (target, piece.inputs) else {
             return Err(FunctionError(2));
         };
-        y.iter_mut().zip(*x).for_each(|(y, x)| *y = a * x + *y);
+        y.iter_mut().zip(*x).for_each(|(y, x)| *y += a * x);
         Ok(())
     }
 
