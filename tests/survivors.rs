@@ -213,7 +213,7 @@ fn a_latecomer_of_a_service_is_refused() {
 }
 
 /// Values of a run in which each of `workers` times `threads` pushes its own gradients: the bits of a row
-/// and of a range whose pushes are reduced at ticks, and the counts of pushes.
+/// and of a range that are changed at ticks, and the counts of pushes.
 fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
     const ITERATIONS: u32 = 6;
     let all = workers * threads;

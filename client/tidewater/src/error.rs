@@ -90,9 +90,9 @@ pub enum ClientError {
     Thread {
         /// Name of the call.
         op: &'static str,
-        /// Thread that called.
+        /// Thread of the client that was called.
         thread: WorkerThread,
-        /// Cause and remedy.
+        /// Why it does not fit, and the remedy.
         what: String,
     },
     /// The client of another thread of this worker was dropped before it finished, which is the loss of
@@ -102,7 +102,7 @@ pub enum ClientError {
          each sibling"
     )]
     ThreadLost {
-        /// Thread that ended.
+        /// Thread of the client that was dropped.
         thread: WorkerThread,
     },
     /// The workers' calls of a collective operation do not fit together, or a worker is missing.

@@ -268,7 +268,7 @@ impl Clocks {
 }
 
 impl Domain {
-    /// Adds a member.
+    /// Adds a member at a clock, and finds the turn again.
     fn insert(&mut self, thread: WorkerThread, clock: u64) {
         self.clocks.insert(thread, clock);
         self.epoch += 1;

@@ -435,7 +435,7 @@ impl Gen {
             R::Attach(Attach {
                 transport: transports[self.under(4) as usize],
                 ring_bytes: (16 << 10) << self.under(11),
-                thread: self.any() as u32,
+                thread: self.any() as u32 % 256,
                 workers: self.under(1 << 16) as u32,
             }),
             R::Resume {
