@@ -603,7 +603,7 @@ tw_status tw_finish(tw_session *session);
 tw_status tw_fail(tw_session *session, const char *reason);
 
 // Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
-// `bytes`, which may be null, get what was written.
+// `bytes`, which may be null, get what was written. `timeout_s` 0: half an hour.
 tw_status tw_save(tw_session *session,
                   const char *directory,
                   double timeout_s,
@@ -611,7 +611,7 @@ tw_status tw_save(tw_session *session,
                   uint64_t *bytes);
 
 // Loads the tables of a saved model, on one worker, before they are created; open them afterwards.
-// `tables`, which may be null, gets their number.
+// `tables`, which may be null, gets their number. `timeout_s` 0: half an hour.
 tw_status tw_load(tw_session *session, const char *directory, double timeout_s, uint64_t *tables);
 
 // Creates a table, or opens the one of that name if its definition is equal. All workers may call it.

@@ -11,6 +11,8 @@
 //! Zero is therefore never a handle. A handle of another kind, another session or a removed object
 //! names nothing, except with a chance of 2^-40.
 
+use tidewater_protocol::limits::HANDLES_MAX;
+
 use crate::abi::types::tw_status;
 use crate::error::Failure;
 
@@ -18,10 +20,6 @@ const SLOT_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 24;
 const TAG_BITS: u32 = 16;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
-
-/// Most handles of one kind at a time. A program that never waits for its pushes gets an error before
-/// it has used up the memory.
-pub(crate) const HANDLES_MAX: usize = 1 << 16;
 
 /// Kind of object that a handle names. The numbers are in its top bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
-use tidewater_protocol::limits::DATA_DEADLINE;
+use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
 use tidewater_protocol::table::{DenseLayout, GradientOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
@@ -397,17 +397,17 @@ impl Session {
         self.with(py, Client::progress)
     }
 
-    /// Saves all tables; returns rows and bytes written.
+    /// Saves all tables; returns rows and bytes written. Waits for half an hour if no timeout is given.
     #[pyo3(signature = (directory, timeout=None))]
     fn save(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<(u64, u64)> {
-        let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(FILE_CALL_TIMEOUT);
         self.with(py, |client| client.save(directory, timeout))
     }
 
-    /// Loads the tables of a saved model; returns their names.
+    /// Loads the tables of a saved model; returns their names. Waits for half an hour if no timeout is given.
     #[pyo3(signature = (directory, timeout=None))]
     fn load(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<Vec<String>> {
-        let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(FILE_CALL_TIMEOUT);
         let loaded = self.with(py, |client| client.load(directory, timeout))?;
         Ok(loaded.tables)
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tidewater_lanes::fabric::{Parker, TransportKind};
 use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::limits::{DATA_DEADLINE, DOMAINS_MAX};
+use tidewater_protocol::limits::{CREATE_BYTES_A_SECOND, DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
@@ -225,12 +225,13 @@ impl Client {
     }
 
     /// Creates a table, or opens the one of that name if its definition is equal. All workers may call
-    /// it. Cost: a round trip to the coordinator and to each server.
+    /// it. Cost: a round trip to the coordinator and to each server. A dense table is filled with its
+    /// initial values: its deadline is longer by a second for each 16 MiB.
     ///
     /// # Errors
     /// A refusal that names the difference or the exceeded limit; a deadline.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
-        let deadline = self.deadline();
+        let deadline = Deadline::after(creation_timeout(self.timeout, spec));
         let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
     }
@@ -542,5 +543,29 @@ impl Client {
     pub fn fail(&mut self, reason: &str) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.lanes.coordinator.failed(reason, deadline)
+    }
+}
+
+/// The deadline of a creation: a dense table is filled with its initial values before it exists.
+fn creation_timeout(usual: Duration, spec: &TableSpec) -> Duration {
+    let fill = Duration::from_secs(spec.dense_bytes() / CREATE_BYTES_A_SECOND);
+    usual.saturating_add(fill)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::TableBuilder;
+
+    #[test]
+    fn creation_of_a_large_table_takes_longer() {
+        let usual = Duration::from_secs(30);
+        let timeout = |spec: &TableSpec| creation_timeout(usual, spec);
+        let sparse = TableBuilder::sparse::<f32>("sparse", 16);
+        assert_eq!(timeout(sparse.spec()), usual);
+        let gibibyte = TableBuilder::rows::<f32>("rows", 1 << 20, 256);
+        assert_eq!(timeout(gibibyte.spec()), Duration::from_secs(30 + 64));
+        let impossible = TableBuilder::rows::<f64>("rows", u64::MAX, 256);
+        assert!(timeout(impossible.spec()) > Duration::from_secs(1 << 39));
     }
 }

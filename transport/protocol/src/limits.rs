@@ -1,15 +1,48 @@
 //! Every limit of Tidewater, in one place, with its reason.
+//!
+//! `docs/LIMITS.md` is made of this file: `TIDEWATER_TEST_BLESS=1 cargo test -p tidewater-protocol limits`
+//! writes it.
 
-use std::time::Duration;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+
+#[cfg(test)]
+mod page;
+
+/// Declares the limits, and in tests also the list of which the page is made.
+macro_rules! limits {
+    ($($section:literal: $(
+        $(#[doc = $text:literal])+
+        pub const $name:ident: $type:ty = $value:expr;
+    )+)+) => {
+        $($(
+            $(#[doc = $text])+
+            pub const $name: $type = $value;
+        )+)+
+
+        #[cfg(test)]
+        const SECTIONS: &[(&str, &[page::Limit])] = &[$(
+            ($section, &[$(page::Limit {
+                name: stringify!($name),
+                text: concat!($($text),+),
+                value: &$name,
+            }),+]),
+        )+];
+    };
+}
+
+limits! {
+"Tables":
 
 /// Bytes of a table name. The name appears in every error and metric label.
 pub const TABLE_NAME_BYTES_MAX: usize = 128;
-/// Elements of a row. 64 Ki elements keep a row of f64 under half a frame.
+/// Elements of a row of a range table. In the other layouts, [`ROW_BYTES_MAX`] allows less: 65,488
+/// elements of four bytes, or 32,744 of eight.
 pub const ROW_DIM_MAX: u32 = 65_536;
 /// Virtual partitions of a table: enough to balance 64 servers, few enough to scan.
 pub const PARTITIONS_MAX: u32 = 4_096;
-/// Virtual partitions of a table by default, where no more are needed (see
-/// [`default_partitions`](crate::placement::default_partitions)). Balances up to 8 appliers within 10 %.
+/// Virtual partitions of a table by default, where no more are needed (`placement::default_partitions`).
+/// Balances up to 8 appliers within 10 %.
 pub const PARTITIONS_DEFAULT: u32 = 64;
 /// Number of partitions in a definition that leaves it to the coordinator.
 pub const PARTITIONS_AUTO: u32 = 0;
@@ -17,6 +50,155 @@ pub const PARTITIONS_AUTO: u32 = 0;
 pub const PARTITION_ELEMENTS: u64 = 1 << 19;
 /// Tables alive at once in a namespace.
 pub const TABLES_MAX: usize = 1_024;
+/// Bytes of the smallest block: one page.
+pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
+/// Bytes of the largest block. A frame of 256 KiB carries less by its header, so such a block takes
+/// two.
+pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
+/// Payload bytes of a dense table. 64 TiB fit the 47-bit address space of a process.
+pub const DENSE_BYTES_MAX: u64 = 1 << 46;
+/// Bytes of the largest extent, a piece of a sparse table's memory: preparing one takes the helper a
+/// tenth of a second.
+pub const EXTENT_BYTES_MAX: usize = 64 << 20;
+/// Extents of a table on one applier, so that 16 bits in a location name one. With extents of the
+/// greatest size they hold 256 GiB of rows.
+pub const EXTENTS_MAX: usize = 4_096;
+/// Pieces of a server's memory that tables, rings and mailboxes take: 64 bytes of directory each.
+pub const MEMORY_BLOCKS_MAX: usize = 65_536;
+/// Bytes of a frame with one row that are not values: header, one key and one location, 64 B each.
+pub const FRAME_ROW_OVERHEAD_BYTES: usize = 192;
+/// Payload bytes of a row. One row and its key fit the largest frame of a ring of default size.
+pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYTES;
+
+"Jobs":
+
+/// Clock domains of a cluster. Each takes one clock record of 64 bytes in every mailbox.
+pub const DOMAINS_MAX: usize = 64;
+/// Maximum number of servers in a cluster.
+pub const SERVERS_MAX: u32 = 1_024;
+/// Workers of a job. Each of them has a session at every server.
+pub const WORKERS_MAX: u32 = 65_536;
+/// Processes of one launch, servers and workers.
+pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
+/// Maximum number of appliers in a server.
+pub const APPLIERS_MAX: u16 = 64;
+/// Sessions of a server: one for each thread of each worker. Memory or descriptors may end before: a
+/// session takes a ring and a mailbox for every applier and, over TCP, a descriptor for each and one.
+pub const SESSIONS_MAX: usize = WORKERS_MAX as usize;
+/// Threads of a worker that have a client. Bounds the members of a clock domain; more threads than the
+/// processors of a node gain nothing.
+pub const WORKER_THREADS_MAX: u32 = 256;
+/// Control connections of a server, and lane connections on their way to an applier: one for each
+/// session, and as many again that are being replaced or only query.
+pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
+/// Unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
+/// and leaves room for all threads of a large job to connect at once.
+pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
+/// Jobs (namespaces) that one coordinator serves at a time.
+pub const JOBS_MAX: usize = 256;
+/// Bytes of values that a worker may give to one collective call. More belongs in a table.
+pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
+/// Barriers of a job with waiting workers: one for each thing to wait for, not for each step.
+pub const BARRIERS_MAX: usize = 1_024;
+
+"Deadlines":
+
+/// Time after which a handshake is closed. A silent peer must not hold a slot.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Default deadline of pulls, pushes and control calls.
+pub const DATA_DEADLINE: Duration = Duration::from_secs(30);
+/// Payload bytes of a dense table by which a second is added to the deadline of its creation: half of
+/// what one applier fills with normal random values.
+pub const CREATE_BYTES_A_SECOND: u64 = 16 << 20;
+/// Default deadline of clock waits.
+pub const CLOCK_DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Interval of the log line that names the awaited workers during a clock wait.
+pub const CLOCK_NAG: Duration = Duration::from_secs(60);
+/// Interval at which a wait asks its coordinator whether the job has ended. It is a fraction of what a
+/// person notices, at two wake-ups a second.
+pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
+/// Time that a session outlives its control connection, so that a cut connection can be re-attached.
+pub const SESSION_LINGER: Duration = Duration::from_secs(10);
+/// Silence after which the kernel closes a control connection: its host vanished.
+pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time that servers have to exit after a shutdown command.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+"Pushes, pulls and functions":
+
+/// Buffers of a client that NICs may write. Each pull searches them for its own buffer.
+pub const BUFFERS_MAX: usize = 64;
+/// Bytes of such a buffer. The whole buffer is pinned, and a larger size is a multiplication error.
+pub const BUFFER_BYTES_MAX: usize = 1 << 40;
+/// Default bytes of pushes that one applier holds back for early ranks. Bounds what a slow worker makes
+/// the others pile up.
+pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;
+/// Data bytes of a ring. A frame takes at most a quarter of them.
+pub const RING_BYTES_DEFAULT: usize = 1 << 20;
+/// Bytes of the smallest ring: four frames of the smallest useful size.
+pub const RING_BYTES_MIN: usize = 16 << 10;
+/// Bytes of the largest ring. A larger one does not fit the last-level cache.
+pub const RING_BYTES_MAX: usize = 16 << 20;
+/// Frames in flight on a ring. Each has one reject record.
+pub const FRAMES_IN_FLIGHT_MAX: u64 = 1_024;
+/// Elements of a block with one scale, in an encoded push. A scale takes four bytes: a shorter block is
+/// hardly smaller than the values.
+pub const ENCODING_BLOCK_MIN: u32 = 8;
+/// Most elements of such a block: one scale for a row of any length.
+pub const ENCODING_BLOCK_MAX: u32 = ROW_DIM_MAX;
+/// Bytes of the residuals that a client keeps for encoded pushes, unless set otherwise: 64 Mi elements.
+pub const RESIDUAL_BYTES_DEFAULT: usize = 256 << 20;
+/// Bytes of elements that one frame of a function covers: the largest block. An applier finishes a frame
+/// before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
+/// result, so that the result does not depend on the number of servers.
+pub const FUNCTION_BYTES_MAX: usize = BLOCK_BYTES_MAX as usize;
+/// Bytes of a WebAssembly module. Half of a control message; a function of some pages has 1 to 20 KiB.
+pub const FUNCTION_MODULE_BYTES_MAX: usize = 512 << 10;
+/// Functions that the clients of a job load. A server keeps module and machine code of each.
+pub const FUNCTIONS_LOADED_MAX: usize = 64;
+/// Refused frames of a lane for which the client keeps the reason: as many as can be in flight.
+pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
+/// Older runs of refused frames that a client distinguishes on a lane. They take 24 KiB.
+pub const REJECT_RUNS_MAX: usize = 1_024;
+/// Started and unfinished pulls of a client: each holds the memory of its rows.
+pub const PULLS_MAX: usize = 256;
+/// Handles of one kind in a C, C++, Fortran or Python program. A program that never waits for its pushes
+/// gets an error before it has used up the memory.
+pub const HANDLES_MAX: usize = 1 << 16;
+/// Row locations of a table that a client keeps, with 16 bytes each. Beyond it they overwrite each
+/// other, and a pull asks the server for the locations that are gone.
+pub const LOCATIONS_MAX: usize = 1 << 24;
+/// Attempts of a consistent read before the client asks the server to gather.
+pub const PULL_RETRIES_MAX: u32 = 8;
+/// Frame bytes that one applier takes from one ring before it polls its sockets again.
+pub const APPLY_BATCH_BYTES: usize = 64 << 10;
+/// Rows that one applier takes from one ring before it polls its sockets again. They take 2 ms if the
+/// applier creates each of them.
+pub const APPLY_BATCH_ROWS: usize = 2_048;
+/// Rows that a client puts into one frame. An applier finishes a frame before it serves other lanes.
+pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
+
+"Saved models":
+
+/// Default bytes of copied records that a save of one server holds. Bounds what a slow file system makes
+/// records that change during a save pile up.
+pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
+/// Time for the commands of one save or load: 8 TiB a server at 400 MB/s. A longer one has a server that
+/// hangs.
+pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
+/// Time that a save or load of a C, C++, Fortran or Python program waits by default. Programs in Rust
+/// give it.
+pub const FILE_CALL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Bytes of a saved model's manifest: 1,024 tables of 1 KiB, 1,024 files of 1 KiB, and room.
+pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Payload bytes after which the writer closes a chunk of a saved model.
+pub const CHUNK_BYTES: usize = 1 << 20;
+/// Payload bytes of a chunk that a reader accepts: one record more than [`CHUNK_BYTES`]. The largest
+/// record is a block of 256 KiB with twice its bytes of optimizer state, and as many of step counts.
+pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
+
+"Training files":
+
 /// Bytes of one line of a training file: 64 Ki features of 16 characters. A longer line lost a newline.
 pub const DATA_LINE_BYTES_MAX: usize = 1 << 20;
 /// Features of one row of a training file. A pull of one row still fits a few frames.
@@ -28,18 +210,9 @@ pub const DATA_KEY_LIMIT: u64 = 1 << 63;
 pub const DATA_PART_ROWS_MAX: usize = u32::MAX as usize;
 /// Bytes read from the start of a training file to detect its format.
 pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
-/// Buffers of a client that NICs may write. Each pull searches them for its own buffer.
-pub const BUFFERS_MAX: usize = 64;
-/// Bytes of such a buffer. The whole buffer is pinned, and a larger size is a multiplication error.
-pub const BUFFER_BYTES_MAX: usize = 1 << 40;
-/// Clock domains of a cluster. Each takes one clock record of 64 bytes in every mailbox.
-pub const DOMAINS_MAX: usize = 64;
-/// Maximum number of servers in a cluster.
-pub const SERVERS_MAX: u32 = 1_024;
-/// Maximum number of workers in a cluster.
-pub const WORKERS_MAX: u32 = 65_536;
-/// Processes of one launch, servers and workers.
-pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
+
+"Launchers":
+
 /// Bytes of a bootstrap record. The longest value of PMI-1 is 1,024 bytes with its final zero.
 pub const CARD_BYTES_MAX: usize = 1_000;
 /// Addresses in a bootstrap record. A joining process tries each of them, which takes time.
@@ -84,76 +257,17 @@ pub const READY_LINE_BYTES_MAX: usize = 512;
 pub const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of a child's last stderr line that an error quotes.
 pub const QUOTED_LINE_BYTES_MAX: usize = 400;
-/// Maximum number of appliers in a server.
-pub const APPLIERS_MAX: u16 = 64;
-/// Descriptors of one message: four memories, and a waker for each applier. The kernel's own limit is
-/// 253.
-pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
-/// Sessions (client threads) of a server.
-pub const SESSIONS_MAX: usize = 4_096;
-/// Threads of a worker that have a client. Bounds the members of a clock domain; more threads than the
-/// processors of a node gain nothing.
-pub const WORKER_THREADS_MAX: u32 = 256;
-/// Default bytes of pushes that one applier holds back for early ranks. Bounds what a slow worker makes
-/// the others pile up.
-pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;
-/// Default bytes of copied records that a save of one server holds. Bounds what a slow file system makes
-/// records that change during a save pile up.
-pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
-/// Data bytes of a ring. A frame takes at most a quarter of them.
-pub const RING_BYTES_DEFAULT: usize = 1 << 20;
-/// Bytes of the smallest ring: four frames of the smallest useful size.
-pub const RING_BYTES_MIN: usize = 16 << 10;
-/// Bytes of the largest ring. A larger one does not fit the last-level cache.
-pub const RING_BYTES_MAX: usize = 16 << 20;
-/// Frames in flight on a ring. Each has one reject record.
-pub const FRAMES_IN_FLIGHT_MAX: u64 = 1_024;
-/// Elements of a block with one scale, in an encoded push. A scale takes four bytes: a shorter block is
-/// hardly smaller than the values.
-pub const ENCODING_BLOCK_MIN: u32 = 8;
-/// Most elements of such a block: one scale for a row of any length.
-pub const ENCODING_BLOCK_MAX: u32 = ROW_DIM_MAX;
-/// Bytes of the residuals that a client keeps for encoded pushes, unless set otherwise: 64 Mi elements.
-pub const RESIDUAL_BYTES_DEFAULT: usize = 256 << 20;
-/// Bytes of elements that one frame of a function covers: the largest block. An applier finishes a frame
-/// before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
-/// result, so that the result does not depend on the number of servers.
-pub const FUNCTION_BYTES_MAX: usize = BLOCK_BYTES_MAX as usize;
-/// Bytes of a WebAssembly module. Half of a control message; a function of some pages has 1 to 20 KiB.
-pub const FUNCTION_MODULE_BYTES_MAX: usize = 512 << 10;
-/// Functions that the clients of a job load. A server keeps module and machine code of each.
-pub const FUNCTIONS_LOADED_MAX: usize = 64;
-/// Refused frames of a lane for which the client keeps the reason: as many as can be in flight.
-pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
-/// Older runs of refused frames that a client distinguishes on a lane. They take 24 KiB.
-pub const REJECT_RUNS_MAX: usize = 1_024;
-/// Bytes of a control message. A membership list of 1,024 servers fits.
-pub const CONTROL_BYTES_MAX: usize = 1 << 20;
-/// Time after which a handshake is closed. A silent peer must not hold a slot.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Default deadline of pulls, pushes and control calls.
-pub const DATA_DEADLINE: Duration = Duration::from_secs(30);
-/// Default deadline of clock waits.
-pub const CLOCK_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// Interval of the log line that names the awaited workers during a clock wait.
-pub const CLOCK_NAG: Duration = Duration::from_secs(60);
-/// Interval at which a wait asks its coordinator whether the job has ended. It is a fraction of what a
-/// person notices, at two wake-ups a second.
-pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
 /// Time that the launcher searches for the root cause of a failure. A process that ends because it lost
 /// another one may be seen to end first.
 pub const BLAME_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time that a session outlives its control connection, so that a cut connection can be re-attached.
-pub const SESSION_LINGER: Duration = Duration::from_secs(10);
-/// Attempts of a consistent read before the client asks the server to gather.
-pub const PULL_RETRIES_MAX: u32 = 8;
-/// Frame bytes that one applier takes from one ring before it polls its sockets again.
-pub const APPLY_BATCH_BYTES: usize = 64 << 10;
-/// Rows that one applier takes from one ring before it polls its sockets again. They take 2 ms if the
-/// applier creates each of them.
-pub const APPLY_BATCH_ROWS: usize = 2_048;
-/// Rows that a client puts into one frame. An applier finishes a frame before it serves other lanes.
-pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
+
+"Control connections":
+
+/// Descriptors of one message: four memories, and a waker for each applier. The kernel's own limit is
+/// 253.
+pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
+/// Bytes of a control message. A membership list of 1,024 servers fits.
+pub const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a control frame's body before the peer is authenticated by the job's token. The largest
 /// handshake message is under 512 bytes, later versions may grow.
 pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;
@@ -176,17 +290,9 @@ pub const PATH_BYTES_MAX: usize = 4_095;
 pub const TEXT_BYTES_MAX: usize = 1_024;
 /// Bytes of the text of a refused handshake. It must fit before the peer is authenticated.
 pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
-/// Bytes of the smallest block: one page.
-pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
-/// Bytes of the largest block. A frame of 256 KiB carries less by its header, so such a block takes
-/// two.
-pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
-/// Payload bytes of a dense table. 64 TiB fit the 47-bit address space of a process.
-pub const DENSE_BYTES_MAX: u64 = 1 << 46;
-/// Bytes of a frame with one row that are not values: header, one key and one location, 64 B each.
-pub const FRAME_ROW_OVERHEAD_BYTES: usize = 192;
-/// Payload bytes of a row. One row and its key fit the largest frame of a ring of default size.
-pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYTES;
+
+"TCP lanes and silent lanes":
+
 /// Reads of one request on a TCP lane. The complete list must be in the input buffer to be checked.
 pub const LANE_READV_ENTRIES_MAX: usize = 512;
 /// Bytes that one read request on a TCP lane asks for. Other lanes wait while they are sent.
@@ -213,8 +319,28 @@ pub const LANE_HELD_TIME: Duration = Duration::from_micros(20);
 /// the client can have asked for, and as much again in clock records. A client that is further behind
 /// must recover its lane.
 pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
-/// Bytes of an RDMA device's name: the kernel's 64 without the final zero.
-pub const RDMA_NAME_BYTES_MAX: usize = 63;
+/// Time that a frame may be missing after its tail arrived. Then its lane is closed for a recovery. A
+/// device moves data in microseconds, but an emulated machine stands still while its host is busy.
+pub const FRAME_LATE_MAX: Duration = Duration::from_secs(5);
+/// Requests that one poll of a TCP lane executes before other lanes have their turn.
+pub const LANE_POLL_OPS: usize = 64;
+/// Bytes that one poll of a TCP lane moves before other lanes have their turn: some 50 us, and one
+/// answer.
+pub const LANE_POLL_BYTES: usize = LANE_OUT_BYTES;
+/// Time without an acknowledgement, or without room at the other end, after which the kernel closes the
+/// connection of a lane.
+pub const LANE_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+/// Silence of a TCP lane with unanswered frames after which its client recovers it. Each failed attempt
+/// doubles it, up to [`LANE_SILENCE_DOUBLINGS`] times: a server may have a reason not to answer.
+pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time without progress after which a waiting client reads the public copy of a lane's status record.
+/// It is also the shortest time between two such reads: far more than a status takes on any carrier.
+pub const STATUS_LOOK: Duration = Duration::from_millis(50);
+/// Maximum number of times that [`LANE_SILENCE_MAX`] is doubled.
+pub const LANE_SILENCE_DOUBLINGS: u32 = 5;
+
+"RDMA lanes":
+
 /// Queue pairs of a verbs lane: one that pushes, and up to four that pull.
 pub const VERBS_PAIRS_MAX: usize = 5;
 /// Minimum receives that an end of a verbs lane keeps posted. Half of them are returned at once, one is
@@ -266,58 +392,14 @@ pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum receives; see [`VERBS_RECEIVES_MIN`]. More than a device has for all its queue pairs is an
 /// error.
 pub const VERBS_RECEIVES_MAX: u16 = 1_024;
-/// Time that a frame may be missing after its tail arrived. Then its lane is closed for a recovery. A
-/// device moves data in microseconds, but an emulated machine stands still while its host is busy.
-pub const FRAME_LATE_MAX: Duration = Duration::from_secs(5);
 /// Regions that a server registers with a device. The key directory has as many cells: 1 MiB.
 pub const VERBS_REGIONS_MAX: usize = 32_768;
-/// Requests that one poll of a TCP lane executes before other lanes have their turn.
-pub const LANE_POLL_OPS: usize = 64;
-/// Bytes that one poll of a TCP lane moves before other lanes have their turn: some 50 us, and one
-/// answer.
-pub const LANE_POLL_BYTES: usize = LANE_OUT_BYTES;
-/// Control connections of a server, and lane connections on their way to an applier: one for each
-/// session, and as many again that are being replaced or only query.
-pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
-/// Unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
-/// and leaves room for all threads of a large job to connect at once.
-pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
-/// Jobs (namespaces) that one coordinator serves at a time.
-pub const JOBS_MAX: usize = 256;
-/// Bytes of values that a worker may give to one collective call. More belongs in a table.
-pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
-/// Barriers of a job with waiting workers: one for each thing to wait for, not for each step.
-pub const BARRIERS_MAX: usize = 1_024;
-/// Time for the commands of one save or load. A longer one has a server that hangs.
-pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// Silence after which the kernel closes a control connection: its host vanished.
-pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Time without an acknowledgement, or without room at the other end, after which the kernel closes the
-/// connection of a lane.
-pub const LANE_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
-/// Silence of a TCP lane with unanswered frames after which its client recovers it. Each failed attempt
-/// doubles it, up to [`LANE_SILENCE_DOUBLINGS`] times: a server may have a reason not to answer.
-pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Time without progress after which a waiting client reads the public copy of a lane's status record.
-/// It is also the shortest time between two such reads: far more than a status takes on any carrier.
-pub const STATUS_LOOK: Duration = Duration::from_millis(50);
-/// Maximum number of times that [`LANE_SILENCE_MAX`] is doubled.
-pub const LANE_SILENCE_DOUBLINGS: u32 = 5;
-/// Time that servers have to exit after a shutdown command.
-pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// Bytes of a saved model's manifest: 1,024 tables of 1 KiB, 1,024 files of 1 KiB, and room.
-pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// Payload bytes after which the writer closes a chunk of a saved model.
-pub const CHUNK_BYTES: usize = 1 << 20;
-/// Payload bytes of a chunk that a reader accepts: one record more than [`CHUNK_BYTES`]. The largest
-/// record is a block of 256 KiB with twice its bytes of optimizer state, and as many of step counts.
-pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
 /// Exponent of the verbs acknowledgement timeout, 4.096 us x 2^this = 67 ms, after which a packet is
 /// sent again. It is far above a round trip under load.
 pub const VERBS_TIMEOUT: u8 = 14;
 /// Valid exponents of the timeout. The least is no shorter than a round trip over some switches. At the
 /// greatest all retries end before the pair counts as silent ([`VERBS_SILENT_LOOKS`]).
-pub const VERBS_TIMEOUTS: core::ops::RangeInclusive<u8> = 8..=15;
+pub const VERBS_TIMEOUTS: RangeInclusive<u8> = 8..=15;
 /// Retransmissions of a packet. Not 7: with that rxe never gives up.
 pub const VERBS_RETRIES: u8 = 6;
 /// Times that a message waits for the peer's receive queue. Not 7, which means for ever.
@@ -326,6 +408,11 @@ pub const VERBS_RNR_RETRIES: u8 = 6;
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Maximum number of routers that a RoCE v2 packet passes.
 pub const VERBS_HOP_LIMIT: u8 = 64;
+
+"Description of a host":
+
+/// Bytes of an RDMA device's name: the kernel's 64 without the final zero.
+pub const RDMA_NAME_BYTES_MAX: usize = 63;
 /// Bytes read of a file of `/sys` or `/proc`. A list of 8,192 processors is 40 KiB; routing tables of
 /// routers are truncated.
 pub const SYSFS_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -343,3 +430,4 @@ pub const RDMA_DEVICES_MAX: usize = 256;
 pub const RDMA_PORTS_MAX: usize = 64;
 /// Entries of a port's GID table, as many as Soft-RoCE has.
 pub const RDMA_GIDS_MAX: usize = 1_024;
+}

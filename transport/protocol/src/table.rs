@@ -239,4 +239,12 @@ impl TableSpec {
     pub const fn row_bytes(&self) -> usize {
         self.dim() * self.dtype.size()
     }
+
+    /// Returns the payload bytes of all rows of a dense table; 0 for a sparse one, which begins empty.
+    pub const fn dense_bytes(&self) -> u64 {
+        match self.shape {
+            Shape::Dense { rows, .. } => rows.saturating_mul(self.row_bytes() as u64),
+            Shape::Sparse { .. } => 0,
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::ffi::c_char;
 use std::time::Duration;
 
 use tidewater::{JoinOptions, Joined};
+use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
 
 use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 use crate::convert::{self, SessionChoices};
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn tw_fail(session: *mut tw_session, reason: *const c_char
 }
 
 /// Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
-/// `bytes`, which may be null, get what was written.
+/// `bytes`, which may be null, get what was written. `timeout_s` 0: half an hour.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_save(
     session: *mut tw_session,
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn tw_save(
         let directory = unsafe { raw::text(directory, "the directory") }?;
         let timeout = convert::seconds("timeout_s", timeout_s)?;
         let saved = session.with(|open| {
-            let timeout = timeout.unwrap_or(open.timeout);
+            let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.save(directory, timeout)?)
         })?;
         for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
@@ -193,7 +194,7 @@ pub unsafe extern "C" fn tw_save(
 }
 
 /// Loads the tables of a saved model, on one worker, before they are created; open them afterwards.
-/// `tables`, which may be null, gets their number.
+/// `tables`, which may be null, gets their number. `timeout_s` 0: half an hour.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_load(
     session: *mut tw_session,
@@ -208,7 +209,7 @@ pub unsafe extern "C" fn tw_load(
         let directory = unsafe { raw::text(directory, "the directory") }?;
         let timeout = convert::seconds("timeout_s", timeout_s)?;
         let loaded = session.with(|open| {
-            let timeout = timeout.unwrap_or(open.timeout);
+            let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.load(directory, timeout)?)
         })?;
         if !tables.is_null() {

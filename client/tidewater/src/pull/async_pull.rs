@@ -8,7 +8,7 @@
 use tidewater_lanes::fabric::{ReadBatch, ReadOp};
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
-use tidewater_protocol::limits::COORDINATOR_LOOK;
+use tidewater_protocol::limits::{COORDINATOR_LOOK, PULLS_MAX};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
@@ -19,9 +19,6 @@ use crate::lanes::{Interrupt, Lanes};
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
 use crate::table::opened::{HandleId, Named};
 use crate::table::state::TableState;
-
-/// Most pulls under way at once: each holds the memory of its rows.
-pub(crate) const PULLS_MAX: usize = 256;
 
 /// Names a pull that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,13 +3,12 @@
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::RowLocation;
+use tidewater_protocol::limits::LOCATIONS_MAX;
 use tidewater_runtime::mem::prefetch;
 
 /// Entries probed for one key.
 const PROBES: usize = 16;
 const FIRST_ENTRIES: usize = 1 << 10;
-/// Largest cache, with 16 bytes an entry. Beyond it, entries overwrite each other.
-const ENTRIES_MAX: usize = 1 << 24;
 /// Inverse of the fill at which a cache grows for the sake of one key. At a lower fill, the keys would
 /// have been chosen to collide.
 const CROWDED: usize = 8;
@@ -183,7 +182,7 @@ impl Hints {
 
     /// Begins to move to a table of twice the size, unless it is the largest or a move is under way.
     fn grow(&mut self) {
-        if self.old.is_none() && self.entries.len() < ENTRIES_MAX {
+        if self.old.is_none() && self.entries.len() < LOCATIONS_MAX {
             let double = Entries::new(self.entries.len() * 2);
             let entries = self.entries.len();
             self.old = Some((std::mem::replace(&mut self.entries, double), entries));

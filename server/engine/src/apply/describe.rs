@@ -2,11 +2,11 @@
 
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::limits::EXTENTS_MAX;
 use tidewater_protocol::wire::control::{ApplierPart, PartitionDescriptor, Remote};
 
 use super::table::{Store, Table};
 use crate::store::dense_blocks::DenseBlocks;
-use crate::store::extents::EXTENTS_MAX;
 
 impl Table {
     /// This applier's part of the table's description.

@@ -9,6 +9,7 @@ use tidewater_protocol::ids::{RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::row::{RowLayout, RowLocation};
+use tidewater_protocol::limits::{EXTENT_BYTES_MAX, EXTENTS_MAX};
 use tidewater_runtime::mem::{MemError, WordsMut};
 
 use super::StoreError;
@@ -20,14 +21,10 @@ use super::release::{RowSlab, release_rows};
 
 /// Bytes of a table's first extent; each next one is twice as large.
 const FIRST_BYTES: usize = 64 << 10;
-/// Bytes of the largest extent: preparing one takes the helper a tenth of a second.
-const LAST_BYTES: usize = 64 << 20;
 /// Divisor for the size of an extent that the applier makes because the ordered one is late. It is
 /// small, so that the ordered one is used soon, but not so small that a slow helper uses up a
 /// table's extents.
 const LATE_PART: u32 = 16;
-/// Extents of a table on one applier: 16 bits in a location, 0 is none.
-pub const EXTENTS_MAX: usize = 4_096;
 
 /// One extent and its use.
 #[derive(Debug, Clone, Copy)]
@@ -194,7 +191,7 @@ impl Extents {
     fn next_plan(&self) -> Plan {
         let part = self.list.len() as u32 + 1;
         let doubled = u64::from(self.plan.slots) << (part - 1).min(20);
-        let most = (LAST_BYTES / self.plan.layout.stride).max(16) as u64;
+        let most = (EXTENT_BYTES_MAX / self.plan.layout.stride).max(16) as u64;
         let slots = doubled.min(most) as u32;
         Plan {
             owner: BlockOwner {

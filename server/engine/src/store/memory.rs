@@ -20,7 +20,7 @@ use tidewater_lanes::fabric::{AccessFlags, RegionTable, RegisteredRegion};
 use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
-use tidewater_protocol::limits::APPLIERS_MAX;
+use tidewater_protocol::limits::{APPLIERS_MAX, MEMORY_BLOCKS_MAX};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Ordering, fence};
 
@@ -32,9 +32,7 @@ use super::status::StatusLine;
 /// Offset of the first parked flag line in public memory.
 pub const DOZE_AT: usize = 4096;
 const DIRECTORY_AT: usize = 8192;
-/// Blocks a memory can hold: 64 bytes of directory each.
-const BLOCKS_MAX: usize = 65_536;
-const BLOCKS_AT: usize = DIRECTORY_AT + BLOCKS_MAX * LINE_BYTES;
+const BLOCKS_AT: usize = DIRECTORY_AT + MEMORY_BLOCKS_MAX * LINE_BYTES;
 /// Blocks begin at multiples of this, as slabs need.
 const BLOCK_ALIGN: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
@@ -285,8 +283,8 @@ impl Arena {
                 capacity,
             });
         }
-        if books.entries as usize >= BLOCKS_MAX {
-            let limit = BLOCKS_MAX as u64;
+        if books.entries as usize >= MEMORY_BLOCKS_MAX {
+            let limit = MEMORY_BLOCKS_MAX as u64;
             return Err(StoreError::Limit {
                 what: "blocks of memory",
                 have: limit + 1,
