@@ -48,6 +48,7 @@ const COVERED: &[(&str, &[&str])] = &[
         "coordinator-request",
         &[
             "impl Message for CoordinatorRequest",
+            "coordinator::function",
             "coordinator::namespace",
             "coordinator::path",
         ],

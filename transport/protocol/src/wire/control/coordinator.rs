@@ -76,8 +76,7 @@ impl fmt::Debug for ModuleBytes {
 }
 
 impl ModuleBytes {
-    fn validate(&self, name: &str) -> Result<(), WireError> {
-        name_at_most("function name", name, FUNCTION_NAME_BYTES_MAX)?;
+    fn validate(&self) -> Result<(), WireError> {
         at_most(
             "module bytes",
             self.0.len() as u64,
@@ -341,7 +340,10 @@ impl Message for CoordinatorRequest {
             Self::Load { dir } => path(dir),
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
             Self::Register(register) => register.validate(),
-            Self::LoadFunction { name, module } => module.validate(name),
+            Self::LoadFunction { name, module } => {
+                function(name)?;
+                module.validate()
+            }
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -447,7 +449,8 @@ impl Message for Command {
                 module,
             } => {
                 namespace(job)?;
-                module.validate(name)
+                function(name)?;
+                module.validate()
             }
             Self::ReleaseTable { id: _ } | Self::Shutdown => Ok(()),
         }
@@ -528,6 +531,10 @@ impl TableInfo {
 
 fn namespace(name: &str) -> Result<(), WireError> {
     name_at_most("namespace", name, crate::limits::NAMESPACE_BYTES_MAX)
+}
+
+fn function(name: &str) -> Result<(), WireError> {
+    name_at_most("function name", name, FUNCTION_NAME_BYTES_MAX)
 }
 
 fn path(dir: &str) -> Result<(), WireError> {
