@@ -254,7 +254,7 @@ impl Client {
         checked.map_err(|what| state.wrong(op_name, what))?;
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
-        let Some((layout, ranges)) = state.blocks() else {
+        let Some((layout, _)) = state.blocks() else {
             let what = "the table has rows; push them with push_rows".into();
             return Err(state.wrong(op_name, what));
         };

@@ -17,7 +17,7 @@ use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::WORKER_THREADS_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::control::{DomainClock, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
@@ -283,8 +283,13 @@ impl CoordinatorLink for SharedCoordinator {
         })
     }
 
-    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError> {
-        self.with("save", deadline, |link| link.save(dir, deadline))
+    fn save(
+        &mut self,
+        dir: &str,
+        clocks: &[DomainClock],
+        deadline: Deadline,
+    ) -> Result<(u64, u64), ClientError> {
+        self.with("save", deadline, |link| link.save(dir, clocks, deadline))
     }
 
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
