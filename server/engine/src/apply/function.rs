@@ -1,4 +1,4 @@
-//! Functions at the data: runs the function of an UPDATE or REDUCE frame on one piece of a partition.
+//! Functions at the data: runs the function of an UPDATE or REDUCE frame on one piece of a partition. (long: one path for all kinds.)
 //!
 //! A piece is copied out of the store, the function runs on the copy, and an update is stored as an
 //! assignment of the complete piece. So a function that fails changes nothing, an update follows the
