@@ -244,7 +244,7 @@ impl RowSums {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_protocol::ids::Incarnation;
+    use tidewater_protocol::ids::{Incarnation, WorkerId};
 
     use super::*;
 
@@ -256,7 +256,7 @@ mod tests {
 
     fn add(sums: &mut RowSums, key: u64, rank: u32, value: f32) {
         let values = value.to_le_bytes().repeat(2);
-        let of = (key, WorkerId(rank));
+        let of = (key, (WorkerThread::first(WorkerId(rank)), 1.0));
         sums.add(DType::F32, of, (&values, false), &mut Vec::new());
     }
 

@@ -186,7 +186,7 @@ fn update_of_table_of_ticks_is_refused() {
         user_tag: 0,
         chk: 0,
     };
-    let refused = engine.frame(FrameSender::clocked(WorkerId(0)), &header, payload);
+    let refused = engine.frame(FrameSender::first(WorkerId(0)), &header, payload);
     assert_eq!(refused, Err(FunctionProblem::AtTick.with(0)));
 }
 

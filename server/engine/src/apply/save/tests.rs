@@ -116,7 +116,7 @@ impl Rig {
     }
 
     fn frame(&mut self, rank: usize, header: FrameHeader, payload: &[u8]) {
-        let sender = FrameSender::clocked(WorkerId(rank as u32));
+        let sender = FrameSender::first(WorkerId(rank as u32));
         let header = FrameHeader {
             payload_len: payload.len() as u32,
             clock: if header.kind == FrameKind::Clock {
