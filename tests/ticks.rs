@@ -183,6 +183,22 @@ fn ticks_take_weighted_means_and_sums() {
                 let found = table.pull(&mut clients[0], by_none);
                 assert_eq!(found, 0.0, "{what}: weights of 0");
             }
+            // The next iteration divides by its own pushes.
+            let before: Vec<f32> = (tables[0].iter())
+                .map(|table| table.pull(&mut clients[0], by_all))
+                .collect();
+            for (client, tables) in clients.iter_mut().zip(&tables).take(2) {
+                for table in tables {
+                    table.push(client, by_all, 1.0, PushOp::Gradient);
+                }
+            }
+            tick_all(&mut clients, DomainId(0));
+            let step = if reduce == Reduce::Mean { 1.0 } else { 2.0 };
+            for (table, before) in tables[0].iter().zip(before) {
+                let found = table.pull(&mut clients[0], by_all);
+                let what = format!("{transport}, {reduce:?}, blocks {}", table.blocks);
+                assert_eq!(found, before - step, "{what}: second iteration");
+            }
         }
     }
 }

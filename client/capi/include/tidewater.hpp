@@ -575,6 +575,7 @@ private:
             options.cols = 1;
             options.optimizer = TW_OPTIMIZER_NONE;
             options.allow_not_finite = 1;
+            options.partitions = 64; /* as those of tw_vector_create: sums have equal bits on any servers */
             space.free.reserve(space.tables.size() + 1);
             space.tables.emplace_back(space.session, options);
             return space.tables.size() - 1;

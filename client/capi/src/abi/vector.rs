@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 
 use tidewater::{AnyFunctionArgs, AnyTable, Optimizer, Reduction, Scalar, TableBuilder};
+use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 use tidewater_protocol::table::DType;
 
 use super::session::tw_session;
@@ -39,7 +40,9 @@ pub unsafe extern "C" fn tw_vector_create(
                 return Err(Failure::argument(text));
             }
         };
+        // As the vectors of Rust: their sums have equal bits on any number of servers.
         let table = table.optimizer(Optimizer::None).finite_check(false);
+        let table = table.partitions(PARTITIONS_DEFAULT);
         *vector = session.with(|open| {
             let made = AnyTable::create(&mut open.client, table.spec())?;
             open.tables.add(made)

@@ -56,6 +56,10 @@ _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float
 _NEVER = 2**62
 # Bytes of a block of a range table, unless an option says otherwise, and most partitions.
 _BLOCK_BYTES, _PARTITIONS = 16384, 64
+# Most elements of a row of a table; a wider parameter is a column.
+_COLS_MAX = 65_536
+# Longest wait for other workers while the first values are stored.
+_TICK_TIMEOUT_S = 600
 _POLL_S = 0.001
 
 
@@ -268,6 +272,8 @@ class Optimizer:
             _check_parameter(of, parameter)
         for of, parameter in trained:
             rows = parameter.shape[0] if parameter.dim() > 1 else 1
+            if parameter.numel() // rows > _COLS_MAX:
+                rows = parameter.numel()
             size = parameter.numel() * parameter.element_size()
             blocks = -(-size // options.get("block_bytes", _BLOCK_BYTES))
             kept = {"partitions": min(blocks, _PARTITIONS), **options}
@@ -357,8 +363,15 @@ class Optimizer:
             if at_ticks:
                 session.tick()
             session.barrier(f"{name}/parameters")
-            # Under ssp and asp a pull may show earlier iterations. All workers have ticked, so this ends.
+            # Under ssp and asp a pull may show earlier iterations. All workers have ticked, so this ends, unless
+            # siblings are open that have not.
+            until = time.monotonic() + _TICK_TIMEOUT_S
             while at_ticks and session.global_clock() < session.clock:
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        f"a thread of a worker has not ticked within {_TICK_TIMEOUT_S} s; open siblings after the "
+                        "optimizer is made"
+                    )
                 session.progress()
                 time.sleep(_POLL_S)
         self.pull()

@@ -134,8 +134,10 @@ impl Feedback {
         pieces: impl Iterator<Item = Piece<'a>>,
     ) -> &[u8] {
         let (dtype, weight) = (form.dtype, form.options.weight);
-        // A push of weight 0 has no effect: it takes no residual along.
-        let residuals = self.tables.get(&form.key).filter(|_| weight > 0.0);
+        // A push of weight 0 has no effect: it takes no residual along. Nor does one of a weight by which a
+        // residual cannot be divided.
+        let divides = weight >= f64::from(f32::MIN_POSITIVE);
+        let residuals = self.tables.get(&form.key).filter(|_| divides);
         self.wanted.clear();
         self.kept.clear();
         for (page, offset, values) in pieces {

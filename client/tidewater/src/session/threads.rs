@@ -219,8 +219,9 @@ impl Drop for ThreadGuard {
             // No server knows it.
             (false, false) => drop(self.worker.open().remove(&self.thread.thread)),
             (false, true) => self.worker.lose(self.thread),
-            // Without siblings the connection ends, by which the coordinator sees the loss.
-            (true, _) if self.worker.open().is_empty() => {}
+            // Without other clients, of which finished ones count too, the connection ends, by which the
+            // coordinator sees the loss.
+            (true, _) if Arc::strong_count(&self.worker) == 1 => {}
             (true, _) => self.worker.lose(self.thread),
         }
     }
@@ -415,6 +416,7 @@ impl Client {
         let clock = self.clock.of_sibling();
         let mut sibling = Self::of_thread(guard, servers, parker, self.workers, clock)?;
         sibling.timeout = self.timeout;
+        sibling.feedback.bytes_max = self.feedback.bytes_max;
         // From the first frame on: an applier that has it waits for this thread.
         sibling.guard.joined = true;
         sibling.clock.join(&mut sibling.lanes, deadline)?;

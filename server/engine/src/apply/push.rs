@@ -353,7 +353,9 @@ impl Engine {
             });
         }
         let ticked = clocks.ticked(thread) | 1 << domain.0;
-        if clocks.turn(domain) == Some(thread.rank) {
+        // A thread that is ahead of others of its rank pushes early, like a rank that is ahead.
+        let is_open = clocks.min(domain) == header.clock;
+        if is_open && clocks.turn(domain) == Some(thread.rank) {
             return Ok(Some(true));
         }
         let Err(full) = self.pending.room(header.payload_len as usize) else {

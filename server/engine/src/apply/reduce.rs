@@ -57,14 +57,17 @@ impl Threads {
         [last, self.weight.to_bits(), self.before.to_bits()]
     }
 
-    /// The inverse of [`Self::words`].
+    /// The inverse of [`Self::words`]. After [`Self::NONE`], the other words are of an earlier iteration.
     pub(super) fn of_words([last, weight, before]: [u64; 3]) -> Self {
+        if last == Self::NONE {
+            return Self::default();
+        }
         let thread = WorkerThread {
             rank: WorkerId((last >> 32) as u32),
             thread: last as u32,
         };
         Self {
-            last: (last != Self::NONE).then_some(thread),
+            last: Some(thread),
             weight: f64::from_bits(weight),
             before: f64::from_bits(before),
         }
@@ -135,5 +138,9 @@ mod tests {
         let mut sum = 6f64.to_le_bytes();
         assert!(threads.mean(DType::F64, &mut sum));
         assert_eq!(sum, 2f64.to_le_bytes());
+        // A slot of an earlier iteration, of which only the first word was cleared.
+        let [_, weight, before] = threads.words();
+        let cleared = Threads::of_words([Threads::NONE, weight, before]);
+        assert_eq!(cleared.words(), Threads::default().words());
     }
 }

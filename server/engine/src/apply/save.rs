@@ -96,7 +96,7 @@ impl Engine {
         let mut moved = false;
         let mut n = 0;
         while n < self.saves.len() {
-            let mut save = self.saves.swap_remove(n);
+            let mut save = self.saves.remove(n);
             match self.step_of(&mut save) {
                 Step::Over => {
                     self.end_cuts(&save);
@@ -105,10 +105,8 @@ impl Engine {
                 }
                 step => moved |= step == Step::Moved,
             }
-            // To its place, so that each save has its turn.
-            self.saves.push(save);
-            let last = self.saves.len() - 1;
-            self.saves.swap(n, last);
+            // To its place: a save of the same tables comes after it.
+            self.saves.insert(n, save);
             n += 1;
         }
         moved

@@ -244,6 +244,11 @@ impl Clocks {
         self.members.range(threads).copied()
     }
 
+    /// The minimum of a domain: its open iteration.
+    pub fn min(&mut self, id: DomainId) -> u64 {
+        self.domain(id).min
+    }
+
     /// The clock record of a domain, as readers get it.
     pub fn line(&mut self, id: DomainId) -> ClockLine {
         let domain = self.domain(id);

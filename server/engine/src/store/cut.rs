@@ -58,14 +58,20 @@ impl SaveMemory {
 
     /// Whether cursors wait until the writing thread has caught up.
     pub(crate) fn is_full(&self) -> bool {
-        self.queued.load(Ordering::Relaxed) >= WINDOW_BYTES
+        self.queued.load(Ordering::Relaxed) >= self.window()
+    }
+
+    /// Below the limit, so that no save fails by what its cursors alone have copied.
+    fn window(&self) -> usize {
+        WINDOW_BYTES.min(self.limit / 2)
     }
 
     /// Counts received bytes as written. True when cursors that wait can go on: then wake the appliers.
     pub fn written(&self, bytes: usize) -> bool {
         self.free(bytes);
         let before = self.queued.fetch_sub(bytes, Ordering::Relaxed);
-        before >= WINDOW_BYTES / 2 && before - bytes < WINDOW_BYTES / 2
+        let half = self.window() / 2;
+        before >= half && before - bytes < half
     }
 
     fn free(&self, bytes: usize) {

@@ -219,6 +219,7 @@ impl Coordinator {
             .values_mut()
             .filter(|table| table.namespace == namespace);
         askers.extend(tables.flat_map(|table| std::mem::take(&mut table.askers)));
+        askers.extend(self.drop_loads(namespace));
         for asker in askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }

@@ -1,9 +1,9 @@
 //! Functions that clients load: every server makes one of the module, and the client learns whether all
 //! of them have it.
 //!
-//! Each load goes to the servers in the order in which it came, over connections that keep the order, and
-//! a server carries out one order after the other. So all servers decide alike between two modules of one
-//! name: the first is kept.
+//! One load is under way at a time, so that no server's connection has to queue more than one module;
+//! equal loads, as of all workers of a job, are one. Loads take effect in the order in which they came, so
+//! all servers decide alike between two modules of one name: the first is kept.
 
 use std::collections::BTreeSet;
 
@@ -14,43 +14,75 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{Asker, Coordinator, Purpose, bad};
 use super::tables::refusal_of;
 
-/// A load under way.
+/// A load that waits or, the first one, is under way.
 #[derive(Debug)]
 pub(super) struct FunctionLoad {
-    asker: Asker,
-    missing: BTreeSet<ServerId>,
+    namespace: String,
+    name: String,
+    module: ModuleBytes,
+    /// Empty when their job has ended.
+    askers: Vec<Asker>,
+    /// Servers with an order that they have not answered; `None` before they are ordered.
+    missing: Option<BTreeSet<ServerId>>,
     refused: Option<Refusal>,
 }
 
 impl Coordinator {
-    /// Orders every server to make a function of a module.
+    /// Has every server make a function of a module, after the loads that came before.
     pub(super) fn load_function(
         &mut self,
         asker: Asker,
         namespace: &str,
         name: &str,
-        module: &ModuleBytes,
+        module: ModuleBytes,
     ) -> Result<(), Refusal> {
         if !self.is_complete() {
             return Err(bad("not all servers have joined; wait for them"));
         }
-        let servers = self.joined_servers();
-        self.last_function += 1;
+        if !self.jobs.contains_key(namespace) {
+            return Err(bad("no such job"));
+        }
+        let same = |load: &&mut FunctionLoad| {
+            (load.namespace.as_str(), load.name.as_str()) == (namespace, name)
+                && load.module == module
+        };
+        if let Some(load) = self.functions.values_mut().find(same) {
+            load.askers.push(asker);
+            return Ok(());
+        }
         let load = FunctionLoad {
-            asker,
-            missing: servers.iter().copied().collect(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            module,
+            askers: vec![asker],
+            missing: None,
             refused: None,
         };
+        self.last_function += 1;
         self.functions.insert(self.last_function, load);
-        for server in servers {
-            let order = Command::LoadFunction {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-                module: module.clone(),
-            };
-            self.order(server, Purpose::Function(self.last_function), order);
-        }
+        self.order_next_load();
         Ok(())
+    }
+
+    /// Orders the first load that waits, if none is under way.
+    fn order_next_load(&mut self) {
+        let servers = self.joined_servers();
+        let Some(mut first) = self.functions.first_entry() else {
+            return;
+        };
+        let (number, load) = (*first.key(), first.get_mut());
+        if load.missing.is_some() {
+            return;
+        }
+        load.missing = Some(servers.iter().copied().collect());
+        let order = Command::LoadFunction {
+            namespace: load.namespace.clone(),
+            name: load.name.clone(),
+            module: load.module.clone(),
+        };
+        for server in servers {
+            self.order(server, Purpose::Function(number), order.clone());
+        }
     }
 
     /// Notes that a server has made the function, or refuses the module.
@@ -58,17 +90,39 @@ impl Coordinator {
         let Some(under_way) = self.functions.get_mut(&load) else {
             return;
         };
-        under_way.missing.remove(&server);
         if answer != CommandReply::Done {
             let refusal = refusal_of(server, answer);
             under_way.refused.get_or_insert(refusal);
         }
-        if !under_way.missing.is_empty() {
+        let missing = under_way.missing.get_or_insert_default();
+        missing.remove(&server);
+        if !missing.is_empty() {
             return;
         }
-        if let Some(FunctionLoad { asker, refused, .. }) = self.functions.remove(&load) {
-            let answer = refused.map_or(CoordinatorAnswer::Done, CoordinatorAnswer::Refused);
-            self.answer(asker, answer);
+        let Some(FunctionLoad {
+            askers, refused, ..
+        }) = self.functions.remove(&load)
+        else {
+            unreachable!("load {load} is under way");
+        };
+        let answer = refused.map_or(CoordinatorAnswer::Done, CoordinatorAnswer::Refused);
+        for asker in askers {
+            self.answer(asker, answer.clone());
         }
+        self.order_next_load();
+    }
+
+    /// Drops the loads of a job that ends, but for one under way, which servers answer. Returns the
+    /// askers of all.
+    pub(super) fn drop_loads(&mut self, namespace: &str) -> Vec<Asker> {
+        let mut askers = Vec::new();
+        self.functions.retain(|_, load| {
+            let is_of_job = load.namespace == namespace;
+            if is_of_job {
+                askers.append(&mut load.askers);
+            }
+            !is_of_job || load.missing.is_some()
+        });
+        askers
     }
 }

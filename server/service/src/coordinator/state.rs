@@ -353,7 +353,7 @@ impl Coordinator {
                 .map(|()| None),
             Ask::Load { dir } => self.begin_load(asker, &namespace, dir).map(|()| None),
             Ask::LoadFunction { name, module } => self
-                .load_function(asker, &namespace, &name, &module)
+                .load_function(asker, &namespace, &name, module)
                 .map(|()| None),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);

@@ -18,31 +18,44 @@ fn load_is_done_when_all_servers_have_it() {
     rig.ask(w0, 2, load("early"));
     assert_eq!(rig.refusal(w0, 2).code, RefusalCode::BadRequest);
     let s1 = rig.server(1);
-    rig.ask(w0, 3, load("f"));
-    rig.ask(w0, 4, load("g"));
+    for (asked, name) in [(3, "f"), (4, "g"), (5, "f"), (6, "h")] {
+        rig.ask(w0, asked, load(name));
+    }
     let refused = Refusal::new(RefusalCode::BadFunction, [0; 4]).with_text("no");
-    // Both servers get both modules in one order; each load has the answers of its own orders.
-    for (server, answers) in [
-        (s1, [CommandReply::Done, CommandReply::Refused(refused)]),
-        (s0, [CommandReply::Done, CommandReply::Done]),
+    // One load at a time; the answer of each is that of its own orders. Equal ones are one.
+    for (name, answers) in [
+        ("f", [CommandReply::Done, CommandReply::Done]),
+        ("g", [CommandReply::Refused(refused), CommandReply::Done]),
     ] {
-        assert_eq!(rig.answer(w0, 3), None);
-        assert_eq!(rig.answer(w0, 4), None);
-        let orders = rig.orders(server);
-        let names = orders.iter().map(|(_, order)| match order {
-            Command::LoadFunction {
-                namespace, name, ..
-            } => (namespace.as_str(), name.as_str()),
-            other => panic!("{other:?}"),
-        });
-        assert_eq!(names.collect::<Vec<_>>(), [("job", "f"), ("job", "g")]);
-        for ((id, _), answer) in orders.iter().zip(answers) {
+        for (server, answer) in [s1, s0].into_iter().zip(answers) {
+            let waits = if name == "f" { 3 } else { 4 };
+            assert_eq!(rig.answer(w0, waits), None);
+            let orders = rig.orders(server);
+            let [
+                (
+                    id,
+                    Command::LoadFunction {
+                        namespace,
+                        name: ordered,
+                        ..
+                    },
+                ),
+            ] = &orders[..]
+            else {
+                panic!("{orders:?}");
+            };
+            assert_eq!((namespace.as_str(), ordered.as_str()), ("job", name));
             rig.state.answered(rig.now, server, *id, answer);
+            rig.actions.extend(rig.state.take_actions());
         }
-        rig.actions.extend(rig.state.take_actions());
     }
     assert_eq!(rig.answer(w0, 3), Some(Answer::Done));
+    assert_eq!(rig.answer(w0, 5), Some(Answer::Done));
     let refusal = rig.refusal(w0, 4);
     assert_eq!(refusal.code, RefusalCode::BadFunction);
     assert!(refusal.text.contains("server 1: no"), "{}", refusal.text);
+    // The end of the job answers the load that is under way.
+    rig.state.stop(rig.now, "enough");
+    rig.actions.extend(rig.state.take_actions());
+    assert_eq!(rig.refusal(w0, 6).code, RefusalCode::ShuttingDown);
 }
