@@ -226,7 +226,7 @@ impl Engine {
                     sums.prefetch((row..count.min(row + AHEAD)).map(key));
                 }
                 let key = key(row);
-                let values = (&*values, op == PushOp::Assign);
+                let values = (values, op == PushOp::Assign);
                 sums.add(dtype, (key, from), values, &mut sum);
             }
         }

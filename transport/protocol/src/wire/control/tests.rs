@@ -177,16 +177,6 @@ fn number_limits_hold_at_both_ends() {
         optimizer: sgd,
         ..g.spec()
     }));
-    let module = ModuleBytes(vec![0; FUNCTION_MODULE_BYTES_MAX + 1]);
-    refuses(&CoordinatorRequest::LoadFunction {
-        name: "f".into(),
-        module: module.clone(),
-    });
-    refuses(&Command::LoadFunction {
-        namespace: "job".into(),
-        name: "f".into(),
-        module,
-    });
     let mut members = g.members();
     let worker = WorkerMember {
         id: WorkerId(0),
@@ -238,6 +228,20 @@ fn number_limits_hold_at_both_ends() {
     let mut lane = g.lane();
     lane.ticket = remote(u64::MAX, 1);
     refuses_lane(lane);
+}
+
+#[test]
+fn too_long_modules_are_refused_at_both_ends() {
+    let module = ModuleBytes(vec![0; FUNCTION_MODULE_BYTES_MAX + 1]);
+    refuses(&CoordinatorRequest::LoadFunction {
+        name: "f".into(),
+        module: module.clone(),
+    });
+    refuses(&Command::LoadFunction {
+        namespace: "job".into(),
+        name: "f".into(),
+        module,
+    });
 }
 
 #[test]
