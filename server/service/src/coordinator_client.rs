@@ -20,6 +20,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
@@ -210,6 +211,9 @@ impl Agent {
     /// [`AgentError::Join`].
     pub fn join(mut self, member: &ServerMember) -> Result<(Enlisted, Joined), AgentError> {
         let deadline = Deadline::after(DATA_DEADLINE);
+        // Before the cluster counts this server as ready: it opens no descriptor later.
+        let address = self.address.clone();
+        let files_waker = Waker::new().map_err(|source| AgentError::Wait { address, source })?;
         let join = Join {
             host: member.host.clone(),
             host_id: member.host_id.clone(),
@@ -239,6 +243,7 @@ impl Agent {
             stream,
             peer,
             number,
+            files_waker,
             tables: BTreeMap::new(),
             removed: BTreeSet::new(),
             failed: None,
@@ -261,6 +266,8 @@ pub struct Enlisted {
     stream: TcpStream,
     peer: ControlPeer,
     number: ServerId,
+    /// Of the threads that save and load.
+    files_waker: Waker,
     /// Each table with the job that it belongs to.
     tables: BTreeMap<TableId, (String, TableInfo)>,
     /// Workers that the server was ordered to remove.
@@ -278,7 +285,7 @@ impl Enlisted {
     /// failed, as it does under a foreign launcher. Or the server itself has failed: the
     /// coordinator, and through it every client, gets the reason.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
-        let mut files = ModelFiles::new(self.number).map_err(|source| self.wait_error(source))?;
+        let mut files = ModelFiles::new(self.number, self.files_waker.clone());
         let ended = self.obey_with(node, &mut files, stop);
         files.end(Deadline::after(FAREWELL));
         ended

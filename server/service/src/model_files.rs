@@ -6,7 +6,6 @@
 //! and its index read once.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -59,20 +58,17 @@ pub(crate) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// No thread yet.
-    ///
-    /// # Errors
-    /// There are no descriptors left.
-    pub(crate) fn new(server: ServerId) -> io::Result<Self> {
+    /// No thread yet. `waker` wakes the thread that takes their replies.
+    pub(crate) fn new(server: ServerId, waker: Waker) -> Self {
         let (reply, done) = unbounded();
-        Ok(Self {
+        Self {
             server,
             jobs: BTreeMap::new(),
             threads: Vec::new(),
             done,
             reply,
-            waker: Waker::new()?,
-        })
+            waker,
+        }
     }
 
     /// Passes an order to the thread of its job, which it starts if there is none.
