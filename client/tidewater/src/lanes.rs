@@ -810,7 +810,11 @@ impl Lanes {
         }
         self.counters.credit_waits += 1;
         // Frames that an earlier call built and could not send would hold their room for ever.
-        self.send_all(deadline)?;
+        for (lane, &bytes) in waits.iter().enumerate() {
+            if bytes > 0 {
+                self.send(lane, deadline)?;
+            }
+        }
         self.wait("wait for room in a ring", deadline, |lanes| {
             let mut pairs = lanes.all.iter().zip(waits);
             let room = pairs.any(|(l, &bytes)| bytes > 0 && l.has_room_now(bytes));
