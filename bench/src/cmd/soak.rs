@@ -252,13 +252,15 @@ impl Saver {
         client.create_table::<f32>(other.spec())?;
         let on = Arc::new(AtomicBool::new(false));
         let ((turns, turn), (report, saved)) = (channel::<()>(), channel());
-        let dir = args.save_to.clone().unwrap_or_default();
+        let Some(dir) = &args.save_to else {
+            return Err(BenchError::Usage("--save-every needs --save-to".into()));
+        };
         let (is_on, dir) = (Arc::clone(&on), dir.to_string_lossy().into_owned());
         let run = move || {
             crate::alloc::aside();
             for () in turn {
                 let saves = save_while(&mut client, &dir, &is_on, every);
-                // The measuring thread has ended with an error.
+                // It fails if the measuring thread has ended with an error, which is reported.
                 let _ = report.send(saves);
             }
             client
@@ -278,7 +280,7 @@ impl Saver {
 
     fn begin(&self) {
         self.on.store(true, Ordering::Relaxed);
-        // A thread that has panicked is noticed at the end of the turn.
+        // It fails if the thread has panicked: `end` returns that as an error.
         let _ = self.turns.send(());
     }
 

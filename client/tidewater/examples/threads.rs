@@ -80,7 +80,7 @@ fn work(client: &mut Client, threads: u32) -> Result<(), ClientError> {
     for iteration in 0..ITERATIONS {
         client.pull_rows(&mean, &keys, &mut values, PullOptions::default())?;
         let gradients: Vec<f32> = (0..ROWS).map(|n| gradient(number, iteration, n)).collect();
-        // The tick waits for both, and reports a refusal.
+        // Tickets are not needed: the tick waits for both pushes, and returns a refusal of either.
         let _ = client.push_rows(&mean, &keys, &gradients, PushOp::Gradient)?;
         let _ = client.push_rows(&counts, &[number.into()], &[1], PushOp::Sum)?;
         client.tick()?;

@@ -209,7 +209,7 @@ impl Client {
 
     /// Sets the bytes of memory for residuals of encoded pushes (default 256 MiB), see
     /// [`PushOptions::encoding`](crate::PushOptions::encoding). A residual takes 4 bytes an element, and 16
-    /// for each row or 1,024 elements of a range table. A push whose residuals find no room is sent with
+    /// for each row or 1,024 elements of a range table. A push without room for its residuals is sent with
     /// exact values; residuals that are there stay.
     pub const fn set_residual_bytes_max(&mut self, bytes: usize) {
         self.feedback.bytes_max = bytes;

@@ -77,12 +77,12 @@ contains
         call check(tw_table_create(owner, of, table) == TW_OK, "create")
     end function
 
-    pure function gradient(who, step, at) result(value)
-        integer(int64), intent(in) :: who, step, at
+    pure function gradient(thread, step, at) result(value)
+        integer(int64), intent(in) :: thread, step, at
         real(real32) :: value
         integer(int64) :: number, size
-        number = mod(who*7919 + step*104729 + at*31, 2003_int64)
-        size = ishft(1_int64, int(2*mod(who*5 + step*3 + at, 5_int64)))
+        number = mod(thread*7919 + step*104729 + at*31, 2003_int64)
+        size = ishft(1_int64, int(2*mod(thread*5 + step*3 + at, 5_int64)))
         value = real(number - 1001, real32)*real(size, real32)/3.0_real32
     end function
 

@@ -171,8 +171,10 @@ impl Lanes {
             what: "locations",
             payload: Vec::new(),
             place: |row, bytes: &[u8]| {
-                let loc = bytes.first_chunk().copied().unwrap_or_default();
-                found(row, RowLocation(u64::from_le_bytes(loc)));
+                let Some(loc) = bytes.first_chunk() else {
+                    unreachable!("a reply is cut into words of 8 bytes, not {}", bytes.len());
+                };
+                found(row, RowLocation(u64::from_le_bytes(*loc)));
             },
         };
         self.request_all("wait for locations", &mut requests, deadline)?;

@@ -284,8 +284,8 @@ impl Client {
         )
     }
 
-    /// Sends the frames of a range push whose arguments were checked. Lanes without room wait while others
-    /// take their frames.
+    /// Sends the frames of a range push after the check of its arguments. Lanes without room wait while
+    /// others take their frames.
     fn send_range_frames(
         &mut self,
         (table, op): (Named, PushOp),

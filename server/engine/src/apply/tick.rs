@@ -40,25 +40,25 @@ impl Engine {
         sender: FrameSender,
         header: &FrameHeader,
     ) -> Result<Effect, Refusal> {
-        let told = header.clock;
+        let sent = header.clock;
         if header.partition >= 64 {
             return Err(RejectReason::BadClock {
-                clock: told,
+                clock: sent,
                 expected: u64::MAX,
             });
         }
         let bad = |e: BadClock| RejectReason::BadClock {
-            clock: told,
+            clock: sent,
             expected: e.expected,
         };
-        if told == CLOCK_JOIN {
+        if sent == CLOCK_JOIN {
             // In every domain. No minimum moves and no turn passes.
             let clocks = self.clocks(sender.namespace);
             clocks.join_sibling(sender.thread).map_err(bad)?;
             return Ok(Effect::Clock);
         }
         let domain = DomainId(header.partition as u8);
-        if told == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
+        if sent == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
             // In every domain: also in those that this thread never ticked in. Its pushes after its
             // last tick count.
             let moved = self.clocks(sender.namespace).finish(sender.thread);
@@ -67,7 +67,7 @@ impl Engine {
         }
         match self
             .clocks(sender.namespace)
-            .tick(domain, sender.thread, told)
+            .tick(domain, sender.thread, sent)
         {
             Ok(moved) => {
                 self.advance(sender.namespace, moved);

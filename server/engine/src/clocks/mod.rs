@@ -54,12 +54,12 @@ pub struct Moved {
 
 /// A clock that is not the thread's next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{thread} says clock {told}, but {expected} is due")]
+#[error("{thread} says clock {sent}, but {expected} is due")]
 pub struct BadClock {
     /// Sender of the frame.
     pub thread: WorkerThread,
     /// Clock in the thread's frame.
-    pub told: u64,
+    pub sent: u64,
     /// Clock that is due; 0 for a thread that is no member.
     pub expected: u64,
 }
@@ -108,7 +108,7 @@ impl Clocks {
         if !self.members.contains(&first) || !self.members.insert(thread) {
             return Err(BadClock {
                 thread,
-                told: CLOCK_JOIN,
+                sent: CLOCK_JOIN,
                 expected: 0,
             });
         }
@@ -163,23 +163,23 @@ impl Clocks {
     ///
     /// # Errors
     /// [`BadClock`] when it goes back, skips, or comes from a thread that is no member.
-    pub fn check(&mut self, id: DomainId, thread: WorkerThread, told: u64) -> Result<(), BadClock> {
+    pub fn check(&mut self, id: DomainId, thread: WorkerThread, sent: u64) -> Result<(), BadClock> {
         let expected = match self.domain(id).clocks.get(&thread) {
             Some(clock) => clock + 1,
             None => {
                 return Err(BadClock {
                     thread,
-                    told,
+                    sent,
                     expected: 0,
                 });
             }
         };
-        if told == expected || told == CLOCK_FINISHED {
+        if sent == expected || sent == CLOCK_FINISHED {
             return Ok(());
         }
         Err(BadClock {
             thread,
-            told,
+            sent,
             expected,
         })
     }
@@ -192,17 +192,17 @@ impl Clocks {
         &mut self,
         id: DomainId,
         thread: WorkerThread,
-        told: u64,
+        sent: u64,
     ) -> Result<Option<Moved>, BadClock> {
-        self.check(id, thread, told)?;
+        self.check(id, thread, sent)?;
         *self.ticked.entry(thread).or_default() |= 1u64.unbounded_shl(id.0.into());
         let domain = self.domain(id);
-        if told == CLOCK_FINISHED {
+        if sent == CLOCK_FINISHED {
             domain.clocks.remove(&thread);
             domain.epoch += 1;
         } else {
-            domain.clocks.insert(thread, told);
-            domain.front = domain.front.max(told);
+            domain.clocks.insert(thread, sent);
+            domain.front = domain.front.max(sent);
         }
         Ok(domain.advance(id))
     }
@@ -391,14 +391,14 @@ mod tests {
                     prop_assert!(clocks.tick(D, worker, 1).is_err());
                     continue;
                 };
-                let told = match op {
+                let sent = match op {
                     0 => CLOCK_FINISHED,
                     1 => at,
                     2 => at + 2,
                     _ => at + 1,
                 };
-                let moved = clocks.tick(D, worker, told);
-                model[w as usize] = match told {
+                let moved = clocks.tick(D, worker, sent);
+                model[w as usize] = match sent {
                     CLOCK_FINISHED => None,
                     t if t == at + 1 => Some(t),
                     _ => { prop_assert!(moved.is_err()); Some(at) }
@@ -420,8 +420,8 @@ mod tests {
     #[test]
     fn turn_is_the_lowest_that_has_not_ticked() {
         let mut clocks = Clocks::new((0..3).map(WorkerId));
-        let tick = |clocks: &mut Clocks, rank, told| {
-            clocks.tick(D, first(rank), told).unwrap();
+        let tick = |clocks: &mut Clocks, rank, sent| {
+            clocks.tick(D, first(rank), sent).unwrap();
             clocks.turn(D).map(|w| w.0)
         };
         assert_eq!(clocks.turn(D), Some(WorkerId(0)));

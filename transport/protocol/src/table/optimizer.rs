@@ -373,7 +373,7 @@ pub struct GradientOptions {
     pub initial_accumulator: f64,
     /// Whether the learning rate of a gradient is divided by its staleness: the ticks by which the
     /// fastest worker of the table's domain is ahead of the pushing worker when the gradient is applied,
-    /// at least 1. For tables whose pushes take effect on arrival.
+    /// at least 1. For tables that apply pushes on arrival.
     #[serde(default)]
     pub by_staleness: bool,
 }

@@ -88,7 +88,7 @@ pub enum SpecError {
     },
     /// Staleness on a table that applies gradients at the tick.
     #[error(
-        "by_staleness is set on a table whose pushes take effect at the tick, where no gradient is \
+        "by_staleness is set on a table that applies pushes at the tick, where no gradient is \
          older than another; apply them on arrival, or leave it out"
     )]
     StalenessAtTick,
