@@ -5,8 +5,9 @@
 //! +8   u64 chk   H64 seeded with (table salt, key, ver, payload bytes) over the payload
 //! +16  payload   dim elements
 //! ```
-//! The stride is a multiple of 32 and the base of a slab a multiple of 64, so the payload is 16-byte
-//! aligned. The checksum covers the key: the row of another key in a reused slot is refused.
+//! The stride is a multiple of 8 and the base of a slab a multiple of 64, so every word of a row is
+//! aligned. A row may begin at any word of a cache line. The checksum covers the key: the row of another
+//! key in a reused slot is refused.
 
 use super::hash::H64;
 use super::word_at;
@@ -70,7 +71,7 @@ impl RowVersion {
 pub struct RowLayout {
     /// Payload bytes: dim x element size.
     pub payload_bytes: usize,
-    /// Bytes between the starts of two rows: a multiple of 32.
+    /// Bytes between the starts of two rows: a multiple of 8.
     pub stride: usize,
 }
 
@@ -79,7 +80,7 @@ impl RowLayout {
     pub const fn new(payload_bytes: usize) -> Self {
         Self {
             payload_bytes,
-            stride: (ROW_HEADER_BYTES + payload_bytes).next_multiple_of(32),
+            stride: (ROW_HEADER_BYTES + payload_bytes).next_multiple_of(8),
         }
     }
 
@@ -201,11 +202,11 @@ impl RowLocation {
     }
 }
 
-const _: () = assert!(RowLayout::new(32).stride == 64);
-const _: () = assert!(RowLayout::new(64).stride == 96);
-const _: () = assert!(RowLayout::new(128).stride == 160);
-const _: () = assert!(RowLayout::new(256).stride == 288);
-const _: () = assert!(RowLayout::new(4).stride == 32);
+const _: () = assert!(RowLayout::new(32).stride == 48);
+const _: () = assert!(RowLayout::new(64).stride == 80);
+const _: () = assert!(RowLayout::new(128).stride == 144);
+const _: () = assert!(RowLayout::new(256).stride == 272);
+const _: () = assert!(RowLayout::new(4).stride == 24);
 
 #[cfg(test)]
 mod tests {
