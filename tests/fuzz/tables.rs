@@ -34,6 +34,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         domain: DomainId(0),
         partitions: 3,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 

@@ -409,6 +409,10 @@ typedef struct {
     int32_t by_staleness;
     // Unused; must be zero.
     int32_t reserved2;
+    // Not 0: appliers write each result into a redo record first. Nothing reads it yet.
+    int32_t redo;
+    // Unused; must be zero.
+    int32_t reserved3;
 } tw_table_options;
 
 // A table of a session. Zero is none.

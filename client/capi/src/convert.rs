@@ -259,6 +259,9 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
     if options.reserved2 != 0 {
         return Err(Failure::argument("reserved2 is not zero"));
     }
+    if options.reserved3 != 0 {
+        return Err(Failure::argument("reserved3 is not zero"));
+    }
     let dtype = dtype(options.dtype)?;
     Ok(TableSpec {
         name: name.to_owned(),
@@ -273,6 +276,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         // 0 leaves the number to the coordinator.
         partitions: options.partitions,
         gradient: gradient(options),
+        redo: options.redo != 0,
     })
 }
 
@@ -542,13 +546,15 @@ mod tests {
             weight_decay: 0.01,
             clip_value: 2.0,
             initial_accumulator: 0.5,
+            redo: 1,
             ..options
         };
         let builder = builder
             .optimizer(Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 })
             .weight_decay(0.01)
             .clip_value(2.0)
-            .initial_accumulator(0.5);
+            .initial_accumulator(0.5)
+            .redo(true);
         assert_eq!(&table_spec("t", &adjusted).unwrap(), builder.spec());
         let adamw = tw_table_options {
             optimizer: tw_optimizer::TW_ADAMW as i32,

@@ -70,6 +70,7 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_options, initial_accumulator), 152);
     assert_eq!(offset_of!(tw_table_info, domain), 36);
     assert_eq!(offset_of!(tw_table_options, by_staleness), 160);
+    assert_eq!(offset_of!(tw_table_options, redo), 168);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
     assert_eq!(offset_of!(tw_push_options, block), 24);
     assert_eq!(offset_of!(tw_function_options, count), 56);

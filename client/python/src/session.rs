@@ -206,7 +206,7 @@ impl Session {
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
-        initial_accumulator=0.0, by_staleness=false))]
+        initial_accumulator=0.0, by_staleness=false, redo=false))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -229,6 +229,7 @@ impl Session {
         clip_norm: Option<f64>,
         initial_accumulator: f64,
         by_staleness: bool,
+        redo: bool,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -263,6 +264,7 @@ impl Session {
                 initial_accumulator,
                 by_staleness,
             },
+            redo,
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

@@ -134,6 +134,7 @@ mod tests {
             domain: DomainId(0),
             partitions: 0,
             gradient: GradientOptions::default(),
+            redo: false,
         };
         let dense = |rows| Shape::Dense {
             rows,

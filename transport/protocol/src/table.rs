@@ -190,14 +190,21 @@ pub struct TableSpec {
     /// Changes of gradients before the rule, and the first state of a row.
     #[serde(default)]
     pub gradient: GradientOptions,
+    /// Whether an applier writes the result of each row and block into its redo record before it
+    /// stores it. Costs a second copy and a checksum a row; nothing reads the record yet.
+    #[serde(default)]
+    pub redo: bool,
 }
 
 /// Text leaves options out that are not set: the manifest of a model without options has the words,
 /// and so the checksum, that it had before there were options. Binary encodings have every field.
 impl Serialize for TableSpec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let all = !serializer.is_human_readable() || !self.gradient.is_none();
-        let mut spec = serializer.serialize_struct("TableSpec", 10 + usize::from(all))?;
+        let binary = !serializer.is_human_readable();
+        let gradient = binary || !self.gradient.is_none();
+        let redo = binary || self.redo;
+        let fields = 10 + usize::from(gradient) + usize::from(redo);
+        let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
         spec.serialize_field("shape", &self.shape)?;
         spec.serialize_field("dtype", &self.dtype)?;
@@ -208,10 +215,15 @@ impl Serialize for TableSpec {
         spec.serialize_field("finite_check", &self.finite_check)?;
         spec.serialize_field("domain", &self.domain)?;
         spec.serialize_field("partitions", &self.partitions)?;
-        if all {
+        if gradient {
             spec.serialize_field("gradient", &self.gradient)?;
         } else {
             spec.skip_field("gradient")?;
+        }
+        if redo {
+            spec.serialize_field("redo", &self.redo)?;
+        } else {
+            spec.skip_field("redo")?;
         }
         spec.end()
     }

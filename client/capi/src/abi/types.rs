@@ -385,6 +385,10 @@ pub struct tw_table_options {
     pub by_staleness: i32,
     /// Unused; must be zero.
     pub reserved2: i32,
+    /// Not 0: appliers write each result into a redo record first. Nothing reads it yet.
+    pub redo: i32,
+    /// Unused; must be zero.
+    pub reserved3: i32,
 }
 
 /// What a table is.

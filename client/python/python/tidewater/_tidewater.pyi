@@ -88,6 +88,7 @@ class Session:
         clip_norm: Optional[float] = None,
         initial_accumulator: float = 0.0,
         by_staleness: bool = False,
+        redo: bool = False,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -98,7 +99,8 @@ class Session:
         ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
         elements, `clip_norm` the norm of a row. `by_staleness` divides the rate of a gradient by the ticks
         that the fastest worker is ahead. 0 `partitions`: their number is chosen from the size of the table
-        and the servers; `Table.partitions` has it.
+        and the servers; `Table.partitions` has it. `redo` makes appliers write each result into a redo
+        record first, which nothing reads yet.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""

@@ -65,6 +65,7 @@ impl RowsOf {
             dtype: DType::I64,
             optimizer: Optimizer::None,
             gradient: GradientOptions::default(),
+            redo: false,
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

@@ -100,6 +100,7 @@ impl TableBuilder {
             domain: DomainId(0),
             partitions: PARTITIONS_AUTO,
             gradient: GradientOptions::default(),
+            redo: false,
         })
     }
 
@@ -227,6 +228,15 @@ impl TableBuilder {
     #[must_use]
     pub fn finite_check(mut self, check: bool) -> Self {
         self.0.finite_check = check;
+        self
+    }
+
+    /// Makes appliers write each result into a redo record before they store it, so that a successor
+    /// of a dead server could finish a row that was cut (default: no). Nothing reads the record yet:
+    /// set it only to measure its cost, a second copy and a checksum for each row.
+    #[must_use]
+    pub fn redo(mut self, redo: bool) -> Self {
+        self.0.redo = redo;
         self
     }
 

@@ -304,6 +304,7 @@ mod tests {
             domain: DomainId(0),
             partitions,
             gradient: GradientOptions::default(),
+            redo: false,
         })
     }
 

@@ -1,5 +1,8 @@
 //! The redo record: the result of a row, before it is stored.
 //!
+//! Only tables with `TableSpec::redo` use it. Rows of other tables are stored directly, so the record
+//! names the last row of a table with the option, whatever other tables the applier wrote since.
+//!
 //! A kernel's result (payload, state, version, checksum) is copied here, then the header line that
 //! names its target, then the target is written. If the server dies in between, a process that
 //! attaches its memory finds a header with a matching checksum. It stores the same bytes again:
@@ -95,8 +98,9 @@ impl<'a> RowWords<'a> {
         self.state.as_read().copy_out(0, state);
     }
 
+    /// Stores a row's result, readable, and then its state.
     #[inline(always)]
-    fn store(&self, [ver, chk]: [u64; 2], payload: &[u8], state: &[u8]) {
+    pub(super) fn store(&self, [ver, chk]: [u64; 2], payload: &[u8], state: &[u8]) {
         let head = RowHead {
             version: ver,
             checksum: chk,
@@ -106,7 +110,8 @@ impl<'a> RowWords<'a> {
     }
 }
 
-/// How far an applier got: frame `lsn`, and the row of it with a result in the redo record.
+/// How far an applier got: frame `lsn`, and the row of it with a result in the redo record. Frames of
+/// tables without a redo record leave no trace of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// Number of the frame in the applier's total order.

@@ -108,8 +108,11 @@ impl Redo {
         Ok(())
     }
 
-    /// Stores a block, readable, and then its state.
-    fn store_block(
+    /// Stores a block, readable, and then its state; without a redo record.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when `place` is outside the memory.
+    pub(super) fn store_block(
         &self,
         place: &BlockPlace,
         payload: &[u8],

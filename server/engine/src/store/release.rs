@@ -104,6 +104,7 @@ mod tests {
             domain: DomainId(0),
             partitions: 4,
             gradient: GradientOptions::default(),
+            redo: false,
         })
     }
 

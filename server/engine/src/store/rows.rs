@@ -187,7 +187,8 @@ impl RowWriter {
             public.words_mut(0, public.len())?,
             private.words_mut(0, private.len())?,
         );
-        let line = push.redo.open(lengths)?;
+        let record = self.spec.redo.then(|| push.redo.open(lengths));
+        let record = record.transpose()?;
         let (payload, state) = (&mut self.payload[..lengths.0], &mut self.state[..lengths.1]);
         let mut progress = push.progress;
         let mut values = push.values.chunks_exact(lengths.0);
@@ -212,7 +213,10 @@ impl RowWriter {
                 self.kernel.apply(push.op, payload, state, values);
                 let ver = row.version().next();
                 let chk = row_chk(place.salt, place.key, ver, payload);
-                line.commit(progress, row, [ver.0, chk], payload, state);
+                match &record {
+                    Some(record) => record.commit(progress, row, [ver.0, chk], payload, state),
+                    None => row.store([ver.0, chk], payload, state),
+                }
                 progress.row += 1;
             }
         }
@@ -334,12 +338,16 @@ impl RowWriter {
         (self.payload.len(), self.state.len())
     }
 
-    /// Stores the private lines as the row's next version.
+    /// Stores the private lines as the row's next version, behind a redo record if the table has one.
     fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
         let (place, ver) = (row.place(), row.version().next());
         let chk = row_chk(place.salt, place.key, ver, &self.payload);
-        let line = redo.open(self.lengths())?;
-        line.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
+        if self.spec.redo {
+            let record = redo.open(self.lengths())?;
+            record.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
+        } else {
+            row.store([ver.0, chk], &self.payload, &self.state);
+        }
         Ok(())
     }
 }

@@ -398,6 +398,7 @@ mod tests {
             domain: DomainId(0),
             partitions: 16,
             gradient: GradientOptions::default(),
+            redo: false,
         })
     }
 

@@ -169,6 +169,7 @@ pub fn specs() -> [TableSpec; 4] {
         domain: DomainId(0),
         partitions: 3,
         gradient: GradientOptions::default(),
+        redo: false,
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

@@ -84,6 +84,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         domain: DomainId(3),
         partitions: 13,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 

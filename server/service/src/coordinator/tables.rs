@@ -334,6 +334,6 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
             }
         )*};
     }
-    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient);
+    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo);
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
 }

@@ -47,6 +47,7 @@ fn spec(name: &str) -> TableSpec {
         domain: DomainId(0),
         partitions: 8,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 
@@ -276,6 +277,7 @@ fn another_definition_is_refused_with_the_difference() {
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
     let mut other = spec("a");
     (other.shape, other.seed) = (Shape::Sparse { dim: 5 }, 2);
+    other.redo = true;
     for stage in ["being made", "ready"] {
         rig.ask(w0, 3, Ask::CreateTable(other.clone()));
         let refusal = rig.refusal(w0, 3);
@@ -285,6 +287,7 @@ fn another_definition_is_refused_with_the_difference() {
             text.contains("dim: 4") && text.contains("seed is 1, asked for 2"),
             "{text}"
         );
+        assert!(text.contains("redo is false, asked for true"), "{text}");
         assert!(!text.contains("optimizer"), "{text}");
         rig.obey(s0, &CommandReply::Done);
     }

@@ -62,6 +62,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         domain: DomainId(0),
         partitions: PARTITIONS,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 

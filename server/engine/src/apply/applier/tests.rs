@@ -184,6 +184,7 @@ impl Rig {
             domain: DomainId(0),
             partitions: 1,
             gradient: GradientOptions::default(),
+            redo: false,
         };
         let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
         let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);

@@ -39,6 +39,7 @@ fn engine() -> Engine {
         domain: DomainId(0),
         partitions: 2,
         gradient: GradientOptions::default(),
+        redo: false,
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);

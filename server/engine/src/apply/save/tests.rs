@@ -71,6 +71,7 @@ fn specs() -> Vec<TableSpec> {
         domain: DomainId(0),
         partitions: PARTITIONS,
         gradient: GradientOptions::default(),
+        redo: false,
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

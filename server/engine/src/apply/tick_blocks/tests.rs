@@ -42,6 +42,7 @@ fn spec() -> TableSpec {
         domain: DOMAIN,
         partitions: 3,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 

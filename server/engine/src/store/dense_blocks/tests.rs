@@ -46,6 +46,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         domain: DomainId(0),
         partitions,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 
@@ -172,6 +173,7 @@ fn a_range_that_was_cut_is_finished_and_gone_on_with() {
     let (memory, redo) = memory();
     let adam = |elements| TableSpec {
         optimizer: model::ADAM,
+        redo: true,
         ..spec(elements, 1, 4096, false)
     };
     let gradient = bytes((0..2501).map(|n| n as f32 / 100.0 - 9.0));

@@ -219,7 +219,11 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        redo.commit_block(progress, place, &w.payload, &w.state)?;
+        if self.spec.redo {
+            redo.commit_block(progress, place, &w.payload, &w.state)?;
+        } else {
+            redo.store_block(&place, &w.payload, &w.state)?;
+        }
         part.touch(sizes, cut.block, self.line.building);
         Ok(())
     }
@@ -305,7 +309,11 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        redo.commit_block(progress, place, &w.payload, &w.state)?;
+        if self.spec.redo {
+            redo.commit_block(progress, place, &w.payload, &w.state)?;
+        } else {
+            redo.store_block(&place, &w.payload, &w.state)?;
+        }
         part.touch(sizes, block, self.line.building);
         Ok(())
     }

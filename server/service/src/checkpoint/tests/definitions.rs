@@ -80,6 +80,7 @@ pub(super) fn specs() -> Vec<TableSpec> {
                 initial_accumulator: 0.1,
                 ..GradientOptions::default()
             },
+            redo: true,
             ..spec(
                 "one a row",
                 Shape::Sparse { dim: 3 },
@@ -182,6 +183,7 @@ fn text_omits_options_not_set() {
         domain: DomainId(0),
         partitions: 4,
         gradient: GradientOptions::default(),
+        redo: false,
     };
     let text = serde_json::to_string(&plain).unwrap();
     let old = r#"{"name":"w","shape":{"Sparse":{"dim":8}},"dtype":"F32","optimizer":{"AdaGrad":{"lr":0.1,"eps":1e-8}},"init":"Zeros","seed":1,"effect":"Immediate","finite_check":true,"domain":0,"partitions":4}"#;
@@ -196,4 +198,11 @@ fn text_omits_options_not_set() {
     };
     let text = serde_json::to_string(&set).unwrap();
     assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), set);
+    let recorded = TableSpec {
+        redo: true,
+        ..plain
+    };
+    let text = serde_json::to_string(&recorded).unwrap();
+    assert_eq!(text, old.replace("4}", "4,\"redo\":true}"));
+    assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), recorded);
 }

@@ -102,6 +102,7 @@ impl Gen {
             domain: DomainId(self.under(64) as u8),
             partitions: 1 + self.under(40) as u32,
             gradient: GradientOptions::default(),
+            redo: true,
         }
     }
 

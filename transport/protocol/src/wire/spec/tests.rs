@@ -18,6 +18,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         domain: DomainId(0),
         partitions: 4,
         gradient: GradientOptions::default(),
+        redo: false,
     }
 }
 

@@ -205,7 +205,7 @@ proptest! {
     #[test]
     fn agrees_with_single_elements(
         rule in 0usize..10, wide in any::<bool>(), snapshot in any::<bool>(),
-        adjusted in any::<bool>(),
+        adjusted in any::<bool>(), redo_on in any::<bool>(),
         elements in 1usize..4000, partitions in 1u32..9,
         pushes in proptest::collection::vec((any::<[u16; 2]>(), 0u8..3, -2f64..2.0, any::<bool>()), 1..24),
     ) {
@@ -213,6 +213,7 @@ proptest! {
         let spec = TableSpec {
             optimizer: RULES[rule],
             gradient: if adjusted { options(rule) } else { GradientOptions::default() },
+            redo: redo_on,
             dtype: if wide { DType::F64 } else { DType::F32 },
             ..spec(elements as u64, partitions, 4096, snapshot)
         };
