@@ -410,6 +410,40 @@ fn a_lost_thread_loses_its_worker() {
     }
 }
 
+/// A thread opens tables while its worker waits at a barrier, over the connection that they share.
+#[test]
+fn threads_open_tables_during_a_barrier() {
+    let cluster = cluster(LostWorker::FailJob);
+    let mut all = clients(&cluster, SyncMode::Asp);
+    let mut sibling = all[0].sibling().unwrap();
+    let waiting = all.split_off(1);
+    let mut first = all.remove(0);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || {
+            let met = first.barrier("met", LONG);
+            (first, met)
+        });
+        let until = Deadline::after(Duration::from_millis(300));
+        sibling.set_timeout(LONG / 2);
+        for number in 0.. {
+            let name = format!("rows {}", number % 8);
+            let table = TableBuilder::rows::<f32>(&name, 8, 1);
+            sibling.create_table::<f32>(table.spec()).unwrap();
+            sibling.open_table::<f32>(&name).unwrap();
+            if until.passed() {
+                break;
+            }
+        }
+        sibling.finish().unwrap();
+        for met in each(waiting, |mut client| client.barrier("met", LONG)) {
+            met.unwrap();
+        }
+        let (mut first, met) = waits.join().unwrap();
+        met.unwrap();
+        first.finish().unwrap();
+    });
+}
+
 /// A first client that waits at a barrier, over the connection that all threads share, learns of a lost
 /// thread, and reports it.
 #[test]

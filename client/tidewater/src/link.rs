@@ -10,7 +10,6 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
-use tidewater_runtime::sync::{Arc, AtomicBool};
 
 use crate::error::ClientError;
 
@@ -138,6 +137,192 @@ impl Loaded {
     }
 }
 
+/// A request to the coordinator that may be under way while its thread goes on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CoordinatorCall {
+    /// See [`CoordinatorLink::create_table`].
+    CreateTable(TableSpec),
+    /// See [`CoordinatorLink::open_table`].
+    OpenTable {
+        /// Name of the table.
+        name: String,
+    },
+    /// See [`CoordinatorLink::release_table`].
+    ReleaseTable(TableId),
+    /// See [`CoordinatorLink::barrier`].
+    Barrier {
+        /// Name of the barrier.
+        name: String,
+        /// Number of workers that open it.
+        count: u32,
+    },
+    /// See [`CoordinatorLink::save`].
+    Save {
+        /// Directory of the model.
+        dir: String,
+        /// Clocks of the cut; empty: the tables as they are.
+        clocks: Vec<DomainClock>,
+    },
+    /// See [`CoordinatorLink::load`].
+    Load {
+        /// Directory of the model.
+        dir: String,
+    },
+    /// See [`CoordinatorLink::load_function`].
+    LoadFunction {
+        /// Name of the function.
+        name: String,
+        /// Bytes of the module.
+        module: Vec<u8>,
+    },
+}
+
+impl CoordinatorCall {
+    /// Name of the call in errors.
+    pub const fn op(&self) -> &'static str {
+        match self {
+            Self::CreateTable(_) => "create table",
+            Self::OpenTable { .. } => "open table",
+            Self::ReleaseTable(_) => "release table",
+            Self::Barrier { .. } => "barrier",
+            Self::Save { .. } => "save",
+            Self::Load { .. } => "load",
+            Self::LoadFunction { .. } => "load function",
+        }
+    }
+}
+
+/// Result of a [`CoordinatorCall`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum CoordinatorReply {
+    /// Result of a release, a barrier, or a loaded function.
+    Done,
+    /// The table that was created or opened.
+    Table(TableInfo),
+    /// Result of a save.
+    Saved {
+        /// Number of rows and blocks saved.
+        rows: u64,
+        /// Number of bytes written.
+        bytes: u64,
+    },
+    /// Result of a load.
+    Loaded(Loaded),
+}
+
+impl CoordinatorReply {
+    pub(crate) fn done(self, op: &'static str) -> Result<(), ClientError> {
+        match self {
+            Self::Done => Ok(()),
+            _ => Err(unexpected(op)),
+        }
+    }
+
+    pub(crate) fn table(self, op: &'static str) -> Result<TableInfo, ClientError> {
+        match self {
+            Self::Table(table) => Ok(table),
+            _ => Err(unexpected(op)),
+        }
+    }
+
+    pub(crate) fn saved(self, op: &'static str) -> Result<(u64, u64), ClientError> {
+        match self {
+            Self::Saved { rows, bytes } => Ok((rows, bytes)),
+            _ => Err(unexpected(op)),
+        }
+    }
+
+    pub(crate) fn loaded(self, op: &'static str) -> Result<Loaded, ClientError> {
+        match self {
+            Self::Loaded(loaded) => Ok(loaded),
+            _ => Err(unexpected(op)),
+        }
+    }
+}
+
+/// The error of an answer that belongs to another request.
+pub(crate) fn unexpected(op: &str) -> ClientError {
+    ClientError::Control {
+        peer: "the coordinator".into(),
+        why: format!("it answers {op} with something else; is it of another release?"),
+    }
+}
+
+/// The blocking calls of a [`CoordinatorLink`] whose calls may be under way, by its function
+/// `perform(&mut self, CoordinatorCall, Deadline) -> Result<CoordinatorReply, ClientError>`.
+macro_rules! blocking_calls {
+    () => {
+        fn create_table(
+            &mut self,
+            spec: &TableSpec,
+            deadline: Deadline,
+        ) -> Result<TableInfo, ClientError> {
+            let call = CoordinatorCall::CreateTable(spec.clone());
+            self.perform(&call, deadline)?.table(call.op())
+        }
+
+        fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError> {
+            let name = name.to_owned();
+            let call = CoordinatorCall::OpenTable { name };
+            self.perform(&call, deadline)?.table(call.op())
+        }
+
+        fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError> {
+            let call = CoordinatorCall::ReleaseTable(id);
+            self.perform(&call, deadline)?.done(call.op())
+        }
+
+        fn barrier(
+            &mut self,
+            name: &str,
+            count: u32,
+            deadline: Deadline,
+        ) -> Result<(), ClientError> {
+            let name = name.to_owned();
+            let call = CoordinatorCall::Barrier { name, count };
+            self.perform(&call, deadline)?.done(call.op())
+        }
+
+        fn save(
+            &mut self,
+            dir: &str,
+            clocks: &[DomainClock],
+            deadline: Deadline,
+        ) -> Result<(u64, u64), ClientError> {
+            let (dir, clocks) = (dir.to_owned(), clocks.to_vec());
+            let call = CoordinatorCall::Save { dir, clocks };
+            self.perform(&call, deadline)?.saved(call.op())
+        }
+
+        fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
+            let dir = dir.to_owned();
+            let call = CoordinatorCall::Load { dir };
+            self.perform(&call, deadline)?.loaded(call.op())
+        }
+
+        fn load_function(
+            &mut self,
+            name: &str,
+            module: &[u8],
+            deadline: Deadline,
+        ) -> Result<(), ClientError> {
+            let (name, module) = (name.to_owned(), module.to_vec());
+            let call = CoordinatorCall::LoadFunction { name, module };
+            self.perform(&call, deadline)?.done(call.op())
+        }
+    };
+}
+pub(crate) use blocking_calls;
+
+/// A [`CoordinatorCall`] that has begun.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BegunCall {
+    /// [`CoordinatorLink::poll`] returns its result by this number.
+    UnderWay(u64),
+    /// It is already done.
+    Done(CoordinatorReply),
+}
+
 /// The control connection to the coordinator.
 pub trait CoordinatorLink: Send {
     /// Creates a table, or opens it if it exists with an equal spec.
@@ -216,9 +401,62 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
-    /// Lets requests that wait for an answer end as interrupted once `alarm` is set. A coordinator that
-    /// answers within its callers' waits needs none.
-    fn end_waits_on(&mut self, _alarm: Arc<AtomicBool>) {}
+    /// Sends a request without a wait for its answer. The default makes the blocking call, for a
+    /// coordinator without a connection.
+    ///
+    /// # Errors
+    /// As of the blocking call.
+    fn begin(
+        &mut self,
+        call: &CoordinatorCall,
+        deadline: Deadline,
+    ) -> Result<BegunCall, ClientError> {
+        let reply = match call {
+            CoordinatorCall::CreateTable(spec) => {
+                CoordinatorReply::Table(self.create_table(spec, deadline)?)
+            }
+            CoordinatorCall::OpenTable { name } => {
+                CoordinatorReply::Table(self.open_table(name, deadline)?)
+            }
+            CoordinatorCall::ReleaseTable(id) => {
+                self.release_table(*id, deadline)?;
+                CoordinatorReply::Done
+            }
+            CoordinatorCall::Barrier { name, count } => {
+                self.barrier(name, *count, deadline)?;
+                CoordinatorReply::Done
+            }
+            CoordinatorCall::Save { dir, clocks } => {
+                let (rows, bytes) = self.save(dir, clocks, deadline)?;
+                CoordinatorReply::Saved { rows, bytes }
+            }
+            CoordinatorCall::Load { dir } => CoordinatorReply::Loaded(self.load(dir, deadline)?),
+            CoordinatorCall::LoadFunction { name, module } => {
+                self.load_function(name, module, deadline)?;
+                CoordinatorReply::Done
+            }
+        };
+        Ok(BegunCall::Done(reply))
+    }
+
+    /// Waits up to `wait` for the result of a call under way, which then is none any more. `None`: it has
+    /// not arrived; another message may have ended the wait.
+    ///
+    /// # Errors
+    /// As of the blocking call.
+    fn poll(
+        &mut self,
+        op: &'static str,
+        number: u64,
+        _wait: Duration,
+    ) -> Result<Option<CoordinatorReply>, ClientError> {
+        unreachable!("{op} {number} was done when it began")
+    }
+
+    /// Drops the result of a call under way, which itself goes on. Returns what it still waits for.
+    fn abandon(&mut self, op: &'static str, number: u64) -> String {
+        unreachable!("{op} {number} was done when it began")
+    }
 
     /// Reports that this worker is done: no worker waits for it any more.
     ///

@@ -3,13 +3,13 @@
 //! The caller passes `left`, which returns the rest of its time (`|| deadline.left()`). Each read and write
 //! is armed with it, so that a peer that sends one byte at a time gains nothing.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tidewater_protocol::limits::{COORDINATOR_LOOK, NOTICES_MAX};
+use tidewater_protocol::limits::NOTICES_MAX;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{self, Answer, Message, Notice, Request};
 use tidewater_protocol::wire::frame::{Decoder, kind};
@@ -17,7 +17,6 @@ use tidewater_protocol::wire::handshake::{ClientHandshake, HandshakeError, JobTo
 use tidewater_protocol::wire::hello::{Hello, Welcome};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::Refusal;
-use tidewater_runtime::clock::Deadline;
 
 /// Bytes that one read requests.
 const READ_BYTES: usize = 16 << 10;
@@ -87,7 +86,8 @@ pub enum ConnError {
     Refused(#[from] Refusal),
 }
 
-/// One end of an authenticated control connection, used by one thread, one call at a time.
+/// One end of an authenticated control connection, used by one thread at a time. A call waits for its
+/// answer. Requests that were started ([`ControlConn::start`]) may be under way meanwhile.
 #[derive(Debug)]
 pub struct ControlConn<S> {
     stream: S,
@@ -95,6 +95,8 @@ pub struct ControlConn<S> {
     welcome: Welcome,
     last_id: u64,
     notices: VecDeque<Notice>,
+    /// Requests that were started: kind and body of the answer, once it has arrived.
+    started: BTreeMap<u64, Option<(u16, Vec<u8>)>>,
     /// A message was sent in part, or the stream's position is lost.
     broken: bool,
 }
@@ -140,6 +142,7 @@ impl<S: TimedStream> ControlConn<S> {
             welcome,
             last_id: 0,
             notices,
+            started: BTreeMap::new(),
             broken: false,
         })
     }
@@ -164,20 +167,76 @@ impl<S: TimedStream> ControlConn<S> {
         request: &R,
         left: impl Fn() -> Duration,
     ) -> Result<R::Answer, ConnError> {
-        self.call_while(request, left, || true)
+        let id = self.send(request, &left)?;
+        let answer = self.await_answer::<R::Answer>(id, left, R::NAME);
+        self.broken = !matches!(answer, Ok(_) | Err(ConnError::TimedOut { .. }));
+        Ok(answer?.accepted()?)
     }
 
-    /// Calls like [`Self::call`], and asks `go_on` twice a second whether to continue waiting. The call
-    /// times out when it returns false.
+    /// Sends `request` and returns its number, by which [`Self::poll`] returns its answer.
     ///
     /// # Errors
-    /// As of [`Self::call`].
-    pub fn call_while<R: Request>(
+    /// As of [`Self::call`]; all are final but an invalid request.
+    pub fn start<R: Request>(
         &mut self,
         request: &R,
         left: impl Fn() -> Duration,
-        go_on: impl FnMut() -> bool,
-    ) -> Result<R::Answer, ConnError> {
+    ) -> Result<u64, ConnError> {
+        let id = self.send(request, &left)?;
+        self.started.insert(id, None);
+        Ok(id)
+    }
+
+    /// Answer of a request that was started, which is then forgotten. `None` if another message arrived,
+    /// or none while there was time left; without any time it looks at messages that were read before.
+    ///
+    /// # Errors
+    /// As of [`Self::call`].
+    ///
+    /// # Panics
+    /// The request was not started, or was forgotten.
+    pub fn poll<R: Request>(
+        &mut self,
+        id: u64,
+        left: impl Fn() -> Duration,
+    ) -> Result<Option<R::Answer>, ConnError> {
+        assert!(
+            self.started.contains_key(&id),
+            "request {id} is not under way"
+        );
+        if let Some(None) = self.started.get(&id) {
+            if self.broken {
+                return Err(ConnError::Broken);
+            }
+            // No call awaits its answer.
+            let awaited = self.last_id + 1;
+            let step = self.take_one::<NoAnswer>(awaited, &left, R::NAME);
+            if let Err(error) = step
+                && !matches!(error, ConnError::TimedOut { .. })
+            {
+                self.broken = true;
+                return Err(error);
+            }
+        }
+        let Some((kind, body)) = self.started.get_mut(&id).and_then(Option::take) else {
+            return Ok(None);
+        };
+        self.started.remove(&id);
+        let answer = control::decode_answer::<R::Answer>(kind, &body);
+        self.broken |= answer.is_err();
+        Ok(Some(answer?.accepted()?))
+    }
+
+    /// Drops the answer of a request that was started, when it arrives. The request goes on.
+    pub fn forget(&mut self, id: u64) {
+        self.started.remove(&id);
+    }
+
+    fn send<R: Request>(
+        &mut self,
+        request: &R,
+        left: &impl Fn() -> Duration,
+    ) -> Result<u64, ConnError> {
         if self.broken {
             return Err(ConnError::Broken);
         }
@@ -185,10 +244,8 @@ impl<S: TimedStream> ControlConn<S> {
         let id = self.last_id + 1;
         control::encode(id, request, &mut out)?;
         self.last_id = id;
-        write_all(&mut self.stream, &out, &left, R::NAME).inspect_err(|_| self.broken = true)?;
-        let answer = self.await_answer::<R::Answer>(id, left, go_on, R::NAME);
-        self.broken = !matches!(answer, Ok(_) | Err(ConnError::TimedOut { .. }));
-        Ok(answer?.accepted()?)
+        write_all(&mut self.stream, &out, left, R::NAME).inspect_err(|_| self.broken = true)?;
+        Ok(id)
     }
 
     /// The oldest notice kept, without reading.
@@ -232,17 +289,11 @@ impl<S: TimedStream> ControlConn<S> {
         &mut self,
         id: u64,
         left: impl Fn() -> Duration,
-        mut go_on: impl FnMut() -> bool,
         operation: &'static str,
     ) -> Result<A, ConnError> {
         loop {
-            let end = Deadline::after(COORDINATOR_LOOK);
-            let slice = || left().min(end.left());
-            match self.take_one::<A>(id, slice, operation) {
-                Ok(Some(answer)) => return Ok(answer),
-                Ok(None) => {}
-                Err(ConnError::TimedOut { .. }) if !left().is_zero() && go_on() => {}
-                Err(error) => return Err(error),
+            if let Some(answer) = self.take_one::<A>(id, &left, operation)? {
+                return Ok(answer);
             }
         }
     }
@@ -277,7 +328,13 @@ impl<S: TimedStream> ControlConn<S> {
             })?;
         match u64::from_le_bytes(*id) {
             id if id == awaited => Ok(Some(control::decode::<A>(&frame)?.1)),
-            id if (1..awaited).contains(&id) => Ok(None),
+            id if (1..=self.last_id).contains(&id) => {
+                // Also a second answer: the first one stands.
+                if let Some(answer @ None) = self.started.get_mut(&id) {
+                    *answer = Some((frame.kind(), frame.body().to_vec()));
+                }
+                Ok(None)
+            }
             _ => Err(WireError::Malformed {
                 what: A::NAME,
                 why: "answers nothing asked",

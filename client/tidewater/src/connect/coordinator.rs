@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
-use tidewater_protocol::limits::TEXT_BYTES_MAX;
+use tidewater_protocol::limits::{COORDINATOR_LOOK, TEXT_BYTES_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
@@ -18,12 +18,14 @@ use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 use tidewater_topology::hostinfo;
 
 use crate::error::ClientError;
 use crate::interrupt;
-use crate::link::{CoordinatorLink, Loaded};
+use crate::link::{
+    BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, blocking_calls,
+    unexpected,
+};
 
 /// Time limit of the request, after a deadline, for the servers that have joined.
 const WHO: Duration = Duration::from_secs(1);
@@ -69,8 +71,6 @@ pub struct NetCoordinatorLink {
     /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
-    /// Ends the wait for an answer when it is set.
-    alarm: Option<Arc<AtomicBool>>,
 }
 
 impl NetCoordinatorLink {
@@ -106,7 +106,6 @@ impl NetCoordinatorLink {
             conn,
             failed: None,
             members: None,
-            alarm: None,
         };
         let join = Join {
             host: hostinfo::host_name(),
@@ -122,7 +121,7 @@ impl NetCoordinatorLink {
         };
         match link.call("join", &CoordinatorRequest::Join(join), deadline)? {
             CoordinatorAnswer::Joined(joined) => Ok((link, joined)),
-            _ => Err(link.nonsense("join")),
+            _ => Err(unexpected("join")),
         }
     }
 
@@ -138,7 +137,7 @@ impl NetCoordinatorLink {
     pub fn members(&mut self, deadline: Deadline) -> Result<Members, ClientError> {
         match self.call("members", &CoordinatorRequest::Members, deadline)? {
             CoordinatorAnswer::Members(members) => Ok(members),
-            _ => Err(self.nonsense("members")),
+            _ => Err(unexpected("members")),
         }
     }
 
@@ -200,35 +199,65 @@ impl NetCoordinatorLink {
         request: &CoordinatorRequest,
         deadline: Deadline,
     ) -> Result<CoordinatorAnswer, ClientError> {
+        let id = self.start(op, request, deadline)?;
+        loop {
+            let end = Deadline::after(COORDINATOR_LOOK.min(deadline.left()));
+            if let Some(answer) = self.answer(id, end)? {
+                return Ok(answer);
+            }
+            let over = match (interrupt::requested(), deadline.passed()) {
+                (true, _) => ClientError::Interrupted { op },
+                (false, true) => {
+                    let missing = self.no_answer();
+                    ClientError::Deadline { op, missing }
+                }
+                (false, false) => continue,
+            };
+            self.conn.forget(id);
+            return Err(over);
+        }
+    }
+
+    /// Sends a request; [`Self::answer`] returns its answer.
+    fn start(
+        &mut self,
+        op: &'static str,
+        request: &CoordinatorRequest,
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
         // An invalid request is the caller's error, not a failure of the connection.
         request.validate().map_err(|wrong| ClientError::Argument {
             op,
             table: table_of(request).to_owned(),
             what: wrong.to_string(),
         })?;
-        let mut interrupted = false;
-        let alarm = self.alarm.clone();
-        // SYNC: thread-lost, with the store in `WorkerState::lose`.
-        let is_raised = || alarm.as_ref().is_some_and(|a| a.load(Ordering::Acquire));
-        // A request that begins after the alarm reports it.
-        let was_raised = is_raised();
-        let answer = self.conn.call_while(
-            request,
-            || deadline.left(),
-            || {
-                interrupted = interrupt::requested() || (is_raised() && !was_raised);
-                !interrupted
-            },
-        );
+        let started = self.conn.start(request, || deadline.left());
+        started.map_err(|error| match error {
+            ConnError::TimedOut { .. } => {
+                let missing = self.no_answer();
+                ClientError::Deadline { op, missing }
+            }
+            error => self.failure(error),
+        })
+    }
+
+    /// The answer of a started request; `None` until it has arrived.
+    fn answer(&mut self, id: u64, end: Deadline) -> Result<Option<CoordinatorAnswer>, ClientError> {
+        let answer = self.conn.poll::<CoordinatorRequest>(id, || end.left());
         self.take_notices();
-        if interrupted {
-            return Err(ClientError::Interrupted { op });
-        }
-        match answer {
-            Ok(answer) => Ok(answer),
+        answer.map_err(|error| self.failure(error))
+    }
+
+    fn no_answer(&self) -> String {
+        format!("the coordinator at {} has not answered", self.address)
+    }
+
+    /// The error of a call, or of the connection.
+    fn failure(&self, error: ConnError) -> ClientError {
+        match error {
             // A notice that the job has failed says more than the end of the cluster, which follows
             // from it.
-            Err(ConnError::Refused(refusal)) => Err(match self.failed.clone() {
+            ConnError::Refused(refusal) => match self.failed.clone() {
                 Some(failed)
                     if refusal.code == RefusalCode::ShuttingDown
                         && !mutants::on(Mutant::RefusalBeforeNotice) =>
@@ -236,16 +265,12 @@ impl NetCoordinatorLink {
                     failed.into()
                 }
                 _ => refusal.into(),
-            }),
-            Err(ConnError::TimedOut { .. }) => {
-                let missing = format!("the coordinator at {} has not answered", self.address);
-                Err(ClientError::Deadline { op, missing })
-            }
+            },
             // A reason that came before the end says more than the end.
-            Err(error) => Err(match self.failed.clone() {
+            error => match self.failed.clone() {
                 Some(refusal) => refusal.into(),
                 None => control(&self.address, &error),
-            }),
+            },
         }
     }
 
@@ -257,24 +282,31 @@ impl NetCoordinatorLink {
     ) -> Result<(), ClientError> {
         match self.call(op, request, deadline)? {
             CoordinatorAnswer::Done => Ok(()),
-            _ => Err(self.nonsense(op)),
+            _ => Err(unexpected(op)),
         }
     }
 
-    fn table(
+    fn perform(
         &mut self,
-        op: &'static str,
-        request: &CoordinatorRequest,
+        call: &CoordinatorCall,
         deadline: Deadline,
-    ) -> Result<TableInfo, ClientError> {
-        match self.call(op, request, deadline) {
-            Ok(CoordinatorAnswer::Table(table)) => Ok(table),
-            Ok(_) => Err(self.nonsense(op)),
-            Err(ClientError::Deadline { op, missing }) => Err(ClientError::Deadline {
-                op,
-                missing: self.who_is_missing(missing),
-            }),
-            Err(error) => Err(error),
+    ) -> Result<CoordinatorReply, ClientError> {
+        let op = call.op();
+        let request = request_of(call, deadline)?;
+        let id = self.start(op, &request, deadline)?;
+        loop {
+            let wait = COORDINATOR_LOOK.min(deadline.left());
+            if let Some(reply) = self.poll(op, id, wait)? {
+                return Ok(reply);
+            }
+            if interrupt::requested() {
+                self.conn.forget(id);
+                return Err(ClientError::Interrupted { op });
+            }
+            if deadline.passed() {
+                let missing = self.abandon(op, id);
+                return Err(ClientError::Deadline { op, missing });
+            }
         }
     }
 
@@ -316,107 +348,91 @@ impl NetCoordinatorLink {
             Notice::TableReleased { .. } => {}
         }
     }
+}
 
-    fn nonsense(&self, op: &str) -> ClientError {
-        let why = format!("it answers {op} with something else; is it of another release?");
-        ClientError::Control {
-            peer: self.name(),
-            why,
+/// The request of a call whose deadline is this.
+fn request_of(
+    call: &CoordinatorCall,
+    deadline: Deadline,
+) -> Result<CoordinatorRequest, ClientError> {
+    Ok(match call {
+        CoordinatorCall::CreateTable(spec) => CoordinatorRequest::CreateTable(spec.clone()),
+        CoordinatorCall::OpenTable { name } => CoordinatorRequest::OpenTable { name: name.clone() },
+        CoordinatorCall::ReleaseTable(id) => CoordinatorRequest::ReleaseTable { id: *id },
+        CoordinatorCall::Barrier { name, count } => {
+            let left = deadline.left();
+            let wait = left.saturating_sub(HEAD_START.min(left / 2));
+            CoordinatorRequest::Barrier {
+                name: name.clone(),
+                count: *count,
+                timeout_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            }
         }
-    }
-
-    fn name(&self) -> String {
-        format!("coordinator at {}", self.address)
-    }
+        CoordinatorCall::Save { dir, clocks } => CoordinatorRequest::Save {
+            dir: absolute_directory("save", dir)?,
+            clocks: clocks.clone(),
+        },
+        CoordinatorCall::Load { dir } => CoordinatorRequest::Load {
+            dir: absolute_directory("load", dir)?,
+        },
+        CoordinatorCall::LoadFunction { name, module } => CoordinatorRequest::LoadFunction {
+            name: name.clone(),
+            module: ModuleBytes(module.clone()),
+        },
+    })
 }
 
 impl CoordinatorLink for NetCoordinatorLink {
-    fn create_table(
+    blocking_calls!();
+
+    fn begin(
         &mut self,
-        spec: &TableSpec,
+        call: &CoordinatorCall,
         deadline: Deadline,
-    ) -> Result<TableInfo, ClientError> {
-        let request = CoordinatorRequest::CreateTable(spec.clone());
-        self.table("create table", &request, deadline)
+    ) -> Result<BegunCall, ClientError> {
+        let request = request_of(call, deadline)?;
+        self.start(call.op(), &request, deadline)
+            .map(BegunCall::UnderWay)
     }
 
-    fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError> {
-        let request = CoordinatorRequest::OpenTable {
-            name: name.to_owned(),
-        };
-        self.table("open table", &request, deadline)
-    }
-
-    fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError> {
-        self.done(
-            "release table",
-            &CoordinatorRequest::ReleaseTable { id },
-            deadline,
-        )
-    }
-
-    fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError> {
-        let left = deadline.left();
-        let wait = left.saturating_sub(HEAD_START.min(left / 2));
-        let timeout_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-        let name = name.to_owned();
-        let request = CoordinatorRequest::Barrier {
-            name,
-            count,
-            timeout_ms,
-        };
-        self.done("barrier", &request, deadline)
-    }
-
-    fn save(
+    fn poll(
         &mut self,
-        dir: &str,
-        clocks: &[DomainClock],
-        deadline: Deadline,
-    ) -> Result<(u64, u64), ClientError> {
-        let request = CoordinatorRequest::Save {
-            dir: absolute_directory("save", dir)?,
-            clocks: clocks.to_vec(),
+        op: &'static str,
+        number: u64,
+        wait: Duration,
+    ) -> Result<Option<CoordinatorReply>, ClientError> {
+        let Some(answer) = self.answer(number, Deadline::after(wait))? else {
+            return Ok(None);
         };
-        match self.call("save", &request, deadline)? {
+        Ok(Some(match answer {
+            CoordinatorAnswer::Done => CoordinatorReply::Done,
+            CoordinatorAnswer::Table(table) => CoordinatorReply::Table(table),
             CoordinatorAnswer::Saved {
                 tables: _,
                 rows,
                 bytes,
-            } => Ok((rows, bytes)),
-            _ => Err(self.nonsense("save")),
-        }
-    }
-
-    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
-        let request = CoordinatorRequest::Load {
-            dir: absolute_directory("load", dir)?,
-        };
-        match self.call("load", &request, deadline)? {
+            } => CoordinatorReply::Saved { rows, bytes },
             CoordinatorAnswer::Loaded {
                 tables,
                 rows,
                 clocks,
-            } => Ok(Loaded {
+            } => CoordinatorReply::Loaded(Loaded {
                 tables,
                 rows,
                 clocks,
             }),
-            _ => Err(self.nonsense("load")),
-        }
+            _ => return Err(unexpected(op)),
+        }))
     }
 
-    fn load_function(
-        &mut self,
-        name: &str,
-        module: &[u8],
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let request = CoordinatorRequest::LoadFunction {
-            name: name.to_owned(),
-            module: ModuleBytes(module.to_vec()),
-        };
-        self.done("load function", &request, deadline)
+    fn abandon(&mut self, op: &'static str, number: u64) -> String {
+        self.conn.forget(number);
+        let missing = self.no_answer();
+        // Tables wait for servers.
+        match op {
+            "create table" | "open table" => self.who_is_missing(missing),
+            _ => missing,
+        }
     }
 
     fn check(&mut self) -> Result<(), ClientError> {
@@ -446,10 +462,6 @@ impl CoordinatorLink for NetCoordinatorLink {
                 return Ok(());
             }
         }
-    }
-
-    fn end_waits_on(&mut self, alarm: Arc<AtomicBool>) {
-        self.alarm = Some(alarm);
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {

@@ -6,30 +6,39 @@
 //! what is made of them) are the first client's.
 //!
 //! The clients share [`WorkerState`]. A thread that ends before it has finished is the loss of its worker:
-//! its guard raises an alarm that ends the waits of the others, and the first of them that holds the
+//! its guard notes it, which ends the waits of the others, and the first of them that holds the
 //! connection reports the loss.
+//!
+//! A call to the coordinator holds the connection while it sends its request and reads messages, not
+//! while it waits: a thread that opens a table does not wait for the save of another one.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
-use tidewater_protocol::limits::WORKER_THREADS_MAX;
+use tidewater_protocol::limits::{COORDINATOR_LOOK, WORKER_THREADS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableInfo};
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
 use super::Client;
 use crate::clock::check_member;
 use crate::error::ClientError;
-use crate::link::{ConnectThread, CoordinatorLink, Loaded, ThreadLinks};
+use crate::interrupt;
+use crate::link::{
+    BegunCall, ConnectThread, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded,
+    ThreadLinks, blocking_calls,
+};
 
 /// Longest time that the report of a lost thread may take.
 const REPORT: Duration = Duration::from_secs(1);
 /// Pause between two attempts to get the connection while another thread uses it.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Longest time for which a thread holds the connection in a wait while others may need it.
+const TURN: Duration = Duration::from_millis(5);
 
 type Link = Box<dyn CoordinatorLink>;
 
@@ -41,21 +50,16 @@ pub(crate) struct WorkerState {
     open: Mutex<BTreeSet<u32>>,
     /// The first thread that ended before it finished.
     lost: OnceLock<WorkerThread>,
-    /// Raised once `lost` is set; ends a wait for the coordinator's answer.
-    alarm: Arc<AtomicBool>,
     reported: AtomicBool,
 }
 
 impl WorkerState {
-    fn new(rank: WorkerId, mut coordinator: Link) -> Self {
-        let alarm = Arc::new(AtomicBool::new(false));
-        coordinator.end_waits_on(Arc::clone(&alarm));
+    fn new(rank: WorkerId, coordinator: Link) -> Self {
         Self {
             rank,
             coordinator: Mutex::new(coordinator),
             open: Mutex::default(),
             lost: OnceLock::new(),
-            alarm,
             reported: AtomicBool::new(false),
         }
     }
@@ -116,8 +120,6 @@ impl WorkerState {
         }
         // The first one is the cause.
         self.lost.get_or_init(|| thread);
-        // SYNC: thread-lost, with the load in `NetCoordinatorLink::call`.
-        self.alarm.store(true, Ordering::Release);
         if let Some(mut link) = self.try_coordinator() {
             // The other threads' calls fail with it.
             drop(self.check_over(&mut link));
@@ -227,8 +229,8 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// The connection of a worker to the coordinator, shared by its threads. One request at a time uses it;
-/// the others wait for it up to their deadlines.
+/// The connection of a worker to the coordinator, shared by its threads. Requests of several threads may
+/// be under way; one thread at a time sends or reads, and leaves the others' answers with the link.
 struct SharedCoordinator {
     worker: Arc<WorkerState>,
     thread: WorkerThread,
@@ -243,7 +245,8 @@ impl SharedCoordinator {
     ) -> Result<R, ClientError> {
         let Some(mut link) = self.worker.coordinator(deadline) else {
             self.worker.check()?;
-            let missing = "another thread of this worker waits for the coordinator's answer".into();
+            let missing =
+                "another thread of this worker uses the connection to the coordinator".into();
             return Err(ClientError::Deadline { op, missing });
         };
         self.worker.check_over(&mut link)?;
@@ -252,60 +255,87 @@ impl SharedCoordinator {
             self.worker.check_over(&mut link).err().unwrap_or(error)
         })
     }
+
+    /// Time for which one wait holds the connection.
+    fn turn(&self) -> Duration {
+        match self.worker.open().is_empty() {
+            true => COORDINATOR_LOOK,
+            false => TURN,
+        }
+    }
+
+    fn perform(
+        &mut self,
+        call: &CoordinatorCall,
+        deadline: Deadline,
+    ) -> Result<CoordinatorReply, ClientError> {
+        let op = call.op();
+        let number = match self.begin(call, deadline)? {
+            BegunCall::Done(reply) => return Ok(reply),
+            BegunCall::UnderWay(number) => number,
+        };
+        let mut looked = clock::now();
+        loop {
+            let wait = self.turn().min(deadline.left());
+            match self.poll(op, number, wait) {
+                Ok(Some(reply)) => return Ok(reply),
+                Ok(None) => {}
+                Err(error) => return Err(error),
+            }
+            if deadline.passed() {
+                let missing = self.abandon(op, number);
+                return Err(ClientError::Deadline { op, missing });
+            }
+            if looked.elapsed() >= COORDINATOR_LOOK {
+                looked = clock::now();
+                if interrupt::requested() {
+                    self.abandon(op, number);
+                    return Err(ClientError::Interrupted { op });
+                }
+            }
+            if !self.worker.open().is_empty() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
 }
 
 impl CoordinatorLink for SharedCoordinator {
-    fn create_table(
+    blocking_calls!();
+
+    fn begin(
         &mut self,
-        spec: &TableSpec,
+        call: &CoordinatorCall,
         deadline: Deadline,
-    ) -> Result<TableInfo, ClientError> {
-        self.with("create table", deadline, |link| {
-            link.create_table(spec, deadline)
-        })
+    ) -> Result<BegunCall, ClientError> {
+        if let CoordinatorCall::Barrier { .. } = call {
+            first_only(call.op(), self.thread)?;
+        }
+        self.with(call.op(), deadline, |link| link.begin(call, deadline))
     }
 
-    fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError> {
-        self.with("open table", deadline, |link| {
-            link.open_table(name, deadline)
-        })
-    }
-
-    fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError> {
-        self.with("release table", deadline, |link| {
-            link.release_table(id, deadline)
-        })
-    }
-
-    fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError> {
-        first_only("barrier", self.thread)?;
-        self.with("barrier", deadline, |link| {
-            link.barrier(name, count, deadline)
-        })
-    }
-
-    fn save(
+    fn poll(
         &mut self,
-        dir: &str,
-        clocks: &[DomainClock],
-        deadline: Deadline,
-    ) -> Result<(u64, u64), ClientError> {
-        self.with("save", deadline, |link| link.save(dir, clocks, deadline))
+        op: &'static str,
+        number: u64,
+        wait: Duration,
+    ) -> Result<Option<CoordinatorReply>, ClientError> {
+        let until = Deadline::after(wait);
+        let Some(mut link) = self.worker.coordinator(until) else {
+            return self.worker.check().map(|()| None);
+        };
+        self.worker.check_over(&mut link)?;
+        let polled = link.poll(op, number, until.left());
+        // The loss of a thread, which may have ended this wait, says more.
+        polled.map_err(|error| self.worker.check_over(&mut link).err().unwrap_or(error))
     }
 
-    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
-        self.with("load", deadline, |link| link.load(dir, deadline))
-    }
-
-    fn load_function(
-        &mut self,
-        name: &str,
-        module: &[u8],
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        self.with("load function", deadline, |link| {
-            link.load_function(name, module, deadline)
-        })
+    fn abandon(&mut self, op: &'static str, number: u64) -> String {
+        match self.worker.coordinator(Deadline::after(REPORT)) {
+            Some(mut link) => link.abandon(op, number),
+            // Its answer stays with the link until the connection ends.
+            None => "another thread of this worker uses the connection to the coordinator".into(),
+        }
     }
 
     fn check(&mut self) -> Result<(), ClientError> {

@@ -194,6 +194,42 @@ fn a_late_answer_is_dropped_and_the_next_call_gets_its_own() {
     });
 }
 
+/// The answer of a barrier, which comes last, is not lost to the call and the request in between.
+#[test]
+fn started_requests_keep_their_answers() {
+    let mut held = Vec::new();
+    let server = move |id, request, peer: &mut ControlPeer| match request {
+        CoordinatorRequest::Finished => {
+            for late in held.drain(..) {
+                echo(late, CoordinatorRequest::Members, peer);
+            }
+            echo(id, CoordinatorRequest::Finished, peer);
+        }
+        CoordinatorRequest::Members => held.push(id),
+        other => echo(id, other, peer),
+    };
+    with_server(server, |stream| {
+        let mut conn = open(stream);
+        let members = CoordinatorRequest::Members;
+        let first = conn.start(&members, long).unwrap();
+        let forgotten = conn.start(&members, long).unwrap();
+        let second = conn.start(&members, long).unwrap();
+        conn.forget(forgotten);
+        let none = conn.poll::<CoordinatorRequest>(first, || Duration::ZERO);
+        assert_eq!(none.unwrap(), None);
+        let id = TableId(1);
+        let refused = conn.call(&CoordinatorRequest::ReleaseTable { id }, long);
+        assert!(matches!(refused, Err(ConnError::Refused(_))), "{refused:?}");
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
+        for id in [second, first] {
+            let answer = conn.poll::<CoordinatorRequest>(id, || Duration::ZERO);
+            let expected = CoordinatorAnswer::Members(Default::default());
+            assert_eq!(answer.unwrap(), Some(expected));
+        }
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
+    });
+}
+
 #[test]
 fn an_answer_to_nothing_breaks_the_connection() {
     let server = |id: u64, request, peer: &mut ControlPeer| echo(id + 1, request, peer);

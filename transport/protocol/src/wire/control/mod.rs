@@ -96,13 +96,27 @@ pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(),
 /// # Errors
 /// The frame is of another kind, is malformed, or holds a field over its limit.
 pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
-    if frame.kind() != M::KIND {
-        return Err(WireError::Kind {
-            found: frame.kind(),
-            expected: M::KIND,
-        });
-    }
+    check_kind::<M>(frame.kind())?;
     decode_body(frame.body())
+}
+
+/// Decodes an answer from kind and body of a frame that was kept.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_answer<A: Answer>(kind: u16, body: &[u8]) -> Result<A, WireError> {
+    check_kind::<A>(kind)?;
+    Ok(decode_body(body)?.1)
+}
+
+const fn check_kind<M: Message>(found: u16) -> Result<(), WireError> {
+    match found == M::KIND {
+        true => Ok(()),
+        false => Err(WireError::Kind {
+            found,
+            expected: M::KIND,
+        }),
+    }
 }
 
 /// Decodes a message and its id from a frame's body.
