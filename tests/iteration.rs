@@ -10,16 +10,18 @@
 use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
-use tidewater::link::ServerLink;
+use tidewater::link::{ConnectThread, OpenLane, ServerLink, ThreadLinks};
 use tidewater::{Client, ClientError, Parts, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
-use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_protocol::wire::control::{ServerMember, TableDescriptor};
 use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 
 /// Elements of a row in the tables that fill a memory.
@@ -49,21 +51,122 @@ fn client_over(
     let mut config = ConnectConfig::new(environment.token.clone(), link.cluster(), rank);
     (config.transport, config.epoch) = (transport, members.epoch);
     config.namespace = job.into();
-    let mut parker = OsParker::new(Duration::ZERO).unwrap();
-    let servers = members.servers.iter().map(|server| {
-        let (link, lanes) = NetServerLink::open(server, &config, &mut parker, long()).unwrap();
-        (Box::new(link) as Box<dyn ServerLink>, lanes)
-    });
-    let servers = servers.collect();
-    Client::from_parts(Parts {
+    let threads = Threads {
+        servers: members.servers,
+        config,
+        refusals: Arc::default(),
+    };
+    let ThreadLinks { servers, parker } = threads.connect(0, long()).unwrap();
+    let mut client = Client::from_parts(Parts {
         coordinator: Box::new(link),
         servers,
-        parker: Box::new(parker),
+        parker,
         rank: WorkerId(rank),
         workers: environment.workers,
         sync,
     })
-    .unwrap()
+    .unwrap();
+    client.connect_siblings_by(Arc::new(threads));
+    client
+}
+
+/// Connects the threads of a worker. Of a sibling's sessions the last one does not end at the first
+/// attempt.
+struct Threads {
+    servers: Vec<ServerMember>,
+    config: ConnectConfig,
+    refusals: Arc<AtomicU64>,
+}
+
+impl ConnectThread for Threads {
+    fn connect(&self, thread: u32, deadline: Deadline) -> Result<ThreadLinks, ClientError> {
+        let mut config = self.config.clone();
+        config.thread = thread;
+        let mut parker = OsParker::new(Duration::ZERO).unwrap();
+        let mut servers = Vec::new();
+        for (n, server) in self.servers.iter().enumerate() {
+            let (link, lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+            let link: Box<dyn ServerLink> = match thread > 0 && n + 1 == self.servers.len() {
+                true => Box::new(LastLink(link, Arc::clone(&self.refusals))),
+                false => Box::new(link),
+            };
+            servers.push((link, lanes));
+        }
+        let parker = Box::new(parker);
+        Ok(ThreadLinks { servers, parker })
+    }
+}
+
+/// A session that does not end at the first attempt.
+struct LastLink(NetServerLink, Arc<AtomicU64>);
+
+impl ServerLink for LastLink {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn session(&self) -> SessionId {
+        self.0.session()
+    }
+
+    fn transport(&self) -> TransportKind {
+        self.0.transport()
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.0.ring_bytes()
+    }
+
+    fn describe(&mut self, table: TableId, d: Deadline) -> Result<TableDescriptor, ClientError> {
+        self.0.describe(table, d)
+    }
+
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
+        self.0.clocks(domain, deadline)
+    }
+
+    fn check(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.0.check(deadline)
+    }
+
+    fn end_session(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        if self.1.fetch_add(1, Ordering::Relaxed) == 0 {
+            let (op, missing) = ("detach", "the last server".into());
+            return Err(ClientError::Deadline { op, missing });
+        }
+        self.0.end_session(deadline)
+    }
+
+    fn recover(&mut self, applier: ApplierId, d: Deadline) -> Result<OpenLane, ClientError> {
+        self.0.recover(applier, d)
+    }
+}
+
+/// A sibling's `finish` that failed on the last of two servers continues there when it is repeated, and
+/// frees the thread's number.
+#[test]
+fn finish_of_a_sibling_is_repeated() {
+    let cluster = small(2, 1);
+    let mut first = client(&cluster, 0, "job", SyncMode::Bsp);
+    let table = rows(&mut first);
+    let mut sibling = first.sibling().unwrap();
+    sibling.set_timeout(Duration::from_secs(5));
+    let its = sibling.open_table::<f32>("rows").unwrap();
+    push_ones(&mut sibling, &its, &[1, 2]).unwrap();
+    let failed = sibling.finish();
+    assert!(
+        matches!(failed, Err(ClientError::Deadline { op: "detach", .. })),
+        "{failed:?}"
+    );
+    sibling.finish().unwrap();
+    drop(sibling);
+    first.tick().unwrap();
+    assert_eq!(value(&mut first, &table, 1).to_bits(), 1.0f32.to_bits());
+    assert_eq!(first.sibling().unwrap().thread(), 1);
 }
 
 /// A cluster with a small memory for successive jobs.

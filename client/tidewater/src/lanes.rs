@@ -80,6 +80,8 @@ struct Server {
     link: Box<dyn ServerLink>,
     first_lane: usize,
     lanes: usize,
+    /// Whether this client has ended its session.
+    ended: bool,
 }
 
 /// All lanes of the thread.
@@ -293,6 +295,7 @@ impl Lanes {
                 link,
                 first_lane,
                 lanes: count,
+                ended: false,
             });
         }
         let any = |kinds: &[TransportKind]| {
@@ -614,11 +617,24 @@ impl Lanes {
         }
     }
 
-    /// Ends the sessions with all servers; the client has nothing more to send.
+    /// Ends the sessions with all servers; the client has nothing more to send. A call after an error
+    /// continues with the server that failed.
     pub(crate) fn end_sessions(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        let ended = |s: &mut Server| s.link.end_session(deadline);
-        let ended = self.servers.iter_mut().try_for_each(ended);
-        ended.map_err(|e| self.blame(e))
+        for server in &mut self.servers {
+            if server.ended {
+                continue;
+            }
+            if let Err(error) = server.link.end_session(deadline) {
+                return Err(self.blame(error));
+            }
+            server.ended = true;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::end_sessions`] has ended one.
+    pub(crate) fn has_ended_sessions(&self) -> bool {
+        self.servers.iter().any(|server| server.ended)
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.

@@ -480,15 +480,13 @@ impl Client {
 
     /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,
     /// from which a program continues the iteration count. Open the tables afterwards. A relative path
-    /// is relative to this process's working directory. This client drops the residuals of its encoded
-    /// pushes.
+    /// is relative to this process's working directory. Its tables are new ones: residuals of encoded pushes
+    /// stay with the tables that were released before.
     ///
     /// # Errors
     /// A refusal that names the file and the cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
-        let loaded = self.lanes.coordinator.load(dir, Deadline::after(timeout))?;
-        self.feedback.forget_all();
-        Ok(loaded)
+        self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 
     /// Sends built frames and waits for everything pushed so far, on every lane.
@@ -523,9 +521,12 @@ impl Client {
             return Ok(());
         }
         self.guard.check_finish()?;
-        self.flush()?;
-        self.clock.finish(&mut self.lanes)?;
-        self.flush()?;
+        // A sibling without some of its sessions has sent everything, and can send no more.
+        if !self.lanes.has_ended_sessions() {
+            self.flush()?;
+            self.clock.finish(&mut self.lanes)?;
+            self.flush()?;
+        }
         let deadline = self.deadline();
         match is_first {
             true => self.lanes.coordinator.finished(deadline)?,

@@ -194,12 +194,6 @@ impl Feedback {
             self.bytes -= residuals.index.len() * page;
         }
     }
-
-    /// Drops the residuals of all tables.
-    pub(crate) fn forget_all(&mut self) {
-        self.tables.clear();
-        self.bytes = 0;
-    }
 }
 
 /// Pages that a range of a range table touches.
