@@ -1,16 +1,20 @@
 //! Tables of a server: created, used, released, separated by job.
 
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+
 use tidewater::connect::ConnectConfig;
 use tidewater::link::ServerLink;
 use tidewater::{ClientError, PullOptions, TableBuilder};
+use tidewater_engine::functions::{Function, FunctionLoader, ServerFunction};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_service::server::ServerError;
+use tidewater_service::server::{ServerError, ServerHandle};
 
-use crate::rig::{BOTH, CLUSTER, Rig, info, soon, token};
+use crate::rig::{BOTH, CLUSTER, Rig, config, info, soon, token};
 
 #[test]
 fn what_is_pushed_is_what_is_pulled() {
@@ -46,6 +50,39 @@ fn what_is_pushed_is_what_is_pulled() {
             .pull_dense(&blocks, 0, &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, all, "{transport:?}");
+    }
+}
+
+/// A loader that ends its job before it has a function.
+struct EndsJob(Arc<OnceLock<ServerHandle>>);
+
+struct Nothing;
+
+impl Function for Nothing {}
+
+impl FunctionLoader for EndsJob {
+    fn load(&self, _: &[u8]) -> Result<Arc<dyn ServerFunction>, Box<dyn Error + Send + Sync>> {
+        self.0.get().ok_or("no server")?.end_job("default")?;
+        Ok(Arc::new(Nothing))
+    }
+}
+
+/// A function of a job that ends while its module is compiled is refused; it is no function of the next
+/// job of that name.
+#[test]
+fn function_of_an_ended_job_is_refused() {
+    let mut config = config();
+    let handle = Arc::new(OnceLock::new());
+    config.functions.loader = Some(Arc::new(EndsJob(Arc::clone(&handle))));
+    let rig = Rig::with(config);
+    handle.set(rig.handle()).unwrap();
+    for _ in 0..2 {
+        // The second time the name would be taken.
+        let refused = rig.handle().load_function("default", "f", &[1]);
+        match refused {
+            Err(ServerError::Function { why, .. }) => assert!(why.contains("has ended"), "{why}"),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

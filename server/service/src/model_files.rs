@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
 use crate::checkpoint::{self, Appliers, OsDisk, SaveRequest, SavedModel};
+use crate::server::panic_text;
 
 /// Time for which the index of a model is kept after an order.
 const KEEP_INDEX: Duration = Duration::from_secs(1);
@@ -144,6 +146,19 @@ impl std::fmt::Debug for ModelFiles {
     }
 }
 
+/// Runs a task of a thread for files. A panic is a refusal with its message. The caller drops what the
+/// task may have left half changed.
+pub(crate) fn refuse_panic<T>(task: impl FnOnce() -> T) -> Result<T, Refusal> {
+    catch_unwind(AssertUnwindSafe(task)).map_err(|panic| {
+        let text = format!(
+            "the thread for files panicked: {}; this is a defect, please report it",
+            panic_text(&*panic)
+        );
+        tracing::error!("{text}");
+        Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
+    })
+}
+
 /// The thread of one job.
 pub(crate) struct FileThread {
     server: ServerId,
@@ -174,7 +189,13 @@ impl FileThread {
             };
             match next {
                 Ok((id, order)) => {
-                    let reply = self.carry_out(order).unwrap_or_else(|refusal| {
+                    // A panic is answered like an error: the coordinator waits for each order. The
+                    // order's file and index are dropped by it, and the index that is kept below.
+                    let done = refuse_panic(|| self.carry_out(order));
+                    if done.is_err() {
+                        self.model = None;
+                    }
+                    let reply = done.flatten().unwrap_or_else(|refusal| {
                         tracing::warn!(%refusal, "an order cannot be carried out");
                         CommandReply::Refused(refusal)
                     });
@@ -246,5 +267,61 @@ impl FileThread {
             clocks,
             settings,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_engine::apply::engine::Engine;
+    use tidewater_protocol::ids::ApplierId;
+
+    use super::*;
+
+    /// Appliers that panic when they are used.
+    struct Defect;
+
+    impl Appliers for Defect {
+        fn count(&self) -> u16 {
+            panic!("no such applier")
+        }
+
+        fn run(&self, _: ApplierId, _: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
+            panic!("no such applier")
+        }
+
+        fn wake(&self, _: ApplierId) {}
+
+        fn save_bytes(&self) -> usize {
+            1 << 20
+        }
+    }
+
+    /// An order that panics is refused with the message, and so is the next one of the job.
+    #[test]
+    fn panic_of_file_thread_refuses_its_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = ModelFiles::new(ServerId(0), Waker::new().unwrap());
+        for id in 1..=2 {
+            let save = FileOrder::Save {
+                tables: Vec::new(),
+                clocks: Vec::new(),
+                dir: dir.path().to_owned(),
+            };
+            files.order(id, "job", save, || Box::new(Defect)).unwrap();
+            let until = Deadline::after(Duration::from_secs(20));
+            let done = loop {
+                let done = files.take_done();
+                if !done.is_empty() || until.passed() {
+                    break done;
+                }
+                std::thread::sleep(POLL);
+            };
+            let [(of, CommandReply::Refused(refusal))] = &done[..] else {
+                panic!("not refused: {done:?}");
+            };
+            assert_eq!((*of, refusal.code), (id, RefusalCode::Io));
+            assert!(refusal.text.contains("no such applier"), "{refusal}");
+        }
+        files.end(Deadline::after(Duration::from_secs(20)));
     }
 }

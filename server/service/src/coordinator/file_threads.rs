@@ -14,6 +14,7 @@ use tidewater_runtime::clock::Deadline;
 
 use super::files::Files;
 use super::state::{FileDone, FileTask};
+use crate::model_files::refuse_panic;
 
 /// Result of a file task, with its operation.
 type Done = (u64, Result<FileDone, Refusal>);
@@ -110,7 +111,10 @@ impl FileThreads {
             }
             let mut files = Files::default();
             for task in taken {
-                if let Some(done) = files.perform(op, task) {
+                // A panic is answered like an error, also in a task without an answer: nothing waits
+                // for that one, and its operation is over. The files of the task are closed by it.
+                let done = refuse_panic(|| files.perform(op, task));
+                if let Some(done) = done.unwrap_or_else(|panic| Some(Err(panic))) {
                     // A coordinator that has ended needs no result.
                     let _ = report.send((op, done));
                     waker.wake();

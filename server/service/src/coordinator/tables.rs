@@ -289,6 +289,14 @@ impl Coordinator {
         let Some(table) = self.tables.get_mut(&id) else {
             return Err(Refusal::new(RefusalCode::UnknownTable, numbers));
         };
+        let have = &mut table.info.spec;
+        if let Some(spec) = spec
+            && have.partitions == PARTITIONS_AUTO
+            && difference(spec, have).is_none()
+        {
+            // Their number is chosen when all servers have joined: until then a request may say it.
+            have.partitions = spec.partitions;
+        }
         if let Some(difference) = spec.and_then(|spec| difference(&table.info.spec, spec)) {
             return Err(Refusal::new(RefusalCode::TableDiffers, numbers).with_text(difference));
         }

@@ -270,6 +270,38 @@ fn open_number_of_partitions_is_chosen_once() {
     assert!(text.contains("partitions is 64, asked for 8"), "{text}");
 }
 
+/// Before the servers have joined, a definition with a number fits one that leaves it open, in either order.
+#[test]
+fn number_of_partitions_is_given_before_it_is_chosen() {
+    for numbers in [[0, 8], [8, 0]] {
+        let mut rig = Rig::new(1, 2, LostWorker::FailJob, false);
+        let (w0, w1) = (rig.worker(0), rig.worker(1));
+        for (worker, partitions) in [w0, w1].into_iter().zip(numbers) {
+            let spec = TableSpec {
+                partitions,
+                ..spec("a")
+            };
+            rig.ask(worker, 2, Ask::CreateTable(spec));
+            assert_eq!(rig.answer(worker, 2), None, "no server has joined");
+        }
+        let differs = TableSpec {
+            partitions: 9,
+            ..spec("a")
+        };
+        rig.ask(w1, 3, Ask::CreateTable(differs));
+        let text = rig.refusal(w1, 3).text;
+        assert!(text.contains("partitions is 8, asked for 9"), "{text}");
+        let s0 = rig.server(0);
+        rig.obey(s0, &CommandReply::Done);
+        for worker in [w0, w1] {
+            let Some(Answer::Table(made)) = rig.answer(worker, 2) else {
+                panic!("{:?}", rig.actions)
+            };
+            assert_eq!((made.spec.partitions, made.placement.0.len()), (8, 8));
+        }
+    }
+}
+
 #[test]
 fn another_definition_is_refused_with_the_difference() {
     let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);

@@ -8,6 +8,7 @@ use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout};
 use tidewater_protocol::limits::JOBS_MAX;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{ApplierPart, TableDescriptor};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::ServerError;
 use tidewater_engine::namespace::NamespaceId;
@@ -49,6 +50,8 @@ pub(super) struct Job {
     pub(super) workers: u32,
     /// Modules that its clients have loaded, by name.
     pub(super) functions: HashMap<String, Box<[u8]>>,
+    /// Set at its end, for commands to appliers that are under way then.
+    pub(super) has_ended: Arc<AtomicBool>,
 }
 
 /// What a client of a namespace sees under a table number.
@@ -62,6 +65,11 @@ impl Catalogue {
     /// The job of a namespace, if it is known here.
     pub(super) fn job(&self, namespace: &str) -> Option<NamespaceId> {
         self.jobs.get(namespace).map(|job| job.id)
+    }
+
+    /// The job of a namespace, for changes, if it is known here.
+    pub(super) fn job_mut(&mut self, namespace: &str) -> Option<&mut Job> {
+        self.jobs.get_mut(namespace)
     }
 
     /// The job of a namespace; registers it if it is new.
@@ -84,6 +92,7 @@ impl Catalogue {
                 id,
                 workers: 0,
                 functions: HashMap::new(),
+                has_ended: Arc::default(),
             }
         }))
     }
@@ -95,7 +104,10 @@ impl Catalogue {
             return None;
         }
         self.entries.retain(|_, e| e.namespace != namespace);
-        self.jobs.remove(namespace).map(|job| job.id)
+        let job = self.jobs.remove(namespace)?;
+        // SYNC: job-ended, with the load in `ServerHandle::load_function`.
+        job.has_ended.store(true, Ordering::Release);
+        Some(job.id)
     }
 
     /// Looks up a table. One of another namespace counts as absent.

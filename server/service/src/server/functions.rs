@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::functions::registered;
 use tidewater_protocol::limits::FUNCTIONS_LOADED_MAX;
+use tidewater_runtime::sync::Ordering;
 
 use super::{ServerError, ServerHandle};
 use tidewater_engine::store::StoreError;
@@ -16,7 +17,8 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`ServerError::Function`] where the server loads no functions, the name is taken, or the module is
-    /// refused; [`ServerError::Store`] for a function too many. No applier has it then.
+    /// refused, or the job ends meanwhile; [`ServerError::Store`] for a function too many. No applier has it
+    /// then.
     pub fn load_function(
         &self,
         namespace: &str,
@@ -36,7 +38,7 @@ impl ServerHandle {
             let why = "the servers have a function of this name; use another name";
             return Err(refused(why.to_owned()));
         }
-        let job = {
+        let (job, has_ended) = {
             let mut catalogue = self.shared.catalogue();
             let job = catalogue.open_job(namespace)?;
             if let Some(have) = job.functions.get(name) {
@@ -55,23 +57,36 @@ impl ServerHandle {
                     limit: FUNCTIONS_LOADED_MAX as u64,
                 }));
             }
-            job.id
+            (job.id, Arc::clone(&job.has_ended))
         };
         let function = loader.load(module).map_err(|e| refused(e.to_string()))?;
+        let over = || refused("its job has ended meanwhile; load it in the next one".to_owned());
         // Entered first: a failure of the next step is the end of this server.
-        let entered = self.shared.catalogue().open_job(namespace).map(|job| {
-            job.functions.insert(name.to_owned(), module.into());
-        });
-        entered?;
-        self.shared
-            .ask_all(|_, tx| {
-                let (function, name) = (Arc::clone(&function), name.to_owned());
-                Command::With(Box::new(move |engine| {
+        match self.shared.catalogue().job_mut(namespace) {
+            // The next job of this name has another number.
+            Some(open) if open.id == job => {
+                open.functions.insert(name.to_owned(), module.into());
+            }
+            _ => return Err(over()),
+        }
+        let loaded = self.shared.ask_all(|_, tx| {
+            let (function, name) = (Arc::clone(&function), name.to_owned());
+            let has_ended = Arc::clone(&has_ended);
+            Command::With(Box::new(move |engine| {
+                // SYNC: job-ended, with the store in `Catalogue::end_job`. The store comes before the
+                // applier's command `EndJob`, which removes the job's functions: after that command
+                // this one finds it.
+                if !has_ended.load(Ordering::Acquire) {
                     engine.load_function(job, &name, function);
-                    // The caller waits for it, unless the server is ending.
-                    let _ = tx.send(());
-                }))
-            })
-            .map(drop)
+                }
+                // The caller waits for it, unless the server is ending.
+                let _ = tx.send(());
+            }))
+        });
+        loaded?;
+        match has_ended.load(Ordering::Acquire) {
+            true => Err(over()),
+            false => Ok(()),
+        }
     }
 }
