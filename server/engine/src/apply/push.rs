@@ -9,7 +9,7 @@ use tidewater_protocol::table::{PushOp, Shape};
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::pending::StreamKey;
-use super::push_values::{scale_sum, split_weight};
+use super::push_values::{FiniteCheck, scale_sum, split_weight};
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
@@ -59,9 +59,9 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
 
 /// The first element of a range that is not finite.
 #[cold]
-fn not_finite(table: &Table, first: u64, values: &[u8]) -> Refusal {
+fn not_finite(table: &Table, first: u64, values: &[u8], check: FiniteCheck) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
-    let row = elements.position(|element| !table.kernel().all_finite(element));
+    let row = elements.position(|element| !check.accepts(table, element));
     let Some(row) = row else {
         unreachable!(
             "all of {} bytes from element {first} on are finite",
@@ -93,19 +93,20 @@ fn check_rows(
     payload: &[u8],
     parts: RowsPayload,
     count: usize,
+    check: FiniteCheck,
 ) -> Result<(), (usize, Refusal)> {
     let row_bytes = table.spec.row_bytes();
     let (keys, _) = payload.as_chunks::<8>();
     // The caller has checked the payload's length.
     let values = &payload[parts.values_at..];
     // All values at once; only a refused frame is searched for the row.
-    let all_finite = !table.spec.finite_check || table.kernel().all_finite(values);
+    let all_finite = check.accepts(table, values);
     for (row, key) in keys.iter().take(count).enumerate() {
         let key = u64::from_le_bytes(*key);
         table.check_key(key).map_err(|refusal| (row, refusal))?;
         if !all_finite {
             let values = &values[row * row_bytes..(row + 1) * row_bytes];
-            if !table.kernel().all_finite(values) {
+            if !check.accepts(table, values) {
                 let reason = RejectReason::NotFinite {
                     row: row as u64,
                     key,
@@ -140,7 +141,8 @@ impl Engine {
         let (payload, weight) = split_weight(table, header, payload)?;
         check_len(payload, parts.len)?;
         let (hints, values) = (header.flags.locs, &payload[parts.values_at..]);
-        if let Err((good, refusal)) = check_rows(table, payload, parts, count) {
+        let check = FiniteCheck::of(table, op, weight);
+        if let Err((good, refusal)) = check_rows(table, payload, parts, count, check) {
             if mutants::on(Mutant::ApplyHalfRefusedFrame) {
                 self.locate_rows(header.table, payload, parts, good, false)?;
                 self.store_rows(header.table, op, values, 1.0);
@@ -282,8 +284,9 @@ impl Engine {
             return Err(RejectReason::WrongOwner { first, count });
         }
         let values = &payload[FIRST_BYTES..];
-        if table.spec.finite_check && !table.kernel().all_finite(values) {
-            return Err(not_finite(table, first, values));
+        let check = FiniteCheck::of(table, op, weight);
+        if !check.accepts(table, values) {
+            return Err(not_finite(table, first, values, check));
         }
         let staged = match table.at_clock() {
             true => match self.admit(sender, header)? {

@@ -9,7 +9,7 @@ use tidewater_protocol::table::{DType, PushOp};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::kernels::scale;
+use super::kernels::{all_finite_scaled, scale};
 use super::push::{FIRST_BYTES, operation, word, wrong_length, wrong_operation};
 use super::table::Table;
 use crate::namespace::FrameSender;
@@ -46,6 +46,34 @@ pub(super) fn split_weight<'a>(
         return Ok((rest, weight_of(header, payload)));
     }
     Err(wrong_operation(header))
+}
+
+/// The check of a push's values: each is finite, also once it is multiplied by the push's weight where
+/// the table stores or adds the product.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FiniteCheck {
+    is_on: bool,
+    /// Factor of the values before they are stored or added.
+    by: f64,
+}
+
+impl FiniteCheck {
+    pub(super) fn of(table: &Table, op: PushOp, weight: f64) -> Self {
+        // The weight of a gradient that takes effect on arrival is a factor of its rate.
+        let is_product = table.at_clock() || op == PushOp::Sum;
+        Self {
+            is_on: table.spec.finite_check,
+            by: if is_product { weight } else { 1.0 },
+        }
+    }
+
+    pub(super) fn accepts(self, table: &Table, values: &[u8]) -> bool {
+        match (self.is_on, self.by == 1.0) {
+            (false, _) => true,
+            (true, true) => table.kernel().all_finite(values),
+            (true, false) => all_finite_scaled(table.spec.dtype, values, self.by),
+        }
+    }
 }
 
 /// The values of a sum multiplied by `factor`, in `room`; other values as they are.

@@ -294,6 +294,22 @@ pub fn scale(dtype: DType, values: &mut [u8], by: f64) {
     }
 }
 
+/// Whether `values` hold neither NaN nor infinity once they are multiplied by `by` ([`scale`]); true for
+/// integers. Reads all of them.
+pub fn all_finite_scaled(dtype: DType, values: &[u8], by: f64) -> bool {
+    fn row<T: Float>(values: &[u8], by: f64) -> bool {
+        let by = T::nearest(by);
+        T::split(values)
+            .iter()
+            .fold(true, |finite, x| finite & (by * T::load(*x)).is_finite())
+    }
+    match dtype {
+        DType::F32 => row::<f32>(values, by),
+        DType::F64 => row::<f64>(values, by),
+        DType::I32 | DType::I64 => true,
+    }
+}
+
 /// `acc /= by`, element by element: the mean of `by` rows from their sum, or of rows with weights that
 /// are `by` together.
 ///

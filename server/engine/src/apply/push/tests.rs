@@ -160,6 +160,35 @@ fn impossible_weights_and_encodings_are_refused() {
     assert_eq!(refused, Err(RejectReason::NotFinite { row: 1, key: 6 }));
 }
 
+/// The check is of what is stored or added: finite values may overflow with their weight, on arrival and
+/// at the tick.
+#[test]
+fn weighted_values_are_finite_too() {
+    let weighted = FrameFlags {
+        weight: true,
+        ..FrameFlags::default()
+    };
+    let bytes = |weight: f64| {
+        let values = [1.0, 3e38].map(f32::to_le_bytes).concat();
+        [values, weight.to_le_bytes().to_vec()].concat()
+    };
+    for at_tick in [false, true] {
+        let mut engine = engine();
+        if at_tick {
+            let table = engine.table(TableId(1)).unwrap();
+            let mut spec = TableSpec::clone(&table.spec);
+            spec.effect = tidewater_protocol::table::Apply::AtTick(Reduce::Sum);
+            table.spec = Arc::new(spec);
+        }
+        let refused = push_bytes(&mut engine, 5, 2, weighted, &bytes(2.0));
+        assert_eq!(refused, Err(RejectReason::NotFinite { row: 1, key: 6 }));
+        for weight in [1.0, 0.5] {
+            let applied = push_bytes(&mut engine, 5, 2, weighted, &bytes(weight));
+            assert_eq!(applied, Ok(Effect::Applied), "{weight}");
+        }
+    }
+}
+
 /// An UPDATE that another client sends for a table of ticks is refused, whatever its function.
 #[test]
 fn update_of_table_of_ticks_is_refused() {
