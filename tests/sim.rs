@@ -17,6 +17,8 @@ mod collectives;
 mod exactly_once;
 #[path = "sim/functions.rs"]
 mod functions;
+#[path = "sim/keys.rs"]
+mod keys;
 #[path = "sim/pulls.rs"]
 mod pulls;
 #[path = "sim/round_trips.rs"]

@@ -2,6 +2,8 @@
 //! pushed ones.
 
 mod common;
+#[path = "tables/keys.rs"]
+mod keys;
 
 use common::Cluster;
 use common::faults::transports;

@@ -60,7 +60,7 @@ struct Books {
 type Shared = Arc<Mutex<Books>>;
 
 /// Creates rows and removes them: their slots are free and past their quarantine.
-fn churn(engine: &mut Engine) {
+pub(crate) fn churn(engine: &mut Engine) {
     for key in 1 << 40..(1 << 40) + REMOVED_FIRST {
         let header = FrameHeader {
             kind: FrameKind::Resolve,

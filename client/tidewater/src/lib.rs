@@ -90,7 +90,9 @@ pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
-pub use session::{AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, Parts, PushBuffer};
+pub use session::{
+    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, Parts, PushBuffer, ScanCursor,
+};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]

@@ -8,6 +8,7 @@ mod arrivals;
 mod cached_table;
 mod collectives;
 pub mod function;
+mod keys;
 mod pull;
 mod push;
 mod push_buffer;
@@ -40,6 +41,7 @@ use crate::table::{Element, Table};
 pub use any_function::AnyFunctionArgs;
 pub use any_push_buffer::AnyPushBuffer;
 pub use cached_table::CachedTable;
+pub use keys::ScanCursor;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
 

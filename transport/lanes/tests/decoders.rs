@@ -115,6 +115,10 @@ const COVERED: &[(&str, &[&str])] = &[
     ),
     ("settings", &["settings::decode"]),
     (
+        "scan",
+        &["scan::ScanRequest::decode", "scan::ScanReply::decode"],
+    ),
+    (
         "encoded-values",
         &[
             "encoding::decode",

@@ -257,6 +257,16 @@ mutants! {
     CollectiveBeginsAgain = "collective-begins-again";
     /// The gradient of an evaluation is that of worker 0.
     GradientOfOneWorker = "gradient-of-one-worker";
+    /// The slot of a deleted row keeps the row's version and checksum.
+    DeletedRowValid = "deleted-row-valid";
+    /// A client uses a cached location although the slot has another generation.
+    StaleLocationUsed = "stale-location-used";
+    /// A deletion of one tick is carried out again at the next ones.
+    DeletionRepeated = "deletion-repeated";
+    /// A deletion of a table of ticks takes effect on arrival.
+    DeletionOnArrival = "deletion-on-arrival";
+    /// A deletion leaves the sum of the pushes before it in its tick.
+    DeletionKeepsSum = "deletion-keeps-sum";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -6,6 +6,7 @@
 use tidewater_lanes::fabric::Mapped;
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{RowLocation, RowVersion};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
@@ -71,8 +72,10 @@ impl<'a> Places<'a> {
     /// Whether a copy is of the row that the cached location meant: its slot was not given to another
     /// key.
     #[inline]
-    const fn is_meant(&self, place: &Place<'_>, ver: RowVersion) -> bool {
-        !place.loc.is_some() || ver.generation() == place.loc.generation()
+    fn is_meant(&self, place: &Place<'_>, ver: RowVersion) -> bool {
+        !place.loc.is_some()
+            || ver.generation() == place.loc.generation()
+            || on(Mutant::StaleLocationUsed)
     }
 }
 

@@ -4,6 +4,7 @@ use tidewater_lanes::fabric::{RemoteAddr, Unpack};
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowCopy, RowLocation, RowVersion, copy_verifying, verify_row,
 };
+use tidewater_protocol::mutants::{Mutant, on};
 
 /// A row to be read.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +26,7 @@ pub(super) enum Verdict {
     Proven,
     /// It was being written.
     Torn,
-    /// Its slot was given to another key.
+    /// The row was deleted; its slot may have been given to another key.
     Stale,
 }
 
@@ -46,9 +47,10 @@ impl RowRead {
 
     /// Judges a copy of a row.
     #[inline]
-    pub(super) const fn judge(&self, copy: RowCopy) -> Verdict {
+    pub(super) fn judge(&self, copy: RowCopy) -> Verdict {
         // Rows of dense tables have no location and never move.
-        if self.loc.is_some() && copy.ver.generation() != self.loc.generation() {
+        let is_of_slot = !self.loc.is_some() || copy.ver.generation() == self.loc.generation();
+        if !is_of_slot && !on(Mutant::StaleLocationUsed) {
             Verdict::Stale
         } else if copy.proven {
             Verdict::Proven

@@ -194,6 +194,22 @@ impl Feedback {
             self.bytes -= residuals.index.len() * page;
         }
     }
+
+    /// Drops the residuals of some rows of a table.
+    pub(crate) fn forget_rows(&mut self, handle: u64, keys: &[u64]) {
+        let of_table = |entry: &(&PushKey, &mut Residuals)| entry.0.0 == handle;
+        for (_, residuals) in self.tables.iter_mut().filter(of_table) {
+            for key in keys {
+                let Some(&at) = residuals.index.get(key) else {
+                    continue;
+                };
+                let row = at * residuals.page..(at + 1) * residuals.page;
+                if let Some(values) = residuals.values.get_mut(row) {
+                    values.fill(0.0);
+                }
+            }
+        }
+    }
 }
 
 /// Pages that a range of a range table touches.

@@ -72,6 +72,8 @@ pub struct Engine {
     pub(super) functions: FunctionRunner,
     /// Saves under way, of one job each.
     pub(super) saves: Vec<Save>,
+    /// Keys that the open iteration deletes, by table.
+    pub(super) deletions: BTreeMap<u32, Vec<u64>>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -117,6 +119,7 @@ impl Engine {
             deferred: Vec::new(),
             functions: FunctionRunner::new(),
             saves: Vec::new(),
+            deletions: BTreeMap::new(),
         })
     }
 
@@ -142,6 +145,7 @@ impl Engine {
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
         self.settings.remove(&id.0);
+        self.deletions.remove(&id.0);
         if let Some(sums) = self.sums.remove(&id.0) {
             sums.release();
         }
@@ -212,6 +216,8 @@ impl Engine {
             FrameKind::Settings => self.settings_frame(sender, header, payload),
             FrameKind::Pad => Ok(Effect::Applied),
             FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload),
+            FrameKind::Delete => self.delete_frame(sender, header, payload),
+            FrameKind::Scan => self.scan(sender.namespace, header, payload),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::namespace::NamespaceId;
 use crate::store::sparse::FIND_AHEAD;
 
 impl Engine {
-    fn room(bytes: u64) -> Result<(), Refusal> {
+    pub(super) fn room(bytes: u64) -> Result<(), Refusal> {
         let slot = (REPLY_SLOT_BYTES - REPLY_HEADER_BYTES) as u64;
         if bytes > slot {
             Err(RejectReason::ReplyTooLarge { bytes, slot })
@@ -72,7 +72,7 @@ impl Engine {
         read.map_err(|_| RejectReason::WrongOwner { first, count })
     }
 
-    fn check_keys(
+    pub(super) fn check_keys(
         &self,
         namespace: NamespaceId,
         header: &FrameHeader,

@@ -6,6 +6,7 @@
 
 pub mod applier;
 pub mod command;
+mod deletion;
 mod describe;
 pub mod engine;
 mod function;
@@ -18,6 +19,7 @@ pub mod records;
 mod reduce;
 mod row_sums;
 pub mod save;
+mod scan;
 mod settings;
 mod sums;
 pub mod table;

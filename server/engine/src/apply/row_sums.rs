@@ -166,6 +166,22 @@ impl RowSums {
         }
     }
 
+    /// Drops the sum of a row. Its slot stays taken.
+    pub(super) fn clear(&self, key: u64) {
+        if let Some(slot) = self.find(key) {
+            self.words(slot).store(THREADS_AT[0], Threads::NONE);
+        }
+    }
+
+    /// Whether a row has a sum, or a held push of an iteration after `iteration`.
+    pub(super) fn is_awaited(&self, key: u64, iteration: u64) -> bool {
+        self.find(key).is_some_and(|slot| {
+            let words = self.words(slot);
+            let words = words.as_read();
+            words.load(ITERATION_AT) > iteration + 1 || words.load(THREADS_AT[0]) != Threads::NONE
+        })
+    }
+
     /// Takes the sum of a slot when its iteration ends: copies its values to the end of `values` and
     /// returns key and threads. `None` for a slot without a sum. The slot is freed unless it has a push of
     /// a later iteration.

@@ -11,13 +11,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
-use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameHeader, RowsPayload};
+use tidewater_protocol::layout::frame::{
+    CLOCK_FINISHED, CLOCK_JOIN, FrameHeader, FrameKind, RowsPayload,
+};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{PushOp, Reduce};
 
 use super::Refusal;
+use super::deletion::note_deletions;
 use super::engine::{Effect, Engine};
 use super::kernels::scale;
 use super::pending::{Held, Stream};
@@ -166,6 +169,7 @@ impl Engine {
                     Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &held),
                     Some(_) => {
                         self.fold_rows(id, &held);
+                        self.delete_noted(id, iteration);
                         self.step_rows(id, iteration);
                     }
                     None => {}
@@ -176,13 +180,16 @@ impl Engine {
     }
 
     /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with
-    /// sums, and snapshot tables.
+    /// sums or deletions, and snapshot tables.
     fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
             (_, Some(Sums::Blocks(sums))) => !sums.is_empty(),
-            (_, Some(Sums::Rows(all))) => !all.iter().flatten().all(RowSums::is_empty),
-            (_, None) => false,
+            (_, Some(Sums::Rows(all))) => {
+                let is_empty = all.iter().flatten().all(RowSums::is_empty);
+                !is_empty || self.deletions.contains_key(&t.id.0)
+            }
+            (_, None) => self.deletions.contains_key(&t.id.0),
         };
         let of_domain = |t: &&Table| (t.namespace, t.spec.domain) == (namespace, domain);
         let tables = self.tables.values().filter(of_domain).filter(changes);
@@ -195,15 +202,21 @@ impl Engine {
             return;
         };
         let (dtype, row_bytes) = (table.spec.dtype, table.spec.row_bytes());
-        let Some(Sums::Rows(all)) = self.sums.get_mut(&id) else {
-            // No push ever reached the table.
-            assert!(held.is_empty(), "pushes are held, and no sums are reserved");
-            return;
+        // Without sums, no push ever reached the table.
+        let mut none = Default::default();
+        let all = match self.sums.get_mut(&id) {
+            Some(Sums::Rows(all)) => &mut **all,
+            _ => &mut none,
         };
         let mut payload = std::mem::take(&mut self.scratch);
         let mut sum = std::mem::take(&mut self.tick.part);
         for h in held {
             self.pending.payload(h, &mut payload);
+            if h.header.kind == FrameKind::Delete {
+                let noted = self.deletions.entry(id).or_default();
+                note_deletions(table, all, &payload, noted);
+                continue;
+            }
             let Some(op) = h.header.flags.op else {
                 unreachable!("a push without an operation is held: {:?}", h.header);
             };

@@ -6,6 +6,7 @@
 
 pub mod cursor;
 pub mod cut;
+mod deletion;
 pub mod dense_blocks;
 pub mod dense_rows;
 pub mod error;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Shape, TableSpec};
 
@@ -245,6 +246,22 @@ impl RowWriter {
         self.commit(redo, progress, row)
     }
 
+    /// Gives a row its first values and state again.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when `place` is not of this table.
+    pub fn reset(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        place: RowPlace,
+    ) -> Result<(), StoreError> {
+        if self.cut.is_some() {
+            self.copy_before_write(&[place])?;
+        }
+        self.create(redo, progress, place)
+    }
+
     /// Empties a slot: the next generation, and a checksum that matches no key.
     ///
     /// # Errors
@@ -254,6 +271,9 @@ impl RowWriter {
             self.copy_before_write(&[place])?;
         }
         let next = self.version(place)?.next_generation();
+        if mutants::on(Mutant::DeletedRowValid) {
+            return self.version(place);
+        }
         let row = self
             .memory
             .public

@@ -22,7 +22,7 @@ use crate::rig::{self, BLOCKS, Frame, HELD, PARTITIONS, ROWS, SNAPSHOT, SPARSE, 
 /// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
 
-const KINDS: [FrameKind; 9] = [
+const KINDS: [FrameKind; 11] = [
     FrameKind::PushRows,
     FrameKind::PushDense,
     FrameKind::Gather,
@@ -32,6 +32,8 @@ const KINDS: [FrameKind; 9] = [
     FrameKind::Update,
     FrameKind::Settings,
     FrameKind::Reduce,
+    FrameKind::Delete,
+    FrameKind::Scan,
 ];
 
 struct Fuzz {
@@ -189,7 +191,9 @@ impl Fuzz {
             .collect();
         let named = |at: &(u32, u64)| match header.kind {
             FrameKind::Clock => [SNAPSHOT, HELD].contains(&at.0),
-            FrameKind::PushRows => !held && at.0 == header.table && words.contains(&at.1),
+            FrameKind::PushRows | FrameKind::Delete => {
+                !held && at.0 == header.table && words.contains(&at.1)
+            }
             FrameKind::Update => at.0 == header.table && covers(frame, at),
             FrameKind::PushDense => {
                 let first = u64::from_le_bytes(payload[..8].try_into().unwrap());

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use tidewater_launch::VARIABLES;
 
 mod functions;
+mod keys;
 mod pushes;
 mod structures;
 mod verbs;
@@ -61,6 +62,7 @@ fn golden_bytes_are_what_the_code_builds() {
     let built: BTreeMap<String, String> = structures::all()
         .into_iter()
         .chain(functions::all())
+        .chain(keys::all())
         .chain(pushes::all())
         .chain(verbs::all())
         .map(|(name, bytes)| (format!("golden {name}"), hex(&bytes)))

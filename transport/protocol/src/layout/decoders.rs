@@ -16,6 +16,7 @@ use super::reject::RejectReason;
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
 use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
+use super::scan::{ScanReply, ScanRequest};
 use super::settings;
 use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
@@ -45,6 +46,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("function-call", function_call),
     ("settings", settings_payload),
     ("encoded-values", encoded_values),
+    ("scan", scan),
 ];
 
 /// Salt of the records here, fixed so that recorded seeds verify.
@@ -69,6 +71,19 @@ fn frame_header(bytes: &[u8]) {
         // The checksum covers the payload as it was announced; here it is the rest of the input.
         let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
         let _ = header.hasher().finish_bytes(payload);
+    }
+}
+
+fn scan(bytes: &[u8]) {
+    if let Some(request) = ScanRequest::decode(bytes) {
+        debug_assert_eq!(request.encode()[..], *bytes, "two encodings");
+    }
+    for row_bytes in [0, 4, ROW_BYTES_MAX] {
+        if let Some(reply) = ScanReply::decode(bytes, row_bytes) {
+            let head = ScanReply::head(reply.next, reply.stored);
+            let again = [&head, reply.keys.as_flattened(), reply.values].concat();
+            debug_assert_eq!(again, bytes, "two encodings");
+        }
     }
 }
 

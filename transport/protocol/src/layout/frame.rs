@@ -53,12 +53,19 @@ pub enum FrameKind {
     Settings = 8,
     /// A function that reads elements; its result goes into the reply slot.
     Reduce = 9,
+    /// Deletes the rows of `count` keys.
+    Delete = 10,
+    /// Lists the stored keys of the partition: see [`super::scan`]. They go into the reply slot.
+    Scan = 11,
 }
 
 impl FrameKind {
-    /// Whether the frame changes values.
+    /// Whether the frame changes rows.
     pub const fn is_push(self) -> bool {
-        matches!(self, Self::PushRows | Self::PushDense | Self::Update)
+        matches!(
+            self,
+            Self::PushRows | Self::PushDense | Self::Update | Self::Delete
+        )
     }
 
     /// Returns the kind of a wire code; `None` for an unknown code.
@@ -73,6 +80,8 @@ impl FrameKind {
             7 => Self::Update,
             8 => Self::Settings,
             9 => Self::Reduce,
+            10 => Self::Delete,
+            11 => Self::Scan,
             _ => return None,
         })
     }

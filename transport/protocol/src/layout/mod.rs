@@ -19,6 +19,7 @@ pub mod reject;
 pub mod reply;
 pub mod ring;
 pub mod row;
+pub mod scan;
 pub mod session;
 pub mod settings;
 

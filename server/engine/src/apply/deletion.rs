@@ -1,0 +1,108 @@
+//! Deletions of rows, in the order of the pushes of their sender.
+//!
+//! On a table whose pushes take effect on arrival, a DELETE frame removes its rows at its place in the
+//! ring. On a table of ticks it is held like a push. The order of a tick is that of rank, thread and
+//! frame: a deletion drops the sums of the pushes before it, and pushes after it begin with a new row.
+//! The tick carries the deletions out before its steps.
+//!
+//! A tick cannot refuse, and rows of held pushes exist since they were held. The row of a key that has
+//! such a push after the deletion therefore keeps its slot and begins again with its initial values.
+//! Readers cannot distinguish the two: the pull of a key without a row returns the same values.
+
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::mutants::{self, Mutant};
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::push::{word, wrong_operation};
+use super::row_sums::RowSums;
+use super::sums::Sums;
+use super::table::{Store, Table};
+use crate::namespace::FrameSender;
+
+impl Engine {
+    /// Deletes the rows of the keys of a frame. Keys without a row are left out.
+    pub(super) fn delete_frame(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(sender.namespace, header.table)?;
+        if !matches!(table.store, Store::Sparse(_)) {
+            return Err(wrong_operation(header));
+        }
+        let at_tick = table.at_clock();
+        self.check_keys(sender.namespace, header, payload)?;
+        if at_tick {
+            let Some(staged) = self.admit(sender, header)? else {
+                return Ok(Effect::Wait);
+            };
+            self.hold(sender, staged, header, payload)?;
+        }
+        if !at_tick || mutants::on(Mutant::DeletionOnArrival) {
+            for row in 0..header.count as usize {
+                self.delete_row(header.table, word(payload, row * 8), false);
+            }
+        }
+        Ok(Effect::Applied)
+    }
+
+    /// Carries out the deletions of an iteration, before its steps.
+    pub(super) fn delete_noted(&mut self, id: u32, iteration: u64) {
+        let noted = match mutants::on(Mutant::DeletionRepeated) {
+            true => self.deletions.get(&id).cloned(),
+            false => self.deletions.remove(&id),
+        };
+        let Some(mut keys) = noted else { return };
+        keys.sort_unstable();
+        keys.dedup();
+        self.lsn += 1;
+        for key in keys {
+            let awaited = match self.sums.get(&id) {
+                Some(Sums::Rows(all)) => all
+                    .iter()
+                    .flatten()
+                    .any(|sums| sums.is_awaited(key, iteration)),
+                _ => false,
+            };
+            self.delete_row(id, key, awaited);
+        }
+    }
+
+    /// Deletes a row; one that a held push awaits begins again in its slot.
+    fn delete_row(&mut self, id: u32, key: u64, awaited: bool) {
+        let progress = self.progress(0);
+        let Some(Store::Sparse(shard)) = self.tables.get_mut(&id).map(|t| &mut t.store) else {
+            unreachable!("table {id}, which was found before, is not sparse");
+        };
+        let done = match awaited {
+            true => shard.reset(key, &self.redo, progress),
+            false => shard.remove(key, &self.redo),
+        };
+        if let Err(e) = done {
+            self.fail(format_args!(
+                "row {key} of table {id} could not be deleted: {e}"
+            ));
+        }
+    }
+}
+
+/// Notes the keys of a held DELETE frame in the order of its tick: drops the sums of the pushes before
+/// it. A key without a row is not noted: no push before the deletion was held, which would have made it.
+pub(super) fn note_deletions(
+    table: &Table,
+    sums: &[Option<RowSums>],
+    payload: &[u8],
+    noted: &mut Vec<u64>,
+) {
+    let (keys, _) = payload.as_chunks::<8>();
+    for key in keys.iter().map(|key| u64::from_le_bytes(*key)) {
+        if !mutants::on(Mutant::DeletionKeepsSum) {
+            sums.iter().flatten().for_each(|sums| sums.clear(key));
+        }
+        if table.place(key).is_some() {
+            noted.push(key);
+        }
+    }
+}

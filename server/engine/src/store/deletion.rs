@@ -1,0 +1,21 @@
+//! Rows that are deleted: a slot that is given back, or a row that begins again.
+
+use super::StoreError;
+use super::redo::{Progress, Redo};
+use super::sparse::SparseShard;
+
+impl SparseShard {
+    /// Gives a key's row its initial values and state in place: what a deletion and a creation at once
+    /// leave, without memory. Location and generation stay; the version grows by one. True if there is
+    /// a row.
+    ///
+    /// # Errors
+    /// Never for a row of this shard.
+    pub fn reset(&mut self, key: u64, redo: &Redo, progress: Progress) -> Result<bool, StoreError> {
+        let Some(place) = self.find(key).and_then(|loc| self.place(loc)) else {
+            return Ok(false);
+        };
+        self.rows().reset(redo, progress, place)?;
+        Ok(true)
+    }
+}

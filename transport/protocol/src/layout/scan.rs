@@ -1,0 +1,94 @@
+//! Payload of SCAN frames and of their replies: the stored keys of a sparse table.
+//!
+//! ```text
+//! frame   u64 first slot | u64 1: with values, 0: without
+//! reply   u64 next slot, all ones at the end | u64 keys that the applier stores
+//!         keys (u64), then their values if requested
+//! ```
+//! The header's `count` is the number of slots to cover, at most `FRAME_ROWS_MAX`; its `partition` is the
+//! one to list. With partition [`PARTITION_ANY`](super::frame::PARTITION_ANY) and count 0 the reply has no
+//! keys. A row keeps its slot until it is deleted, so slots number the rows for calls of several frames.
+
+/// Bytes of a frame's payload, and of a reply before its keys.
+pub const SCAN_BYTES: usize = 16;
+/// Next slot after the last one of a partition.
+pub const SCAN_END: u64 = u64::MAX;
+
+/// Request of a SCAN frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanRequest {
+    /// First slot to cover.
+    pub first: u64,
+    /// Whether the values of the rows follow the keys.
+    pub values: bool,
+}
+
+impl ScanRequest {
+    /// Encodes the payload of a frame.
+    pub fn encode(&self) -> [u8; SCAN_BYTES] {
+        pair(self.first, self.values.into())
+    }
+
+    /// Decodes a frame's payload; `None` if it is no such request.
+    pub fn decode(payload: &[u8]) -> Option<Self> {
+        let (first, values) = split(payload.try_into().ok()?);
+        let values = match values {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Self { first, values })
+    }
+}
+
+/// Reply to a SCAN frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanReply<'a> {
+    /// First slot of the next request, or [`SCAN_END`].
+    pub next: u64,
+    /// Keys that the applier stores, in all of its partitions.
+    pub stored: u64,
+    /// Keys of rows in the slots.
+    pub keys: &'a [[u8; 8]],
+    /// Their values, in the order of the keys.
+    pub values: &'a [u8],
+}
+
+impl<'a> ScanReply<'a> {
+    /// Encodes the bytes of a reply before its keys.
+    pub fn head(next: u64, stored: u64) -> [u8; SCAN_BYTES] {
+        pair(next, stored)
+    }
+
+    /// Decodes a reply with `row_bytes` of values for each key; `None` if it has another length.
+    pub fn decode(reply: &'a [u8], row_bytes: usize) -> Option<Self> {
+        let (head, rest) = reply.split_first_chunk::<SCAN_BYTES>()?;
+        let each = row_bytes.checked_add(8)?;
+        if !rest.len().is_multiple_of(each) {
+            return None;
+        }
+        let (keys, values) = rest.split_at(rest.len() / each * 8);
+        let (next, stored) = split(head);
+        let (keys, _) = keys.as_chunks();
+        Some(Self {
+            next,
+            stored,
+            keys,
+            values,
+        })
+    }
+}
+
+fn pair(a: u64, b: u64) -> [u8; SCAN_BYTES] {
+    let mut bytes = [0; SCAN_BYTES];
+    bytes[..8].copy_from_slice(&a.to_le_bytes());
+    bytes[8..].copy_from_slice(&b.to_le_bytes());
+    bytes
+}
+
+fn split(bytes: &[u8; SCAN_BYTES]) -> (u64, u64) {
+    let ([a, b], _) = bytes.as_chunks::<8>() else {
+        unreachable!("{SCAN_BYTES} bytes are two words");
+    };
+    (u64::from_le_bytes(*a), u64::from_le_bytes(*b))
+}
