@@ -100,6 +100,11 @@ module tidewater
         real(c_double) :: threshold = 0
     end type
 
+    type, bind(c) :: tw_scan_cursor
+        integer(c_int32_t) :: partition = 0, end = 0
+        integer(c_int64_t) :: slot = 0
+    end type
+
     type, bind(c) :: tw_schedule
         integer(c_size_t) :: size = 64
         integer(c_int32_t) :: kind = 0, reserved = 0
@@ -155,6 +160,41 @@ module tidewater
             integer(c_int64_t), value :: table
             type(tw_table_options), intent(in) :: options
             integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_keys_count(session, table, count) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(out) :: count
+        end function
+        integer(c_int) function tw_keys_delete_c(session, table, keys, rows, ticket) &
+                bind(c, name="tw_keys_delete")
+            import :: c_int, c_ptr, c_int64_t, c_size_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(in) :: keys(*)
+            integer(c_size_t), value :: rows
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_keys_exist_c(session, table, keys, rows, stored) &
+                bind(c, name="tw_keys_exist")
+            import :: c_int, c_ptr, c_int8_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(in) :: keys(*)
+            integer(c_size_t), value :: rows
+            integer(c_int8_t), intent(out) :: stored(*)
+        end function
+        integer(c_int) function tw_keys_scan_c(session, table, cursor, keys, room, values, &
+                elements, dtype, count) bind(c, name="tw_keys_scan")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t, tw_scan_cursor
+            type(c_ptr), value :: session, values
+            integer(c_int64_t), value :: table
+            type(tw_scan_cursor), intent(inout) :: cursor
+            integer(c_int64_t), intent(out) :: keys(*)
+            integer(c_size_t), value :: room, elements
+            integer(c_int32_t), value :: dtype
+            integer(c_size_t), intent(out) :: count
         end function
         integer(c_int) function tw_table_schedule(session, table, schedule, iteration, ticket) bind(c)
             import :: c_int, c_ptr, c_int64_t, tw_schedule
@@ -465,6 +505,11 @@ module tidewater
     interface tw_push_range
         procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
     end interface
+    ! tw_keys_scan(session, table, cursor, keys, count [, values]): begin with a tw_scan_cursor as it is;
+    ! count becomes the number of keys, 0 after the end.
+    interface tw_keys_scan
+        procedure scan_keys, scan_f32, scan_f64, scan_i32, scan_i64
+    end interface
     ! tw_buffer_add(session, buffer, keys, values)
     interface tw_buffer_add
         procedure buffer_add_f32, buffer_add_f64, buffer_add_i32, buffer_add_i64
@@ -696,6 +741,83 @@ contains
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_I64, op, &
             push_options_of(options), ticket)
+    end function
+
+    ! Deletes the rows of keys of a sparse table.
+    integer(c_int) function tw_keys_delete(session, table, keys, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int64), intent(out) :: ticket
+        status = tw_keys_delete_c(session, table, keys, size(keys, kind=c_size_t), ticket)
+    end function
+
+    ! Whether each key of a sparse table has a row; stored is as long as keys.
+    integer(c_int) function tw_keys_exist(session, table, keys, stored) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        logical, intent(out) :: stored(:)
+        integer(int8) :: answers(size(keys))
+        answers = 0
+        status = TW_ERR_ARGUMENT
+        if (size(stored) /= size(keys)) return
+        status = tw_keys_exist_c(session, table, keys, size(keys, kind=c_size_t), answers)
+        stored = answers /= 0
+    end function
+
+    integer(c_int) function scan_keys(session, table, cursor, keys, count) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        type(tw_scan_cursor), intent(inout) :: cursor
+        integer(int64), intent(out), contiguous :: keys(:)
+        integer(c_size_t), intent(out) :: count
+        status = tw_keys_scan_c(session, table, cursor, keys, size(keys, kind=c_size_t), &
+            c_null_ptr, 0_c_size_t, 0, count)
+    end function
+
+    integer(c_int) function scan_f32(session, table, cursor, keys, count, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        type(tw_scan_cursor), intent(inout) :: cursor
+        integer(int64), intent(out), contiguous :: keys(:)
+        integer(c_size_t), intent(out) :: count
+        real(real32), intent(inout), target, contiguous :: values(:)
+        status = tw_keys_scan_c(session, table, cursor, keys, size(keys, kind=c_size_t), &
+            c_loc(values), size(values, kind=c_size_t), TW_F32, count)
+    end function
+
+    integer(c_int) function scan_f64(session, table, cursor, keys, count, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        type(tw_scan_cursor), intent(inout) :: cursor
+        integer(int64), intent(out), contiguous :: keys(:)
+        integer(c_size_t), intent(out) :: count
+        real(real64), intent(inout), target, contiguous :: values(:)
+        status = tw_keys_scan_c(session, table, cursor, keys, size(keys, kind=c_size_t), &
+            c_loc(values), size(values, kind=c_size_t), TW_F64, count)
+    end function
+
+    integer(c_int) function scan_i32(session, table, cursor, keys, count, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        type(tw_scan_cursor), intent(inout) :: cursor
+        integer(int64), intent(out), contiguous :: keys(:)
+        integer(c_size_t), intent(out) :: count
+        integer(int32), intent(inout), target, contiguous :: values(:)
+        status = tw_keys_scan_c(session, table, cursor, keys, size(keys, kind=c_size_t), &
+            c_loc(values), size(values, kind=c_size_t), TW_I32, count)
+    end function
+
+    integer(c_int) function scan_i64(session, table, cursor, keys, count, values) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        type(tw_scan_cursor), intent(inout) :: cursor
+        integer(int64), intent(out), contiguous :: keys(:)
+        integer(c_size_t), intent(out) :: count
+        integer(int64), intent(inout), target, contiguous :: values(:)
+        status = tw_keys_scan_c(session, table, cursor, keys, size(keys, kind=c_size_t), &
+            c_loc(values), size(values, kind=c_size_t), TW_I64, count)
     end function
 
     integer(c_int) function buffer_add_f32(session, buffer, keys, values) result(status)

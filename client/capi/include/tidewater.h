@@ -523,6 +523,16 @@ typedef struct {
 // Updates of a table that are added up by key. Zero is none.
 typedef uint64_t tw_buffer;
 
+// Position of tw_keys_scan; begin with zeros. Workers that share a scan take ranges of partitions.
+typedef struct {
+    // Partition of the next key.
+    uint32_t partition;
+    // Partition at which the scan ends. 0: after the last one.
+    uint32_t end;
+    // Slot of the next key in its partition.
+    uint64_t slot;
+} tw_scan_cursor;
+
 // Learning rate of each iteration, from 0.
 typedef struct {
     // sizeof(tw_schedule), set by the caller.
@@ -846,6 +856,42 @@ tw_status tw_buffer_clear(tw_session *session, tw_buffer buffer);
 // allowed.
 tw_status tw_buffer_free(tw_session *session,
                          tw_buffer *buffer);
+
+// Deletes the rows of `rows` keys of a TW_SPARSE table; keys without a row are left out. The deletion stands
+// between the pushes of this session and is carried out once. On a table at the clock it takes effect with the
+// tick that ends the iteration: pushes of that tick before it, in the order of rank, thread and call, are
+// dropped. Of a deleted key a pull returns initial values, or makes a new row. `ticket` is as of tw_push_rows.
+tw_status tw_keys_delete(tw_session *session,
+                         tw_table table,
+                         const uint64_t *keys,
+                         size_t rows,
+                         tw_ticket *ticket);
+
+// Whether each of `rows` keys of a TW_SPARSE table has a row: `stored[i]` becomes 1 or 0. Creates nothing. Sees
+// what this session has pushed and deleted before. A push that waits for its tick stores its keys.
+tw_status tw_keys_exist(tw_session *session,
+                        tw_table table,
+                        const uint64_t *keys,
+                        size_t rows,
+                        uint8_t *stored);
+
+// Number of stored keys of a TW_SPARSE table, over all servers.
+tw_status tw_keys_count(tw_session *session, tw_table table, uint64_t *count);
+
+// Lists stored keys of a TW_SPARSE table from `cursor` on, in no order, and moves the cursor: up to `room` keys
+// into `keys`, and their rows into `values` unless it is null; `elements` of type `dtype` have room there, room x
+// cols. `*count` becomes their number: below `room` at the end, and 0 after it. Begin with a cursor of zeros.
+// A key that is stored all the while is listed once. One that is created or deleted meanwhile may be listed or
+// not; one that is deleted and created again may be listed twice. Each row is complete, of one version.
+tw_status tw_keys_scan(tw_session *session,
+                       tw_table table,
+                       tw_scan_cursor *cursor,
+                       uint64_t *keys,
+                       size_t room,
+                       void *values,
+                       size_t elements,
+                       int32_t dtype,
+                       size_t *count);
 
 // Writes the rate of an iteration, from 0, to `*rate`: the same bits on every host.
 tw_status tw_schedule_rate(const tw_schedule *schedule, uint64_t iteration, double *rate);

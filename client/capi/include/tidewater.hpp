@@ -284,6 +284,45 @@ public:
                                  dtype_of<T>::value, op, options, &it));
         return {session_, it};
     }
+    /* Deletes the rows of keys; see tw_keys_delete. */
+    template <typename Keys> [[nodiscard]] ticket delete_keys(const Keys &keys) const
+    {
+        tw_ticket it = 0;
+        check(tw_keys_delete(session_.get(), it_, keys.data(), keys.size(), &it));
+        return {session_, it};
+    }
+    /* Whether each key has a row. */
+    template <typename Keys> std::vector<bool> exists(const Keys &keys) const
+    {
+        std::vector<std::uint8_t> stored(keys.size());
+        check(tw_keys_exist(session_.get(), it_, keys.data(), keys.size(), stored.data()));
+        return {stored.begin(), stored.end()};
+    }
+    /* Number of stored keys, over all servers. */
+    std::uint64_t count_keys() const
+    {
+        std::uint64_t count = 0;
+        check(tw_keys_count(session_.get(), it_, &count));
+        return count;
+    }
+    /* Lists stored keys from `cursor` on, as many as `keys` has elements; returns their number, 0 after the end.
+     * Begin with a tw_scan_cursor of zeros; see tw_keys_scan. */
+    template <typename Keys> std::size_t scan_keys(tw_scan_cursor &cursor, Keys &keys) const
+    {
+        std::size_t count = 0;
+        check(tw_keys_scan(session_.get(), it_, &cursor, keys.data(), keys.size(), nullptr, 0, 0, &count));
+        return count;
+    }
+    /* The same with the rows of the keys, which `rows` has room for. */
+    template <typename Keys, typename Rows>
+    std::size_t scan_rows(tw_scan_cursor &cursor, Keys &keys, Rows &rows) const
+    {
+        T *to = rows.data();
+        std::size_t count = 0;
+        check(tw_keys_scan(session_.get(), it_, &cursor, keys.data(), keys.size(), to, rows.size(),
+                           dtype_of<T>::value, &count));
+        return count;
+    }
     /* Reads optimizer, hyper and, of TW_ADAMW, weight_decay. */
     [[nodiscard]] ticket set_optimizer(const tw_table_options &options) const
     {

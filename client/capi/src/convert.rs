@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidewater::{
     AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode,
-    PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, Schedule, SyncMode,
+    PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule, SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
@@ -393,6 +393,21 @@ pub(crate) fn norm(value: i32) -> Result<(&'static str, Reduction, bool), Failur
         TW_NORM_2 => ("x * x", Reduction::Sum, true),
         TW_NORM_MAX => ("abs(x)", Reduction::Max, false),
     })
+}
+
+/// Returns the cursor of a scan.
+pub(crate) const fn scan_cursor(cursor: &tw_scan_cursor) -> ScanCursor {
+    let tw_scan_cursor {
+        partition,
+        end,
+        slot,
+    } = *cursor;
+    let end = if end == 0 { u32::MAX } else { end };
+    ScanCursor {
+        partition,
+        end,
+        slot,
+    }
 }
 
 pub(crate) fn schedule(schedule: &tw_schedule) -> Result<Schedule, Failure> {

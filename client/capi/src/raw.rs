@@ -268,6 +268,21 @@ pub(crate) unsafe fn u64s<'a>(
     Ok(unsafe { slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
 }
 
+/// Returns an array of keys for writing.
+///
+/// # Safety
+/// As of [`array_mut`].
+pub(crate) unsafe fn u64s_mut<'a>(
+    pointer: *mut u64,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [u64], Failure> {
+    // SAFETY: the same contract; i64 and u64 have one layout, and any bytes make one.
+    let numbers = unsafe { array_mut(pointer.cast::<i64>(), len, what) }?;
+    // SAFETY: as above.
+    Ok(unsafe { slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len()) })
+}
+
 /// Returns bytes for reading.
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 
 use tidewater::{
     AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions,
-    ReduceOp, Table, Ticket,
+    ReduceOp, ScanCursor, Table, Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -65,6 +65,20 @@ impl ValuesMut<'_> {
             Self::I32(_) => DType::I32,
             Self::I64(_) => DType::I64,
         }
+    }
+}
+
+/// Lists keys from a cursor on, with their rows if there is room for them.
+pub(crate) fn scan(
+    table: AnyTable,
+    client: &mut Client,
+    (cursor, keys): (&mut ScanCursor, &mut [u64]),
+    values: Option<ValuesMut<'_>>,
+) -> Result<usize, Failure> {
+    match values {
+        None => Ok(table.scan_keys(client, cursor, keys)?),
+        Some(values) => with_both!(table, values, ValuesMut, (table, values) =>
+            client.scan_rows(&table, cursor, keys, values)),
     }
 }
 

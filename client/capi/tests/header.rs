@@ -24,6 +24,7 @@ fn the_header_is_current() {
         "data",
         "function",
         "buffer",
+        "keys",
         "schedule",
         "vector",
         "clock",

@@ -16,6 +16,7 @@ pub mod clock;
 pub mod collective;
 pub mod data;
 pub mod function;
+pub mod keys;
 pub mod library;
 pub mod schedule;
 pub mod session;

@@ -494,6 +494,18 @@ pub struct tw_buffer_options {
     pub threshold: f64,
 }
 
+/// Position of tw_keys_scan; begin with zeros. Workers that share a scan take ranges of partitions.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_scan_cursor {
+    /// Partition of the next key.
+    pub partition: u32,
+    /// Partition at which the scan ends. 0: after the last one.
+    pub end: u32,
+    /// Slot of the next key in its partition.
+    pub slot: u64,
+}
+
 /// Learning rate of each iteration, from 0.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

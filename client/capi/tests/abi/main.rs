@@ -12,6 +12,7 @@
 mod buffers;
 mod collective;
 mod functions;
+mod keys;
 mod rig;
 mod right;
 mod threads;

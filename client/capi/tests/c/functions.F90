@@ -76,6 +76,7 @@ program functions
     call check(results == 0, "no results")
     call check(tw_results_forget(session, results) == TW_ERR_HANDLE, "nothing to forget")
     call merges_and_schedules()
+    call keys_of_a_table()
     call vectors()
     call check(tw_finish(session) == TW_OK, "finish")
     call check(tw_session_free(session) == TW_OK, "free")
@@ -121,6 +122,27 @@ contains
         call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the step")
         call check(tw_pull_rows(session, table, keys(:2), sums) == TW_OK, "pull the step")
         call check(nint(2*sums(1)) == 3, "the rate is that of the schedule")
+    end subroutine
+
+    ! Keys are stored, listed, deleted and counted.
+    subroutine keys_of_a_table()
+        integer(int64) :: table, listed(5), stored_keys
+        integer(int64), parameter :: keys(3) = [7_int64, 3_int64, 1_int64]
+        logical :: stored(3)
+        real(real64) :: rows(5)
+        type(tw_scan_cursor) :: cursor
+        integer(c_size_t) :: n
+        table = sparse_table("keys")
+        call check(tw_push_rows(session, table, keys, [1d0, 1d0, 1d0], TW_SUM, ticket) == TW_OK, "rows")
+        call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for rows")
+        call check(tw_keys_delete(session, table, keys(2:2), ticket) == TW_OK, "delete")
+        call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait for the deletion")
+        call check(tw_keys_exist(session, table, keys, stored) == TW_OK, "exist")
+        call check(stored(1) .and. .not. stored(2) .and. stored(3), "one row is deleted")
+        call check(tw_keys_count(session, table, stored_keys) == TW_OK .and. stored_keys == 2, "count")
+        call check(tw_keys_scan(session, table, cursor, listed, n, rows) == TW_OK, "scan")
+        call check(n == 2 .and. sum(listed(:2)) == 8 .and. all(nint(rows(:2)) == 1), "rows of a scan")
+        call check(tw_keys_scan(session, table, cursor, listed, n) == TW_OK .and. n == 0, "the end")
     end subroutine
 
     subroutine vectors()

@@ -151,6 +151,40 @@ static void merges_and_schedules(tw_session *session)
     CHECK(tw_pull_rows(session, table, keys, 1, pulled, 1, TW_F64, NULL) == TW_OK && pulled[0] == 1.5);
 }
 
+/* Keys are stored, listed, deleted and counted. */
+static void keys_of_a_table(tw_session *session)
+{
+    const uint64_t keys[] = {7, 3, 1};
+    const double ones[] = {1, 1, 1};
+    uint64_t listed[2], count;
+    double rows[2];
+    uint8_t stored[3];
+    size_t n, total = 0;
+    tw_scan_cursor cursor = {0};
+    tw_table table;
+    tw_ticket ticket;
+    tw_table_options options = {.size = sizeof options};
+    options.name = "keys";
+    options.dtype = TW_F64;
+    options.kind = TW_SPARSE;
+    options.cols = 1;
+    CHECK(tw_table_create(session, &options, &table) == TW_OK);
+    CHECK(tw_push_rows(session, table, keys, 3, ones, 3, TW_F64, TW_SUM, NULL) == TW_OK);
+    CHECK(tw_keys_delete(session, table, keys + 1, 1, &ticket) == TW_OK);
+    CHECK(tw_push_wait(session, &ticket, 0) == TW_OK);
+    CHECK(tw_keys_exist(session, table, keys, 3, stored) == TW_OK);
+    CHECK(stored[0] == 1 && stored[1] == 0 && stored[2] == 1);
+    CHECK(tw_keys_count(session, table, &count) == TW_OK && count == 2);
+    do {
+        CHECK(tw_keys_scan(session, table, &cursor, listed, 1, rows, 1, TW_F64, &n) == TW_OK);
+        CHECK(n == 0 || ((listed[0] == 7 || listed[0] == 1) && rows[0] == 1));
+        total += n;
+    } while (n > 0);
+    CHECK(total == 2);
+    CHECK(tw_keys_scan(session, table, &cursor, listed, 0, NULL, 0, 0, &n) == TW_ERR_ARGUMENT);
+    CHECK(tw_table_release(session, &table) == TW_OK);
+}
+
 /* Operations on vectors, an inner product and norms. */
 static void vectors(tw_session *session)
 {
@@ -197,6 +231,7 @@ int main(int argc, char **argv)
     calls_by_name(session, x);
     wrong_ones(session, x);
     merges_and_schedules(session);
+    keys_of_a_table(session);
     vectors(session);
     CHECK(tw_finish(session) == TW_OK);
     CHECK(tw_session_free(&session) == TW_OK);

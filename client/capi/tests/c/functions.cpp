@@ -85,6 +85,26 @@ static void merges_and_schedules(const tw::session &session)
     require(text.find("warm_up is 0") != std::string::npos, text.c_str());
 }
 
+/* Keys are stored, listed, deleted and counted. */
+static void keys_of_a_table(const tw::session &session)
+{
+    auto options = tw::defaults<tw_table_options>();
+    options.name = "keys";
+    options.kind = TW_SPARSE;
+    options.cols = 1;
+    const tw::table<double> table(session, options);
+    const std::vector<std::uint64_t> keys{7, 3, 1};
+    table.push_rows(keys, std::vector<double>{1, 1, 1}, TW_SUM).wait();
+    table.delete_keys(std::vector<std::uint64_t>{3}).wait();
+    require(table.exists(keys) == std::vector<bool>{true, false, true}, "a row is deleted");
+    require(table.count_keys() == 2, "two rows are left");
+    tw_scan_cursor cursor{};
+    std::vector<std::uint64_t> listed(5);
+    std::vector<double> rows(5);
+    require(table.scan_rows(cursor, listed, rows) == 2 && rows[0] == 1 && rows[1] == 1, "rows are listed");
+    require(listed[0] + listed[1] == 8 && table.scan_keys(cursor, listed) == 0, "the scan has ended");
+}
+
 /* Vectors on the servers have the values of a program's own. */
 static void vectors(const tw::session &session)
 {
@@ -194,6 +214,7 @@ int main(int argc, char **argv)
     const auto missing = failure(TW_ERR_REJECTED, [&] { (void)x.call_reduce("missing"); });
     require(missing.find("functions") != std::string::npos, missing.c_str());
     merges_and_schedules(session);
+    keys_of_a_table(session);
     vectors(session);
     session.finish();
     std::puts("ok");

@@ -1,0 +1,80 @@
+//! Keys of sparse tables: right calls, and wrong arguments.
+
+use std::ptr::{null, null_mut};
+
+use tidewater_capi::abi::data::*;
+use tidewater_capi::abi::keys::*;
+use tidewater_capi::abi::types::tw_status::*;
+use tidewater_capi::abi::types::*;
+
+use crate::rig::*;
+
+const START: tw_scan_cursor = tw_scan_cursor {
+    partition: 0,
+    end: 0,
+    slot: 0,
+};
+
+#[test]
+fn keys_are_listed_and_deleted() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let table = create(session, &table_options(c"t", I64, tw_kind::TW_SPARSE, 0, 2));
+    let dense = create(session, &table_options(c"d", I64, tw_kind::TW_ROWS, 4, 2));
+    let (keys, ones) = ([7u64, 3, 1], [1i64; 6]);
+    let (mut listed, mut rows, mut stored) = ([0u64; 4], [0i64; 8], [9u8; 3]);
+    let (mut ticket, mut count, mut n, mut cursor) = (0, 0, 0, START);
+    let (k, s) = (keys.as_ptr(), stored.as_mut_ptr());
+    let to = rows.as_mut_ptr().cast();
+    // SAFETY: an open session; arrays have as many elements as the calls say.
+    unsafe {
+        let sum = tw_op::TW_SUM as i32;
+        let values = ones.as_ptr().cast();
+        ok(tw_push_rows(
+            session,
+            table,
+            k,
+            3,
+            values,
+            6,
+            I64,
+            sum,
+            null_mut(),
+        ));
+        ok(tw_keys_delete(session, table, k, 1, &raw mut ticket));
+        ok(tw_push_wait(session, &raw mut ticket, 0.0));
+        ok(tw_keys_exist(session, table, k, 3, s));
+        assert_eq!(stored, [0, 1, 1]);
+        ok(tw_keys_count(session, table, &raw mut count));
+        assert_eq!(count, 2);
+        let mut scan = |cursor: *mut tw_scan_cursor, room, to, elements, dtype| {
+            let keys = listed.as_mut_ptr();
+            let n = &raw mut n;
+            tw_keys_scan(session, table, cursor, keys, room, to, elements, dtype, n)
+        };
+        let at = &raw mut cursor;
+        assert_eq!(scan(null_mut(), 4, to, 8, I64), TW_ERR_NULL);
+        assert_eq!(scan(at, 4, to, 7, I64), TW_ERR_ARGUMENT);
+        assert_eq!(scan(at, 4, to, 8, F64), TW_ERR_ARGUMENT);
+        assert_eq!(scan(at, 4, to, 8, 99), TW_ERR_ARGUMENT);
+        assert_eq!(scan(at, 0, null_mut(), 0, 0), TW_ERR_ARGUMENT);
+        ok(scan(at, 4, to, 8, I64));
+        ok(tw_keys_exist(session, table, null(), 0, null_mut()));
+        assert_eq!(tw_keys_exist(session, table, k, 3, null_mut()), TW_ERR_NULL);
+        assert_eq!(tw_keys_count(session, table, null_mut()), TW_ERR_NULL);
+        let overlap = keys.as_ptr().cast_mut().cast();
+        assert_eq!(
+            tw_keys_exist(session, table, k, 3, overlap),
+            TW_ERR_ARGUMENT
+        );
+        assert_eq!(
+            tw_keys_delete(session, dense, k, 1, null_mut()),
+            TW_ERR_ARGUMENT
+        );
+        assert_eq!(tw_keys_delete(session, 77, k, 1, null_mut()), TW_ERR_HANDLE);
+    }
+    assert_eq!(n, 2);
+    listed[..2].sort_unstable();
+    assert_eq!((listed, &rows[..4]), ([1, 3, 0, 0], &[1i64; 4][..]));
+    free(session);
+}
