@@ -273,8 +273,9 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
             let options = PullOptions::default().mode(PullMode::Snapshot);
             let (mut out, mut last) = (vec![0; ELEMENTS], 0);
             while !done.load(Ordering::Acquire) {
-                reader.pull_dense(&table, 0, &mut out, options).unwrap();
+                let pulled = reader.pull_dense(&table, 0, &mut out, options).unwrap();
                 let (clock, rest) = (out[0], (out[0] + 1) / 2);
+                assert_eq!(pulled.version, Some(clock as u64), "{transport}");
                 assert!(clock >= last, "{transport}: from clock {last} to {clock}");
                 assert!(out[..600].iter().all(|&v| v == clock), "{transport}: torn");
                 assert!(
@@ -329,6 +330,143 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
             client.wait_applied(&ticket).unwrap();
             client.tick().unwrap();
         }
+    }
+}
+
+/// A session that never ticks waits for each version and finds it complete. Rows have no version of
+/// their own: they have at least the pushes of the version that was waited for.
+#[test]
+fn readers_wait_for_newer_versions() {
+    const ELEMENTS: usize = 3_000;
+    const VERSIONS: u64 = 40;
+    let timeout = Duration::from_secs(60);
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 2, 1);
+        let ranges = TableBuilder::blocks::<i64>("ranges", ELEMENTS as u64, 1)
+            .block_bytes(4096)
+            .partitions(2)
+            .at_clock(Reduce::Sum)
+            .snapshot();
+        let rows = TableBuilder::rows::<i64>("rows", 2, 1).partitions(2);
+        let rows = rows.at_clock(Reduce::Sum);
+        let mut writer = cluster.client(0, SyncMode::Bsp);
+        let tables = (
+            writer.create_table::<i64>(ranges.spec()).unwrap(),
+            writer.create_table::<i64>(rows.spec()).unwrap(),
+        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..VERSIONS {
+                    let ones = vec![1; if n % 2 == 0 { ELEMENTS } else { 100 }];
+                    let _ = writer.push_dense(&tables.0, 0, &ones, PushOp::Sum).unwrap();
+                    let _ = writer
+                        .push_rows(&tables.1, &[0, 1], &[1; 2], PushOp::Sum)
+                        .unwrap();
+                    writer.tick().unwrap();
+                    // The reader sleeps before some of the ticks.
+                    std::thread::sleep(Duration::from_micros(n % 4 * 500));
+                }
+            });
+            let mut reader = cluster.client(0, SyncMode::Asp);
+            let ranges = reader.open_table::<i64>("ranges").unwrap();
+            let rows = reader.open_table::<i64>("rows").unwrap();
+            let (mut out, mut last) = (vec![0; ELEMENTS], 0);
+            while last < VERSIONS {
+                let newest = reader.wait_newer(&ranges, last, timeout).unwrap();
+                assert!(newest > last, "{transport}: version {newest} after {last}");
+                let mut counts = [0; 2];
+                let options = PullOptions::default();
+                reader
+                    .pull_rows(&rows, &[0, 1], &mut counts, options)
+                    .unwrap();
+                assert!(
+                    counts.iter().all(|&n| n as u64 >= newest),
+                    "{counts:?} at {newest}"
+                );
+                let options = options.mode(PullMode::Snapshot);
+                let pulled = reader.pull_dense(&ranges, 0, &mut out, options).unwrap();
+                let version = pulled.version.unwrap();
+                assert!(version >= newest, "{transport}: {version} after {newest}");
+                assert!(out[..100].iter().all(|&x| x as u64 == version));
+                assert!(out[100..].iter().all(|&x| x as u64 == version.div_ceil(2)));
+                last = version;
+            }
+            assert_eq!(
+                reader.wait_until(&rows, VERSIONS, timeout).unwrap(),
+                VERSIONS
+            );
+            let soon = Duration::from_millis(20);
+            let error = reader.wait_newer(&ranges, VERSIONS, soon).unwrap_err();
+            let error = error.to_string();
+            let named = [
+                "wait_newer",
+                "version 41 of table \"ranges\"",
+                "worker 0, at clock 40",
+            ];
+            assert!(named.iter().all(|part| error.contains(part)), "{error}");
+        });
+    }
+}
+
+/// A table that is created after some ticks begins at the version of its domain. The numbers of stores
+/// of a table without snapshots grow with its blocks' changes.
+#[test]
+fn pulls_return_versions_and_stores() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 2, 1);
+        let mut client = cluster.client(0, SyncMode::Bsp);
+        let options = PullOptions::default();
+        for _ in 0..3 {
+            client.tick().unwrap();
+        }
+        let blocks = |name| TableBuilder::blocks::<i64>(name, 4_096, 1).block_bytes(4096);
+        let late = blocks("late").at_clock(Reduce::Sum).snapshot();
+        let late = client.create_table::<i64>(late.spec()).unwrap();
+        let mut out = vec![0; 4_096];
+        for version in 3..6 {
+            let pulled = client.pull_dense(&late, 0, &mut out, options).unwrap();
+            assert_eq!(pulled.version, Some(version), "{transport}");
+            assert_eq!(pulled.stores, None);
+            client.tick().unwrap();
+        }
+        let plain = client.create_table::<i64>(blocks("plain").spec()).unwrap();
+        let ticket = client
+            .push_dense(&plain, 100, &[1; 2], PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&ticket).unwrap();
+        let pulled = client.pull_dense(&plain, 0, &mut out, options).unwrap();
+        let stores = pulled.stores.unwrap();
+        assert_eq!((stores.smallest, stores.largest), (1, 2), "{transport}");
+        let part = client
+            .pull_dense(&plain, 600, &mut out[..900], options)
+            .unwrap();
+        let part = part.stores.unwrap();
+        assert_eq!((part.smallest, part.largest), (1, 1), "{transport}");
+        assert_eq!(pulled.version, None);
+        let gathered = options.mode(PullMode::Gather);
+        let gathered = client.pull_dense(&plain, 0, &mut out, gathered).unwrap();
+        assert_eq!(gathered, tidewater::Pulled::default());
+
+        let rows = TableBuilder::sparse::<i64>("rows", 1);
+        let rows = client.create_table::<i64>(rows.spec()).unwrap();
+        for _ in 0..2 {
+            let ticket = client.push_rows(&rows, &[7], &[1], PushOp::Sum).unwrap();
+            client.wait_applied(&ticket).unwrap();
+        }
+        let mut counts = [0; 2];
+        let first = client
+            .pull_rows(&rows, &[7, 8], &mut counts, options)
+            .unwrap();
+        let stores = first.stores.unwrap();
+        assert_eq!(
+            stores.largest - stores.smallest,
+            2,
+            "{transport}: {stores:?}"
+        );
+        let again = client
+            .pull_rows(&rows, &[7, 8], &mut counts, options)
+            .unwrap();
+        assert_eq!((again, counts), (first, [2, 0]), "{transport}");
     }
 }
 

@@ -127,7 +127,8 @@ fn push_until_told(client: &mut Client, table: &Table<i64>) -> Result<(), Client
 }
 
 fn pull_until_told(client: &mut Client, table: &Table<i64>) -> Result<(), ClientError> {
-    client.pull_rows(table, &[1], &mut [0], PullOptions::default())
+    client.pull_rows(table, &[1], &mut [0], PullOptions::default())?;
+    Ok(())
 }
 
 /// Forwards bytes and descriptors of unix sockets.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::here;
@@ -62,6 +62,20 @@ impl Board {
             ended: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
             planned: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
         }
+    }
+
+    /// Fails unless the elements are those of a version: the pushes of the iterations before it, all of
+    /// them and no others.
+    fn check_version(&self, version: u64, out: &[i64]) {
+        let mixed = |part: &[i64]| part.iter().any(|v| *v != part[0]);
+        let parts = out.chunks_exact(PART);
+        assert!(!parts.clone().any(mixed), "a part of two versions");
+        let seen: Vec<u64> = parts.map(|part| part[0] as u64).collect();
+        let of = |r: &AtomicU64| r.load(Ordering::Relaxed).min(version);
+        let iterations: Vec<u64> = self.planned.iter().map(of).collect();
+        let sum = |part| iterations.iter().map(|&n| pushes_to(part, n)).sum();
+        let right: Vec<u64> = (0..PARTS).map(sum).collect();
+        assert_eq!(seen, right, "the elements of version {version}");
     }
 
     fn ended(&self, rank: usize) -> u64 {
@@ -158,27 +172,14 @@ impl Worker {
             ..PullOptions::default()
         };
         let mut out = vec![0i64; ELEMENTS];
-        self.client
-            .pull_dense(&self.ranges, 0, &mut out, options)
-            .unwrap();
+        let pulled = self.client.pull_dense(&self.ranges, 0, &mut out, options);
+        let version = pulled.unwrap().version.unwrap();
         let c = self.ticks[1];
-        let mixed = |part: &[i64]| part.iter().any(|v| *v != part[0]);
-        let parts = out.chunks_exact(PART);
-        assert!(!parts.clone().any(mixed), "a part of two epochs");
-        let seen: Vec<u64> = parts.map(|part| part[0] as u64).collect();
-        // The pushes of the iterations below the epoch, all of them and no others.
-        let at = |epoch: u64| -> Vec<u64> {
-            let of = |r: &AtomicU64| r.load(Ordering::Relaxed).min(epoch);
-            let iterations: Vec<u64> = self.board.planned.iter().map(of).collect();
-            let sum = |part| iterations.iter().map(|&n| pushes_to(part, n)).sum();
-            (0..PARTS).map(sum).collect()
-        };
-        let mut epochs = c.saturating_sub(self.slack)..=c;
+        self.board.check_version(version, &out);
         assert!(
-            epochs.any(|epoch| at(epoch) == seen),
-            "a snapshot at clock {c}, slack {}, shows {seen:?}, which is no epoch; the newest is {:?}",
-            self.slack,
-            at(c)
+            (c.saturating_sub(self.slack)..=c).contains(&version),
+            "a snapshot at clock {c}, slack {}, is of version {version}",
+            self.slack
         );
     }
 
@@ -274,7 +275,46 @@ fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64
     w.lead
 }
 
-fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
+/// A session that never ticks: waits for each newer version, and reads it.
+fn watch(rig: &Rig, board: &Board) -> u64 {
+    let mut client = rig.client(0, 1, SyncMode::Asp);
+    let (ranges, rows) = (open(&mut client, "ranges"), open(&mut client, DOMAIN_ROWS));
+    let options = PullOptions {
+        timeout: LONG,
+        ..PullOptions::default()
+    };
+    let (mut out, mut counts) = (vec![0i64; ELEMENTS], [0i64; WORKERS as usize]);
+    let (mut last, mut seen) = (0, 0);
+    loop {
+        let is_over = (0..WORKERS as usize).all(|rank| board.ended(rank) != NEVER);
+        let newest = match client.wait_newer(&ranges, last, Duration::from_millis(50)) {
+            Err(ClientError::Deadline { .. }) if is_over => return seen,
+            Err(ClientError::Deadline { .. }) => continue,
+            newest => newest.unwrap(),
+        };
+        assert!(newest > last, "version {newest} after {last}");
+        let keys: Vec<u64> = (0..u64::from(WORKERS)).collect();
+        client
+            .pull_rows(&rows, &keys, &mut counts, options)
+            .unwrap();
+        for (planned, &count) in board.planned.iter().zip(&counts) {
+            let due = planned.load(Ordering::Relaxed).min(newest);
+            assert!(count as u64 >= due, "{counts:?} at version {newest}");
+        }
+        let snapshot = options.mode(PullMode::Snapshot);
+        let pulled = client.pull_dense(&ranges, 0, &mut out, snapshot).unwrap();
+        let version = pulled.version.unwrap();
+        assert!(version >= newest, "version {version}, waited for {newest}");
+        board.check_version(version, &out);
+        (last, seen) = (version, seen + 1);
+    }
+}
+
+fn world(
+    seed: u64,
+    leads: &Arc<[AtomicU64; SLACKS as usize]>,
+    versions: &Arc<AtomicU64>,
+) -> Outcome {
     let of = |name| TableBuilder::rows::<i64>(name, u64::from(WORKERS), 1).partitions(2);
     let at_once = of("at once");
     let at_clock = of("at clock").at_clock(Reduce::Sum);
@@ -311,15 +351,24 @@ fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
             leads[slack as usize].fetch_max(lead, Ordering::Relaxed);
         });
     }
+    let versions = Arc::clone(versions);
+    rig.spawn("reader", move |rig, _| {
+        versions.fetch_add(watch(rig, &board), Ordering::Relaxed);
+    });
     rig.world.run()
 }
 
 #[test]
 fn reads_see_what_their_clock_promises() {
     let leads: Arc<[AtomicU64; SLACKS as usize]> = Arc::default();
-    let swept = sweep(here!(), 0..200, |seed| world(seed, &leads));
+    let versions: Arc<AtomicU64> = Arc::default();
+    let swept = sweep(here!(), 0..200, |seed| world(seed, &leads, &versions));
     let reached: Vec<u64> = leads.iter().map(|n| n.load(Ordering::Relaxed)).collect();
-    println!("{swept:?}; largest lead by slack: {reached:?}");
+    println!("{swept:?}; largest lead by slack: {reached:?}; {versions:?} versions waited for");
+    assert!(
+        versions.load(Ordering::Relaxed) > swept.seeds,
+        "{versions:?}"
+    );
     if swept.seeds >= 100 {
         assert_eq!(reached, (1..=SLACKS).collect::<Vec<_>>());
     }

@@ -167,7 +167,7 @@ impl Worker {
         };
         let mut out = vec![0; keys.len() * DIM];
         match self.client.pull_rows(&self.table, &keys, &mut out, options) {
-            Ok(()) => {
+            Ok(_) => {
                 for (key, row) in keys.iter().zip(out.chunks_exact(DIM)) {
                     times(*key, row);
                 }

@@ -190,7 +190,7 @@ impl<'r> Storm<'r> {
             .client
             .pull_rows(&self.table, &plain, &mut out, options)
         {
-            Ok(()) => check(&keys, &out),
+            Ok(_) => check(&keys, &out),
             Err(ClientError::Deadline { .. }) if hurry => self.seen.late += 1,
             Err(e) => panic!("a pull of {keys:?} in hurry {hurry}: {e}"),
         }

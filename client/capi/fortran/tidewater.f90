@@ -72,9 +72,17 @@ module tidewater
     end type
 
     type, bind(c) :: tw_pull_options
-        integer(c_size_t) :: size = 24
+        integer(c_size_t) :: size = 32
         integer(c_int32_t) :: mode = TW_CONSISTENT, missing = TW_CREATE
         real(c_double) :: timeout_s = 0
+        ! c_loc of a tw_pulled
+        type(c_ptr) :: pulled = c_null_ptr
+    end type
+
+    type, bind(c) :: tw_pulled
+        integer(c_size_t) :: size = 40
+        integer(c_int64_t) :: version = 0, smallest = 0, largest = 0
+        integer(c_int32_t) :: has_version = 0, has_stores = 0
     end type
 
     type, bind(c) :: tw_push_options
@@ -320,6 +328,20 @@ module tidewater
             import :: c_int, c_ptr, c_int64_t
             type(c_ptr), value :: session
             integer(c_int64_t), intent(out) :: mine, everybodys
+        end function
+        integer(c_int) function tw_wait_newer(session, table, version, timeout_s, newest) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table, version
+            real(c_double), value :: timeout_s
+            integer(c_int64_t), intent(out) :: newest
+        end function
+        integer(c_int) function tw_wait_until(session, table, tick, timeout_s, newest) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table, tick
+            real(c_double), value :: timeout_s
+            integer(c_int64_t), intent(out) :: newest
         end function
         integer(c_int) function tw_barrier(session, name, timeout_s) bind(c)
             import :: c_int, c_ptr, c_char, c_double

@@ -442,6 +442,24 @@ typedef struct {
     uint32_t reserved;
 } tw_table_info;
 
+// Versions of the elements that a pull wrote. A range of a table with `snapshot` has a version, unless the
+// mode is TW_GATHER. Numbers of stores are known for rows, and for ranges of other tables with
+// TW_CONSISTENT, unless a server copied some of them.
+typedef struct {
+    // sizeof(tw_pulled), set by the caller.
+    size_t size;
+    // Ticks of the table's clock domain that are in all elements, if `has_version` is not 0.
+    uint64_t version;
+    // Smallest number of stores of the blocks or rows, if `has_stores` is not 0. A new one has 1.
+    uint64_t smallest;
+    // Largest number of stores of the blocks or rows, if `has_stores` is not 0.
+    uint64_t largest;
+    // Not 0: `version` is known.
+    int32_t has_version;
+    // Not 0: `smallest` and `largest` are known.
+    int32_t has_stores;
+} tw_pulled;
+
 // How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's
 // timeout.
 typedef struct {
@@ -453,6 +471,8 @@ typedef struct {
     int32_t missing;
     // Longest time, in seconds. 0: the session's.
     double timeout_s;
+    // Where tw_pull_rows and tw_pull_range write the versions of the elements; may be null.
+    tw_pulled *pulled;
 } tw_pull_options;
 
 // A pull under way. Zero is none.
@@ -956,6 +976,24 @@ tw_status tw_clock(tw_session *session,
 tw_status tw_barrier(tw_session *session,
                      const char *name,
                      double timeout_s);
+
+// Waits until a version of `table` that is newer than `version` is complete at all servers. `*newest`, which
+// may be null, becomes the newest that is: a pull that follows reads it or a later one. The version of a table
+// counts the ticks that all workers have completed in its clock domain. For sessions that only read, too; it
+// does not poll. 0 s: the session's timeout. TW_ERR_DEADLINE names the table, the version and the ranks that
+// have not ticked.
+tw_status tw_wait_newer(tw_session *session,
+                        tw_table table,
+                        uint64_t version,
+                        double timeout_s,
+                        uint64_t *newest);
+
+// Waits until version `tick` of `table`, or a newer one, is complete at all servers; else like tw_wait_newer.
+tw_status tw_wait_until(tw_session *session,
+                        tw_table table,
+                        uint64_t tick,
+                        double timeout_s,
+                        uint64_t *newest);
 
 // Waits until everything that this session pushed is applied. TW_ERR_REJECTED if a push was refused for
 // which no tw_push_wait has said so: the earliest such push, one a call.

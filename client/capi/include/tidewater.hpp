@@ -264,6 +264,20 @@ public:
         T *to = out.data();
         check(tw_pull_range(session_.get(), it_, first, to, out.size(), dtype_of<T>::value, options));
     }
+    /* Waits for a version newer than `version`; the newest that is complete. See tw_wait_newer. */
+    std::uint64_t wait_newer(std::uint64_t version, double timeout_s = 0) const
+    {
+        std::uint64_t newest = 0;
+        check(tw_wait_newer(session_.get(), it_, version, timeout_s, &newest));
+        return newest;
+    }
+    /* Waits for version `tick` or a newer one; the newest that is complete. */
+    std::uint64_t wait_until(std::uint64_t tick, double timeout_s = 0) const
+    {
+        std::uint64_t newest = 0;
+        check(tw_wait_until(session_.get(), it_, tick, timeout_s, &newest));
+        return newest;
+    }
     template <typename Keys, typename Values>
     [[nodiscard]] ticket push_rows(const Keys &keys, const Values &values, tw_op op,
                                    const tw_push_options *options = nullptr) const

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tidewater::{
     AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode,
-    PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule, SyncMode,
+    PullOptions, Pulled, PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule,
+    SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
@@ -479,6 +480,18 @@ pub(crate) const fn effect_code(effect: Apply) -> i32 {
         Apply::AtTick(Reduce::Mean) => tw_effect::TW_CLOCK_MEAN,
     };
     effect as i32
+}
+
+pub(crate) fn pulled(pulled: Pulled) -> tw_pulled {
+    let stores = pulled.stores;
+    tw_pulled {
+        size: size_of::<tw_pulled>(),
+        version: pulled.version.unwrap_or_default(),
+        smallest: stores.map_or(0, |stores| stores.smallest),
+        largest: stores.map_or(0, |stores| stores.largest),
+        has_version: pulled.version.is_some().into(),
+        has_stores: stores.is_some().into(),
+    }
 }
 
 pub(crate) const fn counters(c: &Counters) -> tw_counters {

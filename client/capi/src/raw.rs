@@ -11,8 +11,9 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options,
-    tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_pulled,
+    tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
+    tw_table_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;
@@ -45,6 +46,8 @@ unsafe impl Sized0 for tw_table_options {}
 unsafe impl Sized0 for tw_table_info {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_pull_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_pulled {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_push_options {}
 // SAFETY: as above.

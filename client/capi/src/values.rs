@@ -1,8 +1,8 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{
-    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, PushOptions,
-    ReduceOp, ScanCursor, Table, Ticket,
+    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Pulled,
+    PushOptions, ReduceOp, ScanCursor, Table, Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -88,7 +88,7 @@ pub(crate) fn pull_rows(
     keys: &[u64],
     out: ValuesMut<'_>,
     options: PullOptions,
-) -> Result<(), Failure> {
+) -> Result<Pulled, Failure> {
     with_both!(table, out, ValuesMut, (table, out) =>
         client.pull_rows(&table, keys, out, options))
 }
@@ -99,7 +99,7 @@ pub(crate) fn pull_range(
     first: u64,
     out: ValuesMut<'_>,
     options: PullOptions,
-) -> Result<(), Failure> {
+) -> Result<Pulled, Failure> {
     with_both!(table, out, ValuesMut, (table, out) =>
         client.pull_dense(&table, first, out, options))
 }

@@ -5,8 +5,9 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_push_options,
-    tw_schedule, tw_session_info, tw_session_options, tw_table_info, tw_table_options,
+    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_pulled,
+    tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
+    tw_table_options,
 };
 
 const HEADER: &str = "include/tidewater.h";
@@ -58,6 +59,7 @@ fn structs_only_grow() {
     assert!(size_of::<tw_table_options>() >= 128);
     assert!(size_of::<tw_table_info>() >= 40);
     assert!(size_of::<tw_pull_options>() >= 24);
+    assert!(size_of::<tw_pulled>() >= 40);
     assert!(size_of::<tw_push_options>() >= 32);
     assert!(size_of::<tw_function_options>() >= 64);
     assert!(size_of::<tw_buffer_options>() >= 40);
@@ -73,6 +75,8 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_options, by_staleness), 160);
     assert_eq!(offset_of!(tw_table_options, redo), 168);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
+    assert_eq!(offset_of!(tw_pull_options, pulled), 24);
+    assert_eq!(offset_of!(tw_pulled, has_version), 32);
     assert_eq!(offset_of!(tw_push_options, block), 24);
     assert_eq!(offset_of!(tw_function_options, count), 56);
     assert_eq!(offset_of!(tw_buffer_options, threshold), 32);

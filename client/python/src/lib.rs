@@ -41,6 +41,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     )?;
     module.add_class::<session::Session>()?;
     module.add_class::<table::Table>()?;
+    module.add_class::<table::Pulled>()?;
     module.add_class::<table::Ticket>()?;
     module.add_class::<buffer::PushBuffer>()?;
     module.add_class::<buffer::CachedTable>()?;

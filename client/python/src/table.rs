@@ -38,6 +38,28 @@ macro_rules! with_table {
     };
 }
 
+/// Versions of the elements of a pull.
+#[pyclass(frozen, get_all, module = "tidewater")]
+pub(crate) struct Pulled {
+    version: Option<u64>,
+    stores: Option<(u64, u64)>,
+}
+
+#[pymethods]
+impl Pulled {
+    fn __repr__(&self) -> String {
+        let version = self
+            .version
+            .map_or_else(|| "None".into(), |v| v.to_string());
+        match self.stores {
+            Some((smallest, largest)) => {
+                format!("Pulled(version={version}, stores=({smallest}, {largest}))")
+            }
+            None => format!("Pulled(version={version}, stores=None)"),
+        }
+    }
+}
+
 /// A table of a session.
 #[pyclass(frozen, module = "tidewater")]
 pub(crate) struct Table {
@@ -179,6 +201,24 @@ impl Table {
         missing: &str,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let pulled = self.pull_with_versions(py, keys, out, first, mode, missing, timeout);
+        pulled.map(|(out, _)| out)
+    }
+
+    /// Pulls like `pull`; returns `out` and the versions of its elements.
+    #[pyo3(signature = (keys=None, out=None, *, first=0, mode="consistent", missing="create",
+        timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn pull_with_versions<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Option<&Bound<'py, PyAny>>,
+        out: Option<Bound<'py, PyAny>>,
+        first: i64,
+        mode: &str,
+        missing: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyAny>, Pulled)> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
         let first = options::first(first)?;
@@ -188,15 +228,35 @@ impl Table {
             Some(out) => out,
             None => self.new_array(py, keys)?,
         };
-        with_table!(self.any, (table, T) => {
+        let pulled = with_table!(self.any, (table, T) => {
             let mut array = Written::<T>::new(&out, self.shape(keys))?;
             let to = array.slice(keys.unwrap_or_default())?;
             session.with(py, |client| match keys {
                 Some(keys) => client.pull_rows(&table, keys, to, options),
                 None => client.pull_dense(&table, first, to, options),
-            })?;
+            })?
         });
-        Ok(out)
+        let stores = pulled
+            .stores
+            .map(|stores| (stores.smallest, stores.largest));
+        let version = pulled.version;
+        Ok((out, Pulled { version, stores }))
+    }
+
+    /// Waits for a version that is newer than `version`; returns the newest that is complete.
+    #[pyo3(signature = (version, timeout=None))]
+    fn wait_newer(&self, py: Python<'_>, version: u64, timeout: Option<f64>) -> PyResult<u64> {
+        let session = self.session.get();
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(session.timeout);
+        session.with(py, |client| self.any.wait_newer(client, version, timeout))
+    }
+
+    /// Waits for version `tick` or a newer one; returns the newest that is complete.
+    #[pyo3(signature = (tick, timeout=None))]
+    fn wait_until(&self, py: Python<'_>, tick: u64, timeout: Option<f64>) -> PyResult<u64> {
+        let session = self.session.get();
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(session.timeout);
+        session.with(py, |client| self.any.wait_until(client, tick, timeout))
     }
 
     /// Pushes rows by `keys`, or elements from `first` on.

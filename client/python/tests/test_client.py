@@ -65,6 +65,14 @@ def test_ranges_clocks_and_snapshots():
         assert t.pull(out=np.empty(3), first=999).tolist() == [0, 1, 1]
         assert (s.clock, s.global_clock()) == (1, 1)
         assert s.counters()["ticks"] == 1
+        same, pulled = t.pull_with_versions(mode="snapshot")
+        assert (pulled.version, pulled.stores) == (1, None) and (same == whole).all()
+        assert repr(pulled) == "Pulled(version=1, stores=None)"
+        assert t.wait_newer(0) == t.wait_until(1, timeout=5) == 1
+        raises(TimeoutError, 'version 2 of table "m"', lambda: t.wait_newer(1, timeout=0.02))
+        rows = s.table("r", "rows", dtype="i8", rows=4, cols=1)
+        rows.push(np.ones((1, 1), dtype="i8"), [2]).wait()
+        assert rows.pull_with_versions([1, 2])[1].stores == (1, 2)
         s.barrier("b", timeout=5)
 
 

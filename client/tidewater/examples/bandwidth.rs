@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ticket = client.push_dense(&table, 0, &array, PushOp::Assign)?;
     client.wait_applied(&ticket)?;
     let pull = best(&mut client, |client| {
-        client.pull_dense(&table, 0, &mut array, PullOptions::default())
+        let pulled = client.pull_dense(&table, 0, &mut array, PullOptions::default());
+        pulled.map(|_| ())
     })?;
     if array.iter().any(|&x| x != 1.0) {
         return Err("a value is wrong".into());

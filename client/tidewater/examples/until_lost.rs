@@ -48,5 +48,6 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Pulls rows of all servers.
 fn pull(client: &mut Client, table: &Table<f32>, options: PullOptions) -> Result<(), ClientError> {
     let keys: [u64; 16] = std::array::from_fn(|n| n as u64);
-    client.pull_rows(table, &keys, &mut [0.0; 16], options)
+    client.pull_rows(table, &keys, &mut [0.0; 16], options)?;
+    Ok(())
 }

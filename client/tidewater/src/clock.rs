@@ -353,6 +353,39 @@ fn wait_min(
     }
 }
 
+/// Waits until version `need` of a table is complete at every applier; returns the newest version that
+/// is. The version of a table is the minimum clock of its domain. An applier announces a minimum when
+/// all tables of the domain have taken the pushes before it, so a read that follows finds them.
+pub(crate) fn wait_version(
+    lanes: &mut Lanes,
+    op: &'static str,
+    (table, domain): (&str, DomainId),
+    need: u64,
+    deadline: Deadline,
+) -> Result<u64, ClientError> {
+    let appliers = |lanes: &Lanes| match mutants::on(Mutant::VersionOfFirstApplier) {
+        true => 1,
+        false => lanes.len(),
+    };
+    let complete = |lanes: &mut Lanes| {
+        let clocks = (0..appliers(lanes)).map(|l| lanes.get(l).clock(domain).min);
+        clocks.min()
+    };
+    let look = |lanes: &mut Lanes| Ok(complete(lanes).filter(|&min| min >= need));
+    match lanes.wait(op, deadline, look) {
+        Err(ClientError::Deadline { op, .. }) => {
+            let at = complete(lanes).unwrap_or_default();
+            let missing = format!(
+                "version {need} of table \"{table}\", which is at version {at} (ticks of clock domain \
+                 {domain}): {}",
+                who(lanes, domain, need)
+            );
+            Err(ClientError::Deadline { op, missing })
+        }
+        other => other,
+    }
+}
+
 /// Fails when a server does not count this thread in a domain: its ticks would be refused there, and it
 /// would wait for no worker.
 pub(crate) fn check_member(

@@ -86,7 +86,7 @@ pub use connect::{Job, JoinOptions, Joined};
 pub use counters::Counters;
 pub use error::ClientError;
 pub use link::Loaded;
-pub use pull::{Missing, PullMode, PullOptions, PullTicket};
+pub use pull::{Missing, PullMode, PullOptions, PullTicket, Pulled, RangeVersions};
 pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};

@@ -267,6 +267,10 @@ mutants! {
     DeletionOnArrival = "deletion-on-arrival";
     /// A deletion leaves the sum of the pushes before it in its tick.
     DeletionKeepsSum = "deletion-keeps-sum";
+    /// `wait_newer` returns at the version that its caller has.
+    NewerIsSame = "newer-is-same";
+    /// A wait for a version looks at one applier.
+    VersionOfFirstApplier = "version-of-first-applier";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use super::session::tw_session;
-use super::types::tw_status;
+use super::types::{tw_status, tw_table};
 use crate::convert;
 use crate::raw;
 use crate::session::run;
@@ -69,6 +69,64 @@ pub unsafe extern "C" fn tw_barrier(
             let timeout = timeout.unwrap_or(open.timeout);
             Ok(open.client.barrier(name, timeout)?)
         })
+    })
+}
+
+/// Waits until a version of `table` that is newer than `version` is complete at all servers. `*newest`, which
+/// may be null, becomes the newest that is: a pull that follows reads it or a later one. The version of a table
+/// counts the ticks that all workers have completed in its clock domain. For sessions that only read, too; it
+/// does not poll. 0 s: the session's timeout. TW_ERR_DEADLINE names the table, the version and the ranks that
+/// have not ticked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_wait_newer(
+    session: *mut tw_session,
+    table: tw_table,
+    version: u64,
+    timeout_s: f64,
+    newest: *mut u64,
+) -> tw_status {
+    run("tw_wait_newer", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let newest = unsafe { raw::optional_out(newest, "the place for the newest version") }?;
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        let found = session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let timeout = timeout.unwrap_or(open.timeout);
+            Ok(table.wait_newer(&mut open.client, version, timeout)?)
+        })?;
+        if let Some(newest) = newest {
+            *newest = found;
+        }
+        Ok(())
+    })
+}
+
+/// Waits until version `tick` of `table`, or a newer one, is complete at all servers; else like tw_wait_newer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_wait_until(
+    session: *mut tw_session,
+    table: tw_table,
+    tick: u64,
+    timeout_s: f64,
+    newest: *mut u64,
+) -> tw_status {
+    run("tw_wait_until", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let newest = unsafe { raw::optional_out(newest, "the place for the newest version") }?;
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        let found = session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let timeout = timeout.unwrap_or(open.timeout);
+            Ok(table.wait_until(&mut open.client, tick, timeout)?)
+        })?;
+        if let Some(newest) = newest {
+            *newest = found;
+        }
+        Ok(())
     })
 }
 

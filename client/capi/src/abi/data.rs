@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, PullOptions, PushOptions, Ticket};
+use tidewater::{Client, ClientError, PullOptions, Pulled, PushOptions, Ticket};
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
@@ -46,8 +46,10 @@ pub unsafe extern "C" fn tw_pull_rows(
         let out = unsafe { raw::values_mut(out, elements, dtype) }?;
         session.with(|open| {
             let table = *open.tables.get(table)?;
-            let options = open.pull_options(&options)?;
-            values::pull_rows(table, &mut open.client, keys, out, options)
+            let pull = open.pull_options(&options)?;
+            let pulled = values::pull_rows(table, &mut open.client, keys, out, pull)?;
+            // SAFETY: the contract of the module.
+            unsafe { report(&options, pulled) }
         })
     })
 }
@@ -74,8 +76,10 @@ pub unsafe extern "C" fn tw_pull_range(
         let out = unsafe { raw::values_mut(out, elements, dtype) }?;
         session.with(|open| {
             let table = *open.tables.get(table)?;
-            let options = open.pull_options(&options)?;
-            values::pull_range(table, &mut open.client, first, out, options)
+            let pull = open.pull_options(&options)?;
+            let pulled = values::pull_range(table, &mut open.client, first, out, pull)?;
+            // SAFETY: the contract of the module.
+            unsafe { report(&options, pulled) }
         })
     })
 }
@@ -425,6 +429,18 @@ unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_option
     }
     // SAFETY: the contract of the module.
     unsafe { raw::options(options, "options") }
+}
+
+/// Writes the versions of a pull to the place that its options name, if any.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn report(options: &tw_pull_options, pulled: Pulled) -> Result<(), Failure> {
+    if options.pulled.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the contract of the module.
+    unsafe { raw::answer(options.pulled, "options.pulled", &convert::pulled(pulled)) }
 }
 
 /// Reads the options of a push; null means the defaults.

@@ -430,6 +430,28 @@ pub struct tw_pull_options {
     pub missing: i32,
     /// Longest time, in seconds. 0: the session's.
     pub timeout_s: f64,
+    /// Where tw_pull_rows and tw_pull_range write the versions of the elements; may be null.
+    pub pulled: *mut tw_pulled,
+}
+
+/// Versions of the elements that a pull wrote. A range of a table with `snapshot` has a version, unless the
+/// mode is TW_GATHER. Numbers of stores are known for rows, and for ranges of other tables with
+/// TW_CONSISTENT, unless a server copied some of them.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_pulled {
+    /// sizeof(tw_pulled), set by the caller.
+    pub size: usize,
+    /// Ticks of the table's clock domain that are in all elements, if `has_version` is not 0.
+    pub version: u64,
+    /// Smallest number of stores of the blocks or rows, if `has_stores` is not 0. A new one has 1.
+    pub smallest: u64,
+    /// Largest number of stores of the blocks or rows, if `has_stores` is not 0.
+    pub largest: u64,
+    /// Not 0: `version` is known.
+    pub has_version: i32,
+    /// Not 0: `smallest` and `largest` are known.
+    pub has_stores: i32,
 }
 
 /// How to push. Null is the same as all zero: exact values, weight 1.

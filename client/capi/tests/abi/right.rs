@@ -69,6 +69,7 @@ fn what_is_pushed_is_what_is_pulled_in_every_way() {
             mode: mode as i32,
             missing: 0,
             timeout_s: 2.0,
+            pulled: null_mut(),
         };
         let mut rows = [0.0f64; 4];
         let mut range = [0.0f32; 4];
@@ -354,11 +355,20 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
     let table = create(session, &options);
     let ones = vec![1.0f64; 2000];
     let mut pulled = vec![9.0f64; 2000];
+    let mut versions = tw_pulled {
+        size: size_of::<tw_pulled>(),
+        version: 9,
+        smallest: 9,
+        largest: 9,
+        has_version: 9,
+        has_stores: 9,
+    };
     let pull = tw_pull_options {
         size: size_of::<tw_pull_options>(),
         mode: tw_mode::TW_SNAPSHOT as i32,
         missing: 0,
         timeout_s: 0.0,
+        pulled: &raw mut versions,
     };
     // SAFETY: an open session, and arrays of the given lengths.
     unsafe {
@@ -387,6 +397,22 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
         let (mut mine, mut all) = (0, 0);
         ok(tw_clock(session, &raw mut mine, &raw mut all));
         assert_eq!((mine, all), (1, 1));
+        assert_eq!((versions.has_version, versions.version), (1, 1));
+        assert_eq!(versions.has_stores, 0);
+        let mut newest = 0;
+        ok(tw_wait_newer(session, table, 0, 2.0, &raw mut newest));
+        assert_eq!(newest, 1);
+        ok(tw_wait_until(session, table, 1, 2.0, null_mut()));
+        fails(
+            tw_wait_newer(session, table, 1, 0.02, null_mut()),
+            TW_ERR_DEADLINE,
+            "version 2 of table \"model\"",
+        );
+        fails(
+            tw_wait_until(session, 77, 1, 0.02, null_mut()),
+            TW_ERR_HANDLE,
+            "table",
+        );
         fails(
             tw_tick(session, 64),
             TW_ERR_ARGUMENT,

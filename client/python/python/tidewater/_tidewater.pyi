@@ -264,6 +264,26 @@ class Table:
         elements as `out` has, from `first` on. Writes where the array is, and returns it; without
         `out`, a new one.
         """
+    def pull_with_versions(
+        self,
+        keys: Optional[_Keys] = None,
+        out: Union[np.ndarray, _Tensor, None] = None,
+        *,
+        first: int = 0,
+        mode: Literal["consistent", "hogwild", "snapshot", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> Tuple[Union[np.ndarray, _Tensor], Pulled]:
+        """Pulls like `pull`; the array and the versions of its elements, as far as they are known."""
+    def wait_newer(self, version: int, timeout: Optional[float] = None) -> int:
+        """Waits until a version newer than `version` is complete at all servers; the newest that is.
+
+        The version of a table counts the ticks that all workers have completed in its clock domain. A pull that
+        follows reads this version or a later one. For sessions that only read, too; it does not poll. TimeoutError
+        names the table, the version and the ranks that have not ticked.
+        """
+    def wait_until(self, tick: int, timeout: Optional[float] = None) -> int:
+        """Waits until version `tick`, or a newer one, is complete at all servers; the newest that is."""
     def push(
         self,
         values: Union[np.ndarray, _Tensor],
@@ -403,6 +423,17 @@ class Schedule:
         """
     def at(self, iteration: int) -> float:
         """Rate of an iteration."""
+
+class Pulled:
+    """Versions of the elements of a pull, None where they are not known."""
+
+    @property
+    def version(self) -> Optional[int]:
+        """Ticks of the table's clock domain that are in all elements: of ranges of a table with snapshots."""
+    @property
+    def stores(self) -> Optional[Tuple[int, int]]:
+        """Smallest and largest number of stores of the rows or blocks; a new one has 1. Not known of a table with
+        snapshots, of what a server copied, and of ranges pulled with "hogwild"."""
 
 class Ticket:
     """A push under way. Without waiting for it, a push that is refused is an error of the next

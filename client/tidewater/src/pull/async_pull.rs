@@ -7,7 +7,7 @@
 
 use tidewater_lanes::fabric::{ReadBatch, ReadOp};
 use tidewater_lanes::num::count;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, PULLS_MAX};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
@@ -340,6 +340,7 @@ impl LaterPull {
                 loc,
                 row,
                 taken: None,
+                ver: RowVersion::default(),
             });
         }
         self.unplaced = self.rest.len();

@@ -12,7 +12,7 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::batched_ranges::{Stage, Window, WindowReads};
-use super::{PullMode, PullOptions};
+use super::{PullMode, PullOptions, Pulled, Seen};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
@@ -56,7 +56,7 @@ pub(crate) fn pull(
     out: &mut [u8],
     options: PullOptions,
     deadline: Deadline,
-) -> Result<(), ClientError> {
+) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
     let Some((layout, _)) = table.blocks() else {
@@ -141,12 +141,13 @@ impl BlockPull<'_> {
         first: u64,
         out: &mut [u8],
         mode: PullMode,
-    ) -> Result<(), ClientError> {
+    ) -> Result<Pulled, ClientError> {
         // A table with snapshots has two copies, and only its snapshot record names the front one. A
         // reader that ignores the record gets the tick before the last, every second time.
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
         if mode == PullMode::Gather {
-            return self.gather(pieces, first, out);
+            self.gather(pieces, first, out)?;
+            return Ok(Pulled::default());
         }
         let mut todo = std::mem::take(&mut self.scratch.todo);
         let mut again = std::mem::take(&mut self.scratch.again);
@@ -154,7 +155,9 @@ impl BlockPull<'_> {
         let done = match mode {
             PullMode::Snapshot => self.snapshot(pieces, first, out, lists),
             _ if twice => self.snapshot(pieces, first, out, lists),
-            PullMode::Hogwild => self.unchecked(pieces, first, out, lists),
+            PullMode::Hogwild => self
+                .unchecked(pieces, first, out, lists)
+                .map(|()| Pulled::default()),
             _ => self.consistent(pieces, first, out, lists),
         };
         (self.scratch.todo, self.scratch.again) = (todo, again);
@@ -213,38 +216,43 @@ impl BlockPull<'_> {
         first: u64,
         out: &mut [u8],
         (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
-    ) -> Result<(), ClientError> {
+    ) -> Result<Pulled, ClientError> {
         const STAGES: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
         let per_block = self.layout.block_elements();
         cut_windows(pieces, per_block, todo);
         let blocks: usize = todo.iter().map(|window| self.blocks_of(window)).sum();
         self.lanes.counters.blocks_consistent += blocks as u64;
+        let mut seen = Seen::default();
         for _ in 0..=PULL_RETRIES_MAX {
             again.clear();
             self.read_windows(todo, &STAGES, first, out, |pull, window| {
-                pull.judge(window, again);
+                pull.judge(window, again, &mut seen);
             })?;
             if again.is_empty() {
-                return Ok(());
+                return Ok(seen.pulled());
             }
             self.lanes.counters.torn_rejected += again.len() as u64;
             self.lanes.counters.retries += again.len() as u64;
             std::mem::swap(todo, again);
         }
         self.lanes.counters.gather_fallbacks += 1;
-        self.gather(todo, first, out)
+        self.gather(todo, first, out)?;
+        seen.lose();
+        Ok(seen.pulled())
     }
 
     /// Compares the words of a window's blocks before and after its payload. Blocks with a torn, odd or
-    /// changed word go to `again`, one piece each.
-    fn judge(&self, window: &Window, again: &mut Vec<RangePart>) {
+    /// changed word go to `again`, one piece each; the numbers of stores of the others to `seen`.
+    fn judge(&self, window: &Window, again: &mut Vec<RangePart>, seen: &mut Seen) {
         let per_block = self.layout.block_elements();
         let piece = &window.part;
         let first_block = piece.first / per_block;
         for block in 0..self.blocks_of(piece) {
             let before = self.word(window.before + block * 8);
             let after = self.word(window.after + block * 8);
-            if !before.accepts(after, piece.part.salt) {
+            if before.accepts(after, piece.part.salt) {
+                seen.add(before.stores());
+            } else {
                 let from = (first_block + block as u64) * per_block;
                 again.push(RangePart {
                     first: from.max(piece.first),
@@ -296,21 +304,23 @@ impl BlockPull<'_> {
             .gather_ranges(self.table, pieces, first, out, self.deadline)
     }
 
-    /// Reads every piece as of one epoch.
+    /// Reads every piece as of one epoch. Returns its version.
     fn snapshot(
         &mut self,
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
         (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
-    ) -> Result<(), ClientError> {
+    ) -> Result<Pulled, ClientError> {
         let mut fronts = std::mem::take(&mut self.scratch.fronts);
         fronts.clear();
         fronts.resize(pieces.len(), None);
         let lists = (todo, again, &mut fronts);
         let done = self.snapshot_until_equal(pieces, first, out, lists);
+        let version = fronts.first().copied().flatten().map(|line| line.min_clock);
         self.scratch.fronts = fronts;
-        done
+        done?;
+        Ok(version.map_or_else(Pulled::default, Pulled::of_version))
     }
 
     fn snapshot_until_equal(

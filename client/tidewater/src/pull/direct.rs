@@ -11,7 +11,7 @@ use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
 
-use super::PullMode;
+use super::{PullMode, Seen};
 use crate::lanes::Lanes;
 use crate::table::state::TableState;
 
@@ -29,6 +29,8 @@ pub(super) struct Tried {
     pub(super) accepted: u64,
     /// Rows with a checksum that did not match.
     pub(super) rejected: u64,
+    /// Versions of the accepted rows.
+    pub(super) seen: Seen,
 }
 
 /// A row in mapped memory.
@@ -186,6 +188,7 @@ fn try_row(
     };
     if whole && places.is_meant(place, ver) {
         tried.accepted += 1;
+        tried.seen.add(ver.counter());
     } else {
         tried.rejected += u64::from(!whole);
         todo.push(n);

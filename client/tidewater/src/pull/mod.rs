@@ -10,6 +10,7 @@ mod gather;
 mod lane_reads;
 mod rows;
 mod validation;
+mod versions;
 
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::{REPLY_BYTES_MAX, request};
 pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};
 pub(crate) use rows::{RowScratch, pull as pull_rows};
+pub(crate) use versions::Seen;
+pub use versions::{Pulled, RangeVersions};
 
 /// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from
 /// mapped memory never wait.

@@ -2,13 +2,13 @@
 
 use tidewater_lanes::fabric::ReadOp;
 use tidewater_lanes::num::count;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, verify_row};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, RowVersion, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_runtime::clock::Deadline;
 
 use super::lane_reads::{CallDest, LaneReads, read_lanes};
 use super::validation::{RowRead, Verdict};
-use super::{Missing, PullMode, PullOptions, Timeout, direct};
+use super::{Missing, PullMode, PullOptions, Pulled, Seen, Timeout, direct};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{RowSource, TableState};
@@ -63,6 +63,7 @@ impl LaneReads {
             loc,
             row,
             taken: None,
+            ver: RowVersion::default(),
         });
     }
 }
@@ -85,6 +86,7 @@ struct RowPull<'a> {
     out: &'a mut [u8],
     options: PullOptions,
     deadline: Deadline,
+    seen: Seen,
 }
 
 /// Pulls `keys` into `out`, row after row in the caller's order.
@@ -97,10 +99,11 @@ pub(crate) fn pull(
     out: &mut [u8],
     options: PullOptions,
     due: Timeout,
-) -> Result<(), ClientError> {
+) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
     scratch.todo.clear();
+    let mut seen = Seen::default();
     if !lanes.any_mapped() || options.mode == PullMode::Gather {
         scratch.todo.extend(0..count(keys.len()));
     } else {
@@ -110,28 +113,15 @@ pub(crate) fn pull(
             PullMode::Hogwild => lanes.counters.rows_hogwild += tried.accepted,
             _ => lanes.counters.rows_consistent += tried.accepted,
         }
+        seen = tried.seen;
         if scratch.todo.is_empty() {
-            return Ok(());
+            return Ok(seen.pulled());
         }
         lanes.counters.torn_rejected += tried.rejected;
         lanes.counters.retries += tried.rejected;
         pause(0);
     }
     let deadline = due.deadline();
-    pull_todo(lanes, table, scratch, keys, out, options, deadline)
-}
-
-/// Pulls the rows of `todo` by reads.
-#[inline(never)]
-fn pull_todo(
-    lanes: &mut Lanes,
-    table: &mut TableState,
-    scratch: &mut RowScratch,
-    keys: &[u64],
-    out: &mut [u8],
-    options: PullOptions,
-    deadline: Deadline,
-) -> Result<(), ClientError> {
     let mut pull = RowPull {
         lanes,
         table,
@@ -139,25 +129,10 @@ fn pull_todo(
         out,
         options,
         deadline,
+        seen,
     };
-    if options.mode == PullMode::Gather {
-        return pull.gather(&mut scratch.todo);
-    }
-    scratch.heads.resize(keys.len() * ROW_HEADER_BYTES, 0);
-    for attempt in 0..=PULL_RETRIES_MAX {
-        pull.locate(scratch, attempt)?;
-        pull.read(scratch, attempt)?;
-        if scratch.again.is_empty() {
-            return Ok(());
-        }
-        let rejected = scratch.again.len() as u64;
-        pull.lanes.counters.torn_rejected += rejected;
-        pull.lanes.counters.retries += rejected;
-        std::mem::swap(&mut scratch.todo, &mut scratch.again);
-        pause(attempt);
-    }
-    pull.lanes.counters.gather_fallbacks += 1;
-    pull.gather(&mut scratch.todo)
+    pull.pull_todo(scratch)?;
+    Ok(pull.seen.pulled())
 }
 
 /// Lets the writer finish: the pause doubles with each try, up to about a microsecond.
@@ -168,6 +143,29 @@ fn pause(attempt: u32) {
 }
 
 impl RowPull<'_> {
+    /// Pulls the rows of `todo` by reads.
+    #[inline(never)]
+    fn pull_todo(&mut self, scratch: &mut RowScratch) -> Result<(), ClientError> {
+        if self.options.mode == PullMode::Gather {
+            return self.gather(&mut scratch.todo);
+        }
+        scratch.heads.resize(self.keys.len() * ROW_HEADER_BYTES, 0);
+        for attempt in 0..=PULL_RETRIES_MAX {
+            self.locate(scratch, attempt)?;
+            self.read(scratch, attempt)?;
+            if scratch.again.is_empty() {
+                return Ok(());
+            }
+            let rejected = scratch.again.len() as u64;
+            self.lanes.counters.torn_rejected += rejected;
+            self.lanes.counters.retries += rejected;
+            std::mem::swap(&mut scratch.todo, &mut scratch.again);
+            pause(attempt);
+        }
+        self.lanes.counters.gather_fallbacks += 1;
+        self.gather(&mut scratch.todo)
+    }
+
     fn key(&self, row: u32) -> u64 {
         self.keys.get(row as usize).copied().unwrap_or_default()
     }
@@ -388,10 +386,13 @@ impl RowPull<'_> {
     #[inline]
     fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
         let hogwild = self.options.mode == PullMode::Hogwild;
-        let verdict = match row.taken {
-            Some(verdict) => verdict,
+        let (verdict, ver) = match row.taken {
+            Some(verdict) => (verdict, row.ver),
             None => self.judge_landed(row, heads, row_bytes),
         };
+        if verdict == Verdict::Proven {
+            self.seen.add(ver.counter());
+        }
         match verdict {
             Verdict::Proven if hogwild => self.lanes.counters.rows_hogwild += 1,
             Verdict::Proven => self.lanes.counters.rows_consistent += 1,
@@ -405,7 +406,7 @@ impl RowPull<'_> {
     }
 
     /// Judges a row with head and payload placed apart.
-    fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> Verdict {
+    fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
         let at = row.row as usize;
         let (Some(head), Some(payload)) = (
             heads
@@ -413,16 +414,18 @@ impl RowPull<'_> {
                 .and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>()),
             self.out.get(at * row_bytes..(at + 1) * row_bytes),
         ) else {
-            return Verdict::Torn;
+            return (Verdict::Torn, RowVersion::default());
         };
-        match self.options.mode {
+        let verdict = match self.options.mode {
             PullMode::Hogwild => row.judge_unproven(head),
             _ => row.verify(head, payload),
-        }
+        };
+        (verdict, RowVersion::of_head(head))
     }
 
     /// Has rows copied by their servers. Sorts `rows` by lane.
     fn gather(&mut self, rows: &mut Vec<u32>) -> Result<(), ClientError> {
+        self.seen.lose();
         for &row in &*rows {
             self.lane(row)?;
         }

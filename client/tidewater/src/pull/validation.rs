@@ -17,6 +17,8 @@ pub(super) struct RowRead {
     pub(super) row: u32,
     /// Verdict on data that a lane unpacked; the row is then in the caller's memory.
     pub(super) taken: Option<Verdict>,
+    /// Version of the unpacked data.
+    pub(super) ver: RowVersion,
 }
 
 /// Result of the validation of a row.
@@ -87,6 +89,7 @@ impl Unpack for RowValidator<'_> {
             };
             let copy = copy_verifying(row.salt, row.key, head, payload, out);
             row.taken = Some(row.judge(copy));
+            row.ver = copy.ver;
             taken += 1;
         }
         taken

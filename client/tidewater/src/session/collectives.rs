@@ -377,7 +377,8 @@ impl Client {
             self.collective.rows.as_mut_bytes(),
             PullOptions::default(),
             Timeout::In(self.timeout),
-        )
+        )?;
+        Ok(())
     }
 
     /// Fails if a row is of another round.

@@ -1,5 +1,7 @@
 //! A table with an element type known at run time, for bindings and tools.
 
+use std::time::Duration;
+
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::table::{DType, TableSpec};
 
@@ -54,6 +56,32 @@ impl AnyTable {
             DType::I32 => Self::I32(client.open_table(name)?),
             DType::I64 => Self::I64(client.open_table(name)?),
         })
+    }
+
+    /// Waits for a version that is newer than `version`.
+    ///
+    /// # Errors
+    /// As [`Client::wait_newer`].
+    pub fn wait_newer(
+        self,
+        client: &mut Client,
+        version: u64,
+        timeout: Duration,
+    ) -> Result<u64, ClientError> {
+        each!(self, table => client.wait_newer(&table, version, timeout))
+    }
+
+    /// Waits for version `tick` or a newer one.
+    ///
+    /// # Errors
+    /// As [`Client::wait_until`].
+    pub fn wait_until(
+        self,
+        client: &mut Client,
+        tick: u64,
+        timeout: Duration,
+    ) -> Result<u64, ClientError> {
+        each!(self, table => client.wait_until(&table, tick, timeout))
     }
 
     /// Releases the table for all workers.

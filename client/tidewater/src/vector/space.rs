@@ -540,7 +540,8 @@ impl<T: Float> Vector<T> {
         self.space.take_failure()?;
         let mut client = self.space.client.borrow_mut();
         client.flush()?;
-        client.pull_dense(&self.lease.table, first, out, PullOptions::default())
+        client.pull_dense(&self.lease.table, first, out, PullOptions::default())?;
+        Ok(())
     }
 
     /// Replaces all elements. A clone of this vector keeps its own.

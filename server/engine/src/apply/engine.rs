@@ -128,8 +128,15 @@ impl Engine {
         self.lsn
     }
 
-    /// Adds a table's share.
-    pub fn add_table(&mut self, table: Table) {
+    /// Adds a table's share. Its initial values are of the version that the table's domain is at.
+    pub fn add_table(&mut self, mut table: Table) {
+        let clocks = self.clocks.get(&table.namespace);
+        let min_clock = clocks.map_or(0, |clocks| clocks.min_if_used(table.spec.domain));
+        if let Store::Blocks(blocks) = &mut table.store
+            && let Err(e) = blocks.begin_at(min_clock)
+        {
+            self.fail(format_args!("the first version of table {}: {e}", table.id));
+        }
         self.tables.insert(table.id.0, table);
         self.pending.changed();
     }

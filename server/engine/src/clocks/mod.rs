@@ -249,6 +249,11 @@ impl Clocks {
         self.domain(id).min
     }
 
+    /// The minimum of a domain; 0 of one that has not been used, which stays unused.
+    pub fn min_if_used(&self, id: DomainId) -> u64 {
+        self.domains.get(&id).map_or(0, |domain| domain.min)
+    }
+
     /// The clock record of a domain, as readers get it.
     pub fn line(&mut self, id: DomainId) -> ClockLine {
         let domain = self.domain(id);

@@ -30,6 +30,12 @@ impl TaggedU32 {
         }
     }
 
+    /// Number of stores of the block: 1 when it was created. Wraps after 2^31 stores.
+    #[inline]
+    pub const fn stores(self) -> u64 {
+        (unpack(self.0).0 / 2) as u64
+    }
+
     /// Whether a block is complete, given its version word read before its payload (`self`) and after
     /// it (`after`). Both words must be of this table, equal and even.
     #[inline]

@@ -25,6 +25,33 @@ impl DenseBlocks {
         self.line.front
     }
 
+    /// Sets the epoch and version of the initial values. Called before a client knows the table.
+    ///
+    /// # Errors
+    /// [`BlocksError::Epoch`] when an epoch was begun before.
+    pub(crate) fn begin_at(&mut self, min_clock: u64) -> Result<(), BlocksError> {
+        if !self.sizes.snapshot {
+            return Ok(());
+        }
+        if self.line != SnapshotLine::default() {
+            return Err(BlocksError::Epoch {
+                what: "begin_at",
+                have: min_clock,
+                expected: self.line.front,
+            });
+        }
+        self.line = SnapshotLine {
+            front: min_clock,
+            building: min_clock,
+            min_clock,
+            applied: 0,
+        };
+        for part in self.parts.iter().flatten() {
+            part.publish(&self.memory, self.salt, self.line)?;
+        }
+        Ok(())
+    }
+
     /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. The first epoch
     /// may have any number from 1 on, so that it can be that of a running clock. Does nothing when
     /// it is open, so that a caller may begin it again after a failure.
