@@ -1,5 +1,5 @@
 //! The rest of a job continues: no call waits for lost or finished workers. A worker that joins too
-//! late is refused. Threads of a worker join and finish while the job runs, and one that is lost loses
+//! late is refused. Observers come and go, and hold nothing. Threads of a worker join and finish while the job runs, and one that is lost loses
 //! its worker.
 
 #![allow(
@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use tidewater::walltime::Walltime;
 use tidewater::{
-    Client, ClientError, ClusterConfig, Job, JoinOptions, PullOptions, ReduceOp, SyncMode,
-    TableBuilder,
+    Client, ClientError, ClusterConfig, Expression, FunctionArgs, Init, Job, JoinOptions,
+    Optimizer, PullMode, PullOptions, ReduceOp, Reduction, SyncMode, TableBuilder, TransportChoice,
 };
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 use tidewater_service::coordinator::LostWorker;
 
 /// Longer than any operation here takes on a busy machine.
@@ -77,6 +78,154 @@ fn barriers_open_for_those_that_are_left() {
             done.unwrap();
         }
     }
+}
+
+/// A table of ticks by range: each snapshot of it has one value in all elements.
+const ELEMENTS_SEEN: u64 = 3_000;
+
+/// Pulls a snapshot of the published table and checks that it is of one tick.
+fn look(observer: &mut Client) -> f32 {
+    let table = observer.open_table::<f32>("published").unwrap();
+    let mut seen = vec![0.0; ELEMENTS_SEEN as usize];
+    let options = PullOptions::default().mode(PullMode::Snapshot);
+    observer.pull_dense(&table, 0, &mut seen, options).unwrap();
+    assert!(
+        seen.iter().all(|value| *value == seen[0]),
+        "{:?}",
+        seen.first()
+    );
+    seen[0]
+}
+
+/// One worker ticks under BSP. Observers connect before its first tick and later; one stays silent, one
+/// ends without a word, others come, read and finish. The clock never waits for them, no loss fails the
+/// job, and each snapshot is of one tick. In jobs of known and of unknown size.
+#[test]
+fn observers_come_and_go_and_hold_nothing() {
+    const TICKS: u16 = 300;
+    for (transport, workers) in [
+        (TransportChoice::Shm, 1),
+        (TransportChoice::Shm, 0),
+        (TransportChoice::Tcp, 0),
+    ] {
+        let job = joined(ClusterConfig {
+            servers: 2,
+            appliers: 2,
+            workers,
+            transport,
+            on_lost: LostWorker::FailJob,
+            ..ClusterConfig::default()
+        });
+        let mut publisher = job.client(SyncMode::Bsp).unwrap();
+        // No tick waits for another worker.
+        publisher.set_clock_timeout(Duration::from_secs(5));
+        let table = TableBuilder::blocks::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
+        let table = table.at_clock(Reduce::Sum).partitions(8);
+        let table = publisher.create_table::<f32>(table.spec()).unwrap();
+        let mut silent = job.observer().unwrap();
+        let lost = job.observer().unwrap();
+        assert!(silent.is_observer() && silent.rank() != lost.rank());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (job, over) = (&job, &over);
+            let visitors: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let mut visits = 0;
+                        while !over.load(Ordering::Relaxed) || visits < 2 {
+                            let mut observer = job.observer().unwrap();
+                            let first = look(&mut observer);
+                            assert!(first <= look(&mut observer));
+                            observer.finish().unwrap();
+                            visits += 1;
+                        }
+                    })
+                })
+                .collect();
+            let mut lost = Some(lost);
+            let ones = vec![1.0; ELEMENTS_SEEN as usize];
+            let published = (0..TICKS).try_for_each(|tick| {
+                if tick == TICKS / 2 {
+                    drop(lost.take());
+                }
+                publisher.push_dense(&table, 0, &ones, PushOp::Sum)?;
+                publisher.tick()
+            });
+            over.store(true, Ordering::Relaxed);
+            for visitor in visitors {
+                visitor.join().unwrap();
+            }
+            published.unwrap();
+        });
+        // The tick that the worker waits for is its own: all others would be members.
+        let mut own = vec![0.0; ELEMENTS_SEEN as usize];
+        publisher
+            .pull_dense(&table, 0, &mut own, PullOptions::default())
+            .unwrap();
+        assert_eq!(publisher.global_clock().unwrap(), u64::from(TICKS));
+        assert_eq!(look(&mut silent), f32::from(TICKS));
+        publisher.finish().unwrap();
+    }
+}
+
+/// Calls of an observer that would change something are refused at the client, with the call's name, and
+/// its pulls create no rows.
+#[test]
+fn observers_change_nothing() {
+    let job = joined(ClusterConfig {
+        workers: 1,
+        ..ClusterConfig::default()
+    });
+    let mut worker = job.client(SyncMode::Bsp).unwrap();
+    let rows = TableBuilder::sparse::<f32>("rows", 2).init(Init::Constant(3.0), 0);
+    let range = TableBuilder::blocks::<f32>("range", 100, 1);
+    let rows = worker.create_table::<f32>(rows.spec()).unwrap();
+    worker.create_table::<f32>(range.spec()).unwrap();
+    let mut observer = job.observer().unwrap();
+    let seen = observer.open_table::<f32>("rows").unwrap();
+    let ranges = observer.open_table::<f32>("range").unwrap();
+    let mut values = [0.0; 4];
+    for mode in [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather] {
+        let options = PullOptions::default().mode(mode);
+        observer
+            .pull_rows(&seen, &[7, 9], &mut values, options)
+            .unwrap();
+        assert_eq!(values, [3.0; 4]);
+    }
+    let count = |client: &mut Client, table| {
+        let one = Expression::<f32>::parse("1").unwrap();
+        let all = FunctionArgs::default();
+        client.reduce(table, &one, Reduction::Sum, &all).unwrap()
+    };
+    assert_eq!(count(&mut observer, &seen), count(&mut worker, &rows));
+    let rate = Optimizer::Sgd { lr: 0.5 };
+    let refused = [
+        observer.tick().unwrap_err(),
+        observer
+            .push_rows(&seen, &[7], &[1.0; 2], PushOp::Sum)
+            .unwrap_err(),
+        observer
+            .push_dense(&ranges, 0, &[1.0], PushOp::Sum)
+            .unwrap_err(),
+        observer.set_optimizer(&ranges, rate).unwrap_err(),
+        observer.barrier("x", LONG).unwrap_err(),
+        observer.save("/nonexistent", LONG).unwrap_err(),
+        observer.load("/nonexistent", LONG).unwrap_err(),
+        observer.all_gather(&[1.0_f32]).unwrap_err(),
+        observer.sibling().unwrap_err(),
+        observer.fail("no").unwrap_err(),
+        observer.load_function("f", &[]).unwrap_err(),
+        observer
+            .create_table::<f32>(TableBuilder::sparse::<f32>("new", 1).spec())
+            .unwrap_err(),
+        observer.release_table(seen).unwrap_err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, ClientError::Observer { .. }), "{error}");
+    }
+    worker.tick().unwrap();
+    observer.finish().unwrap();
+    worker.finish().unwrap();
 }
 
 /// Pushes of a lost worker count up to the last iteration that it ended, whether its turn in the next

@@ -126,6 +126,11 @@ module tidewater
             type(tw_session_options), intent(in) :: options
             type(c_ptr), intent(out) :: session
         end function
+        integer(c_int) function tw_session_observe(options, session) bind(c)
+            import :: c_int, c_ptr, tw_session_options
+            type(tw_session_options), intent(in) :: options
+            type(c_ptr), intent(out) :: session
+        end function
         integer(c_int) function tw_session_sibling(session, sibling) bind(c)
             import :: c_int, c_ptr
             type(c_ptr), value :: session

@@ -598,6 +598,15 @@ const char *tw_last_error(void);
 tw_status tw_session_open(const tw_session_options *options,
                           tw_session **session);
 
+// Joins a job as an observer and opens a session with every server. An observer opens tables and pulls in
+// every mode, at any time, and is no member of a clock or a barrier: no worker waits for it, also not if it
+// is stopped. It has no rank, and keys without a row have initial values. Calls that change something
+// are TW_ERR_REFUSED. `options`: as for tw_session_open; rank, workers and synchronisation have no effect.
+// Without a coordinator in them TIDEWATER_COORDINATOR and TIDEWATER_TOKEN_FILE name the job. On failure
+// `*session` is null.
+tw_status tw_session_observe(const tw_session_options *options,
+                             tw_session **session);
+
 // Opens a session for a further thread of this worker: of the same rank and thread level, with clocks that
 // begin at those of `session`, which has flushed. Each session ticks by itself; a worker has ended an
 // iteration when each of its sessions has. With TW_THREAD_SINGLE and TW_THREAD_FUNNELED the sibling is of
@@ -617,8 +626,9 @@ tw_status tw_session_close(tw_session *session);
 // already is none: done. In a forked child nothing of the parent's session is touched.
 tw_status tw_session_free(tw_session **session);
 
-// Rank, workers, servers, transport, thread. Set `info->size` before.
-tw_status tw_session_describe(tw_session *session, tw_session_info *info);
+// Rank (of an observer a number from 65536), workers, servers, transport, thread. Set `info->size` before.
+tw_status tw_session_describe(tw_session *session,
+                              tw_session_info *info);
 
 // What the session did so far. Set `counters->size` before.
 tw_status tw_session_counters(tw_session *session, tw_counters *counters);

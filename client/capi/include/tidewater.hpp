@@ -63,6 +63,14 @@ public:
         check(tw_session_open(&options, &opened));
         it_ = {opened, [](tw_session *last) { tw_session_free(&last); }};
     }
+    /* A session that only reads: no worker waits for it, and it may come and go at any time. */
+    static session observe(const tw_session_options &options)
+    {
+        tw_session *opened = nullptr;
+        check(tw_session_observe(&options, &opened));
+        return session(opened);
+    }
+    static session observe() { return observe(defaults<tw_session_options>()); }
     ~session()
     {
         if (it_)

@@ -74,6 +74,7 @@ impl From<ClientError> for Failure {
             | ClientError::Collective { .. }
             | ClientError::Expression { .. } => tw_status::TW_ERR_ARGUMENT,
             ClientError::Thread { .. } => tw_status::TW_ERR_THREAD,
+            ClientError::Observer { .. } => tw_status::TW_ERR_REFUSED,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
             ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
             _ => tw_status::TW_ERR_LOST,

@@ -30,6 +30,7 @@ struct JoinOptions {
     timeout: Option<f64>,
     clock_timeout: Option<f64>,
     join_timeout: Option<f64>,
+    observer: bool,
 }
 
 /// Session of one worker with the servers of its job.
@@ -50,8 +51,9 @@ impl JoinOptions {
             coordinator: self.coordinator.clone(),
             token_file: self.token_file.as_ref().map(Into::into),
             namespace: self.namespace.clone(),
-            rank: self.rank,
+            rank: self.rank.filter(|_| !self.observer),
             workers: self.workers,
+            observer: self.observer,
             transport: transport.transpose()?,
             join_timeout: options::seconds("join_timeout", self.join_timeout)?,
             worker_only: true,
@@ -117,7 +119,8 @@ fn defect() -> PyErr {
 impl Session {
     #[new]
     #[pyo3(signature = (coordinator=None, token_file=None, *, rank=None, workers=None, namespace=None,
-        sync="asp", transport=None, timeout=None, clock_timeout=None, join_timeout=None))]
+        sync="asp", transport=None, timeout=None, clock_timeout=None, join_timeout=None,
+        observer=false))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         py: Python<'_>,
@@ -131,6 +134,7 @@ impl Session {
         timeout: Option<f64>,
         clock_timeout: Option<f64>,
         join_timeout: Option<f64>,
+        observer: bool,
     ) -> PyResult<Self> {
         let wanted = JoinOptions {
             coordinator,
@@ -143,6 +147,7 @@ impl Session {
             timeout,
             clock_timeout,
             join_timeout,
+            observer,
         };
         let join = wanted.for_client()?;
         let sync = options::sync(sync)?;
@@ -509,7 +514,7 @@ impl Session {
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        if kind.is_none() {
+        if kind.is_none() || self.wanted.observer {
             self.finish(py)?;
         } else {
             // The exception propagates; an error of `fail` would only hide it.
@@ -533,6 +538,7 @@ impl Session {
         arguments.set_item("timeout", w.timeout)?;
         arguments.set_item("clock_timeout", w.clock_timeout)?;
         arguments.set_item("join_timeout", w.join_timeout)?;
+        arguments.set_item("observer", w.observer)?;
         let restore = py.import("tidewater")?.getattr("_restore_session")?;
         Ok((restore, (arguments,)).into_pyobject(py)?.unbind())
     }

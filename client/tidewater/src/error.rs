@@ -95,6 +95,15 @@ pub enum ClientError {
         /// Why it does not fit, and the remedy.
         what: String,
     },
+    /// The call would change the model or a clock, and the client is an observer
+    /// ([`Job::observer`](crate::Job::observer)). Nothing was sent.
+    #[error(
+        "{op}: this client is an observer, which only reads; connect as a worker (Job::client) to {op}"
+    )]
+    Observer {
+        /// Name of the call.
+        op: &'static str,
+    },
     /// The client of another thread of this worker was dropped before it finished, which is the loss of
     /// the worker.
     #[error(
@@ -199,6 +208,11 @@ fn describe(reason: RejectReason) -> String {
             format!("clock {clock} where {expected} is due")
         }
         RejectReason::Function { problem, number } => describe_problem(problem, number),
+        RejectReason::Observer { kind } => {
+            format!(
+                "a frame of kind {kind} from an observer, which only reads; connect as a worker"
+            )
+        }
         _ => format!("refused: {reason:?}"),
     }
 }

@@ -9,6 +9,7 @@ mod cached_table;
 mod collectives;
 pub mod function;
 mod keys;
+mod observer;
 mod pull;
 mod push;
 mod push_buffer;
@@ -233,6 +234,7 @@ impl Client {
     /// # Errors
     /// A refusal that names the difference or the exceeded limit; a deadline.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
+        self.check_worker("create_table")?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
         let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
@@ -318,6 +320,7 @@ impl Client {
     /// [`ClientError::Argument`] for a handle of another client; the coordinator's refusal or a
     /// deadline.
     pub fn release_table<T: Element>(&mut self, table: Table<T>) -> Result<(), ClientError> {
+        self.check_worker("release_table")?;
         let deadline = self.deadline();
         let named = table.named();
         self.tables.find("release_table", named)?;
@@ -357,6 +360,7 @@ impl Client {
     /// # Errors
     /// As [`Client::tick`]; [`ClientError::Argument`] for a domain that does not exist.
     pub fn tick_domain(&mut self, domain: DomainId) -> Result<(), ClientError> {
+        self.check_worker("tick")?;
         if usize::from(domain.0) >= DOMAINS_MAX {
             return Err(ClientError::Argument {
                 op: "tick_domain",
@@ -471,6 +475,7 @@ impl Client {
     /// # Errors
     /// A refusal that names the file and the cause. The model that the directory held is unchanged.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
+        self.check_worker("save")?;
         // Without a bound on their distance, other workers may never reach this one's clock.
         let clocks = match self.clock.is_bounded() {
             true => self.clock.all(),
@@ -488,6 +493,7 @@ impl Client {
     /// # Errors
     /// A refusal that names the file and the cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
+        self.check_worker("load")?;
         self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 
@@ -518,6 +524,9 @@ impl Client {
     /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a
     /// lost connection. [`ClientError::Thread`] from the first client while siblings are open.
     pub fn finish(&mut self) -> Result<(), ClientError> {
+        if self.is_observer() {
+            return self.finish_observer();
+        }
         let is_first = self.guard.thread().is_first();
         if self.guard.is_finished() && !is_first {
             return Ok(());
@@ -544,6 +553,7 @@ impl Client {
     /// # Errors
     /// A deadline, or a lost connection.
     pub fn fail(&mut self, reason: &str) -> Result<(), ClientError> {
+        self.check_worker("fail")?;
         let deadline = self.deadline();
         self.lanes.coordinator.failed(reason, deadline)
     }

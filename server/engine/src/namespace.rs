@@ -20,6 +20,11 @@ pub struct FrameSender {
 }
 
 impl FrameSender {
+    /// Whether the sender is an observer: it is no member of a clock, and changes nothing.
+    pub const fn is_observer(&self) -> bool {
+        self.thread.rank.observer().is_some()
+    }
+
     /// The first client of a worker, where there is one job only.
     pub fn first(rank: WorkerId) -> Self {
         Self {

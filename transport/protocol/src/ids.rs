@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::WORKERS_MAX;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -39,6 +41,19 @@ id!(
     /// Rank of a worker, `0..workers`.
     WorkerId(u32)
 );
+impl WorkerId {
+    /// Rank of observer `number`, which is below [`OBSERVERS_MAX`](crate::limits::OBSERVERS_MAX): above those of all workers, so that
+    /// each observer has sessions of its own.
+    pub const fn of_observer(number: u32) -> Self {
+        Self(WORKERS_MAX + number)
+    }
+
+    /// The number of an observer with this rank; `None` for the rank of a worker.
+    pub const fn observer(self) -> Option<u32> {
+        self.0.checked_sub(WORKERS_MAX)
+    }
+}
+
 /// One client thread of a worker. Ordered by rank, then thread: the order in which contributions to an
 /// iteration are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -69,6 +84,9 @@ impl WorkerThread {
 
 impl core::fmt::Display for WorkerThread {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if let Some(number) = self.rank.observer() {
+            return write!(f, "observer {number}");
+        }
         match self.thread {
             0 => write!(f, "worker {}", self.rank),
             thread => write!(f, "thread {thread} of worker {}", self.rank),

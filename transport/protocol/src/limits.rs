@@ -78,6 +78,9 @@ pub const DOMAINS_MAX: usize = 64;
 pub const SERVERS_MAX: u32 = 1_024;
 /// Workers of a job. Each of them has a session at every server.
 pub const WORKERS_MAX: u32 = 65_536;
+/// Observers of a cluster: clients that read and are no members of clocks. They have sessions of their own,
+/// so that they take none from workers.
+pub const OBSERVERS_MAX: u32 = 4_096;
 /// Processes of one launch, servers and workers.
 pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
 /// Maximum number of appliers in a server.

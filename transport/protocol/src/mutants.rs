@@ -271,6 +271,10 @@ mutants! {
     NewerIsSame = "newer-is-same";
     /// A wait for a version looks at one applier.
     VersionOfFirstApplier = "version-of-first-applier";
+    /// An applier counts an observer as a member of its clocks.
+    ObserverCounts = "observer-counts";
+    /// An applier applies the pushes of an observer.
+    ObserverPushes = "observer-pushes";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

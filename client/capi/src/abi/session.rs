@@ -26,7 +26,29 @@ pub unsafe extern "C" fn tw_session_open(
         let session = unsafe { raw::out(session, "the place for the session") }?;
         *session = std::ptr::null_mut();
         // SAFETY: the contract of the module.
-        let choices = unsafe { choices(options) }?;
+        let choices = unsafe { choices(options, false) }?;
+        *session = Box::into_raw(tw_session::open(&choices)?);
+        Ok(())
+    })
+}
+
+/// Joins a job as an observer and opens a session with every server. An observer opens tables and pulls in
+/// every mode, at any time, and is no member of a clock or a barrier: no worker waits for it, also not if it
+/// is stopped. It has no rank, and keys without a row have initial values. Calls that change something
+/// are TW_ERR_REFUSED. `options`: as for tw_session_open; rank, workers and synchronisation have no effect.
+/// Without a coordinator in them TIDEWATER_COORDINATOR and TIDEWATER_TOKEN_FILE name the job. On failure
+/// `*session` is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_observe(
+    options: *const tw_session_options,
+    session: *mut *mut tw_session,
+) -> tw_status {
+    run("tw_session_observe", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::out(session, "the place for the session") }?;
+        *session = std::ptr::null_mut();
+        // SAFETY: the contract of the module.
+        let choices = unsafe { choices(options, true) }?;
         *session = Box::into_raw(tw_session::open(&choices)?);
         Ok(())
     })
@@ -86,7 +108,7 @@ pub unsafe extern "C" fn tw_session_free(session: *mut *mut tw_session) -> tw_st
     })
 }
 
-/// Rank, workers, servers, transport, thread. Set `info->size` before.
+/// Rank (of an observer a number from 65536), workers, servers, transport, thread. Set `info->size` before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_describe(
     session: *mut tw_session,
@@ -225,7 +247,10 @@ pub unsafe extern "C" fn tw_load(
 ///
 /// # Safety
 /// The contract of the module.
-unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, Failure> {
+unsafe fn choices(
+    options: *const tw_session_options,
+    observer: bool,
+) -> Result<SessionChoices, Failure> {
     use raw::Sized0 as _;
     let options = if options.is_null() {
         tw_session_options::zero()
@@ -244,11 +269,12 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         rdma_device: optional(options.rdma_device, "rdma_device")?
             .map(convert::rdma_device)
             .transpose()?,
-        rank: (options.has_rank != 0).then_some(options.rank),
+        rank: (options.has_rank != 0 && !observer).then_some(options.rank),
         workers: (options.workers != 0).then_some(options.workers),
         transport: convert::transport(options.transport)?,
         join_timeout: convert::seconds("join_timeout_s", options.join_timeout_s)?,
         worker_only: true,
+        observer,
         ..JoinOptions::default()
     };
     // An error in the options is reported at once, not after the wait for a job's processes.

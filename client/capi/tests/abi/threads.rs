@@ -5,6 +5,7 @@ use std::ptr::{null, null_mut};
 use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::session::*;
+use tidewater_capi::abi::table::*;
 use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
 
@@ -105,6 +106,73 @@ fn with_multiple_all_threads_call_and_a_progress_thread_looks() {
     }
     assert_eq!(counts, vec![i64::try_from(PUSHES).unwrap(); keys.len()]);
     free(session.0);
+}
+
+/// An observer reads, has no rank of a worker, and holds no tick; its changes are refused.
+#[test]
+fn observers_only_read() {
+    let rig = Rig::new(1);
+    let worker = rig.open(&tw_session_options {
+        sync: tw_sync::TW_BSP as i32,
+        ..rig.options()
+    });
+    let options = table_options(c"seen", I64, tw_kind::TW_SPARSE, 0, 1);
+    let pushed = create(worker, &options);
+    let mut observer = null_mut();
+    // SAFETY: the sessions are open, and freed at the end of the test; places are valid.
+    unsafe {
+        let options = rig.options();
+        ok(tw_session_observe(&raw const options, &raw mut observer));
+        let mut info: tw_session_info = std::mem::zeroed();
+        info.size = size_of::<tw_session_info>();
+        ok(tw_session_describe(observer, &raw mut info));
+        assert!(info.rank >= 65_536, "{}", info.rank);
+        let mut table = 0;
+        ok(tw_table_open(
+            observer,
+            c"seen".as_ptr(),
+            I64,
+            &raw mut table,
+        ));
+        let mut ticket = 0;
+        let (key, value) = (5_u64, 7_i64);
+        let (keys, values) = (&raw const key, (&raw const value).cast());
+        let refused = tw_push_rows(
+            observer,
+            table,
+            keys,
+            1,
+            values,
+            1,
+            I64,
+            SUM,
+            &raw mut ticket,
+        );
+        fails(refused, TW_ERR_REFUSED, "observer, which only reads");
+        fails(tw_tick(observer, 0), TW_ERR_REFUSED, "tick");
+        ok(tw_push_rows(
+            worker,
+            pushed,
+            keys,
+            1,
+            values,
+            1,
+            I64,
+            SUM,
+            &raw mut ticket,
+        ));
+        ok(tw_flush(worker));
+        for _ in 0..3 {
+            ok(tw_tick(worker, 0));
+        }
+        let mut seen = 0_i64;
+        let to = (&raw mut seen).cast();
+        ok(tw_pull_rows(observer, table, keys, 1, to, 1, I64, null()));
+        assert_eq!(seen, value);
+        ok(tw_finish(observer));
+    }
+    free(observer);
+    free(worker);
 }
 
 /// A sibling belongs to the thread of its first call, ticks by itself, and leaves the calls

@@ -31,7 +31,8 @@ class Session:
 
     Without `coordinator`, of the job that the environment names, or of the processes that mpirun, srun or
     their like started with this one; what is given wins over the environment. Times are seconds. `sync` is "asp", "bsp" or "ssp:S"; `transport` "auto", "shm", "tcp" or "verbs". As a context
-    manager it finishes at the end, or says that the worker failed, and closes.
+    manager it finishes at the end, or says that the worker failed, and closes. An `observer` only reads: it joins
+    a running job at any time, has no rank, and no worker waits for it.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Session:
         timeout: Optional[float] = None,
         clock_timeout: Optional[float] = None,
         join_timeout: Optional[float] = None,
+        observer: bool = False,
     ) -> None: ...
     @property
     def rank(self) -> int: ...

@@ -47,6 +47,8 @@ pub struct JoinConfig {
     /// Workers of the job; 0 if the caller does not know. A service learns it only from the workers of
     /// its jobs: those of one job give the same number.
     pub workers: u32,
+    /// Whether to join as an observer, which has no rank.
+    pub observer: bool,
 }
 
 impl JoinConfig {
@@ -59,6 +61,7 @@ impl JoinConfig {
             namespace,
             rank: None,
             workers: 0,
+            observer: false,
         }
     }
 }
@@ -86,7 +89,10 @@ impl NetCoordinatorLink {
         let claims = Claims {
             ids: Ids::default(),
             namespace: config.namespace.clone(),
-            role: Role::Worker,
+            role: match config.observer {
+                true => Role::Observer,
+                false => Role::Worker,
+            },
             rank: config.rank.unwrap_or(RANK_ANY),
         };
         let conn =

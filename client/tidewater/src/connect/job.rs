@@ -141,6 +141,7 @@ impl Job {
             return line.clone();
         }
         let worker = match (rank, self.workers) {
+            _ if self.join.observer => "an observer".to_owned(),
             (Some(rank), Some(workers)) => format!("worker {rank} of {workers}"),
             (Some(rank), None) => format!("worker {rank}"),
             (None, Some(workers)) => format!("a free rank of {workers} workers"),
@@ -157,8 +158,56 @@ impl Job {
     /// from the coordinator's; a deadline that names the missing processes; an unavailable transport.
     /// Under BSP and SSP, [`ClientError::Environment`] for a worker that came after the first tick of a
     /// job of unknown size.
+    ///
+    /// In a job that was joined with [`JoinOptions::observer`](super::JoinOptions::observer) the client is an
+    /// observer, and `sync` has no effect.
     pub fn client(&self, sync: SyncMode) -> Result<Client, ClientError> {
-        self.connect(self.join.rank, sync)
+        match self.join.observer {
+            true => self.observer(),
+            false => self.connect(&self.join, sync),
+        }
+    }
+
+    /// Connects an observer: a client that opens tables and pulls in every mode. It is no member of a
+    /// clock or a barrier, has no rank, and may come and go at any time, also while the job's process is a
+    /// worker. No worker waits for it, and its end, or its silence, changes nothing for others. A pull
+    /// returns the initial values of keys that have no row, and creates none.
+    ///
+    /// Pushes, ticks, barriers, saves and all other calls that change something are
+    /// [`ClientError::Observer`], and servers refuse their frames. Cost: a session with every server, for a
+    /// ring and a mailbox at each applier; a tick writes one cache line for it.
+    ///
+    /// # Errors
+    /// As [`Job::client`]. [`ClientError::Refused`] when the cluster has its limit of observers
+    /// (`docs/LIMITS.md`), or, in a service, when the namespace has no job.
+    ///
+    /// # Examples
+    /// ```
+    /// use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+    ///
+    /// # fn main() -> Result<(), ClientError> {
+    /// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// let mut worker = job.client(SyncMode::Bsp)?;
+    /// let table = worker.create_table::<f32>(TableBuilder::rows::<f32>("t", 8, 1).spec())?;
+    ///
+    /// let mut observer = job.observer()?;
+    /// let seen = observer.open_table::<f32>("t")?;
+    /// let mut row = [1.0];
+    /// observer.pull_rows(&seen, &[7], &mut row, PullOptions::default())?;
+    /// assert_eq!(row, [0.0]);
+    /// assert!(matches!(observer.tick(), Err(ClientError::Observer { .. })));
+    ///
+    /// worker.tick()?; // waits for no observer
+    /// # let _ = table;
+    /// observer.finish()?;
+    /// worker.finish()
+    /// # }
+    /// ```
+    pub fn observer(&self) -> Result<Client, ClientError> {
+        let mut join = self.join.clone();
+        join.observer = true;
+        (join.rank, join.workers) = (None, 0);
+        self.connect(&join, SyncMode::Asp)
     }
 
     /// Connects worker `rank`, as [`Job::client`] does: for a process with several workers as threads.
@@ -171,7 +220,11 @@ impl Job {
                 "this process is worker {own} of its job and cannot connect as worker {rank}; start a \
                  process for each worker, join without a rank, or make siblings for further threads"
             ))),
-            _ => self.connect(Some(rank), sync),
+            _ => {
+                let mut join = self.join.clone();
+                join.rank = Some(rank);
+                self.connect(&join, sync)
+            }
         }
     }
 
@@ -194,15 +247,15 @@ impl Job {
         }
     }
 
-    fn connect(&self, rank: Option<u32>, sync: SyncMode) -> Result<Client, ClientError> {
+    fn connect(&self, join: &JoinConfig, sync: SyncMode) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.join_timeout);
-        let mut join = self.join.clone();
-        join.rank = rank;
-        let (mut coordinator, joined) = NetCoordinatorLink::join(&join, deadline)?;
+        let (mut coordinator, joined) = NetCoordinatorLink::join(join, deadline)?;
         let mut members = coordinator.wait_servers(joined.servers_expected, deadline)?;
         members.servers.sort_by_key(|server| server.id);
-        let mut config = ConnectConfig::new(join.token, coordinator.cluster(), joined.rank);
-        config.namespace = join.namespace;
+        let token = join.token.clone();
+        let mut config = ConnectConfig::new(token, coordinator.cluster(), joined.rank);
+        config.namespace.clone_from(&join.namespace);
+        config.observer = join.observer;
         config.epoch = members.epoch;
         config.transport = self.transport;
         config.rdma_device.clone_from(&self.rdma_device);

@@ -122,6 +122,9 @@ pub struct JoinOptions {
     pub rdma_timeout: Option<RdmaTimeout>,
     /// Longest time until all processes are reachable; `None`: a minute.
     pub join_timeout: Option<Duration>,
+    /// Whether this process only observes ([`Job::observer`]): it joins a running job by `coordinator` or
+    /// `TIDEWATER_COORDINATOR` and needs no rank. A launcher that has started it is not asked.
+    pub observer: bool,
 }
 
 /// Role in which this process has joined.
@@ -229,8 +232,13 @@ impl JoinOptions {
             }
         }
         if let Some(coordinator) = &self.coordinator {
-            self.is_not_one_of_many(&vars)?;
+            if !self.observer {
+                self.is_not_one_of_many(&vars)?;
+            }
             return self.named(coordinator, vars).map(Joined::Worker);
+        }
+        if self.observer {
+            return self.of_environment(vars).map(Joined::Worker);
         }
         let explicit = Explicit {
             rank: self.launch_rank,
@@ -429,6 +437,14 @@ impl JoinOptions {
             .collect();
         vars.retain(|(name, _)| given.iter().all(|(known, _)| known != name));
         vars.extend(given);
+        if self.observer {
+            // The variables are those of workers, of which an observer has none of its own.
+            for (name, number) in OF_WORKERS {
+                if !vars.iter().any(|(known, _)| known == name) {
+                    vars.push((name.into(), number.into()));
+                }
+            }
+        }
         let env = JobEnv::from_vars(vars).map_err(environment)?;
         let Some(env) = env else {
             let what = "the environment names no job: start the program under `tidewater run` or with \
@@ -445,8 +461,10 @@ impl JoinOptions {
         // Parsing a worker's environment fails without a coordinator; other values have defaults.
         let coordinator = env.coordinator.unwrap_or_default();
         let mut join = JoinConfig::new(coordinator, env.token);
-        join.rank = Some(env.rank);
-        join.workers = env.workers;
+        if !self.observer {
+            join.rank = Some(env.rank);
+            join.workers = env.workers;
+        }
         let mut job = Job::new(join, env.transport);
         job.rdma_device = env.rdma_device;
         job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
@@ -464,9 +482,17 @@ impl JoinOptions {
         job.rdma_timeout = self.rdma_timeout.unwrap_or(job.rdma_timeout);
         job.transport = self.transport.unwrap_or(job.transport);
         job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
+        job.join.observer = self.observer;
         job
     }
 }
+
+/// Variables that a worker's environment has, with values that an observer does not use.
+const OF_WORKERS: [(&str, &str); 3] = [
+    ("TIDEWATER_RANK", "0"),
+    ("TIDEWATER_WORKERS", "1"),
+    ("TIDEWATER_SERVERS", "1"),
+];
 
 /// Ways to start servers for a launched program.
 const SERVERS_NEEDED: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \

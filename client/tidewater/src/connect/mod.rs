@@ -49,6 +49,8 @@ pub struct ConnectConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
     pub ring_bytes: usize,
+    /// Whether the client is an observer: `rank` is then the one that the coordinator gave to it.
+    pub observer: bool,
 }
 
 impl ConnectConfig {
@@ -66,6 +68,7 @@ impl ConnectConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             ring_bytes: RING_BYTES_DEFAULT,
+            observer: false,
         }
     }
 }

@@ -9,10 +9,18 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::clock::wait_version;
 use crate::error::ClientError;
-use crate::pull::{self, PullMode, PullOptions, PullTicket, Pulled, Timeout};
+use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Timeout};
 use crate::table::{Element, Table};
 
 impl Client {
+    /// The options of a pull, which creates no row for an observer.
+    fn creates_nothing(&self, options: PullOptions) -> PullOptions {
+        match self.is_observer() {
+            true => options.missing(Missing::Initial),
+            false => options,
+        }
+    }
+
     /// Pulls rows by key (sparse) or index (layout `rows`) into `out`, row after row in the order of
     /// `keys`. Keys may be unsorted and may repeat. On an error `out` is unspecified. Returns the versions
     /// of the rows, as far as they are known.
@@ -28,6 +36,7 @@ impl Client {
         options: PullOptions,
     ) -> Result<Pulled, ClientError> {
         let op = "pull_rows";
+        let options = self.creates_nothing(options);
         let state = self.tables.find_mut(op, table.named())?;
         if keys.len().checked_mul(table.dim) != Some(out.len()) || !is_countable(keys) {
             return Err(state.wrong(op, sizes(out.len(), keys, table.dim)));
@@ -63,6 +72,7 @@ impl Client {
     ) -> Result<PullTicket, ClientError> {
         let deadline = Deadline::after(options.timeout);
         let op = "start_pull";
+        let options = self.creates_nothing(options);
         let state = self.tables.find(op, table.named())?;
         if state.is_blocks() || options.mode == PullMode::Snapshot {
             let what = "only rows can be pulled later; use pull_dense".into();

@@ -76,6 +76,7 @@ impl Client {
         options: PushOptions,
     ) -> Result<Ticket, ClientError> {
         let op_name = "push_rows";
+        self.check_worker(op_name)?;
         let state = self.tables.find(op_name, table.named())?;
         let checked = options.check(&state.spec, op);
         checked.map_err(|what| state.wrong(op_name, what))?;
@@ -249,6 +250,7 @@ impl Client {
         options: PushOptions,
     ) -> Result<Ticket, ClientError> {
         let op_name = "push_dense";
+        self.check_worker(op_name)?;
         let state = self.tables.find(op_name, table.named())?;
         let checked = options.check(&state.spec, op);
         checked.map_err(|what| state.wrong(op_name, what))?;

@@ -51,6 +51,7 @@ impl Client {
         table: &Table<T>,
         optimizer: Optimizer,
     ) -> Result<Ticket, ClientError> {
+        self.check_worker("set_optimizer")?;
         let state = self.tables.find("set_optimizer", table.named())?;
         let checked = state.spec.check_change(&optimizer);
         checked.map_err(|e| state.wrong("set_optimizer", e.to_string()))?;

@@ -369,8 +369,11 @@ impl CoordinatorLink for SharedCoordinator {
     }
 }
 
-/// Fails if the caller is not the first client of its worker.
+/// Fails if the caller is not the first client of its worker, or is an observer.
 pub(super) fn first_only(op: &'static str, thread: WorkerThread) -> Result<(), ClientError> {
+    if thread.rank.observer().is_some() {
+        return Err(ClientError::Observer { op });
+    }
     if thread.is_first() {
         return Ok(());
     }

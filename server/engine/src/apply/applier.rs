@@ -163,7 +163,8 @@ impl Applier {
         match command {
             Command::AddRing(ring, tx) => {
                 let FrameSender { thread, namespace } = ring.sender;
-                if thread.is_first() {
+                let counts = !ring.sender.is_observer() || mutants::on(Mutant::ObserverCounts);
+                if thread.is_first() && counts {
                     self.engine.clocks(namespace).join(thread.rank);
                 }
                 self.rings.push(*ring);

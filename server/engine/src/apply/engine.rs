@@ -10,6 +10,7 @@ use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::limits::ROW_DIM_MAX;
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Optimizer;
 
 use super::Refusal;
@@ -210,6 +211,9 @@ impl Engine {
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
+        if sender.is_observer() && !mutants::on(Mutant::ObserverPushes) {
+            check_observer(header)?;
+        }
         self.lsn += 1;
         if header.flags.encoding.is_some() {
             return self.push_encoded(sender, header, payload);
@@ -274,5 +278,25 @@ impl Engine {
             used: used as u64,
             capacity: capacity as u64,
         }
+    }
+}
+
+/// Refuses an observer's frame that would change the model or a clock: only requests that create no row
+/// are left.
+fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
+    let reads = matches!(
+        header.kind,
+        FrameKind::Gather | FrameKind::Resolve | FrameKind::Reduce | FrameKind::Pad
+    );
+    match reads && !header.flags.create {
+        true => Ok(()),
+        false => Err(observer_refused(header)),
+    }
+}
+
+/// The refusal of an observer's frame.
+pub(super) const fn observer_refused(header: &FrameHeader) -> Refusal {
+    RejectReason::Observer {
+        kind: header.kind as u64,
     }
 }

@@ -23,7 +23,7 @@ use tidewater_protocol::table::{DType, PushOp, TableSpec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Refusal;
-use super::engine::{Effect, Engine};
+use super::engine::{Effect, Engine, observer_refused};
 use super::push::{word, wrong_operation};
 use super::table::{Store, Table};
 use crate::functions::{
@@ -179,6 +179,10 @@ impl Engine {
                 FrameKind::Reduce => self.count_slots(header),
                 _ => Err(malformed), // it changes nothing
             };
+        }
+        if sender.is_observer() && matches!(call.body, FunctionBody::NamedRows(_)) {
+            // It creates missing rows.
+            return Err(observer_refused(header));
         }
         if header.kind == FrameKind::Update && table.at_clock() {
             return Err(FunctionProblem::AtTick.with(0));

@@ -30,7 +30,7 @@ impl Coordinator {
         let workers = self
             .peers
             .iter()
-            .filter(|(_, peer)| peer.role == Role::Worker);
+            .filter(|(_, peer)| matches!(peer.role, Role::Worker | Role::Observer));
         let told = workers.map(|(&id, _)| {
             Action::Notify(
                 id,
@@ -190,7 +190,8 @@ impl Coordinator {
             return;
         }
         job.failed = Some(refusal.clone());
-        let peers: Vec<PeerId> = job.peers().collect();
+        let mut peers: Vec<PeerId> = job.peers().collect();
+        peers.extend(self.observers(namespace));
         self.refuse_waiting(namespace, refusal);
         let told = peers
             .into_iter()
@@ -247,6 +248,11 @@ impl Coordinator {
             self.drop_table(id, servers.clone(), &over);
         }
         self.jobs.remove(namespace);
+        for id in self.observers(namespace) {
+            let reason = over.text.clone();
+            self.actions
+                .push(Action::Notify(id, Notice::Shutdown { reason }));
+        }
         let mut nobody = self.members(namespace);
         nobody.workers.clear();
         self.last_ending += 1;

@@ -1,9 +1,9 @@
 //! Cluster membership: admission, the member list, change notifications.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use tidewater_protocol::ids::{ServerId, WorkerId};
-use tidewater_protocol::limits::JOBS_MAX;
+use tidewater_protocol::limits::{JOBS_MAX, OBSERVERS_MAX};
 use tidewater_protocol::wire::control::{
     Command, CoordinatorAnswer, Join, Joined, Members, Part, ServerMember, WorkerState,
 };
@@ -11,7 +11,7 @@ use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
-use super::state::{Asker, Coordinator, Peer, PeerId, Purpose, Server, bad};
+use super::state::{Asker, Coordinator, Lifetime, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
     /// Checks whether an authenticated peer is admitted.
@@ -24,6 +24,7 @@ impl Coordinator {
         match hello.role {
             Role::Server => self.server_for(hello.rank).map(|_| ()),
             Role::Worker => self.worker_for(hello).map(|_| ()),
+            Role::Observer => self.observer_for(hello).map(|_| ()),
             Role::Coordinator | Role::Admin => Ok(()),
         }
     }
@@ -53,6 +54,7 @@ impl Coordinator {
                     .insert(rank, worker);
                 rank.0
             }),
+            Role::Observer => self.observer_for(hello).ok().map(|rank| rank.0),
             Role::Coordinator | Role::Admin => Some(RANK_ANY),
         };
         if let Some(rank) = rank {
@@ -82,6 +84,9 @@ impl Coordinator {
             return self.join_server(asker.peer, join).map(Some);
         }
         let namespace = peer.namespace.clone();
+        if peer.role == Role::Observer {
+            return self.join_observer(asker.peer, &namespace).map(Some);
+        }
         let mut ending = self.ending.values_mut();
         let Some(ending) = ending.find(|ending| ending.namespace == namespace) else {
             return self.join_worker(asker.peer, &join).map(Some);
@@ -117,6 +122,55 @@ impl Coordinator {
         self.launched_joins(Part::Worker, rank);
         self.revision += 1;
         Ok(self.joined(rank, &namespace, expected))
+    }
+
+    /// Admits an observer. Servers and workers do not learn of it.
+    fn join_observer(&mut self, id: PeerId, namespace: &str) -> Result<CoordinatorAnswer, Refusal> {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return Err(bad("unknown peer"));
+        };
+        peer.joined = true;
+        let rank = peer.rank;
+        let job = self.jobs.get(namespace);
+        let expected = job.map_or(self.config.workers, Job::expected);
+        Ok(self.joined(rank, namespace, expected))
+    }
+
+    /// The observers of a job.
+    pub(super) fn observers(&self, namespace: &str) -> Vec<PeerId> {
+        let those = self.peers.iter();
+        let those = those.filter(|(_, p)| p.role == Role::Observer && p.namespace == namespace);
+        those.map(|(&id, _)| id).collect()
+    }
+
+    /// The rank of a new observer: the lowest that is free above those of workers. In a service its job
+    /// must exist: nothing would end what servers keep for one that never begins.
+    fn observer_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
+        if hello.rank != RANK_ANY {
+            let text = format!(
+                "an observer has no rank, and this one asks for {}",
+                hello.rank
+            );
+            return Err(bad(&text));
+        }
+        match self.jobs.get(&hello.namespace) {
+            Some(job) => job.failed.clone().map_or(Ok(()), Err)?,
+            None if self.config.lifetime == Lifetime::Service => {
+                let text = format!(
+                    "no job is in namespace \"{}\" now; start its workers before an observer",
+                    hello.namespace
+                );
+                return Err(bad(&text));
+            }
+            None => {}
+        }
+        let observers = self.peers.values().filter(|p| p.role == Role::Observer);
+        let taken: BTreeSet<u32> = observers.map(|p| p.rank).collect();
+        let mut ranks = (0..OBSERVERS_MAX).map(WorkerId::of_observer);
+        let free = ranks.find(|rank| !taken.contains(&rank.0));
+        let most = u64::from(OBSERVERS_MAX);
+        let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
+        free.ok_or_else(|| refusal.with_text("observers"))
     }
 
     fn join_server(&mut self, id: PeerId, join: Join) -> Result<CoordinatorAnswer, Refusal> {

@@ -133,7 +133,7 @@ impl Listening {
             role: Role::Coordinator,
             number: 0,
             namespaces: Namespaces::Any,
-            control_roles: Roles::of(&[Role::Worker, Role::Server, Role::Admin]),
+            control_roles: Roles::of(&[Role::Worker, Role::Observer, Role::Server, Role::Admin]),
             lane_roles: Roles::default(),
             tells_ids: true,
         };

@@ -292,6 +292,8 @@ impl Coordinator {
             Role::Server => self.server_gone(&peer),
             Role::Worker => self.worker_gone(id, &peer),
             Role::Coordinator | Role::Admin => self.gathered_gone(id),
+            // No process waits for an observer.
+            Role::Observer => {}
         }
         let is_left = self.servers.is_empty() && !self.is_still_telling();
         if matches!(self.phase, Phase::Stopping(_)) && is_left {
@@ -325,12 +327,17 @@ impl Coordinator {
             (Ask::Members, ..) => {
                 return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
             }
-            (Ask::Join(_), Role::Server | Role::Worker, false) => {}
+            (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
             (Ask::Register(_), Role::Admin, false) => {}
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
+            (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
             (Ask::Failed { .. }, ..) | (Ask::Finished, Role::Worker, _) => {}
-            (_, Role::Worker, _) => self.check_healthy(&namespace)?,
+            (_, Role::Worker, _) | (Ask::OpenTable { .. }, Role::Observer, _) => {
+                self.check_healthy(&namespace)?;
+            }
+            (Ask::Finished, Role::Observer, _) => return Ok(Some(self.goodbye(asker.peer))),
+            (_, Role::Observer, _) => return Err(only_reads(peer.rank)),
             _ => return Err(bad("only workers ask for this")),
         }
         match request {
@@ -485,6 +492,13 @@ impl Coordinator {
                 .push(Action::Answer(asker.peer, asker.id, answer));
         }
     }
+}
+
+/// Refuses a change by an observer.
+fn only_reads(rank: u32) -> Refusal {
+    let number = WorkerId(rank).observer().unwrap_or_default();
+    let refusal = Refusal::new(RefusalCode::Observer, [number.into(), 0, 0, 0]);
+    refusal.with_text("the request is one of workers")
 }
 
 /// Refuses a request that is not valid.

@@ -671,3 +671,62 @@ fn answers_to_orders_of_others_change_nothing() {
     rig.actions.extend(rig.state.take_actions());
     assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
 }
+
+/// An observer has a number and no rank. Its requests for changes are refused, its end changes nothing,
+/// and it learns of its job's end.
+#[test]
+fn observers_are_no_members() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, false);
+    let s0 = rig.server(0);
+    // Before any worker of the job.
+    let first = rig.enter(Role::Observer, RANK_ANY, "job").unwrap();
+    let (w0, w1) = (rig.worker(0), rig.worker(1));
+    rig.enter(Role::Observer, RANK_ANY, "job").unwrap();
+    let rank = rig.enter(Role::Observer, 0, "job").unwrap_err();
+    assert!(rank.text.contains("has no rank"), "{rank}");
+    let full = rig.enter(Role::Worker, RANK_ANY, "job").unwrap_err();
+    assert_eq!(full.code, RefusalCode::TooMany, "observers take no rank");
+    let barrier = Ask::Barrier {
+        name: "b".into(),
+        count: 3,
+        timeout_ms: 1,
+    };
+    let failed = Ask::Failed {
+        reason: "no".into(),
+    };
+    for (id, request) in (10..).zip([barrier, Ask::CreateTable(spec("a")), failed]) {
+        rig.ask(first, id, request);
+        let refusal = rig.refusal(first, id);
+        assert_eq!(
+            (refusal.code, refusal.numbers[0]),
+            (RefusalCode::Observer, 0)
+        );
+    }
+    rig.ask(first, 20, Ask::Members);
+    let Some(Answer::Members(members)) = rig.answer(first, 20) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(members.workers.len(), 2);
+    rig.close(first);
+    assert!(
+        rig.orders(s0).is_empty() && rig.notices(w0).is_empty(),
+        "{:?}",
+        rig.actions
+    );
+    // Its number is free again.
+    let third = rig.connects(Role::Observer, RANK_ANY, "job").unwrap();
+    rig.ask(third, 1, Ask::Join(Rig::join(Role::Observer, 0)));
+    let Some(Answer::Joined(joined)) = rig.answer(third, 1) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(WorkerId(joined.rank).observer(), Some(0));
+    rig.close(w1);
+    let told = rig.notices(third);
+    assert!(
+        matches!(&told[..], [Notice::PeerFailed(r)] if r.text.contains("worker 1")),
+        "{told:?}"
+    );
+    // A service has no job before its first worker.
+    let service = Rig::new(1, 0, LostWorker::FailJob, false).enter(Role::Observer, RANK_ANY, "x");
+    assert!(service.unwrap_err().text.contains("no job"));
+}

@@ -187,8 +187,8 @@ fn policy(config: &ServerConfig) -> ServerPolicy {
         role: Role::Server,
         number: config.server.0,
         namespaces: config.namespaces.clone(),
-        control_roles: Roles::of(&[Role::Worker, Role::Admin]),
-        lane_roles: Roles::of(&[Role::Worker]),
+        control_roles: Roles::of(&[Role::Worker, Role::Observer, Role::Admin]),
+        lane_roles: Roles::of(&[Role::Worker, Role::Observer]),
         tells_ids: false,
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tidewater_lanes::shm::SessionMemory;
 use tidewater_protocol::ids::{DomainId, TableId, WorkerThread};
 use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
-use tidewater_protocol::wire::hello::Role;
+use tidewater_protocol::wire::hello::{Hello, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::catalogue::Seen;
@@ -53,9 +53,9 @@ impl Control {
         let done = |()| (ServerAnswer::Done, None);
         let answered = match request {
             ServerRequest::Attach(attach) => {
-                let hello = conn.hello.as_ref().filter(|h| h.role == Role::Worker);
-                let Some(hello) = hello else {
-                    return Err(bad("only workers attach"));
+                let attaches = |h: &&Hello| matches!(h.role, Role::Worker | Role::Observer);
+                let Some(hello) = conn.hello.as_ref().filter(attaches) else {
+                    return Err(bad("only workers and observers attach"));
                 };
                 if conn.session.is_some() {
                     return Err(bad("the connection has a session"));

@@ -11,10 +11,10 @@ use crossbeam_channel::bounded;
 use tidewater_lanes::shm::{self, SessionMemory};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, WorkerId, WorkerThread};
-use tidewater_protocol::limits::SESSIONS_MAX;
+use tidewater_protocol::limits::{OBSERVERS_MAX, SESSIONS_MAX, WORKERS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
-use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
+use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::ServerError;
@@ -150,11 +150,16 @@ impl Sessions {
     ) -> Result<WithMemory<Attached>, Refusal> {
         let carrier = self.carrier(attach.transport, local, &hello.namespace, fds)?;
         self.make_room(hello, thread_of(hello, attach.thread))?;
+        // An observer does not know its job's number of workers.
+        let workers = match hello.role {
+            Role::Observer => 0,
+            _ => attach.workers,
+        };
         let id = SessionId(random()?);
         let lanes = self.shared.appliers.len();
         let mut session = Session {
             namespace: hello.namespace.clone(),
-            job: self.job(&hello.namespace, attach.workers)?,
+            job: self.job(&hello.namespace, workers)?,
             thread: thread_of(hello, attach.thread),
             ring_bytes: attach.ring_bytes as usize,
             carrier,
@@ -218,6 +223,7 @@ impl Sessions {
                 "a session belongs to a rank: ask the coordinator for one",
             ));
         }
+        check_rank(hello, thread)?;
         let same = |s: &Session| (&s.namespace, s.thread) == (&hello.namespace, thread);
         let twin = self.all.iter().find(|(_, s)| same(s));
         if let Some((&id, twin)) = twin {
@@ -227,10 +233,16 @@ impl Sessions {
             }
             self.end(id);
         }
-        let have = self.all.len() as u64;
-        if have >= SESSIONS_MAX as u64 {
-            let numbers = [have, SESSIONS_MAX as u64, 0, 0];
-            return Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("sessions"));
+        let is_observer = hello.role == Role::Observer;
+        let of_role = |s: &&Session| s.thread.rank.observer().is_some() == is_observer;
+        let have = self.all.values().filter(of_role).count();
+        let (most, what) = match is_observer {
+            true => (OBSERVERS_MAX as usize, "sessions of observers"),
+            false => (SESSIONS_MAX, "sessions"),
+        };
+        if have >= most {
+            let numbers = [have as u64, most as u64, 0, 0];
+            return Err(Refusal::new(RefusalCode::TooMany, numbers).with_text(what));
         }
         Ok(())
     }
@@ -315,6 +327,26 @@ impl Sessions {
             self.end(id);
         }
     }
+}
+
+/// Refuses a rank that is not of the peer's role: ranks of observers are above those of workers. An
+/// observer has one thread.
+fn check_rank(hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
+    let number = thread.rank.observer();
+    let fits = match hello.role {
+        Role::Observer => number.is_some_and(|n| n < OBSERVERS_MAX) && thread.is_first(),
+        _ => number.is_none(),
+    };
+    if fits {
+        return Ok(());
+    }
+    let numbers = [u64::from(hello.rank), u64::from(thread.thread), 0, 0];
+    let refusal = Refusal::new(RefusalCode::BadRequest, numbers);
+    Err(refusal.with_text(format!(
+        "rank {} is none of a peer with role {:?}: workers have those below {WORKERS_MAX}, observers the \
+         {OBSERVERS_MAX} above",
+        hello.rank, hello.role
+    )))
 }
 
 fn thread_of(hello: &Hello, thread: u32) -> WorkerThread {

@@ -587,7 +587,13 @@ fn codes() -> Vec<(String, u64)> {
         let denied = AccessDenied::from_code(code);
         all.extend(denied.map(|c| (format!("AccessDenied::{c:?}"), u64::from(code))));
     }
-    let roles = [Role::Worker, Role::Server, Role::Coordinator, Role::Admin];
+    let roles = [
+        Role::Worker,
+        Role::Server,
+        Role::Coordinator,
+        Role::Admin,
+        Role::Observer,
+    ];
     all.extend(roles.map(|r| (format!("Role::{r:?}"), u64::from(r.code()))));
     all
 }

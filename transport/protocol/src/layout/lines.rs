@@ -190,6 +190,8 @@ pub enum RejectCode {
     BadClock = 12,
     /// A function could not be run on these elements.
     Function = 13,
+    /// An observer's frame would change the model or a clock.
+    Observer = 14,
 }
 
 impl RejectCode {
@@ -209,6 +211,7 @@ impl RejectCode {
             11 => Self::ReplyTooLarge,
             12 => Self::BadClock,
             13 => Self::Function,
+            14 => Self::Observer,
             _ => return None,
         })
     }

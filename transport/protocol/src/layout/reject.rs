@@ -96,6 +96,11 @@ pub enum RejectReason {
         /// Number that belongs to the problem, as it documents.
         number: u64,
     },
+    /// The sender is an observer, and the frame would change the model or a clock.
+    Observer {
+        /// Code of the frame's kind.
+        kind: u64,
+    },
 }
 
 impl RejectReason {
@@ -115,6 +120,7 @@ impl RejectReason {
             Self::ReplyTooLarge { .. } => RejectCode::ReplyTooLarge,
             Self::BadClock { .. } => RejectCode::BadClock,
             Self::Function { .. } => RejectCode::Function,
+            Self::Observer { .. } => RejectCode::Observer,
         }
     }
 
@@ -133,6 +139,7 @@ impl RejectReason {
             Self::ReplyTooLarge { bytes, slot } => [bytes, slot],
             Self::BadClock { clock, expected } => [clock, expected],
             Self::Function { problem, number } => [problem, number],
+            Self::Observer { kind } => [kind, 0],
         }
     }
 
@@ -168,6 +175,7 @@ impl RejectReason {
                 problem: a,
                 number: b,
             },
+            RejectCode::Observer => Self::Observer { kind: a },
         };
         // Refuses a table of more than 32 bits, or a number that the reason does not have.
         (reason.numbers() == numbers).then_some(reason)
@@ -182,10 +190,12 @@ mod tests {
     #[test]
     fn reasons_keep_code_and_numbers() {
         let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();
-        assert_eq!(codes.len(), 13);
+        assert_eq!(codes.len(), 14);
         for code in codes {
             let numbers = match code {
-                RejectCode::UnknownTable | RejectCode::TableReleased => [7, 0],
+                RejectCode::UnknownTable | RejectCode::TableReleased | RejectCode::Observer => {
+                    [7, 0]
+                }
                 _ => [u64::MAX, 3],
             };
             let reason = RejectReason::from_numbers(code, numbers).unwrap();

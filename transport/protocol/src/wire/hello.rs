@@ -51,6 +51,8 @@ pub enum Role {
     Coordinator = 3,
     /// An administrative command such as `tidewater status`.
     Admin = 4,
+    /// A process that links the client, reads, and is no member of a clock.
+    Observer = 5,
 }
 
 impl Role {
@@ -60,6 +62,7 @@ impl Role {
             2 => Some(Self::Server),
             3 => Some(Self::Coordinator),
             4 => Some(Self::Admin),
+            5 => Some(Self::Observer),
             _ => None,
         }
     }

@@ -101,6 +101,8 @@ codes! {
     BadCheckpoint = 25, "the saved model cannot be read", "see the text; restore it from another copy";
     /// A module does not become a function.
     BadFunction = 26, "the function cannot be loaded", "see the text";
+    /// An observer asked for a change. Numbers: number of the observer.
+    Observer = 27, "an observer only reads", "join as a worker";
 }
 
 impl From<RefusalCode> for u16 {

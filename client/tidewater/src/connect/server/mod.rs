@@ -167,7 +167,10 @@ impl NetServerLink {
                 incarnation: self.server.incarnation,
             },
             namespace: self.config.namespace.clone(),
-            role: Role::Worker,
+            role: match self.config.observer {
+                true => Role::Observer,
+                false => Role::Worker,
+            },
             rank: self.config.rank,
             purpose,
             random,

@@ -138,6 +138,7 @@ impl Client {
             table: "-".into(),
             what,
         };
+        self.check_worker("load_function")?;
         check_name(name).map_err(wrong)?;
         let (bytes, limit) = (module.len(), FUNCTION_MODULE_BYTES_MAX);
         if bytes > limit {
@@ -288,6 +289,8 @@ impl Client {
         keys: &[u64],
         elements: usize,
     ) -> Result<(), ClientError> {
+        // They create missing rows.
+        self.check_worker(op)?;
         let state = self.tables.find(op, target.named())?;
         let unordered = keys.windows(2).position(|pair| pair[0] >= pair[1]);
         let checked = check_named(name, arguments).and_then(|()| match unordered {
@@ -391,6 +394,7 @@ impl Client {
         body: FunctionBody<'_>,
         args: &FunctionArgs<'_, T>,
     ) -> Result<Ticket, ClientError> {
+        self.check_worker(op)?;
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
         if matches!(state.spec.effect, Apply::AtTick(_)) {

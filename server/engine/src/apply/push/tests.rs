@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::encoding::EncodingCode;
-use tidewater_protocol::layout::frame::{FrameFlags, FrameKind};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameKind};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload, FunctionProblem};
 use tidewater_protocol::table::{
     DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, TableSpec,
@@ -244,4 +244,60 @@ fn short_range_request_is_refused() {
         let reason = RejectReason::WrongLength { bytes, expected: 8 };
         assert_eq!(refused, Err(reason));
     }
+}
+
+/// No frame of an observer changes the model or a clock, whatever its bytes say; requests are served.
+#[test]
+fn observers_frames_change_nothing() {
+    let mut engine = engine();
+    let observer = FrameSender::first(WorkerId::of_observer(3));
+    let before = values(&mut engine);
+    let clocks = engine.clocks(observer.namespace).line(DomainId(0));
+    let header = |kind, clock| FrameHeader {
+        kind,
+        flags: FrameFlags {
+            op: Some(PushOp::Sum),
+            dtype: Some(DType::F32),
+            ..FrameFlags::default()
+        },
+        seq: 1,
+        session: 0,
+        payload_len: 12,
+        count: 1,
+        table: 1,
+        partition: 0,
+        clock,
+        user_tag: 0,
+        chk: 0,
+    };
+    let payload = [&5_u64.to_le_bytes()[..], &1_f32.to_le_bytes()].concat();
+    let changing = [
+        header(FrameKind::PushRows, 0),
+        header(FrameKind::PushDense, 0),
+        header(FrameKind::Clock, 1),
+        header(FrameKind::Clock, CLOCK_JOIN),
+        header(FrameKind::Clock, CLOCK_FINISHED),
+        header(FrameKind::Settings, 0),
+        header(FrameKind::Update, 0),
+    ];
+    let creating = [FrameKind::Resolve, FrameKind::Gather].map(|kind| {
+        let mut header = header(kind, 0);
+        header.flags.create = true;
+        header
+    });
+    for header in changing.into_iter().chain(creating) {
+        let kind = header.kind as u64;
+        let refused = engine.frame(observer, &header, &payload);
+        assert_eq!(refused, Err(RejectReason::Observer { kind }), "{header:?}");
+    }
+    assert_eq!(values(&mut engine), before);
+    let after = engine.clocks(observer.namespace).line(DomainId(0));
+    assert_eq!(after, clocks);
+    let read = FrameHeader {
+        flags: FrameFlags::default(),
+        payload_len: 8,
+        ..header(FrameKind::Gather, 0)
+    };
+    let read = engine.frame(observer, &read, &5_u64.to_le_bytes());
+    assert_eq!(read, Ok(Effect::Reply { count: 1 }));
 }
