@@ -87,6 +87,7 @@ impl Client {
         keys: &[u64],
     ) -> Result<Ticket, ClientError> {
         let op = "delete_keys";
+        self.check_worker(op)?;
         let state = self.sparse(op, table.named())?;
         if !is_countable(keys) {
             return Err(state.wrong(op, sizes(0, keys, table.dim)));
