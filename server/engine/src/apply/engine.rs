@@ -286,7 +286,11 @@ impl Engine {
 fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
     let reads = matches!(
         header.kind,
-        FrameKind::Gather | FrameKind::Resolve | FrameKind::Reduce | FrameKind::Pad
+        FrameKind::Gather
+            | FrameKind::Resolve
+            | FrameKind::Reduce
+            | FrameKind::Scan
+            | FrameKind::Pad
     );
     match reads && !header.flags.create {
         true => Ok(()),
