@@ -3,6 +3,8 @@
 //! Row `k` of a table is pushed to with `(k, 1)` only, so it holds `(n k, n)` after `n` pushes since its
 //! creation, and `(0, 0)` without a row.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
