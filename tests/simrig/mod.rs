@@ -200,8 +200,15 @@ impl Rig {
             }
         };
         let tables: Vec<_> = tables.iter().enumerate().map(info).collect();
+        // Half of the worlds tick a few rows at a time.
+        let prepare = |engine: &mut Engine| {
+            if seed % 4 >= 2 {
+                engine.set_tick_rows(1 + seed as usize / 4 % 9);
+            }
+            prepare(engine);
+        };
         let servers = (0..shape.servers)
-            .map(|s| start_server(&world, s, shape, &tables, prepare))
+            .map(|s| start_server(&world, s, shape, &tables, &prepare))
             .collect();
         Self {
             world,

@@ -117,6 +117,7 @@ impl Applier {
     pub fn step(&mut self) -> bool {
         let mut moved = self.commands();
         self.engine.apply_deferred();
+        moved |= self.engine.tick_step();
         let mut n = 0;
         while n < self.rings.len() && !self.has_failed() {
             match self.serve(n) {
@@ -136,7 +137,7 @@ impl Applier {
             return true;
         }
         // Last: pushes come before the copies of a save.
-        moved | self.announce_clocks() | self.engine.save_step()
+        moved | self.announce_clocks() | self.engine.save_step() | self.engine.is_ticking()
     }
 
     /// Whether acknowledged work was lost.
@@ -431,7 +432,7 @@ impl Applier {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
         for &(namespace, domain) in &moved {
-            let line = self.engine.clocks(namespace).line(domain);
+            let line = self.engine.clock_line(namespace, domain);
             let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
             let last_to_tick = self.last_to_tick.min(self.rings.len());
             let (before, from) = self.rings.split_at_mut(last_to_tick);
@@ -450,10 +451,10 @@ impl Applier {
     /// Posts every clock of its job to one client that is new or has recovered.
     fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let ring = &mut self.rings[n];
-        let clocks = self.engine.clocks(ring.sender.namespace);
-        let domains: Vec<DomainId> = clocks.domains().collect();
+        let namespace = ring.sender.namespace;
+        let domains: Vec<DomainId> = self.engine.clocks(namespace).domains().collect();
         for domain in domains {
-            let line = clocks.line(domain);
+            let line = self.engine.clock_line(namespace, domain);
             let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
             ring.post(mailbox_clock_at(domain.0), &bytes)?;
         }

@@ -48,16 +48,17 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Carries out the deletions of an iteration, before its steps.
-    pub(super) fn delete_noted(&mut self, id: u32, iteration: u64) {
+    /// Carries out the deletions of an iteration, before its steps, and returns their number.
+    pub(super) fn delete_noted(&mut self, id: u32, iteration: u64) -> usize {
         let noted = match mutants::on(Mutant::DeletionRepeated) {
             true => self.deletions.get(&id).cloned(),
             false => self.deletions.remove(&id),
         };
-        let Some(mut keys) = noted else { return };
+        let Some(mut keys) = noted else { return 0 };
         keys.sort_unstable();
         keys.dedup();
         self.lsn += 1;
+        let deleted = keys.len();
         for key in keys {
             let awaited = match self.sums.get(&id) {
                 Some(Sums::Rows(all)) => all
@@ -68,6 +69,7 @@ impl Engine {
             };
             self.delete_row(id, key, awaited);
         }
+        deleted
     }
 
     /// Deletes a row; one that a held push awaits begins again in its slot.

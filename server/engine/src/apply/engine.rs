@@ -3,10 +3,10 @@
 //! It is independent of lanes and threads: a frame goes in, state changes or a refusal comes out. A
 //! frame is validated completely before its first row is touched (all or nothing).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::limits::ROW_DIM_MAX;
@@ -20,6 +20,7 @@ use super::save::Save;
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
+use super::tick_steps::{TICK_ROWS, TickWork};
 use crate::clocks::{Clocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
@@ -35,8 +36,8 @@ pub enum Effect {
         /// Number of rows, locations or elements in the reply.
         count: u32,
     },
-    /// The frame was not taken: its rank is early and the budget for early ranks is used up. Offer
-    /// it again when [`Engine::changes`] has moved.
+    /// The frame was not taken: its rank is early and the budget for early ranks is used up, or the
+    /// iteration that it ends is not closed yet. Offer it again when [`Engine::changes`] has moved.
     Wait,
     /// A clock moved: the domains with a moved minimum are in [`Engine::moved`].
     Clock,
@@ -70,6 +71,11 @@ pub struct Engine {
     /// Why this applier cannot continue: acknowledged state is not what it should be.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
+    /// What moved clocks have left to do, in this order, and rows of a step of it.
+    pub(super) ticking: VecDeque<TickWork>,
+    pub(super) tick_rows: usize,
+    /// Threads with a CLOCK frame that has moved their clock and waits in its ring.
+    pub(super) half_ticked: BTreeSet<(NamespaceId, WorkerThread, DomainId)>,
     pub(super) functions: FunctionRunner,
     /// Saves under way, of one job each.
     pub(super) saves: Vec<Save>,
@@ -118,6 +124,9 @@ impl Engine {
             moved: Vec::new(),
             failed: None,
             deferred: Vec::new(),
+            ticking: VecDeque::new(),
+            tick_rows: TICK_ROWS,
+            half_ticked: BTreeSet::new(),
             functions: FunctionRunner::new(),
             saves: Vec::new(),
             deletions: BTreeMap::new(),
@@ -193,6 +202,7 @@ impl Engine {
     /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.clocks.remove(&namespace);
+        self.forget_ticks(namespace);
         self.functions.loaded.remove(&namespace);
         self.pending.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);

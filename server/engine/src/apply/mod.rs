@@ -25,6 +25,7 @@ mod sums;
 pub mod table;
 mod tick;
 mod tick_blocks;
+mod tick_steps;
 
 use tidewater_protocol::layout::reject::RejectReason;
 

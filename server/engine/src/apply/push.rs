@@ -336,9 +336,9 @@ impl Engine {
     }
 
     /// Whether a push at the clock can be held now, and whether it is its rank's turn; `None` if it
-    /// has to wait for its turn in its ring.
+    /// has to wait in its ring: for the end of a tick, or for its turn.
     ///
-    /// A frame waits only if no other domain is used: the CLOCK frame of the other domain would
+    /// A frame waits for its turn only if no other domain is used: the CLOCK frame of the other domain would
     /// wait behind it.
     pub(super) fn admit(
         &mut self,
@@ -357,13 +357,19 @@ impl Engine {
         }
         let ticked = clocks.ticked(thread) | 1 << domain.0;
         // A thread that is ahead of others of its rank pushes early, like a rank that is ahead.
-        let is_open = clocks.min(domain) == header.clock;
-        if is_open && clocks.turn(domain) == Some(thread.rank) {
+        let has_turn =
+            clocks.min(domain) == header.clock && clocks.turn(domain) == Some(thread.rank);
+        let ticks = self.ticks(namespace, domain);
+        if has_turn && !ticks {
             return Ok(Some(true));
         }
         let Err(full) = self.pending.room(header.payload_len as usize) else {
             return Ok(Some(false));
         };
+        // The tick ends by itself, whatever waits behind this frame.
+        if ticks {
+            return Ok(None);
+        }
         let counts = |t: &&Table| t.namespace == namespace && !t.spec.is_transient();
         let of_job = self.tables.values().filter(counts);
         let domains = of_job.fold(ticked, |seen, t| seen | 1 << t.spec.domain.0);

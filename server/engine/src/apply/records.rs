@@ -207,7 +207,7 @@ impl Engine {
         let lsn = self.lsn;
         let table = self.known_table(id)?;
         let (namespace, domain) = (table.namespace, table.spec.domain);
-        let min_clock = self.clocks(namespace).line(domain).min;
+        let min_clock = self.clock_line(namespace, domain).min;
         if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
             && blocks.is_snapshot()
         {
@@ -221,11 +221,10 @@ impl Engine {
 
     /// The minimum of each domain of a job that has ticked here.
     pub fn domain_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
-        let clocks = self.clocks(namespace);
-        let domains: Vec<DomainId> = clocks.domains().collect();
+        let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         domains
             .into_iter()
-            .map(|id| (id, clocks.line(id).min))
+            .map(|id| (id, self.clock_line(namespace, id).min))
             .collect()
     }
 

@@ -8,9 +8,11 @@
 //! slot    u64 key | u64 iteration | 3 words of threads | values
 //! ```
 //! `iteration` is one above the newest one that holds a push of the row, 0 for a free slot; the threads are
-//! none until one is added. A tick frees the slots of its iteration and keeps those of the next one, for ranks that
-//! are ahead.
+//! none until one is added. A tick walks the slots and ends those of its iteration. It keeps those of the
+//! next one, for ranks that are ahead. Then it sweeps: ended slots become free, and their keys leave the
+//! index. Both are done in steps, between which rows get slots; a row that has an ended slot uses it again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId, WorkerThread};
@@ -32,6 +34,8 @@ const ITERATION_AT: usize = 8;
 const THREADS_AT: [usize; 3] = [16, 24, 32];
 /// The iteration of a free slot.
 const FREE: u64 = 0;
+/// The iteration of a slot that a tick has ended, with its key in the index until the sweep.
+const ENDED: u64 = u64::MAX;
 /// Keys with index entries fetched at once.
 pub(super) const AHEAD: usize = 16;
 
@@ -46,11 +50,11 @@ pub(super) struct RowSums {
     slots_per_page: usize,
     slot_bytes: usize,
     row_bytes: usize,
-    /// Slots taken so far, and those of them that are free again. Keys of the first `removed` free slots
-    /// are out of the index; between ticks that is all of them.
+    /// Slots taken so far, those of them that are free again, and the number of those that are neither
+    /// free nor ended.
     used: usize,
     free: Vec<u32>,
-    removed: usize,
+    live: usize,
 }
 
 impl RowSums {
@@ -75,7 +79,7 @@ impl RowSums {
             row_bytes,
             used: 0,
             free: Vec::new(),
-            removed: 0,
+            live: 0,
         })
     }
 
@@ -111,9 +115,17 @@ impl RowSums {
 
     fn reserve_one(&mut self, key: u64, iteration: u64) -> Result<(), StoreError> {
         if let Some(slot) = self.find(key) {
+            let mut live = self.live;
             let words = self.words(slot);
-            let newest = words.as_read().load(ITERATION_AT);
+            let newest = match words.as_read().load(ITERATION_AT) {
+                ENDED => {
+                    live += 1;
+                    0
+                }
+                newest => newest,
+            };
             words.store(ITERATION_AT, newest.max(iteration + 1));
+            self.live = live;
             return Ok(());
         }
         if self.free.is_empty() && self.used == self.pages.len() * self.slots_per_page {
@@ -125,10 +137,10 @@ impl RowSums {
         // The last step that can fail: until here nothing was taken.
         self.index
             .insert(key, RowLocation::new(0, 1, slot as u32))?;
-        match self.free.pop() {
-            Some(_) => self.removed = self.free.len(),
-            None => self.used += 1,
+        if self.free.pop().is_none() {
+            self.used += 1;
         }
+        self.live += 1;
         let words = self.words(slot);
         words.store(0, key);
         words.store(ITERATION_AT, iteration + 1);
@@ -183,8 +195,8 @@ impl RowSums {
     }
 
     /// Takes the sum of a slot when its iteration ends: copies its values to the end of `values` and
-    /// returns key and threads. `None` for a slot without a sum. The slot is freed unless it has a push of
-    /// a later iteration.
+    /// returns key and threads. `None` for a slot without a sum. The slot is ended unless it has a push of a
+    /// later iteration.
     pub(super) fn take(
         &mut self,
         slot: usize,
@@ -201,31 +213,41 @@ impl RowSums {
         }
         words.store(THREADS_AT[0], Threads::NONE);
         if newest != FREE && newest <= iteration + 1 {
-            words.store(ITERATION_AT, FREE);
-            self.free.push(slot as u32);
+            words.store(ITERATION_AT, ENDED);
+            self.live -= 1;
         }
         (!threads.is_empty()).then_some((key, threads))
     }
 
-    /// Ends a tick: removes the keys of freed slots. Without rows of a later iteration, slots are taken
-    /// from the first one again.
-    pub(super) fn end_tick(&mut self) {
-        let is_empty = self.free.len() == self.used;
-        if is_empty && self.used >= self.index.buckets() / 8 {
-            // Faster than a search for each.
-            let cleared = self.index.clear();
-            assert!(cleared.is_ok(), "the index is of this memory: {cleared:?}");
-        } else {
-            for n in self.removed..self.free.len() {
-                let key = self.words(self.free[n] as usize).as_read().load(0);
+    /// Ends the walk of a tick. True if no row of a later iteration has a slot: all are free then, and the
+    /// index is empty. Else the ended slots are to be [swept](Self::sweep). Cost: zeroes the index, if so.
+    pub(super) fn end_walk(&mut self) -> bool {
+        // A small part of a large index is swept faster than all of it is zeroed.
+        if self.live > 0 || self.used < self.index.buckets() / 8 {
+            return false;
+        }
+        let cleared = self.index.clear();
+        assert!(cleared.is_ok(), "the index is of this memory: {cleared:?}");
+        self.free.clear();
+        self.used = 0;
+        true
+    }
+
+    /// Frees the ended ones of some slots.
+    pub(super) fn sweep(&mut self, slots: Range<usize>) {
+        for slot in slots {
+            let words = self.words(slot);
+            if words.as_read().load(ITERATION_AT) == ENDED {
+                let key = words.as_read().load(0);
+                words.store(ITERATION_AT, FREE);
                 self.index.remove(key);
+                self.free.push(slot as u32);
             }
         }
-        if is_empty {
+        if self.free.len() == self.used {
             self.free.clear();
             self.used = 0;
         }
-        self.removed = self.free.len();
     }
 
     /// Fetches the index entries of a few rows at once: searches one by one wait for each.
@@ -286,7 +308,9 @@ mod tests {
                 all.push((key, f32::from_le_bytes(*values.first_chunk().unwrap())));
             }
         }
-        sums.end_tick();
+        if !sums.end_walk() {
+            sums.sweep(0..sums.slots());
+        }
         all.sort_by_key(|(key, _)| *key);
         all
     }

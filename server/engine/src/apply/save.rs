@@ -151,10 +151,10 @@ impl Engine {
         let Some((table, namespace)) = order.shares.iter().find_map(of) else {
             return Ok(true);
         };
-        let clocks = self.clocks(namespace);
-        let mut reached = true;
+        // Rows of a table whose tick is half done are of two iterations.
+        let mut reached = !self.closes(namespace);
         for &(domain, clock) in &order.clocks {
-            let min = clocks.line(domain).min;
+            let min = self.clock_line(namespace, domain).min;
             if min > clock {
                 let why = format!(
                     "the workers have passed clock {clock} of domain {} and are at {min}: the worker \
@@ -166,6 +166,11 @@ impl Engine {
             reached &= min == clock;
         }
         Ok(reached)
+    }
+
+    /// Whether a save waits for its cut.
+    pub(super) fn awaits_cut(&self) -> bool {
+        self.saves.iter().any(|save| !save.is_cut)
     }
 
     /// Makes the cut in every table with a share here, and reports clocks and settings.

@@ -4,7 +4,7 @@
 //! when all its threads have ticked and all ranks below it have. When the iteration is closed, each
 //! row takes one optimizer step. The bits depend neither on timing nor on which server owns which
 //! partition. Only then is the new minimum announced, so no reader at clock c sees an update of an
-//! iteration >= c.
+//! iteration >= c. This happens in steps: see `tick_steps`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,6 +31,7 @@ use super::row_sums::{AHEAD, RowSums};
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
+use super::tick_steps::SumsPlace;
 use crate::clocks::{BadClock, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 
@@ -61,23 +62,34 @@ impl Engine {
             return Ok(Effect::Clock);
         }
         let domain = DomainId(header.partition as u8);
+        let FrameSender { thread, namespace } = sender;
         if sent == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
-            // In every domain: also in those that this thread never ticked in. Its pushes after its
-            // last tick count.
-            let moved = self.clocks(sender.namespace).finish(sender.thread);
-            self.left(sender.namespace, moved);
-            return Ok(Effect::Clock);
-        }
-        match self
-            .clocks(sender.namespace)
-            .tick(domain, sender.thread, sent)
-        {
-            Ok(moved) => {
-                self.advance(sender.namespace, moved);
-                self.next_turn(sender.namespace, domain);
-                Ok(Effect::Clock)
+            if !self.is_half_ticked(namespace, thread, None) {
+                // In every domain: also in those that this thread never ticked in. Its pushes after its
+                // last tick count.
+                let moved = self.clocks(namespace).finish(thread);
+                self.left(namespace, moved);
             }
-            Err(e) => Err(bad(e)),
+            return Ok(self.clock_effect(namespace, thread, None));
+        }
+        let is_half = self.is_half_ticked(namespace, thread, Some(domain))
+            && self.clocks(namespace).clock(domain, thread) == Some(sent);
+        if is_half {
+            return Ok(self.clock_effect(namespace, thread, Some(domain)));
+        }
+        let moved = self.clocks(namespace).tick(domain, thread, sent);
+        let moved = moved.map_err(bad)?;
+        let was_idle = !self.is_ticking();
+        let has_moved = moved.is_some();
+        self.advance(namespace, moved);
+        self.next_turn(namespace, domain);
+        // All of a small tick.
+        if was_idle {
+            self.tick_step();
+        }
+        match has_moved {
+            true => Ok(self.clock_effect(namespace, thread, Some(domain))),
+            false => Ok(Effect::Clock),
         }
     }
 
@@ -98,20 +110,26 @@ impl Engine {
             }
         }
         let moved = self.clocks(namespace).remove(rank);
+        self.half_ticked
+            .retain(|(of, thread, _)| (*of, thread.rank) != (namespace, rank));
         self.left(namespace, moved);
     }
 
     /// Handles that members have left: closes iterations, and passes the turns on.
     fn left(&mut self, namespace: NamespaceId, moved: Vec<Moved>) {
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
+        let was_idle = !self.is_ticking();
         self.advance(namespace, moved);
         for domain in domains {
             self.next_turn(namespace, domain);
         }
+        if was_idle {
+            self.tick_step();
+        }
     }
 
-    /// Handles a moved clock: adds the ranks that have had their turn to the sums of the open
-    /// iteration, and stages the rank that has its turn now.
+    /// Handles a moved clock: queues that the ranks that have had their turn are added to the sums of the
+    /// open iteration, and that the rank is staged that has its turn now.
     pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
         let clocks = self.clocks(namespace);
         let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);
@@ -120,19 +138,7 @@ impl Engine {
         if !self.deferred.is_empty() {
             return;
         }
-        let done = self
-            .pending
-            .take((namespace, domain), iteration, Some(rank));
-        self.note_settings(&done);
-        for (id, held) in by_table(&done) {
-            match self.tables.get(&id).map(|t| &t.store) {
-                Some(Store::Blocks(_)) => self.fold_blocks(id, &held),
-                Some(_) => self.fold_rows(id, &held),
-                None => {}
-            }
-        }
-        self.pending.free(done);
-        self.pending.stage((namespace, domain), iteration, rank);
+        self.queue_turn((namespace, domain), iteration, rank);
     }
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
@@ -140,48 +146,28 @@ impl Engine {
             if mutants::on(Mutant::TickBeforeApply) {
                 // The mutant: announced now, applied at the next call.
                 self.deferred.push((namespace, moved));
-            } else {
-                self.close(namespace, moved);
+                self.moved.push((namespace, moved.domain));
+                continue;
             }
-            self.moved.push((namespace, moved.domain));
+            for iteration in moved.from..moved.to {
+                self.queue_close((namespace, moved.domain), iteration);
+            }
         }
     }
 
     /// Applies what a mutant has put off; nothing without one.
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
-            self.close(namespace, moved);
-        }
-    }
-
-    fn close(&mut self, namespace: NamespaceId, moved: Moved) {
-        let domain = moved.domain;
-        for iteration in moved.from..moved.to {
-            let held = self.pending.take((namespace, domain), iteration, None);
-            self.note_settings(&held);
-            self.apply_settings(namespace, domain);
-            let mut tables = by_table(&held);
-            for id in self.tables_to_close(namespace, domain) {
-                tables.entry(id).or_default();
+            for iteration in moved.from..moved.to {
+                self.queue_close((namespace, moved.domain), iteration);
             }
-            for (id, held) in tables {
-                match self.tables.get(&id).map(|t| &t.store) {
-                    Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &held),
-                    Some(_) => {
-                        self.fold_rows(id, &held);
-                        self.delete_noted(id, iteration);
-                        self.step_rows(id, iteration);
-                    }
-                    None => {}
-                }
-            }
-            self.pending.free(held);
+            self.tick_all();
         }
     }
 
     /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with
     /// sums or deletions, and snapshot tables.
-    fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
+    pub(super) fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
             (_, Some(Sums::Blocks(sums))) => !sums.is_empty(),
@@ -197,7 +183,7 @@ impl Engine {
     }
 
     /// Adds the `held` frames for a table of rows to its sums, in their order.
-    fn fold_rows(&mut self, id: u32, held: &[Held]) {
+    pub(super) fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
         };
@@ -286,26 +272,48 @@ impl Engine {
         sums.reserve(count, key, iteration).map_err(no_memory)
     }
 
-    /// Applies the sums of an iteration of a table of rows. Cost: a search and a step for each row; two
-    /// buffers of [`STEP_ROWS`] rows.
-    fn step_rows(&mut self, id: u32, iteration: u64) {
+    /// Applies the sums of an iteration of a table of rows, from `at` on, until `rows` are used up. True if
+    /// all are applied. Cost: a search and a step for each row; two buffers of [`STEP_ROWS`] rows.
+    pub(super) fn step_rows(
+        &mut self,
+        id: u32,
+        iteration: u64,
+        at: &mut SumsPlace,
+        rows: &mut usize,
+    ) -> bool {
         let Some(Sums::Rows(mut all)) = self.sums.remove(&id) else {
-            return;
+            return true;
         };
+        // Frames between two steps have numbers of their own.
         self.lsn += 1;
         let mut stepped = Ok(());
-        for (op, sums) in tick_order().into_iter().zip(&mut *all) {
-            let Some(sums) = sums else { continue };
-            for first in (0..sums.slots()).step_by(STEP_ROWS) {
-                let slots = first..sums.slots().min(first + STEP_ROWS);
-                stepped = stepped.and_then(|()| self.step_slots(id, (op, sums), slots, iteration));
+        while let (Some(op), Some(sums)) = (tick_order().get(at.op), all.get_mut(at.op)) {
+            let Some(sums) = sums else {
+                at.op += 1;
+                continue;
+            };
+            let end = *at.end.get_or_insert(sums.slots());
+            let slots = at.slot..end.min(at.slot + STEP_ROWS.min(*rows));
+            match (slots.is_empty(), at.sweeps) {
+                (true, _) if at.slot < end => break,
+                (true, false) if sums.end_walk() => (at.op, at.end) = (at.op + 1, None),
+                (true, false) => at.sweeps = true,
+                (true, true) => (at.op, at.end, at.sweeps) = (at.op + 1, None, false),
+                (false, false) => {
+                    let slots = slots.clone();
+                    stepped =
+                        stepped.and_then(|()| self.step_slots(id, (*op, sums), slots, iteration));
+                }
+                (false, true) => sums.sweep(slots.clone()),
             }
-            sums.end_tick();
+            *rows -= slots.len();
+            at.slot = if slots.is_empty() { 0 } else { slots.end };
         }
         self.sums.insert(id, Sums::Rows(all));
         if let Err(why) = stepped {
             self.fail(why);
         }
+        at.op == tick_order().len()
     }
 
     /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
@@ -360,7 +368,7 @@ impl Engine {
 }
 
 /// The pushes of streams by table, in the order of the streams.
-fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
+pub(super) fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
     let mut tables: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
     let frames = streams.iter().flat_map(Stream::frames);
     for held in frames.filter(|held| held.header.kind.is_push()) {

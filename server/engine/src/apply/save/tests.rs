@@ -16,7 +16,7 @@ use tidewater_protocol::table::{
 use super::*;
 use crate::apply::engine::Effect;
 use crate::apply::records::RecordShape;
-use crate::namespace::FrameSender;
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::ServerMemory;
 use crate::store::prepare::Preparer;
 
@@ -127,7 +127,11 @@ impl Rig {
             },
             ..header
         };
-        let done = self.engine.frame(sender, &header, payload);
+        let mut done = self.engine.frame(sender, &header, payload);
+        while done == Ok(Effect::Wait) {
+            assert!(self.engine.tick_step(), "it waits for a tick");
+            done = self.engine.frame(sender, &header, payload);
+        }
         assert!(
             matches!(done, Ok(Effect::Applied | Effect::Clock)),
             "{done:?}"
@@ -346,6 +350,35 @@ fn save_waits_for_its_clocks() {
     let late = rig.save(NO_LIMIT, vec![(DomainId(0), 0)]);
     assert!(rig.engine.save_step());
     assert!(late.failure().contains("passed clock 0"));
+}
+
+/// A save is not cut while a tick is half done, also one without clocks.
+#[test]
+fn save_waits_for_the_end_of_a_tick() {
+    let mut rig = Rig::new(1);
+    rig.engine.set_tick_rows(100);
+    rig.tick(0);
+    // The rows of table 2 that the rig has pushed.
+    let tick = FrameHeader {
+        partition: 0,
+        clock: 1,
+        ..push(FrameKind::Clock, 0, 0)
+    };
+    let sender = FrameSender::first(WorkerId(1));
+    let frame = |rig: &mut Rig| rig.engine.frame(sender, &tick, &[]);
+    assert_eq!(frame(&mut rig), Ok(Effect::Wait));
+    while !rig.engine.closes(NamespaceId::default()) {
+        assert!(rig.engine.tick_step(), "pushes are added");
+    }
+    let saved = rig.save(NO_LIMIT, Vec::new());
+    while rig.engine.closes(NamespaceId::default()) {
+        assert!(!rig.engine.save_step(), "a tick is half done");
+        rig.engine.tick_step();
+    }
+    assert_eq!(frame(&mut rig), Ok(Effect::Clock));
+    let expected = rig.model();
+    while rig.engine.save_step() {}
+    assert!(rig.saved(&saved) == expected);
 }
 
 /// Copies beyond the limit fail the save, and only that.

@@ -1,0 +1,323 @@
+//! Ticks in steps: what a moved clock leaves to do, a bounded number of rows at a time.
+//!
+//! A tick of millions of rows takes seconds. It must not hold the applier, which serves other clients and
+//! tables between the steps. A clock that moves puts its work into a queue, whose first entry is worked
+//! off: right away up to [`TICK_ROWS`] rows, which is all of a small tick, and as much in each round of
+//! the applier.
+//!
+//! The order of the work is that of the clocks, so sums have the same bits as without steps:
+//!
+//! - A push of a later iteration is held and gets its slots meanwhile. It is added by a later entry.
+//! - A minimum is announced, to clients and to saves, when the entry that closes its iteration is done
+//!   ([`Engine::clock_line`]). The CLOCK frame that moved it stays in its ring until then: what its client
+//!   sends after it, and the acknowledgement for which `flush` waits, come after the tick.
+//! - The reserve for the rank that has its turn is in use until its predecessor's pushes are added. Until
+//!   then its pushes count as early, and wait in their ring beyond that budget.
+//!
+//! A range table takes one step, as long as its last ranks pushed.
+
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+use tidewater_protocol::layout::lines::ClockLine;
+
+use super::engine::{Effect, Engine};
+use super::pending::{Held, Stream};
+use super::table::Store;
+use super::tick::by_table;
+use crate::namespace::NamespaceId;
+
+/// Rows that one step of a tick adds or steps: 2 to 4 ms, as a batch of pushes takes.
+pub(super) const TICK_ROWS: usize = 2_048;
+/// Bytes of a range that count as one row.
+const ROW_BYTES: usize = 256;
+
+/// What there is to do in an iteration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Adds the pushes of the ranks before this one, which has its turn from then on.
+    Turn(WorkerId),
+    /// Adds the pushes of all other ranks, and applies the sums.
+    Close,
+}
+
+/// Work in an iteration of a job's domain.
+#[derive(Debug)]
+pub(super) struct TickWork {
+    namespace: NamespaceId,
+    domain: DomainId,
+    iteration: u64,
+    kind: Kind,
+    /// `None` before its first step.
+    begun: Option<Begun>,
+}
+
+/// Work after its first step.
+#[derive(Debug)]
+struct Begun {
+    /// The pushes that it adds.
+    streams: Vec<Stream>,
+    /// Tables that are left to do, the current one last, with their pushes.
+    tables: Vec<(u32, Vec<Held>)>,
+    at: Place,
+}
+
+/// Position in the current table, which has rows.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    /// Number of pushes added.
+    frame: usize,
+    pub(super) sums: SumsPlace,
+}
+
+/// Position in the sums of a table of rows.
+#[derive(Debug, Default)]
+pub(super) struct SumsPlace {
+    /// Index of the operation in a tick.
+    pub(super) op: usize,
+    /// Slots of it at the beginning of its walk. Later ones have no sums of this iteration.
+    pub(super) end: Option<usize>,
+    /// Whether its freed slots are being given back.
+    pub(super) sweeps: bool,
+    /// Next slot.
+    pub(super) slot: usize,
+}
+
+/// Domain of a thread's CLOCK frame that finishes in all of them.
+const ALL_DOMAINS: DomainId = DomainId(u8::MAX);
+
+impl Engine {
+    /// Sets the number of rows that one step of a tick adds or steps.
+    pub fn set_tick_rows(&mut self, rows: usize) {
+        self.tick_rows = rows.max(1);
+    }
+
+    /// Whether a step is left to do.
+    pub fn is_ticking(&self) -> bool {
+        !self.ticking.is_empty()
+    }
+
+    /// Queues the work of a rank's turn in the open iteration.
+    pub(super) fn queue_turn(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        iteration: u64,
+        rank: WorkerId,
+    ) {
+        let kind = Kind::Turn(rank);
+        let is_same = |work: &TickWork| {
+            (work.namespace, work.domain, work.iteration) == (namespace, domain, iteration)
+                && work.kind == kind
+                && work.begun.is_none()
+        };
+        // A thread that ticks ahead of the others passes no turn.
+        if !self.ticking.iter().any(is_same) {
+            self.queue((namespace, domain), iteration, kind);
+        }
+    }
+
+    /// Queues the end of an iteration.
+    pub(super) fn queue_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+        self.queue(job, iteration, Kind::Close);
+    }
+
+    fn queue(&mut self, (namespace, domain): (NamespaceId, DomainId), iteration: u64, kind: Kind) {
+        self.ticking.push_back(TickWork {
+            namespace,
+            domain,
+            iteration,
+            kind,
+            begun: None,
+        });
+    }
+
+    /// Whether pushes of a job's domain are being added or applied.
+    pub(super) fn ticks(&self, namespace: NamespaceId, domain: DomainId) -> bool {
+        let of_domain = |work: &TickWork| (work.namespace, work.domain) == (namespace, domain);
+        self.ticking.iter().any(of_domain)
+    }
+
+    /// Whether an iteration of a job is closed in part.
+    pub(super) fn closes(&self, namespace: NamespaceId) -> bool {
+        let has_begun = |work: &TickWork| {
+            (work.namespace, work.kind) == (namespace, Kind::Close) && work.begun.is_some()
+        };
+        self.ticking.iter().any(has_begun)
+    }
+
+    /// Drops the work of a job that is over.
+    pub(super) fn forget_ticks(&mut self, namespace: NamespaceId) {
+        let (gone, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.ticking)
+            .into_iter()
+            .partition(|work| work.namespace == namespace);
+        self.ticking = rest.into();
+        for begun in gone.into_iter().filter_map(|work| work.begun) {
+            self.pending.free(begun.streams);
+        }
+        self.half_ticked.retain(|(of, ..)| *of != namespace);
+    }
+
+    /// The clock record of a job's domain: its minimum counts the iterations that are closed.
+    pub fn clock_line(&mut self, namespace: NamespaceId, domain: DomainId) -> ClockLine {
+        let mut line = self.clocks(namespace).line(domain);
+        let closes = |work: &&TickWork| {
+            (work.namespace, work.domain, work.kind) == (namespace, domain, Kind::Close)
+        };
+        let first = self.ticking.iter().find(closes);
+        line.min = first.map_or(line.min, |work| work.iteration);
+        line
+    }
+
+    /// The effect of a CLOCK frame whose work is queued; `domain`: `None` for all. The frame of a thread
+    /// that moved a minimum waits in its ring until the iteration is closed, and is offered again.
+    pub(super) fn clock_effect(
+        &mut self,
+        namespace: NamespaceId,
+        thread: WorkerThread,
+        domain: Option<DomainId>,
+    ) -> Effect {
+        let closes = |work: &TickWork| {
+            (work.namespace, work.kind) == (namespace, Kind::Close)
+                && domain.is_none_or(|domain| domain == work.domain)
+        };
+        let half = (namespace, thread, domain.unwrap_or(ALL_DOMAINS));
+        if self.ticking.iter().any(closes) {
+            self.half_ticked.insert(half);
+            return Effect::Wait;
+        }
+        self.half_ticked.remove(&half);
+        Effect::Clock
+    }
+
+    /// Whether a CLOCK frame of this thread has moved the clock already, and is offered again.
+    pub(super) fn is_half_ticked(
+        &self,
+        namespace: NamespaceId,
+        thread: WorkerThread,
+        domain: Option<DomainId>,
+    ) -> bool {
+        let half = (namespace, thread, domain.unwrap_or(ALL_DOMAINS));
+        self.half_ticked.contains(&half)
+    }
+
+    /// Does one step of the queued work. True if there was any.
+    pub fn tick_step(&mut self) -> bool {
+        let any = self.is_ticking();
+        let mut rows = self.tick_rows;
+        while rows > 0
+            && let Some(mut work) = self.ticking.pop_front()
+        {
+            let mut begun = match work.begun.take() {
+                Some(begun) => begun,
+                None => self.begin(&work),
+            };
+            if self.work(&work, &mut begun, &mut rows) {
+                self.end(&work, begun);
+                // A save is cut between two ticks, also where one follows the other.
+                if self.awaits_cut() {
+                    break;
+                }
+            } else {
+                work.begun = Some(begun);
+                self.ticking.push_front(work);
+            }
+        }
+        any
+    }
+
+    /// Does all of the queued work.
+    pub(super) fn tick_all(&mut self) {
+        while self.tick_step() {}
+    }
+
+    fn begin(&mut self, work: &TickWork) -> Begun {
+        let job = (work.namespace, work.domain);
+        let end = match work.kind {
+            Kind::Turn(rank) => Some(rank),
+            Kind::Close => None,
+        };
+        let streams = self.pending.take(job, work.iteration, end);
+        self.note_settings(&streams);
+        let mut tables = by_table(&streams);
+        if work.kind == Kind::Close {
+            self.apply_settings(work.namespace, work.domain);
+            for id in self.tables_to_close(work.namespace, work.domain) {
+                tables.entry(id).or_default();
+            }
+        }
+        Begun {
+            streams,
+            tables: tables.into_iter().rev().collect(),
+            at: Place::default(),
+        }
+    }
+
+    /// Works until the rows are used up. True if all is done.
+    fn work(&mut self, work: &TickWork, begun: &mut Begun, rows: &mut usize) -> bool {
+        while let Some((id, held)) = begun.tables.last() {
+            if *rows == 0 {
+                return false;
+            }
+            match self.tables.get(id).map(|table| &table.store) {
+                Some(Store::Blocks(_)) => {
+                    let bytes = held.iter().map(|held| held.header.payload_len as usize);
+                    *rows = rows.saturating_sub(bytes.sum::<usize>() / ROW_BYTES);
+                    match work.kind {
+                        Kind::Turn(_) => self.fold_blocks(*id, held),
+                        Kind::Close => self.close_blocks(*id, work.iteration, held),
+                    }
+                }
+                Some(_) => {
+                    let at = &mut begun.at;
+                    while at.frame < held.len() {
+                        if *rows == 0 {
+                            return false;
+                        }
+                        let next = next_frames(&held[at.frame..], rows);
+                        self.fold_rows(*id, &held[at.frame..at.frame + next]);
+                        at.frame += next;
+                    }
+                    if work.kind == Kind::Close {
+                        // In the first of several steps; those after it find none.
+                        *rows = rows.saturating_sub(self.delete_noted(*id, work.iteration));
+                        if !self.step_rows(*id, work.iteration, &mut at.sums, rows) {
+                            return false;
+                        }
+                    }
+                }
+                // Released meanwhile.
+                None => {}
+            }
+            begun.tables.pop();
+            begun.at = Place::default();
+        }
+        true
+    }
+
+    fn end(&mut self, work: &TickWork, begun: Begun) {
+        let job = (work.namespace, work.domain);
+        self.pending.free(begun.streams);
+        match work.kind {
+            Kind::Turn(rank) => self.pending.stage(job, work.iteration, rank),
+            Kind::Close => self.moved.push(job),
+        }
+    }
+}
+
+/// The number of frames of one step, and at least one: those with `rows` rows, which it takes off.
+fn next_frames(held: &[Held], rows: &mut usize) -> usize {
+    let mut frames = 0;
+    for held in held {
+        let count = held.header.count as usize;
+        if frames > 0 && count > *rows {
+            break;
+        }
+        *rows = rows.saturating_sub(count.max(1));
+        frames += 1;
+        if *rows == 0 {
+            break;
+        }
+    }
+    frames
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! Ticks in steps, against sums of the pushes of each iteration.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
+use tidewater_protocol::layout::frame::{
+    CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::table::{
+    Apply, DType, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+};
+
+use super::*;
+use crate::apply::row_sums::RowSums;
+use crate::apply::sums::Sums;
+use crate::apply::table::Table;
+use crate::namespace::FrameSender;
+use crate::store::ServerMemory;
+use crate::store::prepare::Preparer;
+
+const RANKS: u32 = 3;
+const ITERATIONS: u64 = 4;
+const KEYS: u64 = 60;
+const DOMAIN: DomainId = DomainId(0);
+
+type Rows = BTreeMap<u64, f32>;
+
+struct Rig {
+    engine: Engine,
+    random: u64,
+}
+
+fn engine() -> Engine {
+    let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
+    let spec = Arc::new(TableSpec {
+        name: "t".into(),
+        shape: Shape::Sparse { dim: 1 },
+        dtype: DType::F32,
+        optimizer: Optimizer::Sgd { lr: 1.0 },
+        init: Init::Zeros,
+        seed: 1,
+        effect: Apply::AtTick(Reduce::Sum),
+        finite_check: true,
+        domain: DOMAIN,
+        partitions: 2,
+        gradient: GradientOptions::default(),
+    });
+    let all = (0..2).map(PartitionId);
+    let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, all);
+    let mut engine = Engine::new(memory, 0, (0..RANKS).map(WorkerId)).unwrap();
+    engine.add_table(table.unwrap());
+    engine
+}
+
+fn header(kind: FrameKind, clock: u64) -> FrameHeader {
+    FrameHeader {
+        kind,
+        flags: FrameFlags::default(),
+        seq: 1,
+        session: 0,
+        payload_len: 0,
+        count: 0,
+        table: 0,
+        partition: 0,
+        clock,
+        user_tag: 0,
+        chk: 0,
+    }
+}
+
+/// A push of 1 << (8 * rank) times -1 for each key.
+fn push(keys: &[u64], rank: u32, iteration: u64) -> (FrameHeader, Vec<u8>) {
+    let parts = RowsPayload::new(keys.len(), 4, false);
+    let mut payload: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+    payload.resize(parts.values_at, 0);
+    payload.extend((-value(rank)).to_le_bytes().repeat(keys.len()));
+    let header = FrameHeader {
+        flags: FrameFlags {
+            op: Some(PushOp::Gradient),
+            dtype: Some(DType::F32),
+            ..FrameFlags::default()
+        },
+        payload_len: payload.len() as u32,
+        count: keys.len() as u32,
+        table: 1,
+        partition: PARTITION_ANY,
+        ..header(FrameKind::PushRows, iteration)
+    };
+    (header, payload)
+}
+
+fn value(rank: u32) -> f32 {
+    (1 << (8 * rank)) as f32
+}
+
+fn rows(engine: &mut Engine) -> Rows {
+    let mut rows = Rows::new();
+    for partition in (0..2).map(PartitionId) {
+        let sink = |key, values: &[u8], _: &[u8]| {
+            let value = f32::from_le_bytes(*values.first_chunk().unwrap());
+            // Rows exist from the first push that is held.
+            if value != 0.0 {
+                rows.insert(key, value);
+            }
+            Ok(())
+        };
+        let copied = engine.copy_records((TableId(1), partition), |e| e, sink);
+        copied.unwrap();
+    }
+    rows
+}
+
+impl Rig {
+    fn under(&mut self, limit: u64) -> u64 {
+        self.random = mix64(self.random.wrapping_add(1));
+        self.random % limit
+    }
+
+    /// The frames of a rank, and the rows after each iteration.
+    fn frames(&mut self, rank: u32, sums: &mut [Rows]) -> VecDeque<(FrameHeader, Vec<u8>)> {
+        let mut frames = VecDeque::new();
+        for iteration in 0..ITERATIONS {
+            for _ in 0..self.under(3) {
+                let first = self.under(KEYS);
+                let keys: Vec<u64> = (first..KEYS.min(first + 20)).collect();
+                for sums in &mut sums[iteration as usize + 1..] {
+                    for &key in &keys {
+                        *sums.entry(key).or_default() += value(rank);
+                    }
+                }
+                frames.push_back(push(&keys, rank, iteration));
+            }
+            let clock = header(FrameKind::Clock, iteration + 1);
+            frames.push_back((clock, Vec::new()));
+        }
+        // The last one's end closes nothing, that of another one may.
+        frames.push_back((header(FrameKind::Clock, CLOCK_FINISHED), Vec::new()));
+        frames
+    }
+}
+
+/// Pushes of ranks that are ahead arrive between the steps of a tick. Whenever no tick is half done, the
+/// rows are those of the announced minimum; a CLOCK frame that moved it is done when it is announced.
+#[test]
+fn ticks_in_steps_are_ticks() {
+    let mut waited = [0; 2];
+    for seed in 0..300 {
+        let mut rig = Rig {
+            engine: engine(),
+            random: mix64(seed),
+        };
+        let step = 1 + rig.under(30) as usize;
+        rig.engine.set_tick_rows(step);
+        rig.engine
+            .set_pending_bytes([0, 1 << 20][seed as usize % 2]);
+        let mut sums = vec![Rows::new(); ITERATIONS as usize + 1];
+        let mut queues: Vec<_> = (0..RANKS).map(|rank| rig.frames(rank, &mut sums)).collect();
+        while queues.iter().any(|queue| !queue.is_empty()) || rig.engine.is_ticking() {
+            let rank = rig.under(u64::from(RANKS) + 1) as usize;
+            match queues.get(rank).and_then(VecDeque::front) {
+                Some((header, payload)) => {
+                    let sender = FrameSender::first(WorkerId(rank as u32));
+                    let done = rig.engine.frame(sender, header, payload).unwrap();
+                    let (min, clock) = (min_of(&mut rig.engine), header.clock);
+                    let is_clock = header.kind == FrameKind::Clock;
+                    match done {
+                        Effect::Wait => waited[usize::from(is_clock)] += 1,
+                        _ => drop(queues[rank].pop_front()),
+                    }
+                    if done == Effect::Clock && clock != CLOCK_FINISHED {
+                        let slowest = rig.engine.clocks(NamespaceId::default()).min(DOMAIN);
+                        assert!(slowest < clock || min >= clock, "{min} of {clock}");
+                    }
+                }
+                None => drop(rig.engine.tick_step()),
+            }
+            assert_eq!(rig.engine.failed, None);
+            rig.engine.moved.clear();
+            if !rig.engine.closes(NamespaceId::default()) {
+                let min = min_of(&mut rig.engine) as usize;
+                assert_eq!(rows(&mut rig.engine), sums[min], "seed {seed} at {min}");
+            }
+        }
+        assert_eq!(min_of(&mut rig.engine), ITERATIONS);
+        assert_eq!(rig.engine.held_bytes(), 0);
+        let Some(Sums::Rows(all)) = rig.engine.sums.get(&1) else {
+            continue;
+        };
+        assert!(all.iter().flatten().all(RowSums::is_empty), "slots stay");
+    }
+    assert!(waited.iter().all(|&waited| waited > 100), "{waited:?}");
+}
+
+fn min_of(engine: &mut Engine) -> u64 {
+    engine.clock_line(NamespaceId::default(), DOMAIN).min
+}
+
+/// One step of a large tick takes no more than its rows, and others' frames are applied meanwhile.
+#[test]
+fn large_tick_leaves_the_applier_free() {
+    const ROWS: u64 = 10_000;
+    let mut engine = engine();
+    let keys: Vec<u64> = (0..ROWS).collect();
+    for rank in 0..RANKS {
+        for keys in keys.chunks(2_000) {
+            let (header, payload) = push(keys, rank, 0);
+            let sender = FrameSender::first(WorkerId(rank));
+            assert_eq!(engine.frame(sender, &header, &payload), Ok(Effect::Applied));
+        }
+    }
+    let clock = header(FrameKind::Clock, 1);
+    let tick = |engine: &mut Engine, rank| {
+        let sender = FrameSender::first(WorkerId(rank));
+        engine.frame(sender, &clock, &[]).unwrap()
+    };
+    assert_eq!(tick(&mut engine, 0), Effect::Clock);
+    assert_eq!(tick(&mut engine, 1), Effect::Clock);
+    assert_eq!(tick(&mut engine, 2), Effect::Wait);
+    let mut steps = 0;
+    let mut before = rows(&mut engine).len();
+    while engine.tick_step() {
+        steps += 1;
+        let after = rows(&mut engine).len();
+        assert!(after - before <= TICK_ROWS, "{before} to {after}");
+        before = after;
+        // The last rank is ahead: its push of the next iteration is taken.
+        let (header, payload) = push(&[steps], 2, 1);
+        let sender = FrameSender::first(WorkerId(2));
+        assert_eq!(engine.frame(sender, &header, &payload), Ok(Effect::Applied));
+    }
+    // To add each push, and to step each row.
+    let least = ROWS * u64::from(RANKS + 1) / TICK_ROWS as u64;
+    assert!(steps + 3 >= least, "{steps} of {least}");
+    assert_eq!(tick(&mut engine, 2), Effect::Clock);
+    let sum = (0..RANKS).map(value).sum::<f32>();
+    let rows = rows(&mut engine);
+    assert!(rows.values().all(|row| row.to_bits() == sum.to_bits()));
+    assert_eq!(rows.len() as u64, ROWS);
+}
