@@ -619,3 +619,72 @@ fn old_mailbox_status_delays_no_completion() {
 fn old_mailbox_status_delays_no_completion_on_verbs() {
     completes_without_mailbox(Verbs);
 }
+
+/// Frames that the applier has taken. Several answers of its thread lie between a frame that arrived before
+/// the call and the count.
+fn frames_taken(cluster: &Cluster) -> u64 {
+    let lsn = |engine: &mut Engine| engine.lsn();
+    let looks = (0..8).map(|_| cluster.servers[0].applier(0).with(lsn).unwrap());
+    looks.last().unwrap()
+}
+
+/// A call of the client after some pushes, with the ticket of the last one.
+type Call = Box<dyn Fn(&mut Client, &Table<f32>, &Ticket)>;
+
+/// Held pushes leave when their batch is full, and with every call that is not a push. Until then they
+/// stay.
+#[test]
+fn held_pushes_leave_with_other_calls() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 1, 1);
+        let mut client = cluster.client(0, SyncMode::Asp);
+        let spec = TableBuilder::sparse::<f32>("t", 1);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        client.set_timeout(Duration::from_secs(10));
+        let first = push(&mut client, &table, 1, 1.0);
+        client.wait_applied(&first).unwrap();
+        client.batch_pushes(4);
+        let options = PullOptions::default();
+        let calls: [(&str, Call); 8] = [
+            ("a full batch", Box::new(|c, t, _| drop(push(c, t, 1, 1.0)))),
+            (
+                "a wait",
+                Box::new(|c, _, last| c.wait_applied(last).unwrap()),
+            ),
+            (
+                "a look",
+                Box::new(|c, _, last| assert!(c.try_applied(last).is_ok())),
+            ),
+            ("a pull", Box::new(|c, t, _| drop(pull(c, t, &[1])))),
+            (
+                "a pull that is started",
+                Box::new(move |c, t, _| {
+                    let started = c.start_pull_rows(t, &[1], options).unwrap();
+                    c.finish_pull(started, &mut [0.0_f32]).unwrap();
+                }),
+            ),
+            ("progress", Box::new(|c, _, _| c.progress().unwrap())),
+            ("a tick", Box::new(|c, _, _| c.tick().unwrap())),
+            ("a flush", Box::new(|c, _, _| c.flush().unwrap())),
+        ];
+        for (name, call) in calls {
+            client.flush().unwrap();
+            let before = frames_taken(&cluster);
+            let tickets = [(); 3].map(|()| push(&mut client, &table, 1, 1.0));
+            client.wait_applied(&first).unwrap();
+            assert_eq!(
+                frames_taken(&cluster),
+                before,
+                "{transport}, {name}: not held"
+            );
+            call(&mut client, &table, &tickets[2]);
+            let deadline = Deadline::after(Duration::from_secs(10));
+            while frames_taken(&cluster) < before + 3 {
+                assert!(!deadline.passed(), "{transport}, {name}: they stay");
+            }
+        }
+        client.flush().unwrap();
+        assert_eq!(pull(&mut client, &table, &[1]), [1.0 + 8.0 * 3.0 + 1.0]);
+        client.finish().unwrap();
+    }
+}

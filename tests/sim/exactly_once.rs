@@ -68,6 +68,8 @@ impl Worker {
         let first = rng.below(KEYS);
         let mut rows: Vec<u64> = (0..1 + rng.below(4)).map(|n| (first + n) % KEYS).collect();
         let client = &mut self.client;
+        // Every so often pushes wait for others: 1 is none.
+        client.batch_pushes(1 + rng.below(6) as u32);
         let (table, ticket) = match rng.below(4) {
             0 | 1 => {
                 if poisoned {

@@ -140,10 +140,12 @@ impl WorkerClock {
         self.sync.staleness().is_some()
     }
 
-    /// Waits until every worker has ended the iterations that a read at this clock must see.
+    /// Sends held pushes, then waits until every worker has ended the iterations that a read at this clock
+    /// must see.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.tend()?;
+        lanes.send_held(Deadline::after(self.deadline))?;
         match self.awaited(domain) {
             None => Ok(()),
             Some(need) => {

@@ -45,6 +45,8 @@ use status::{STATUS_TAG, StatusCopy};
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of frames that a lane holds at most: the applier begins while the next ones are built.
+const HELD_BYTES: u64 = 32 << 10;
 /// Bit of the tags of batches that one call posts and collects. Asynchronous pulls are numbered below it.
 const CALL_TAG: u64 = 1 << 63;
 
@@ -100,6 +102,10 @@ pub(crate) struct Lanes {
     /// Number of tags given to batches of single calls.
     read_tags: u64,
     pub(crate) counters: Counters,
+    /// Frames of pushes that a lane holds to send them together; 1: none waits for another.
+    push_batch: u64,
+    /// Whether some lane may hold frames of pushes.
+    holds: bool,
 }
 
 /// Why a poll of the lanes ended early.
@@ -312,6 +318,8 @@ impl Lanes {
             coordinator,
             read_tags: 0,
             counters: Counters::default(),
+            push_batch: 1,
+            holds: false,
         })
     }
 
@@ -421,6 +429,7 @@ impl Lanes {
         mut each: impl FnMut(&mut Self),
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
     ) -> Result<T, ClientError> {
+        self.send_held(deadline)?;
         self.counters.waits += 1;
         let mut now = clock::now();
         let mut coordinator_at = now + COORDINATOR_LOOK;
@@ -751,8 +760,39 @@ impl Lanes {
         Ok(seq)
     }
 
-    /// Sends frames that are built in any ring and not sent; a failed call may have left them.
+    /// Sets the number of frames of pushes that leave a lane together.
+    pub(crate) const fn set_push_batch(&mut self, frames: u32) {
+        self.push_batch = if frames == 0 { 1 } else { frames as u64 };
+    }
+
+    /// Sends the frames of a push, or holds them: they leave with those of later pushes, or with the next
+    /// call that is not a push ([`Self::send_held`]).
+    pub(crate) fn send_or_hold(
+        &mut self,
+        lane: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let ring = &self.all[lane].ring;
+        if ring.unsent_frames() < self.push_batch && ring.unsent() < HELD_BYTES {
+            self.holds = true;
+            return Ok(());
+        }
+        self.send(lane, deadline)
+    }
+
+    /// Sends the frames that lanes hold. Costs nothing where none is held.
+    #[inline]
+    pub(crate) fn send_held(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        if !self.holds || mutants::on(Mutant::HeldPushesStay) {
+            return Ok(());
+        }
+        self.send_all(deadline)
+    }
+
+    /// Sends frames that are built in any ring and not sent; held ones, and those that a failed call has
+    /// left.
     pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.holds = false;
         for lane in 0..self.all.len() {
             if self.all[lane].ring.unsent() > 0 {
                 self.send(lane, deadline)?;

@@ -218,6 +218,32 @@ impl Client {
         self.feedback.bytes_max = bytes;
     }
 
+    /// Lets up to `frames` frames of pushes of rows leave a lane together (default 1: each push leaves
+    /// before its call returns; 0 is 1). A push of one row is one frame. Over a network a batch costs two
+    /// system calls at either end instead of two a push.
+    ///
+    /// A push then may stay in this client until the batch of its lane is full, has 32 KiB, or the program
+    /// makes another call: one that waits, pulls, ticks, flushes, saves, or [`Client::progress`]. Waiting for
+    /// a push that is known to be applied sends nothing. Tickets, order and refusals are the same. Pushes
+    /// that are held when the client is dropped are lost.
+    ///
+    /// # Example
+    /// ```
+    /// use tidewater::{Client, ClientError, PushOp, Table};
+    ///
+    /// /// Adds to many counters, 64 in a message.
+    /// fn count(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Result<(), ClientError> {
+    ///     client.batch_pushes(64);
+    ///     for key in keys {
+    ///         client.push_rows(table, &[*key], &[1], PushOp::Sum)?;
+    ///     }
+    ///     client.flush()
+    /// }
+    /// ```
+    pub const fn batch_pushes(&mut self, frames: u32) {
+        self.lanes.set_push_batch(frames);
+    }
+
     /// Sets the longest time that a clock wait may take (default 30 min).
     pub const fn set_clock_timeout(&mut self, timeout: Duration) {
         self.clock.deadline = timeout;
@@ -396,6 +422,7 @@ impl Client {
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.lanes.tend()?;
+        self.lanes.send_held(deadline)?;
         match self.lanes.poll() {
             Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
@@ -482,6 +509,7 @@ impl Client {
             false => Vec::new(),
         };
         let deadline = Deadline::after(timeout);
+        self.lanes.send_held(deadline)?;
         self.lanes.coordinator.save(dir, &clocks, deadline)
     }
 
@@ -494,7 +522,9 @@ impl Client {
     /// A refusal that names the file and the cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
         self.check_worker("load")?;
-        self.lanes.coordinator.load(dir, Deadline::after(timeout))
+        let deadline = Deadline::after(timeout);
+        self.lanes.send_held(deadline)?;
+        self.lanes.coordinator.load(dir, deadline)
     }
 
     /// Sends built frames and waits for everything pushed so far, on every lane.

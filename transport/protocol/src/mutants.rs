@@ -131,6 +131,8 @@ mutants! {
     FullRingHoldsOthers = "full-ring-holds-others";
     /// A flush does not send what a failed push has left built.
     FlushWithoutSend = "flush-without-send";
+    /// Held pushes stay in the client while it waits.
+    HeldPushesStay = "held-pushes-stay";
     /// A relative directory of a model is sent to the servers as it is.
     RelativeModelDirectory = "relative-model-directory";
     /// A training run that loads a model begins with its first epoch.

@@ -29,6 +29,8 @@ pub(crate) struct PushRing {
     written: u64,
     /// Tail that the lane was last signalled with.
     signalled: u64,
+    /// Sequence number after the last frame that the lane was signalled with.
+    signalled_seq: u64,
     /// Address of the push counter, if pushes are counted.
     counter: Option<RemoteAddr>,
     /// Number of push frames that were built and not counted.
@@ -52,6 +54,7 @@ impl PushRing {
             tail: 0,
             written: 0,
             signalled: 0,
+            signalled_seq: 1,
             counter,
             uncounted: 0,
             next_seq: 1,
@@ -172,6 +175,11 @@ impl PushRing {
         self.tail - self.signalled
     }
 
+    /// Number of frames that were built and not signalled to the applier.
+    pub(crate) const fn unsent_frames(&self) -> u64 {
+        self.next_seq - self.signalled_seq
+    }
+
     /// Writes built frames and signals the applier.
     pub(crate) fn send(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         self.write_frames(lane)?;
@@ -214,7 +222,7 @@ impl PushRing {
             (Some(counter), add @ 1..) => lane.write_signal_count(to, &cell, counter, add)?,
             _ => lane.write_signal(to, &cell)?,
         }
-        self.signalled = self.tail;
+        (self.signalled, self.signalled_seq) = (self.tail, self.next_seq);
         Ok(())
     }
 

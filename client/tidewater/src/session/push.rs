@@ -169,7 +169,7 @@ impl Client {
                     *next += chunk.len() as u64;
                 }
                 if *next > first {
-                    self.lanes.send(lane, deadline)?;
+                    self.lanes.send_or_hold(lane, deadline)?;
                 }
             }
             if !self.lanes.wait_room(&self.lane_waits, deadline)? {
@@ -378,6 +378,10 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         self.own("wait_applied", ticket)?;
+        // Known without a system call where another wait has seen a later status.
+        if let Some(done) = self.lanes.try_applied(ticket) {
+            return done.map_err(|refused| self.refused(ticket, refused));
+        }
         let done = self.lanes.wait("wait for a push", deadline, |lanes| {
             Ok::<_, Interrupt>(lanes.try_applied(ticket))
         });
