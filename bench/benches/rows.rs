@@ -1,4 +1,4 @@
-//! An applier's work on rows in registered memory: find, apply behind the redo line, insert.
+//! An applier's work on rows in registered memory: find, apply without a redo record, insert.
 //!
 //! `cargo bench -p tidewater-bench --bench rows`; a name after `--` selects, as `-- 'apply/sgd'`.
 #![allow(missing_docs)] // criterion's macros make public functions
@@ -118,7 +118,7 @@ fn apply(criterion: &mut Criterion) {
                 b.iter(|| shard.apply(scattered(&mut n, rows), black_box(&values)));
             });
         }
-        // Without a lookup of the row: kernel, checksum, redo line and stores.
+        // Without a lookup of the row: kernel, checksum and stores.
         let mut shard = Shard::new(rule, 1);
         let place = shard.place(0);
         let Shard { redo, shard, .. } = &mut shard;

@@ -153,7 +153,7 @@ fn skip_to_wrap(
 /// as many rows.
 const APPLIED: u64 = 647;
 
-/// Complete frames: rows found, checked, applied behind the redo line.
+/// Complete frames: rows found, checked, applied, without a redo record.
 #[allow(
     clippy::expect_used,
     reason = "a benchmark without memory has nothing to say"

@@ -14,6 +14,8 @@ mod memory;
 mod peers;
 mod perftest;
 mod programs;
+mod pslite;
+mod redis;
 mod shared;
 mod socket;
 mod targets;

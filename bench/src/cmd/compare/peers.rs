@@ -1,7 +1,5 @@
 //! Other systems, if installed, in the same rounds as Tidewater.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +10,7 @@ use super::arena::{Arena, Metric, Title};
 use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
+use super::{pslite, redis};
 use crate::args::{Mode, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
@@ -20,10 +19,10 @@ use crate::measure::{Meter, Work};
 use crate::subject::{Kind, Plot, Subject};
 
 /// Time after which a program counts as hung.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for another system's server to listen.
-const START: Duration = Duration::from_secs(5);
-const ROW_BYTES: u64 = 256;
+pub(super) const START: Duration = Duration::from_secs(5);
+pub(super) const ROW_BYTES: u64 = 256;
 /// Rows in the table that MPI gathers from.
 const ROWS: u64 = 1_000_000;
 const MPI_SOURCE: &str = include_str!("../../../baselines/mpi-rma/mpi_rma.c");
@@ -56,7 +55,8 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
             )?;
         }
         Some(Wire::Socket) => {
-            redis(arena, &mut bed, &mut client)?;
+            redis::contests(arena, &mut bed, &mut client)?;
+            pslite::contests(arena, &mut bed, &mut client)?;
             iperf3(arena, &mut bed, &mut client)?;
             // `tag_lat` prints the one-way time.
             ucx(arena, &mut bed, &mut client, ("tcp,self", "tag_lat", 2.0))?;
@@ -79,7 +79,7 @@ impl<'s, 'c> OneRow<'s, 'c> {
     }
 }
 
-fn one_row_subject<'c>(
+pub(super) fn one_row_subject<'c>(
     arena: &Arena<'_>,
     client: &'c mut Client,
 ) -> Result<Subject<'c>, BenchError> {
@@ -307,127 +307,6 @@ fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(
     let title = (id, what, "GB/s", "iperf3, one stream of a second");
     pair(arena, title, (&mut work, Metric::GbPerS, bed), &mut once)?;
     subject.release()
-}
-
-/// A general key-value store: GET of 256 B, alone and 64 in a pipeline.
-fn redis(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
-    let ids = ["peer.redis.get", "peer.redis.pipeline"];
-    if !arena.wants(&ids) {
-        return Ok(());
-    }
-    let server = match Redis::start() {
-        Ok(server) => server,
-        Err(reason) => return arena.absent("peer.redis", &reason),
-    };
-    let mut subject = one_row_subject(arena, client)?;
-    for (id, depth) in ids.into_iter().zip([1_u64, 64]) {
-        let (style, calls, metric) = match depth {
-            1 => (Style::Alone, 1, Metric::P50Us),
-            n => (Style::Window(n as usize), 16 * n, Metric::CallsPerS),
-        };
-        let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
-        let mut gets = match server.gets(depth) {
-            Ok(gets) => gets,
-            Err(reason) => return arena.absent(id, &reason),
-        };
-        let (what, rival) = match depth {
-            1 => ("pull of one row of 256 B", "Redis GET of 256 B"),
-            _ => (
-                "64 pulls of 256 B under way",
-                "Redis GET of 256 B, 64 in a pipeline",
-            ),
-        };
-        arena.duel(
-            (id, what),
-            (&mut work, metric, bed),
-            Some((rival, &mut gets)),
-        )?;
-    }
-    subject.release()
-}
-
-/// Our own Redis server on a free port.
-struct Redis {
-    port: u16,
-    _server: Killed,
-}
-
-impl Redis {
-    fn start() -> Result<Self, String> {
-        let program = programs::find("redis-server")?;
-        let port = programs::free_port()?;
-        let mut command = Command::new(program);
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
-        command.args(["--save", "", "--appendonly", "no"]);
-        let server = Killed::start(&mut command)?;
-        wait_for_port(&port.to_string())?;
-        Ok(Self {
-            port,
-            _server: server,
-        })
-    }
-
-    /// Opens a connection for GETs of the given depth.
-    fn gets(&self, depth: u64) -> Result<Gets, String> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        let open = || {
-            let mut peer = TcpStream::connect_timeout(&address, START)?;
-            peer.set_nodelay(true)?;
-            peer.set_read_timeout(Some(PATIENCE))?;
-            let value = "v".repeat(ROW_BYTES as usize);
-            write!(peer, "SET k {value}\r\n")?;
-            let mut ok = [0; 5];
-            peer.read_exact(&mut ok)?;
-            Ok(peer)
-        };
-        let peer = open().map_err(|e: std::io::Error| format!("Redis: {e}"))?;
-        Ok(Gets {
-            peer,
-            asks: b"GET k\r\n".repeat(depth as usize),
-            answers: vec![0; depth as usize * (ROW_BYTES as usize + ANSWER_FRAME)],
-            depth,
-        })
-    }
-}
-
-/// Bytes of `$256\r\n` before a value and `\r\n` after it.
-const ANSWER_FRAME: usize = 8;
-
-struct Gets {
-    peer: TcpStream,
-    asks: Vec<u8>,
-    answers: Vec<u8>,
-    depth: u64,
-}
-
-impl Work for Gets {
-    fn calls(&self) -> u64 {
-        self.depth
-    }
-
-    fn bytes(&self) -> u64 {
-        ROW_BYTES
-    }
-
-    fn sample(&mut self) -> Result<(), BenchError> {
-        let peer = &mut self.peer;
-        let done = peer
-            .write_all(&self.asks)
-            .and_then(|()| peer.read_exact(&mut self.answers));
-        done.map_err(|source| BenchError::System {
-            what: "talk to Redis".into(),
-            source,
-        })
-    }
-
-    fn check(&mut self) -> u64 {
-        let each = ROW_BYTES as usize + ANSWER_FRAME;
-        let good = |answer: &[u8]| answer.starts_with(b"$256\r\nv") && answer.ends_with(b"v\r\n");
-        let wrong = self.answers.chunks(each).filter(|a| !good(a)).count() as u64;
-        self.answers.fill(0);
-        wrong
-    }
 }
 
 /// The raw NIC: `ib_read_lat`, if installed.

@@ -16,6 +16,8 @@ const NOTE: u64 = 64;
 /// Calls in flight for small rows, and for large ones.
 const WINDOW_SMALL: usize = 64;
 const WINDOW_LARGE: usize = 16;
+/// Pushes that leave together: four batches are under way, so that both ends work at once.
+pub(super) const PUSH_BATCH: u32 = 16;
 const MIB: u64 = 1 << 20;
 const DIM: usize = 64;
 /// Rows in the table that batches are drawn from.
@@ -120,22 +122,26 @@ fn small(
 }
 
 fn rates(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
-    for op in [Op::Pull, Op::Push] {
-        let (rate, cpu) = (
-            format!("tcp.rate.{}", op.name()),
-            format!("tcp.rate.{}.cpu", op.name()),
-        );
+    for (op, batch) in [(Op::Pull, 1), (Op::Push, 1), (Op::Push, PUSH_BATCH)] {
+        let batched = if batch > 1 { ".batch" } else { "" };
+        let rate = format!("tcp.rate.{}{batched}", op.name());
+        let cpu = format!("{rate}.cpu");
         if !arena.wants(&[&rate, &cpu]) {
             continue;
         }
         let plot = Plot::whole(Kind::Sparse, 256, 1, arena.args.seed)?;
         let mut subject = Subject::new(client, plot, false)?;
+        subject.client().batch_pushes(batch);
         let style = Style::Window(WINDOW_SMALL);
         let options = PullOptions::default();
         let mut work = Calls::new(&mut subject, op, options, style, 16 * WINDOW_SMALL as u64);
-        let what = format!("64 {}s of a row of 256 B under way", op.name());
+        let what = format!(
+            "64 {}s of a row of 256 B under way, {batch} leave together",
+            op.name()
+        );
         arena.duel((&rate, &what), (&mut work, Metric::CallsPerS, bed), None)?;
         arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, bed), None)?;
+        subject.client().batch_pushes(1);
         subject.release()?;
     }
     Ok(())
