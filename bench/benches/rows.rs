@@ -175,7 +175,7 @@ fn insert(criterion: &mut Criterion) {
             || Index::new(Arc::clone(&memory), Preparer::none(), owner).expect("an empty index"),
             |mut index| {
                 for row in 0..CACHED {
-                    let done = index.insert(key(row), RowLocation::new(1, 1, row as u32));
+                    let done = index.insert(key(row), row as u32 + 1, |n| key(u64::from(n) - 1));
                     done.expect("room");
                 }
                 index.release()

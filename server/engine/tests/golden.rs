@@ -19,7 +19,6 @@ use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::dense::TaggedU32;
-use tidewater_protocol::layout::row::RowLocation;
 use tidewater_runtime::mem::Region;
 
 const DIRECTORY_AT: usize = 8192;
@@ -48,13 +47,11 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         owner(BlockKind::Index, 3),
     )
     .unwrap();
-    index
-        .insert(0xfeed_beef, RowLocation::new(0, 2, 0x10))
-        .unwrap();
+    index.insert(0xfeed_beef, 0x410, |_| 0).unwrap();
     let redo = Redo::new(Arc::clone(&memory), 1, 256, 64).unwrap();
     let place = RowPlace {
         row_at: rows.at + 32,
-        state_at: 0x40_3000,
+        state_at: 0x40_5000,
         key: 0xfeed_beef,
         salt: 7,
     };
@@ -72,7 +69,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
     let (index_at, redo_at) = (of(BlockKind::Index), of(BlockKind::Redo));
     let buckets = bytes(private, index_at.at, index_at.len);
     let used = buckets
-        .chunks(16)
+        .chunks(4)
         .find(|b| b.iter().any(|&x| x != 0))
         .unwrap();
     let row = bytes(private, redo_at.at, 64 + 16 + 8);
@@ -89,7 +86,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
 fn commit_block(redo: &Redo) {
     let words = [7, 8].map(|seq| TaggedU32::new(seq, 0x0102_0304_0506_0708).0);
     let state = StatePiece {
-        at: 0x40_3000,
+        at: 0x40_5000,
         len: 8,
     };
     let none = StatePiece::default();

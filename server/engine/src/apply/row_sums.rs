@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId, WorkerThread};
-use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::WordsMut;
 
@@ -42,13 +41,10 @@ pub(super) const AHEAD: usize = 16;
 /// The sums of one operation on the rows of one table.
 #[derive(Debug)]
 pub(super) struct RowSums {
-    memory: Arc<ServerMemory>,
     owner: BlockOwner,
-    /// Location of each key with a slot: extent 1, and the number of the slot.
+    /// Number of each key's slot, from 1.
     index: Index,
-    pages: Vec<Block>,
-    slots_per_page: usize,
-    slot_bytes: usize,
+    slots: Slots,
     row_bytes: usize,
     /// Slots taken so far, those of them that are free again, and the number of those that are neither
     /// free nor ended.
@@ -70,12 +66,14 @@ impl RowSums {
         let owner = BlockOwner::of((table, 0), BlockKind::Pending, PartitionId(0));
         let slot_bytes = HEAD_BYTES + row_bytes.next_multiple_of(8);
         Ok(Self {
-            memory: Arc::clone(memory),
             owner,
             index: Index::new(Arc::clone(memory), Preparer::none(), owner)?,
-            pages: Vec::new(),
-            slots_per_page: (PAGE_BYTES / slot_bytes).max(1),
-            slot_bytes,
+            slots: Slots {
+                memory: Arc::clone(memory),
+                pages: Vec::new(),
+                per_page: (PAGE_BYTES / slot_bytes).max(1),
+                bytes: slot_bytes,
+            },
             row_bytes,
             used: 0,
             free: Vec::new(),
@@ -115,33 +113,29 @@ impl RowSums {
 
     fn reserve_one(&mut self, key: u64, iteration: u64) -> Result<(), StoreError> {
         if let Some(slot) = self.find(key) {
-            let mut live = self.live;
-            let words = self.words(slot);
+            let words = self.slots.words(slot);
             let newest = match words.as_read().load(ITERATION_AT) {
                 ENDED => {
-                    live += 1;
+                    self.live += 1;
                     0
                 }
                 newest => newest,
             };
             words.store(ITERATION_AT, newest.max(iteration + 1));
-            self.live = live;
             return Ok(());
         }
-        if self.free.is_empty() && self.used == self.pages.len() * self.slots_per_page {
-            let bytes = self.slots_per_page * self.slot_bytes;
-            let page = self.memory.private.alloc_used(bytes, self.owner)?;
-            self.pages.push(page);
+        if self.free.is_empty() && self.used == self.slots.len() {
+            self.slots.add_page(self.owner)?;
         }
         let slot = self.free.last().map_or(self.used, |&slot| slot as usize);
         // The last step that can fail: until here nothing was taken.
-        self.index
-            .insert(key, RowLocation::new(0, 1, slot as u32))?;
+        let number = slot as u32 + 1;
+        self.index.insert(key, number, |n| self.slots.key_of(n))?;
         if self.free.pop().is_none() {
             self.used += 1;
         }
         self.live += 1;
-        let words = self.words(slot);
+        let words = self.slots.words(slot);
         words.store(0, key);
         words.store(ITERATION_AT, iteration + 1);
         words.store(THREADS_AT[0], Threads::NONE);
@@ -162,7 +156,7 @@ impl RowSums {
         let Some(slot) = self.find(key) else {
             unreachable!("row {key} of a held push has no sum");
         };
-        let words = self.words(slot);
+        let words = self.slots.words(slot);
         let mut threads = Threads::of_words(THREADS_AT.map(|at| words.as_read().load(at)));
         if threads.is_empty() || replace {
             words.copy_in(HEAD_BYTES, values);
@@ -181,14 +175,14 @@ impl RowSums {
     /// Drops the sum of a row. Its slot stays taken.
     pub(super) fn clear(&self, key: u64) {
         if let Some(slot) = self.find(key) {
-            self.words(slot).store(THREADS_AT[0], Threads::NONE);
+            self.slots.words(slot).store(THREADS_AT[0], Threads::NONE);
         }
     }
 
     /// Whether a row has a sum, or a held push of an iteration after `iteration`.
     pub(super) fn is_awaited(&self, key: u64, iteration: u64) -> bool {
         self.find(key).is_some_and(|slot| {
-            let words = self.words(slot);
+            let words = self.slots.words(slot);
             let words = words.as_read();
             words.load(ITERATION_AT) > iteration + 1 || words.load(THREADS_AT[0]) != Threads::NONE
         })
@@ -203,7 +197,7 @@ impl RowSums {
         iteration: u64,
         values: &mut Vec<u8>,
     ) -> Option<(u64, Threads)> {
-        let words = self.words(slot);
+        let words = self.slots.words(slot);
         let [key, newest] = [0, ITERATION_AT].map(|at| words.as_read().load(at));
         let threads = Threads::of_words(THREADS_AT.map(|at| words.as_read().load(at)));
         if !threads.is_empty() {
@@ -236,11 +230,11 @@ impl RowSums {
     /// Frees the ended ones of some slots.
     pub(super) fn sweep(&mut self, slots: Range<usize>) {
         for slot in slots {
-            let words = self.words(slot);
+            let words = self.slots.words(slot);
             if words.as_read().load(ITERATION_AT) == ENDED {
                 let key = words.as_read().load(0);
                 words.store(ITERATION_AT, FREE);
-                self.index.remove(key);
+                self.index.remove(key, |n| self.slots.key_of(n));
                 self.free.push(slot as u32);
             }
         }
@@ -257,26 +251,57 @@ impl RowSums {
     }
 
     fn find(&self, key: u64) -> Option<usize> {
-        self.index.get(key).map(|at| at.slot() as usize)
+        let number = self.index.get(key, |n| self.slots.key_of(n))?;
+        Some(number as usize - 1)
+    }
+
+    /// Frees the memory of all sums.
+    pub(super) fn release(self) {
+        let (memory, pages) = (self.slots.memory, self.slots.pages);
+        let freed = pages
+            .into_iter()
+            .map(|page| memory.private.free(page))
+            .chain([self.index.release()])
+            .find(Result::is_err);
+        assert!(freed.is_none(), "sums are of this memory: {freed:?}");
+    }
+}
+
+/// The memory of the slots.
+#[derive(Debug)]
+struct Slots {
+    memory: Arc<ServerMemory>,
+    pages: Vec<Block>,
+    per_page: usize,
+    /// Bytes of a slot.
+    bytes: usize,
+}
+
+impl Slots {
+    /// Number of slots in all pages.
+    const fn len(&self) -> usize {
+        self.pages.len() * self.per_page
+    }
+
+    fn add_page(&mut self, owner: BlockOwner) -> Result<(), StoreError> {
+        let bytes = self.per_page * self.bytes;
+        let page = self.memory.private.alloc_used(bytes, owner)?;
+        self.pages.push(page);
+        Ok(())
     }
 
     fn words(&self, slot: usize) -> WordsMut<'_> {
-        let page = &self.pages[slot / self.slots_per_page];
-        let at = page.at + slot % self.slots_per_page * self.slot_bytes;
-        match self.memory.private.region().words_mut(at, self.slot_bytes) {
+        let page = &self.pages[slot / self.per_page];
+        let at = page.at + slot % self.per_page * self.bytes;
+        match self.memory.private.region().words_mut(at, self.bytes) {
             Ok(words) => words,
             Err(e) => unreachable!("a sum is outside the memory: {e}"),
         }
     }
 
-    /// Frees the memory of all sums.
-    pub(super) fn release(self) {
-        let pages = self.pages.into_iter();
-        let freed = pages
-            .map(|page| self.memory.private.free(page))
-            .chain([self.index.release()])
-            .find(Result::is_err);
-        assert!(freed.is_none(), "sums are of this memory: {freed:?}");
+    /// Key of a slot in the index.
+    fn key_of(&self, number: u32) -> u64 {
+        self.words(number as usize - 1).as_read().load(0)
     }
 }
 

@@ -9,7 +9,7 @@ use tidewater_protocol::layout::row::RowLocation;
 
 use super::cut::Outlet;
 use super::redo::RowPlace;
-use super::sparse::{Partition, SparseShard};
+use super::sparse::SparseShard;
 
 /// Position of the iteration. Plain numbers: it stays valid as long as the shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ impl SparseShard {
             let used = first + u64::from(run.used);
             for slot in slots.start.max(first)..slots.end.min(used) {
                 let slot = RowLocation::new(0, run.extent, run.first + (slot - first) as u32);
-                places.extend(self.row_in(rows, slot));
+                places.extend(self.row_in(slot));
             }
             if end >= slots.end {
                 return;
@@ -49,11 +49,10 @@ impl SparseShard {
         }
     }
 
-    /// The row in a slot of a partition; `None` for a slot without one.
-    fn row_in(&self, rows: &Partition, slot: RowLocation) -> Option<RowPlace> {
+    /// The row in a slot; `None` for a slot without one.
+    fn row_in(&self, slot: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(slot)?;
-        let loc = rows.index.get(place.key)?;
-        ((loc.extent(), loc.slot()) == (slot.extent(), slot.slot())).then_some(place)
+        (self.find_slot(place.key) == Some(slot)).then_some(place)
     }
 
     /// Begins a save of all rows.
@@ -77,7 +76,7 @@ impl SparseShard {
             }
             let slot = RowLocation::new(0, run.extent, run.first + cursor.slot);
             cursor.slot += 1;
-            if let Some(place) = self.row_in(rows, slot) {
+            if let Some(place) = self.row_in(slot) {
                 return Some((place.key, place));
             }
         }

@@ -36,6 +36,17 @@ pub enum StoreError {
         /// Largest value that is allowed.
         limit: u64,
     },
+    /// The directory of a memory is full (`MEMORY_BLOCKS_MAX`).
+    #[error(
+        "{memory} memory has {limit} blocks, as many as its directory holds; use fewer tables, or more \
+         servers"
+    )]
+    Blocks {
+        /// Name of the memory, public or private.
+        memory: &'static str,
+        /// Number of blocks that the directory holds.
+        limit: usize,
+    },
     /// Hugepages of the requested size are not available.
     #[error("--hugepages {asked}: {shortfall}; or say --hugepages auto, which does without")]
     Hugepages {

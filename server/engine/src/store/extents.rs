@@ -1,7 +1,13 @@
 //! Extents: slabs of rows that never move, with their keys and optimizer state in private memory.
 //!
-//! The helper thread prepares the next extent ahead (present, registered), so that an applier that
-//! runs out only takes it. When the helper is late the applier makes a small one itself.
+//! Each slot has a row in public memory and a record in private memory: its key (8 bytes), then the
+//! optimizer state of the row, to a multiple of 8. Slots of all extents are numbered in 32 bits for
+//! the index: the numbers of an extent begin at a multiple of [`PAGE_SLOTS`], those of the first at
+//! `PAGE_SLOTS` itself.
+//!
+//! An extent is an eighth of those before it, so that little is resident that holds no row. The
+//! helper thread prepares the next extent ahead (present, registered), so that an applier that runs
+//! out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
 
@@ -14,28 +20,43 @@ use tidewater_runtime::mem::{MemError, WordsMut};
 
 use super::StoreError;
 use super::cut::Span;
+use super::index::Index;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
 use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 
-/// Bytes of a table's first extent; each next one is twice as large.
+/// Bytes of a table's first extents. All sizes are multiples of it, so that freed extents serve tables
+/// with other rows.
 const FIRST_BYTES: usize = 64 << 10;
+/// Divisor of a table's row memory for the size of its next extent: the slack of a table is at most
+/// this part of it.
+const GROWTH_PART: usize = 8;
+/// The next extent is ordered when this part of the last one is left.
+const ORDER_PART: u32 = 8;
 /// Divisor for the size of an extent that the applier makes because the ordered one is late. It is
 /// small, so that the ordered one is used soon, but not so small that a slow helper uses up a
 /// table's extents.
-const LATE_PART: u32 = 16;
+const LATE_PART: usize = 4;
+/// Least number of slots of an extent.
+const SLOTS_MIN: usize = 16;
+/// Bytes of a key, at the start of a slot's record.
+const KEY_BYTES: usize = 8;
+/// Slots of a page of the slot numbers. All slots of a page belong to one extent.
+const PAGE_SLOTS: u32 = 1 << PAGE_BITS;
+const PAGE_BITS: u32 = 10;
 
 /// One extent and its use.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
     rows: Block,
-    keys: Block,
-    state: Block,
+    records: Block,
     key: RegionKey,
     salt: u64,
     slots: u32,
     used: u32,
+    /// Number of slot 0 in the index.
+    base: u32,
 }
 
 /// Sizes and owner of an extent to be made.
@@ -43,8 +64,10 @@ pub struct Extent {
 struct Plan {
     owner: BlockOwner,
     layout: RowLayout,
-    state_bytes: usize,
-    slots: u32,
+    /// Bytes of a slot's record in private memory.
+    record_bytes: usize,
+    /// Bytes of its rows.
+    bytes: usize,
 }
 
 impl Plan {
@@ -55,43 +78,50 @@ impl Plan {
         memory: &ServerMemory,
         mut pace: Option<&mut Pace>,
     ) -> Result<Extent, StoreError> {
-        let slots = self.slots as usize;
+        let slots = self.slots();
         let mut block = |arena: &Arena, bytes| match &mut pace {
             Some(pace) => arena.alloc_present(bytes, self.owner, pace),
             None if bytes <= FIRST_BYTES => arena.alloc(bytes, self.owner),
             None => arena.alloc_untouched(bytes, self.owner),
         };
         let (private, public) = (&memory.private, &memory.public);
-        let rows = block(public, slots * self.layout.stride)?;
-        let keys =
-            block(private, slots * 8).or_else(|e| public.free_untouched(rows).and(Err(e)))?;
-        let state = block(private, slots * self.state_bytes).or_else(|e| {
-            public.free_untouched(rows)?;
-            private.free_untouched(keys).and(Err(e))
-        })?;
+        let rows = block(public, self.bytes)?;
+        let records = block(private, slots as usize * self.record_bytes)
+            .or_else(|e| public.free_untouched(rows).and(Err(e)))?;
         // Last: a key that was given out is never taken back.
         let key = memory.export(rows).or_else(|e| {
             public.free_untouched(rows)?;
-            private.free_untouched(keys)?;
-            private.free_untouched(state).and(Err(e))
+            private.free_untouched(records).and(Err(e))
         })?;
         Ok(Extent {
             rows,
-            keys,
-            state,
+            records,
             key,
             salt: memory.salt(),
-            slots: self.slots,
+            slots,
             used: 0,
+            base: 0,
         })
+    }
+
+    /// Number of rows that its bytes hold.
+    const fn slots(&self) -> u32 {
+        (self.bytes / self.layout.stride) as u32
+    }
+
+    /// The plan with about this many bytes of rows.
+    fn of_bytes(self, bytes: usize) -> Self {
+        let least = self.layout.stride * SLOTS_MIN;
+        let bytes = bytes.min(EXTENT_BYTES_MAX) / FIRST_BYTES * FIRST_BYTES;
+        let bytes = bytes.max(FIRST_BYTES).max(least);
+        Self { bytes, ..self }
     }
 }
 
 impl Made for Extent {
     fn discard(self, memory: &ServerMemory) {
         let _ = memory.public.free_untouched(self.rows);
-        let _ = memory.private.free_untouched(self.keys);
-        let _ = memory.private.free_untouched(self.state);
+        let _ = memory.private.free_untouched(self.records);
     }
 }
 
@@ -102,6 +132,10 @@ pub struct Extents {
     plan: Plan,
     table_salt: u64,
     list: Vec<Extent>,
+    /// Position in `list` of the extent with each page of slot numbers, from page 1 on.
+    pages: Vec<u16>,
+    /// Bytes of all rows.
+    bytes: usize,
     entries: Block,
     entries_key: RegionKey,
     preparer: Preparer,
@@ -131,20 +165,20 @@ impl Extents {
             ..owner
         };
         let (entries, entries_key) = memory.public_block(EXTENTS_MAX * LINE_BYTES, meta)?;
-        let slots = (FIRST_BYTES / layout.stride).clamp(16, 1 << 20) as u32;
         let table_salt = memory.salt();
-        let state_bytes = state_bytes.next_multiple_of(8);
         let plan = Plan {
             owner,
             layout,
-            state_bytes,
-            slots,
+            record_bytes: KEY_BYTES + state_bytes.next_multiple_of(8),
+            bytes: FIRST_BYTES,
         };
         Ok(Self {
             memory,
             plan,
             table_salt,
             list: Vec::new(),
+            pages: Vec::new(),
+            bytes: 0,
             entries,
             entries_key,
             preparer,
@@ -182,25 +216,18 @@ impl Extents {
         let n = want.min(extent.slots - extent.used).max(1);
         let first = extent.used;
         extent.used += n;
-        if extent.used >= extent.slots / 2 && self.coming.is_none() {
+        if extent.slots - extent.used <= extent.slots / ORDER_PART && self.coming.is_none() {
             self.order();
         }
         Ok((number, first, n))
     }
 
     fn next_plan(&self) -> Plan {
-        let part = self.list.len() as u32 + 1;
-        let doubled = u64::from(self.plan.slots) << (part - 1).min(20);
-        let most = (EXTENT_BYTES_MAX / self.plan.layout.stride).max(16) as u64;
-        let slots = doubled.min(most) as u32;
-        Plan {
-            owner: BlockOwner {
-                part,
-                ..self.plan.owner
-            },
-            slots,
-            ..self.plan
-        }
+        let owner = BlockOwner {
+            part: self.list.len() as u32 + 1,
+            ..self.plan.owner
+        };
+        Plan { owner, ..self.plan }.of_bytes(self.bytes / GROWTH_PART)
     }
 
     fn order(&mut self) {
@@ -210,14 +237,7 @@ impl Extents {
     }
 
     fn grow(&mut self) -> Result<(), StoreError> {
-        if self.list.len() >= EXTENTS_MAX {
-            let limit = EXTENTS_MAX as u64;
-            return Err(StoreError::Limit {
-                what: "extents of a table",
-                have: limit + 1,
-                limit,
-            });
-        }
+        self.check_limits()?;
         // A late extent is not waited for: until it comes, small ones serve.
         let delivery = self.coming.as_mut().map(Order::take);
         let extent = match delivery {
@@ -227,8 +247,10 @@ impl Extents {
             }
             Some(Delivery::Late) => {
                 let plan = self.next_plan();
-                let slots = (plan.slots / LATE_PART).max(self.plan.slots);
-                match (Plan { slots, ..plan }).make(&self.memory, None) {
+                match plan
+                    .of_bytes(plan.bytes / LATE_PART)
+                    .make(&self.memory, None)
+                {
                     // An extent on its way holds the memory: a refusal of a push would be wrong in
                     // a moment.
                     Err(StoreError::NoMemory { .. }) => {
@@ -247,6 +269,8 @@ impl Extents {
                 self.next_plan().make(&self.memory, None)?
             }
         };
+        let base = self.next_number();
+        let extent = Extent { base, ..extent };
         let entry = ExtentEntry {
             base: extent.rows.at as u64,
             key: extent.key,
@@ -254,11 +278,43 @@ impl Extents {
             len: extent.rows.len as u64,
             salt: extent.salt,
         };
+        let pages = extent.slots.div_ceil(PAGE_SLOTS) as usize;
+        self.pages
+            .extend(std::iter::repeat_n(self.list.len() as u16, pages));
+        self.bytes += extent.rows.len;
         self.list.push(extent);
         let number = self.list.len() as u16;
         let at = self.entries.at + (number as usize - 1) * LINE_BYTES;
         let words = self.memory.public.region().words_mut(at, LINE_BYTES)?;
         words.store_line(0, &entry.to_line(self.table_salt, number));
+        Ok(())
+    }
+
+    /// Number of the next extent's first slot.
+    const fn next_number(&self) -> u32 {
+        (self.pages.len() as u32 + 1) << PAGE_BITS
+    }
+
+    /// Refuses an extent beyond a limit of the format.
+    fn check_limits(&self) -> Result<(), StoreError> {
+        if self.list.len() >= EXTENTS_MAX {
+            let limit = EXTENTS_MAX as u64;
+            return Err(StoreError::Limit {
+                what: "extents of a table on one applier (EXTENTS_MAX)",
+                have: limit + 1,
+                limit,
+            });
+        }
+        let slots = self.plan.of_bytes(EXTENT_BYTES_MAX).slots();
+        let pages = self.pages.len() as u64 + 1 + u64::from(slots.div_ceil(PAGE_SLOTS));
+        let (have, limit) = (pages << PAGE_BITS, u64::from(Index::SLOT_MAX));
+        if have > limit {
+            return Err(StoreError::Limit {
+                what: "rows of a table on one applier; use more appliers or servers",
+                have,
+                limit,
+            });
+        }
         Ok(())
     }
 
@@ -282,8 +338,36 @@ impl Extents {
     pub fn prefetch(&self, loc: RowLocation) {
         if let Some(extent) = self.extent_of(loc) {
             let region = self.memory.private.region();
-            region.prefetch(extent.keys.at + loc.slot() as usize * 8, 8);
+            region.prefetch(self.record_at(extent, loc), KEY_BYTES);
         }
+    }
+
+    /// Location of a slot number, as generation 0; `None` for one that was never given out.
+    #[inline]
+    pub fn location(&self, number: u32) -> Option<RowLocation> {
+        let page = (number >> PAGE_BITS) as usize;
+        let position = *self.pages.get(page.checked_sub(1)?)?;
+        let extent = self.list.get(usize::from(position))?;
+        Some(RowLocation::new(0, position + 1, number - extent.base))
+    }
+
+    /// Slot number of a location; `None` for a location that was never given out.
+    #[inline]
+    pub fn number(&self, loc: RowLocation) -> Option<u32> {
+        Some(self.extent_of(loc)?.base + loc.slot())
+    }
+
+    /// Key of a slot in the index.
+    ///
+    /// # Panics
+    /// For a number that was never given out: the index holds none.
+    #[inline]
+    pub fn key_of(&self, number: u32) -> u64 {
+        let place = self.location(number).and_then(|loc| self.place(loc));
+        let Some(place) = place else {
+            unreachable!("slot {number} is in the index, but was never given out");
+        };
+        place.key
     }
 
     #[inline]
@@ -293,17 +377,21 @@ impl Extents {
     }
 
     #[inline]
+    const fn record_at(&self, extent: &Extent, loc: RowLocation) -> usize {
+        extent.records.at + loc.slot() as usize * self.plan.record_bytes
+    }
+
+    #[inline]
     fn key_word(&self, extent: &Extent, loc: RowLocation) -> Result<WordsMut<'_>, MemError> {
-        let at = extent.keys.at + loc.slot() as usize * 8;
-        self.memory.private.region().words_mut(at, 8)
+        let at = self.record_at(extent, loc);
+        self.memory.private.region().words_mut(at, KEY_BYTES)
     }
 
     #[inline]
     const fn place_in(&self, extent: &Extent, loc: RowLocation, key: u64) -> RowPlace {
-        let slot = loc.slot() as usize;
         RowPlace {
-            row_at: extent.rows.at + slot * self.plan.layout.stride,
-            state_at: extent.state.at + slot * self.plan.state_bytes,
+            row_at: extent.rows.at + loc.slot() as usize * self.plan.layout.stride,
+            state_at: self.record_at(extent, loc) + KEY_BYTES,
             key,
             salt: extent.salt,
         }
@@ -343,8 +431,7 @@ impl Extents {
         };
         release_rows(&self.memory, self.list.iter().map(slab))?;
         for extent in &self.list {
-            self.memory.private.free(extent.keys)?;
-            self.memory.private.free(extent.state)?;
+            self.memory.private.free(extent.records)?;
         }
         self.memory.public.free(self.entries)
     }
@@ -372,11 +459,16 @@ mod tests {
     /// However often an extent is requested, no memory is lost, and it is made once there is room.
     #[test]
     fn a_refused_extent_takes_nothing() {
-        const STATE: usize = 16 << 20;
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(9)).unwrap());
         let mut extents = extents(&memory);
-        let filler = memory.private.alloc(STATE, extents.plan.owner).unwrap();
-        memory.private.alloc(STATE, extents.plan.owner).unwrap();
+        // The records of an extent: of slots with a KiB of state and a key.
+        let record = 1024 + KEY_BYTES;
+        let bytes = (FIRST_BYTES / 32 * record).next_multiple_of(64);
+        let owner = extents.plan.owner;
+        let filler = memory.private.alloc(bytes, owner).unwrap();
+        let (used, all) = memory.private.usage();
+        let rest = all - used - 2 * bytes - bytes / 2;
+        memory.private.alloc_untouched(rest, owner).unwrap();
         let refused = loop {
             if let Err(e) = extents.take(1_000) {
                 break e;
@@ -384,8 +476,7 @@ mod tests {
         };
         assert!(matches!(refused, StoreError::NoMemory { .. }), "{refused}");
         let next = extents.next_plan();
-        assert_eq!(next.slots as usize * next.state_bytes, STATE);
-        assert!(next.slots as usize * next.layout.stride > FIRST_BYTES);
+        assert_eq!(next.slots() as usize * next.record_bytes, bytes);
         let before = usage(&memory);
         for _ in 0..10 {
             extents.take(1_000).unwrap_err();
@@ -432,7 +523,7 @@ mod tests {
         }
         let blocks = all.each_ref().map(|extents| {
             let first = &extents.list[0];
-            [first.rows, first.keys, first.state].map(|block| block.at)
+            [first.rows, first.records].map(|block| block.at)
         });
         assert!(
             blocks[0].iter().zip(&blocks[1]).all(|(a, b)| a != b),
@@ -467,9 +558,12 @@ mod tests {
             let last = RowLocation::new(0, number, first + n - 1);
             extents.set_key(last, 7).unwrap();
             assert_eq!(extents.place(last).unwrap().key, 7);
+            let number = extents.number(last).unwrap();
+            assert_eq!(extents.location(number), Some(last));
+            assert_eq!(extents.key_of(number), 7);
             slots += n;
         }
-        assert!(extents.list.len() < 64, "{} extents", extents.list.len());
+        assert!(extents.list.len() < 200, "{} extents", extents.list.len());
         assert!(extents.coming.is_some(), "nothing was ordered");
         extents.release().unwrap();
         let mut last = busy(gate).unwrap();

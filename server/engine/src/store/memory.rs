@@ -22,6 +22,7 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::limits::{APPLIERS_MAX, MEMORY_BLOCKS_MAX};
 use tidewater_runtime::mem::Region;
+use tidewater_runtime::mem::pages::give_back;
 use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
@@ -33,6 +34,8 @@ use super::status::StatusLine;
 pub const DOZE_AT: usize = 4096;
 const DIRECTORY_AT: usize = 8192;
 const BLOCKS_AT: usize = DIRECTORY_AT + MEMORY_BLOCKS_MAX * LINE_BYTES;
+/// Bytes returned to the system between two readings of the clock.
+const RETURNED_BYTES: usize = 1 << 20;
 /// Blocks begin at multiples of this, as slabs need.
 const BLOCK_ALIGN: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
@@ -284,11 +287,9 @@ impl Arena {
             });
         }
         if books.entries as usize >= MEMORY_BLOCKS_MAX {
-            let limit = MEMORY_BLOCKS_MAX as u64;
-            return Err(StoreError::Limit {
-                what: "blocks of memory",
-                have: limit + 1,
-                limit,
+            return Err(StoreError::Blocks {
+                memory: self.name,
+                limit: MEMORY_BLOCKS_MAX,
             });
         }
         let block = Block {
@@ -309,7 +310,7 @@ impl Arena {
     /// # Errors
     /// Never for a block of this arena.
     pub fn free(&self, block: Block) -> Result<(), StoreError> {
-        self.give_back(block, |books| &mut books.free)
+        self.put_back(block, |books| &mut books.free)
     }
 
     /// Frees a zeroed block that was never written: the next request of its size gets it unchanged,
@@ -319,10 +320,27 @@ impl Arena {
     /// # Errors
     /// As [`Self::free`].
     pub(super) fn free_untouched(&self, block: Block) -> Result<(), StoreError> {
-        self.give_back(block, |books| &mut books.clean)
+        self.put_back(block, |books| &mut books.clean)
     }
 
-    fn give_back(
+    /// Frees a block and returns its pages to the system, step by step: it costs no memory until it is
+    /// handed out again. Hugepages stay. For the helper.
+    ///
+    /// # Errors
+    /// Never for a block of this arena.
+    pub(super) fn free_returning(&self, block: Block, pace: &mut Pace) -> Result<(), StoreError> {
+        let is_returned = !self.region.pages().are_huge()
+            && (0..block.len).step_by(RETURNED_BYTES).all(|first| {
+                let (at, len) = (block.at + first, RETURNED_BYTES.min(block.len - first));
+                pace.step(|| give_back(&self.fd, at, len)).is_ok()
+            });
+        match is_returned {
+            true => self.free_untouched(block),
+            false => self.free(block),
+        }
+    }
+
+    fn put_back(
         &self,
         block: Block,
         list: impl FnOnce(&mut AllocatorState) -> &mut HashMap<usize, Vec<Block>>,

@@ -17,9 +17,10 @@ use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
 use crate::apply::kernels::{KernelError, RowKernel};
 
-/// Slots that a partition takes at once: its rows then lie together, in the order of their
-/// creation.
+/// Least and greatest number of slots that a partition takes at once: its rows then lie together, in
+/// the order of their creation. In between it takes one for each [`RUN_PART`] rows that it has.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
+const RUN_PART: u32 = 16;
 
 /// Keys with places fetched at once: about as many as a core has lines in flight.
 pub const FIND_AHEAD: usize = 16;
@@ -37,9 +38,10 @@ pub(super) struct Run {
 }
 
 /// Rows of one partition.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Partition {
-    pub(super) index: Index,
+    /// Number of rows.
+    pub(super) len: u32,
     pub(super) runs: Vec<Run>,
     /// Slots of removed rows, oldest first, with their next generation.
     pub(super) vacant: std::collections::VecDeque<RowLocation>,
@@ -53,6 +55,8 @@ const QUARANTINE_SLOTS: usize = 64;
 #[derive(Debug)]
 pub struct SparseShard {
     pub(super) extents: Extents,
+    /// Slot number of each key.
+    pub(super) index: Index,
     pub(super) partitions: Vec<Option<Partition>>,
     rows: RowWriter,
     len: usize,
@@ -104,35 +108,28 @@ impl SparseShard {
             layout,
             state_bytes,
         )?;
+        let owner = BlockOwner::of(who, BlockKind::Index, PartitionId(0));
+        let index = match Index::new(Arc::clone(memory), preparer.clone(), owner) {
+            Ok(index) => index,
+            Err(e) => {
+                extents.release()?;
+                return Err(e.into());
+            }
+        };
         let mut all = Vec::new();
         all.resize_with(spec.partitions as usize, || None);
-        let mut shard = Self {
+        for partition in partitions {
+            if let Some(slot) = all.get_mut(partition.0 as usize) {
+                *slot = Some(Partition::default());
+            }
+        }
+        Ok(Self {
             extents,
+            index,
             partitions: all,
             rows,
             len: 0,
-        };
-        for partition in partitions.filter(|p| p.0 < spec.partitions) {
-            let owner = BlockOwner::of(who, BlockKind::Index, partition);
-            match Index::new(Arc::clone(memory), preparer.clone(), owner) {
-                Ok(index) => shard.add(partition, index),
-                Err(e) => {
-                    shard.release()?;
-                    return Err(e.into());
-                }
-            }
-        }
-        Ok(shard)
-    }
-
-    fn add(&mut self, partition: PartitionId, index: Index) {
-        if let Some(slot) = self.partitions.get_mut(partition.0 as usize) {
-            *slot = Some(Partition {
-                index,
-                runs: Vec::new(),
-                vacant: Default::default(),
-            });
-        }
+        })
     }
 
     /// Number of rows in all partitions.
@@ -177,28 +174,41 @@ impl SparseShard {
     /// Location of a key's row; `None` for a key that has none, or is not this applier's.
     #[inline]
     pub fn find(&self, key: u64) -> Option<RowLocation> {
-        self.partitions
-            .get(self.partition_of(key))?
-            .as_ref()?
-            .index
-            .get(key)
+        self.find_slot(key).map(|loc| self.of_generation(loc))
+    }
+
+    /// Location of a key's row, as generation 0.
+    #[inline]
+    pub(super) fn find_slot(&self, key: u64) -> Option<RowLocation> {
+        let number = self.index.get(key, |number| self.extents.key_of(number))?;
+        self.extents.location(number)
+    }
+
+    /// The location with the present generation of its slot.
+    fn of_generation(&self, loc: RowLocation) -> RowLocation {
+        let place = self.extents.place_of_key(loc, NO_KEY);
+        let ver = place.and_then(|place| self.rows.version(place).ok());
+        RowLocation::new(
+            ver.unwrap_or_default().generation(),
+            loc.extent(),
+            loc.slot(),
+        )
     }
 
     /// Prefetches the memory that [`SparseShard::find`] will need for these keys. For a dozen at a
     /// time: the processor fetches that many lines at once, where searches one by one wait for
     /// each.
     #[inline]
-    pub fn touch(&self, keys: impl Iterator<Item = u64>) {
-        let seen = keys.fold(0, |seen, key| seen ^ self.touch_one(key));
+    pub fn touch(&self, keys: impl Iterator<Item = u64> + Clone) {
+        let seen = keys
+            .clone()
+            .fold(0, |seen, key| seen ^ self.index.touch(key));
         std::hint::black_box(seen);
-    }
-
-    #[inline]
-    fn touch_one(&self, key: u64) -> u64 {
-        let partition = self.partitions.get(self.partition_of(key));
-        match partition {
-            Some(Some(partition)) => partition.index.touch(key),
-            _ => 0,
+        for key in keys {
+            let slot = self.index.guess(key);
+            if let Some(loc) = slot.and_then(|number| self.extents.location(number)) {
+                self.extents.prefetch(loc);
+            }
         }
     }
 
@@ -217,21 +227,21 @@ impl SparseShard {
         places.reserve(count);
         for first in (0..count).step_by(FIND_AHEAD) {
             let group = first..count.min(first + FIND_AHEAD);
-            let mut seen = 0;
-            for (key, hint) in group.clone().map(&row) {
-                match hint.is_some() {
-                    true => self.extents.prefetch(hint),
-                    false => seen ^= self.touch_one(key),
-                }
-            }
-            std::hint::black_box(seen);
+            let rows = || group.clone().map(&row);
+            rows().for_each(|(_, hint)| self.extents.prefetch(hint));
+            self.touch(
+                rows()
+                    .filter(|(_, hint)| !hint.is_some())
+                    .map(|(key, _)| key),
+            );
             for n in group {
                 let (key, hint) = row(n);
                 let place = match self.find_hinted(key, hint) {
                     Some(place) => place,
                     None => {
                         let row = n as u32;
-                        let loc = self.find_or_create(key, redo, Progress { row, ..progress })?;
+                        let progress = Progress { row, ..progress };
+                        let loc = self.slot_or_create(key, redo, progress)?;
                         let place = self.extents.place_of_key(loc, key);
                         place.ok_or_else(|| not_owned(self.partition_of(key)))?
                     }
@@ -274,25 +284,39 @@ impl SparseShard {
         redo: &Redo,
         progress: Progress,
     ) -> Result<RowLocation, StoreError> {
-        if let Some(loc) = self.find(key) {
+        let loc = self.slot_or_create(key, redo, progress)?;
+        Ok(self.of_generation(loc))
+    }
+
+    /// As [`Self::find_or_create`], with a location of generation 0 or the present one.
+    fn slot_or_create(
+        &mut self,
+        key: u64,
+        redo: &Redo,
+        progress: Progress,
+    ) -> Result<RowLocation, StoreError> {
+        if let Some(loc) = self.find_slot(key) {
             return Ok(loc);
         }
         let p = self.partition_of(key);
-        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+        if !matches!(self.partitions.get(p), Some(Some(_))) {
             return Err(not_owned(p));
-        };
+        }
         // What can fail comes first, and nothing after `take_slot` does: a slot that was taken for
         // a key which no search finds would be lost.
-        partition.index.make_room()?;
+        self.index.make_room(|number| self.extents.key_of(number))?;
         let loc = self.take_slot(p)?;
         self.extents.set_key(loc, key)?;
         if let Some(place) = self.extents.place(loc) {
             self.rows.create(redo, progress, place)?;
         }
-        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
-            return Err(not_owned(p));
+        let number = self.extents.number(loc);
+        let partition = self.partitions.get_mut(p).and_then(Option::as_mut);
+        let (Some(number), Some(partition)) = (number, partition) else {
+            unreachable!("slot {loc:?} was just taken for partition {p}");
         };
-        partition.index.add(key, loc);
+        self.index.add(key, number);
+        partition.len += 1;
         self.len += 1;
         Ok(loc)
     }
@@ -306,9 +330,9 @@ impl SparseShard {
         {
             return Ok(loc);
         }
-        let rows = partition.index.len() as u32;
         if partition.runs.last().is_none_or(|r| r.used == r.len) {
-            let want = rows.next_power_of_two().clamp(RUN_SLOTS[0], RUN_SLOTS[1]);
+            let want = (partition.len / RUN_PART).next_multiple_of(8);
+            let want = want.clamp(RUN_SLOTS[0], RUN_SLOTS[1]);
             let (extent, first, len) = self.extents.take(want)?;
             partition.runs.push(Run {
                 extent,
@@ -336,9 +360,11 @@ impl SparseShard {
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let Some(loc) = partition.index.remove(key) else {
+        let removed = self.index.remove(key, |number| self.extents.key_of(number));
+        let Some(loc) = removed.and_then(|number| self.extents.location(number)) else {
             return Ok(false);
         };
+        partition.len -= 1;
         if let Some(place) = self.extents.place(loc) {
             let next: RowVersion = self.rows.vacate(place)?;
             self.extents.set_key(loc, NO_KEY)?;
@@ -357,9 +383,7 @@ impl SparseShard {
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
-        for partition in self.partitions.into_iter().flatten() {
-            partition.index.release()?;
-        }
+        self.index.release()?;
         self.extents.release()
     }
 }
@@ -519,7 +543,7 @@ mod tests {
         shard.release().unwrap();
     }
 
-    /// A table with room for only some of its indexes keeps no memory.
+    /// A table with room for the list of its extents, but not for its index, keeps no memory.
     #[test]
     fn a_refused_table_keeps_no_memory() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
@@ -555,7 +579,7 @@ mod tests {
     /// again.
     #[test]
     fn a_refused_key_takes_nothing() {
-        const KEYS: u64 = 1_000;
+        const KEYS: u64 = 1_500;
         let (memory, redo, mut shard) = shard(1);
         let used = |shard: &SparseShard| -> u32 {
             let partitions = shard.partitions.iter().flatten();
@@ -577,9 +601,9 @@ mod tests {
             applier: 0,
             part: 0,
         };
-        // A freed block serves requests of its size only: one for each size that an index grows to.
+        // A freed block serves requests of its size only: here the size that the index grows to.
         let take = |bytes| memory.private.alloc(bytes, owner).ok();
-        let room: Vec<_> = (0..16).filter_map(|_| take(128 * 16)).collect();
+        let room = take(2048 * 4);
         for bits in (6..26).rev() {
             while take(1 << bits).is_some() {}
         }
@@ -592,9 +616,7 @@ mod tests {
             }
         }
         assert!(refused.len() > 100, "{} refused", refused.len());
-        for block in room {
-            memory.private.free(block).unwrap();
-        }
+        memory.private.free(room.unwrap()).unwrap();
         assert!(refused.iter().all(|&key| create(&mut shard, key)));
         assert_eq!((shard.len, used(&shard)), (KEYS as usize, KEYS as u32));
     }
