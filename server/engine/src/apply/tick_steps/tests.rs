@@ -43,6 +43,7 @@ fn engine() -> Engine {
         seed: 1,
         effect: Apply::AtTick(Reduce::Sum),
         finite_check: true,
+        redo: false,
         domain: DOMAIN,
         partitions: 2,
         gradient: GradientOptions::default(),
