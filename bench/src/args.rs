@@ -11,6 +11,7 @@ use tidewater_launch::{RdmaDevice, TransportChoice};
 
 use crate::cmd::apply::ApplyArgs;
 use crate::cmd::compare::CompareArgs;
+use crate::cmd::memory::MemoryArgs;
 use crate::cmd::report::ReportArgs;
 use crate::cmd::scale::ScaleArgs;
 use crate::cmd::soak::SoakArgs;
@@ -29,6 +30,7 @@ Examples:
   tidewater-bench bandwidth --op push --table dense --sizes 64K:16M:x4
   tidewater-bench rate --transport tcp --sizes 8:4K:x2
   tidewater-bench sparse --rows 1M --dim 64 --batch 1024
+  tidewater-bench memory --keys 1M
   tidewater-bench compare --transport shm --gate --json shm.json --html shm.html
   tidewater-bench report latency.json bandwidth.json shm.json --html report.html
 
@@ -71,6 +73,9 @@ pub enum Command {
     /// A long mixed load: values, memory, allocations
     #[command(after_help = EXAMPLES)]
     Soak(SoakArgs),
+    /// Resident memory a key, at the server and in the client's cache of locations
+    #[command(after_help = EXAMPLES)]
+    Memory(MemoryArgs),
     /// Comparison with the machine's limits and with other systems, in the same minute
     #[command(after_help = EXAMPLES)]
     Compare(CompareArgs),

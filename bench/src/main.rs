@@ -38,6 +38,7 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Apply(args) => cmd::apply::run(args),
         Command::Scale(args) => cmd::scale::run(args),
         Command::Soak(args) => cmd::soak::run(args),
+        Command::Memory(args) => cmd::memory::run(args),
         Command::Compare(args) => cmd::compare::run(args),
         Command::Report(args) => cmd::report::run(args),
         Command::Server => bed::server::run().map(|()| Failures::new()),

@@ -178,6 +178,21 @@ fn an_applier_alone() {
     assert_eq!(rows.len(), 4, "cached and in memory");
 }
 
+/// The resident bytes a key are within their targets.
+#[test]
+fn sparse_rows_take_the_memory_that_targets_allow() {
+    let out = bench_line("memory --keys 300K");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let text = text(&out.stdout);
+    for case in ["ftrl.1 ", "adagrad.16 ", "sgd.64 "] {
+        let line = text.lines().find(|line| line.contains(case));
+        assert!(
+            line.is_some_and(|line| line.contains("307200 keys")),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn a_soak_ends_after_its_calls() {
     for transport in ["shm", "tcp"] {

@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod compare;
+pub mod memory;
 pub mod report;
 pub mod scale;
 pub mod soak;
