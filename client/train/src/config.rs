@@ -19,11 +19,11 @@ pub const WEIGHTS: &str = "w";
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Training file; each worker reads its byte range.
+    /// Training file, directory or pattern; each worker reads its part.
     pub train: PathBuf,
-    /// Test file, if the model is to be evaluated.
+    /// Test file, directory or pattern, if the model is to be evaluated.
     pub test: Option<PathBuf>,
-    /// Format of both files, and the mapping of their labels.
+    /// Format and schema of all files, the mapping of their labels, and what malformed records lead to.
     pub read: ReadOptions,
     /// How far workers may drift apart. The client must have been made with the same.
     pub sync: SyncMode,

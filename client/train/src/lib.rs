@@ -8,7 +8,6 @@
 
 mod all_gather;
 pub mod config;
-pub mod data;
 mod decay;
 pub mod defaults;
 mod error;
@@ -24,6 +23,8 @@ pub mod run;
 mod settings_check;
 mod step;
 mod weight_stats;
+
+pub use tidewater_data as data;
 
 pub use config::Config;
 pub use decay::Decay;

@@ -19,6 +19,7 @@
 //! it continues at the beginning of that epoch.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
@@ -114,7 +115,7 @@ pub fn run(
     host: &mut dyn Host,
 ) -> Result<Outcome, TrainError> {
     let (rank, workers) = (client.rank().0, client.workers());
-    let data = read_part(&config.train, rank, workers, &config.read)?;
+    let data = read_rows(&config.train, rank, workers, config)?;
     let board = AllGather::new(client)?;
     settings_check::check(client, &board, config)?;
     if let Some(dir) = &config.load {
@@ -127,6 +128,21 @@ pub fn run(
     let run = Run::new(client, config, board, weights)?;
     let evaluator = run.evaluator(client)?;
     run.train(client, host, &data, evaluator)
+}
+
+/// Reads this worker's part of a file set, and reports the records that were left out of it.
+fn read_rows(path: &Path, rank: u32, workers: u32, config: &Config) -> Result<Dataset, TrainError> {
+    let data = read_part(path, rank, workers, &config.read)?;
+    if data.skipped() > 0 {
+        tracing::warn!(
+            path = %path.display(),
+            worker = rank,
+            skipped = data.skipped(),
+            rows = data.rows(),
+            "left out malformed records"
+        );
+    }
+    Ok(data)
 }
 
 /// Creates the model's table, or opens the loaded one.
@@ -211,7 +227,7 @@ impl<'a> Run<'a> {
         let Some(path) = &self.config.test else {
             return Ok(None);
         };
-        let part = read_part(path, self.rank, client.workers(), &self.config.read)?;
+        let part = read_rows(path, self.rank, client.workers(), self.config)?;
         let model = self.config.model();
         match Evaluator::new(client, &self.board, part, model)? {
             Some(evaluator) => Ok(Some(evaluator)),

@@ -39,7 +39,11 @@ fn settings(config: &Config) -> [(&'static str, As, u64); 10] {
         ("--schedule", As::Other, hash(&config.decay)),
         ("--batch", As::Number, config.batch_rows.get() as u64),
         ("--seed", As::Number, config.seed),
-        ("--format or --positive", As::Other, hash(&config.read)),
+        (
+            "--format, --schema, --positive or --bad-records",
+            As::Other,
+            hash(&config.read),
+        ),
     ]
 }
 

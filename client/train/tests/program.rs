@@ -5,7 +5,7 @@
     reason = "a test crate: its helpers panic as its tests do"
 )]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -156,4 +156,73 @@ fn what_is_wrong_is_told_and_has_its_exit_code() {
     assert_eq!(ended.status.code(), Some(3));
     let said = String::from_utf8(ended.stderr).unwrap();
     assert!(said.contains("TIDEWATER_WORKERS is not set"), "{said}");
+}
+
+/// A set trains the same model, to the bit, as one LIBSVM file, as a directory with gzip in it, and as CSV; bad records
+/// and schemas are refused with their place.
+#[test]
+fn all_forms_of_a_set_train_one_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let line = "generate --rows 900 --features 60 --out train";
+    assert_eq!(run(dir, line), (Some(0), String::new()));
+    let text = std::fs::read_to_string(dir.join("train")).unwrap();
+    let (head, tail) = text.split_at(text.match_indices('\n').nth(299).unwrap().0 + 1);
+    std::fs::create_dir(dir.join("set")).unwrap();
+    std::fs::write(dir.join("set/0"), head).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(tail.as_bytes()).unwrap();
+    std::fs::write(dir.join("set/1.gz"), gzip.finish().unwrap()).unwrap();
+    let mut csv = String::new();
+    for line in text.lines() {
+        let mut cells = vec![""; 61];
+        let mut fields = line.split_whitespace();
+        cells[0] = fields.next().unwrap();
+        for (index, value) in fields.map(|field| field.split_once(':').unwrap()) {
+            cells[index.parse::<usize>().unwrap()] = value;
+        }
+        csv.push_str(&(cells.join(";") + "\n"));
+    }
+    csv.push_str("1;x\n");
+    std::fs::write(dir.join("train.csv"), csv).unwrap();
+    std::fs::write(dir.join("schema"), "y:label x:number*60\ndelimiter=;").unwrap();
+
+    let trained = |name: &str, flags: &str| {
+        let line = format!("lr {flags} --epochs 2 --json {name}");
+        let (code, said) = run(dir, &line);
+        assert_eq!(code, Some(0), "{said}");
+        (figures(&dir.join(name)), said)
+    };
+    let (one, _) = trained("one", "--train train");
+    let (set, _) = trained("two", "--train set");
+    let csv = "--train train.csv --schema @schema";
+    let (skipped, said) = trained("three", &format!("{csv} --bad-records skip:0.01"));
+    assert!(
+        said.contains("left out malformed records") && said.contains("skipped=1"),
+        "{said}"
+    );
+    for key in ["fingerprint", "log_loss", "weights", "rows"] {
+        assert_eq!((&one[key], &one[key]), (&set[key], &skipped[key]), "{key}");
+    }
+    assert!(!one["fingerprint"].is_null());
+
+    for (flags, said) in [
+        (
+            csv.to_owned(),
+            "train.csv:901:1: found `1;x`: the record has 2 fields",
+        ),
+        (
+            format!("{csv} --bad-records skip:0.001"),
+            "1 of 901 records are malformed",
+        ),
+        (
+            "--train train --format csv".to_owned(),
+            "a CSV file needs a schema",
+        ),
+        ("--train 'none-*'".replace('\'', ""), "none-*: no file"),
+    ] {
+        let (code, error) = run(dir, &format!("lr {flags}"));
+        assert_eq!(code, Some(5), "{flags}: {error}");
+        assert!(error.contains(said), "{flags}: {error}");
+    }
 }

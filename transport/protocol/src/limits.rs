@@ -211,6 +211,11 @@ pub const DATA_ROW_FEATURES_MAX: usize = 65_536;
 pub const DATA_KEY_LIMIT: u64 = 1 << 63;
 /// Rows that one worker holds. Row numbers of a mini-batch plan are 32 bits.
 pub const DATA_PART_ROWS_MAX: usize = u32::MAX as usize;
+/// Bytes of one record of a RecordIO file.
+pub const DATA_RECORD_BYTES_MAX: usize = 64 << 20;
+/// Bytes of one chunk of a RecordIO file, compressed or not. Writers of this layout end a chunk at 32 MiB and
+/// smaller.
+pub const DATA_CHUNK_BYTES_MAX: usize = 256 << 20;
 /// Bytes read from the start of a training file to detect its format.
 pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
 

@@ -88,7 +88,7 @@ fn a_bad_line_is_told_by_file_line_and_column() {
     let (_folder, path) = file("1 2:1\n\n# comment\r\n-1 3:1 4:x\n1 1:1\n");
     let error = read(&path, &ReadOptions::default()).unwrap_err();
     let expected = format!(
-        "{}:4:10: found `x`: expected a finite number (at most 3.4e38) as the feature's value",
+        "{}:4:10: found `x`: expected a finite number (at most 3.4e38) as the feature's value (byte 18)",
         path.display()
     );
     assert_eq!(error.to_string(), expected);
@@ -126,8 +126,10 @@ fn what_is_no_file_is_told() {
     let missing = read(&folder.path().join("none"), &raw()).unwrap_err();
     assert!(matches!(missing, DataError::Io { .. }));
     assert!(missing.to_string().contains("cannot open"), "{missing}");
-    let directory = read(folder.path(), &raw()).unwrap_err();
-    assert!(matches!(directory, DataError::NotAFile { .. }));
+    let device = read(std::path::Path::new("/dev/null"), &raw()).unwrap_err();
+    assert!(matches!(device, DataError::NotAFile { .. }));
+    let empty = read(folder.path(), &raw()).unwrap_err();
+    assert!(matches!(empty, DataError::NoFiles { .. }));
     let (_folder, path) = file("1\n");
     for (part, parts) in [(0, 0), (4, 4)] {
         let error = read_part(&path, part, parts, &raw()).unwrap_err();

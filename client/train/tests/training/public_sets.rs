@@ -1,7 +1,11 @@
 //! Results of the readers on the public sets.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tidewater_train::data::recordio::dmlc;
 use tidewater_train::data::{
     DataError, Dataset, Format, LabelMap, LineProblem, ReadOptions, detect_format, read, read_part,
 };
@@ -110,4 +114,48 @@ fn agaricus_has_its_rows() {
         assert_eq!((data.rows(), positives(&data)), (rows, positive));
         assert_eq!(data.entries(), rows * 22);
     }
+}
+
+/// a9a as CSV, in gzip and as RecordIO has the rows of the LIBSVM file, to the bit.
+#[test]
+fn a9a_has_the_same_rows_in_every_form() {
+    let Some(path) = public_file("a9a.train.libsvm") else {
+        return;
+    };
+    let text = std::fs::read(&path).unwrap();
+    let whole = read(&path, &ReadOptions::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(&text).unwrap();
+    let gzip = put("a9a.gz", &gzip.finish().unwrap());
+    let mut records = Vec::new();
+    for line in text.split(|&b| b == b'\n').filter(|line| !line.is_empty()) {
+        dmlc::write_record(&mut records, line).unwrap();
+    }
+    let records = put("a9a.rec", &records);
+    for path in [&gzip, &records] {
+        assert!(read(path, &ReadOptions::default()).unwrap() == whole);
+    }
+    // Compressed, the parts of workers are the same too.
+    let part = |path| read_part(path, 1, 3, &ReadOptions::default()).unwrap();
+    assert!(part(&gzip) == part(&path));
+
+    let mut csv = String::from("\"label\"");
+    (0..123).for_each(|key| csv.push_str(&format!(",x{key}")));
+    for row in whole.iter() {
+        csv.push_str(if row.label == 1.0 { "\n+1" } else { "\n-1" });
+        for key in 0..123 {
+            csv.push_str(if row.keys.contains(&key) { ",1" } else { ",0" });
+        }
+    }
+    let options = ReadOptions {
+        schema: Some("header label:label *:number".parse().unwrap()),
+        ..ReadOptions::default()
+    };
+    assert!(read(&put("a9a.csv", csv.as_bytes()), &options).unwrap() == whole);
 }

@@ -9,7 +9,7 @@ use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
 use tidewater_train::Decay;
-use tidewater_train::data::Format;
+use tidewater_train::data::{BadRecords, Format, Schema, SchemaError};
 use tidewater_train::defaults;
 
 const EXAMPLES: &str = "\
@@ -150,16 +150,26 @@ impl FtrlArgs {
 /// Arguments of all kinds of training.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
-    /// Training file; each worker reads its part.
-    #[arg(long, value_name = "FILE")]
+    /// Training file, directory, or pattern in quotes ('part-*.gz'); each worker reads its part. Files may
+    /// be in gzip, Zstandard or RecordIO.
+    #[arg(long, value_name = "FILES")]
     pub(crate) train: PathBuf,
-    /// Test file, for the evaluation.
-    #[arg(long, value_name = "FILE")]
+    /// Test file, directory or pattern, for the evaluation.
+    #[arg(long, value_name = "FILES")]
     pub(crate) test: Option<PathBuf>,
-    /// Format of the files: auto, libsvm (indices from 1), libsvm0 (from 0) or dummy (bare indices
-    /// from 0).
+    /// Format of the records: auto (libsvm or dummy; csv with --schema), libsvm (indices from 1), libsvm0
+    /// (from 0), libsvm-bare (from 1, without values), dummy (from 0, without values), dense (values between
+    /// blanks), dense:C (between C, or tab) or csv.
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = format)]
     pub(crate) format: FormatChoice,
+    /// Columns of CSV files, or @FILE with them: items NAME:TYPE or NAME:TYPE*N with the types label, number,
+    /// category and skip; header, *:TYPE, delimiter=C, quote=C or quote=none.
+    #[arg(long, value_name = "ITEMS", value_parser = schema)]
+    pub(crate) schema: Option<Schema>,
+    /// Malformed records: fail, or skip:RATIO (left out and counted; an error if they are more than RATIO of a
+    /// worker's records).
+    #[arg(long, value_name = "POLICY", default_value = "fail")]
+    pub(crate) bad_records: BadRecords,
     /// In files of several classes, the label of the positive one.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     pub(crate) positive: Option<f32>,
@@ -271,9 +281,21 @@ fn format(text: &str) -> Result<FormatChoice, String> {
         "auto" => Ok(FormatChoice(None)),
         name => match name.parse() {
             Ok(format) => Ok(FormatChoice(Some(format))),
-            Err(_) => Err("not a format; use auto, libsvm, libsvm0 or dummy".into()),
+            Err(_) => Err(
+                "not a format; use auto, libsvm, libsvm0, libsvm-bare, dummy, dense, dense:C or csv".into(),
+            ),
         },
     }
+}
+
+fn schema(text: &str) -> Result<Schema, String> {
+    let items = match text.strip_prefix('@') {
+        None => text.to_owned(),
+        Some(path) => {
+            std::fs::read_to_string(path).map_err(|e| format!("cannot read {path}: {e}"))?
+        }
+    };
+    items.parse().map_err(|e: SchemaError| e.to_string())
 }
 
 fn namespace(text: &str) -> Result<String, String> {
@@ -344,8 +366,17 @@ mod tests {
             ("t lr", "--train"),
             ("t lr --train a --sync bulk", "use bsp, asp, or ssp:S"),
             (
-                "t lr --train a --format csv",
-                "use auto, libsvm, libsvm0 or dummy",
+                "t lr --train a --format xml",
+                "use auto, libsvm, libsvm0, libsvm-bare, dummy, dense",
+            ),
+            (
+                "t lr --train a --schema a:label,b",
+                "`a:label,b` is no item of a schema",
+            ),
+            ("t lr --train a --schema @none", "cannot read none"),
+            (
+                "t lr --train a --bad-records skip:2",
+                "use fail, or skip:RATIO",
             ),
             ("t lr --train a --lr 0", "not a number above 0"),
             ("t lr --train a --lr nan", "not a number above 0"),

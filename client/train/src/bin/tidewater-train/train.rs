@@ -72,6 +72,8 @@ fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, 
     config.read = ReadOptions {
         format: args.format.0,
         labels: args.positive.map_or(LabelMap::Binary, LabelMap::OneVsRest),
+        schema: args.schema.clone(),
+        bad_records: args.bad_records,
     };
     config.sync = args.sync;
     config.optimizer = optimizer;

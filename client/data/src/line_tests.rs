@@ -136,11 +136,26 @@ fn labels_are_mapped() {
 
 #[test]
 fn format_names_parse_back() {
-    for format in [Format::Libsvm, Format::LibsvmZeroBased, Format::Dummy] {
+    let dense = Format::Dense(Separator::Blanks);
+    let (bare, csv) = (Format::LibsvmBare, Format::Csv);
+    for format in [
+        Format::Libsvm,
+        Format::LibsvmZeroBased,
+        Format::Dummy,
+        bare,
+        dense,
+        csv,
+    ] {
         assert_eq!(format.name().parse(), Ok(format));
     }
-    let unknown = "csv".parse::<Format>().unwrap_err().to_string();
-    assert!(unknown.contains("`csv`") && unknown.contains("libsvm0"));
+    let by = |byte| Ok(Format::Dense(Separator::Byte(byte)));
+    assert_eq!("dense:,".parse(), by(b','));
+    assert_eq!("dense:tab".parse(), by(b'\t'));
+    for wrong in ["dense:", "dense:ab", "dense:space", "Dense"] {
+        assert!(wrong.parse::<Format>().is_err(), "{wrong}");
+    }
+    let unknown = "xml".parse::<Format>().unwrap_err().to_string();
+    assert!(unknown.contains("`xml`") && unknown.contains("libsvm0"));
 }
 
 #[test]
@@ -149,6 +164,44 @@ fn the_first_feature_tells_the_format() {
     assert_eq!(first_feature_has_colon(b"1 qid:3 2"), Some(false));
     assert_eq!(first_feature_has_colon(b"1 # 2:1"), None);
     assert_eq!(first_feature_has_colon(b""), None);
+}
+
+/// Bare LIBSVM counts from 1; dense lines have a value for each feature, and equal widths.
+#[test]
+fn bare_and_dense_lines() {
+    let row = |label, entries: &[(u64, f32)]| Ok(Some((label, entries.to_vec())));
+    let bare = |line| parse(Format::LibsvmBare, LabelMap::Raw, line);
+    assert_eq!(
+        bare("-1 1 6 17 "),
+        row(-1.0, &[(0, 1.0), (5, 1.0), (16, 1.0)])
+    );
+    assert_eq!(bare("1 0").unwrap_err().problem, LineProblem::IndexZero);
+    assert_eq!(bare("1 2:1").unwrap_err().problem, LineProblem::Colon);
+    let blanks = Format::Dense(Separator::Blanks);
+    let dense = |format, line| parse(format, LabelMap::Raw, line);
+    assert_eq!(
+        dense(blanks, "2  0.5\t0 -1e3 # x"),
+        row(2.0, &[(0, 0.5), (2, -1000.0)])
+    );
+    assert_eq!(dense(blanks, " # 1"), Ok(None));
+    let comma = Format::Dense(Separator::Byte(b','));
+    assert_eq!(dense(comma, " 1, 0 ,7"), row(1.0, &[(1, 7.0)]));
+    assert_eq!(dense(comma, "  "), Ok(None));
+    let empty = dense(comma, "1,0,,7").unwrap_err();
+    assert_eq!((empty.problem, empty.column), (LineProblem::Value, 5));
+    assert_eq!(dense(comma, ",1").unwrap_err().problem, LineProblem::Label);
+
+    let mut parser = LineParser::new(comma, LabelMap::Raw);
+    assert!(parser.parse(b"1,2,3").unwrap());
+    let problem = parser.parse(b"1,2").unwrap_err().problem;
+    assert_eq!(
+        problem,
+        LineProblem::Width {
+            values: 1,
+            width: 2
+        }
+    );
+    assert!(parser.parse(b"1,0,0").unwrap() && parser.keys().is_empty());
 }
 
 proptest! {

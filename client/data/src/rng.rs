@@ -2,7 +2,7 @@
 
 /// `SplitMix64` (Steele, Lea, Flood 2014): one 64-bit word of state, passes `BigCrush`. Not secret.
 #[derive(Debug, Clone)]
-pub(crate) struct SplitMix64 {
+pub struct SplitMix64 {
     state: u64,
 }
 
@@ -10,30 +10,41 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl SplitMix64 {
     /// The generator of `(seed, stream)`; neighbouring streams are independent.
-    pub(crate) fn keyed(seed: u64, stream: u64) -> Self {
+    pub fn keyed(seed: u64, stream: u64) -> Self {
         let state = mix(mix(seed.wrapping_add(GOLDEN)) ^ stream.wrapping_mul(GOLDEN));
         Self { state }
     }
 
     /// Returns the next 64 bits.
-    pub(crate) fn next_u64(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN);
         mix(self.state)
     }
 
     /// Uniform in `[0, 1)`, a multiple of 2^-53: exact, so equal on every machine.
-    pub(crate) fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Uniform in `[0, bound)` by Lemire's multiplication with rejection; 0 for `bound` 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         let threshold = bound.wrapping_neg().checked_rem(bound).unwrap_or(0);
         loop {
             let wide = u128::from(self.next_u64()) * u128::from(bound);
             if wide as u64 >= threshold {
                 return (wide >> 64) as u64;
             }
+        }
+    }
+
+    /// Sets `order` to a permutation of 0, 1, ...: a Fisher-Yates shuffle.
+    pub fn permute(&mut self, order: &mut [u32]) {
+        for (row, slot) in (0..).zip(&mut *order) {
+            *slot = row;
+        }
+        for last in (1..order.len()).rev() {
+            let other = self.below(last as u64 + 1) as usize;
+            order.swap(last, other);
         }
     }
 }

@@ -17,6 +17,7 @@ pub struct Dataset {
     indptr: Vec<usize>,
     keys: Vec<u64>,
     values: Vec<f32>,
+    skipped: u64,
 }
 
 /// One row of a [`Dataset`].
@@ -44,6 +45,7 @@ impl Dataset {
             indptr: vec![0],
             keys: Vec::new(),
             values: Vec::new(),
+            skipped: 0,
         }
     }
 
@@ -52,17 +54,20 @@ impl Dataset {
     /// # Errors
     /// [`DataError::Row`] if the keys do not ascend strictly, or keys and values differ in number.
     pub fn push(&mut self, label: f32, keys: &[u64], values: &[f32]) -> Result<(), DataError> {
-        let refuse = |problem| DataError::Row {
-            row: self.labels.len(),
-            problem,
-        };
+        Self::check(self.labels.len(), keys, values)?;
+        self.push_checked(label, keys, values);
+        Ok(())
+    }
+
+    /// Checks the keys and values of row `row`.
+    pub(crate) fn check(row: usize, keys: &[u64], values: &[f32]) -> Result<(), DataError> {
+        let refuse = |problem| DataError::Row { row, problem };
         if keys.len() != values.len() {
             return Err(refuse(LineProblem::KeysValuesMismatch));
         }
         if !keys.is_sorted_by(|a, b| a < b) {
             return Err(refuse(LineProblem::NotAscending));
         }
-        self.push_checked(label, keys, values);
         Ok(())
     }
 
@@ -74,8 +79,9 @@ impl Dataset {
         self.indptr.push(self.keys.len());
     }
 
-    /// Frees memory that growing left over.
-    pub(crate) fn shrink(&mut self) {
+    /// Frees memory that growing left over, and records how many malformed records were left out.
+    pub(crate) fn finish(&mut self, skipped: u64) {
+        self.skipped = skipped;
         self.labels.shrink_to_fit();
         self.indptr.shrink_to_fit();
         self.keys.shrink_to_fit();
@@ -85,6 +91,11 @@ impl Dataset {
     /// Number of rows of the set.
     pub fn rows(&self) -> usize {
         self.labels.len()
+    }
+
+    /// Number of malformed records that the reader left out.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Number of entries in all rows.
@@ -187,14 +198,7 @@ impl<'a> BatchPlan<'a> {
 
     /// Sorts the rows into the order of `(seed, epoch)`: a Fisher-Yates shuffle of file order.
     pub fn shuffle(&mut self, seed: u64, epoch: u64) {
-        let mut rng = SplitMix64::keyed(seed, epoch);
-        for (row, slot) in (0..).zip(&mut self.order) {
-            *slot = row;
-        }
-        for last in (1..self.order.len()).rev() {
-            let other = rng.below(last as u64 + 1) as usize;
-            self.order.swap(last, other);
-        }
+        SplitMix64::keyed(seed, epoch).permute(&mut self.order);
     }
 
     /// Number of batches of an epoch.

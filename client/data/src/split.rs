@@ -1,7 +1,9 @@
 //! Lines that start in a byte range of a file.
 
-use std::io::{self, BufRead, Seek, SeekFrom};
+use std::io::{self, BufRead};
 use std::ops::Range;
+
+use super::csv::{Quoting, RecordEnd};
 
 /// The bytes in which the lines of part `part` of `parts` start: `[size * part / parts,
 /// size * (part + 1) / parts)`. The ranges of all parts cover the file and do not overlap.
@@ -15,51 +17,77 @@ pub fn byte_range(size: u64, part: u32, parts: u32) -> Range<u64> {
     edge(u64::from(part))..edge(u64::from(part) + 1)
 }
 
-/// One line as read from a file.
-pub(crate) struct RawLine<'a> {
-    /// Offset of its first byte in the file.
-    pub(crate) offset: u64,
-    /// The line without its line end; cut when `too_long`.
-    pub(crate) text: &'a [u8],
-    /// Whether it exceeds the reader's limit; the rest of it was not read.
-    pub(crate) too_long: bool,
-}
-
 /// Reads the lines that start in a byte range, with one buffer and a bound on a line's length.
+///
+/// With quotes a line is a CSV record, which may contain line ends. Only a scan from the start of the
+/// file finds where such records start.
 pub(crate) struct LineReader<R> {
     source: R,
     position: u64,
     end: u64,
     line_bytes_max: usize,
+    record_end: Option<RecordEnd>,
     line: Vec<u8>,
+    /// Offset of the current line.
+    offset: u64,
+    /// Whether the current line exceeds the limit; the rest of it was not read.
+    too_long: bool,
 }
 
-impl<R: BufRead + Seek> LineReader<R> {
-    /// Makes a reader and moves to the first line that starts in `range`.
-    pub(crate) fn new(mut source: R, range: Range<u64>, line_bytes_max: usize) -> io::Result<Self> {
-        let mut position = range.start;
-        if position > 0 && position < range.end {
-            // A line starts at `position` if and only if the byte before it is a newline.
-            position -= 1;
-            source.seek(SeekFrom::Start(position))?;
-            position += skip_line(&mut source)?;
+/// Offset at which the source of a [`LineReader`] starts.
+pub(crate) fn start_of(range: &Range<u64>, quoting: Option<Quoting>) -> u64 {
+    match quoting {
+        Some(_) => 0,
+        // A line starts at an offset if and only if the byte before it is a newline.
+        None if range.is_empty() => range.start,
+        None => range.start.saturating_sub(1),
+    }
+}
+
+impl<R: BufRead> LineReader<R> {
+    /// Makes a reader of a source that stands at [`start_of`] the range, and moves to the first line
+    /// that starts in `range`.
+    pub(crate) fn new(
+        mut source: R,
+        range: Range<u64>,
+        line_bytes_max: usize,
+        quoting: Option<Quoting>,
+    ) -> io::Result<Self> {
+        let mut position = start_of(&range, quoting);
+        if position < range.start {
+            position += match quoting {
+                Some(_) => 0,
+                None => skip_line(&mut source)?,
+            };
         }
-        Ok(Self {
+        let mut reader = Self {
             source,
             position,
             end: range.end,
             line_bytes_max,
+            record_end: quoting.map(RecordEnd::new),
             line: Vec::new(),
-        })
+            offset: position,
+            too_long: false,
+        };
+        while quoting.is_some() && reader.position < range.start && reader.advance()? {}
+        Ok(reader)
     }
 
-    /// The next line, `None` after the last one that starts in the range or at the end of the file.
-    pub(crate) fn next_line(&mut self) -> io::Result<Option<RawLine<'_>>> {
-        if self.position >= self.end {
-            return Ok(None);
+    /// Moves to the next line; `false` after the last one.
+    pub(crate) fn advance(&mut self) -> io::Result<bool> {
+        if std::mem::take(&mut self.too_long) {
+            // An unclosed quote does not hide the lines behind it: the rest ends at a newline.
+            self.position += skip_line(&mut self.source)?;
         }
-        let offset = self.position;
+        self.offset = self.position;
         self.line.clear();
+        if self.position >= self.end {
+            return Ok(false);
+        }
+        if let Some(end) = &mut self.record_end {
+            end.restart();
+        }
         let mut ended = false;
         while !ended && self.line.len() <= self.line_bytes_max {
             let chunk = fill(&mut self.source)?;
@@ -67,24 +95,33 @@ impl<R: BufRead + Seek> LineReader<R> {
                 break;
             }
             // One byte past the limit shows that it is exceeded.
-            let room = self.line_bytes_max + 1 - self.line.len();
-            let newline = chunk.iter().take(room).position(|&b| b == b'\n');
-            let text = newline.unwrap_or_else(|| chunk.len().min(room));
+            let room = chunk.len().min(self.line_bytes_max + 1 - self.line.len());
+            let newline = match &mut self.record_end {
+                Some(end) => end.find(&chunk[..room]),
+                None => chunk[..room].iter().position(|&b| b == b'\n'),
+            };
+            let text = newline.unwrap_or(room);
             self.line.extend_from_slice(&chunk[..text]);
             ended = newline.is_some();
             let used = text + usize::from(ended);
             self.source.consume(used);
             self.position += used as u64;
         }
-        if self.position == offset {
-            return Ok(None);
+        self.too_long = self.line.len() > self.line_bytes_max;
+        Ok(self.position > self.offset)
+    }
+
+    /// The current line without its line end. One longer than the limit is cut one byte beyond it.
+    pub(crate) fn text(&self) -> &[u8] {
+        match self.too_long {
+            true => &self.line,
+            false => trim_line(&self.line, self.offset),
         }
-        let too_long = self.line.len() > self.line_bytes_max;
-        Ok(Some(RawLine {
-            offset,
-            text: trim_line(&self.line, offset),
-            too_long,
-        }))
+    }
+
+    /// Offset of the current line.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Offset of the first byte not read yet.
@@ -155,14 +192,25 @@ mod tests {
 
     use super::*;
 
+    fn reader_of(
+        file: &[u8],
+        range: Range<u64>,
+        line_bytes_max: usize,
+        buffer: usize,
+    ) -> LineReader<BufReader<Cursor<&[u8]>>> {
+        let mut cursor = Cursor::new(file);
+        cursor.set_position(start_of(&range, None));
+        let source = BufReader::with_capacity(buffer, cursor);
+        LineReader::new(source, range, line_bytes_max, None).unwrap()
+    }
+
     fn lines_of(file: &[u8], part: u32, parts: u32, buffer: usize) -> Vec<(u64, Vec<u8>)> {
-        let source = BufReader::with_capacity(buffer, Cursor::new(file));
         let range = byte_range(file.len() as u64, part, parts);
-        let mut reader = LineReader::new(source, range, 64).unwrap();
+        let mut reader = reader_of(file, range, 64, buffer);
         let mut lines = Vec::new();
-        while let Some(line) = reader.next_line().unwrap() {
-            assert!(!line.too_long);
-            lines.push((line.offset, line.text.to_vec()));
+        while reader.advance().unwrap() {
+            assert!(!reader.too_long);
+            lines.push((reader.offset(), reader.text().to_vec()));
         }
         lines
     }
@@ -221,17 +269,20 @@ mod tests {
 
     #[test]
     fn a_long_line_is_cut_at_the_limit() {
-        let file = [b"ab\n".as_slice(), &[b'x'; 100]].concat();
-        let mut reader = LineReader::new(Cursor::new(&file), 0..103, 10).unwrap();
-        assert_eq!(reader.next_line().unwrap().unwrap().text, b"ab");
-        let long = reader.next_line().unwrap().unwrap();
-        assert!(long.too_long);
-        assert_eq!((long.offset, long.text.len()), (3, 11));
+        let file = [b"ab\n".as_slice(), &[b'x'; 100], b"\ncd"].concat();
+        let mut reader = reader_of(&file, 0..106, 10, 8);
+        assert!(reader.advance().unwrap() && reader.text() == b"ab");
+        assert!(reader.advance().unwrap() && reader.too_long);
+        assert_eq!((reader.offset(), reader.text().len()), (3, 11));
+        // The rest of a long line is skipped: the next line is the one behind it.
+        assert!(reader.advance().unwrap() && !reader.too_long);
+        assert_eq!((reader.offset(), reader.text()), (104, &b"cd"[..]));
         // A line of exactly the limit is not too long, and its newline is consumed with it.
         let file = b"0123456789\nz";
-        let mut reader = LineReader::new(Cursor::new(&file), 0..12, 10).unwrap();
-        assert!(!reader.next_line().unwrap().unwrap().too_long);
-        assert_eq!(reader.next_line().unwrap().unwrap().text, b"z");
+        let mut reader = reader_of(file, 0..12, 10, 8);
+        assert!(reader.advance().unwrap() && !reader.too_long);
+        assert!(reader.advance().unwrap() && reader.text() == b"z");
+        assert!(!reader.advance().unwrap());
     }
 
     #[test]

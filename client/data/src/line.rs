@@ -15,6 +15,22 @@ pub enum Format {
     LibsvmZeroBased,
     /// `label index ...`, indices from 0, each with the value 1.
     Dummy,
+    /// `label index ...`, indices from 1, each with the value 1: LIBSVM without values. It looks like
+    /// [`Format::Dummy`], so that it must be requested.
+    LibsvmBare,
+    /// `label value value ...`, the value of each feature from 0. 0 has no entry in the row.
+    Dense(Separator),
+    /// Records with the columns of a [`Schema`](super::Schema).
+    Csv,
+}
+
+/// Separator of the values of a dense line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Separator {
+    /// Runs of blanks and tabs; `#` starts a comment.
+    Blanks,
+    /// One of this byte. Blanks around values are ignored, and an empty value is an error.
+    Byte(u8),
 }
 
 impl Format {
@@ -24,6 +40,9 @@ impl Format {
             Self::Libsvm => "libsvm",
             Self::LibsvmZeroBased => "libsvm0",
             Self::Dummy => "dummy",
+            Self::LibsvmBare => "libsvm-bare",
+            Self::Dense(_) => "dense",
+            Self::Csv => "csv",
         }
     }
 }
@@ -31,7 +50,8 @@ impl Format {
 /// Error of a name that no format has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no data format is called `{0}`; there are libsvm (indices from 1), libsvm0 (from 0), dummy"
+    "no data format is called `{0}`; there are libsvm (indices from 1), libsvm0 (from 0), libsvm-bare (from 1, \
+     without values), dummy (from 0, without values), dense (between blanks), dense:C (between C, or tab), csv"
 )]
 pub struct UnknownFormat(pub String);
 
@@ -39,10 +59,22 @@ impl FromStr for Format {
     type Err = UnknownFormat;
 
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        [Self::Libsvm, Self::LibsvmZeroBased, Self::Dummy]
-            .into_iter()
-            .find(|format| format.name() == name)
-            .ok_or_else(|| UnknownFormat(name.to_owned()))
+        let unknown = || UnknownFormat(name.to_owned());
+        if let Some(separator) = name.strip_prefix("dense:") {
+            let byte = one_byte(separator).filter(|byte| !b" \r\n".contains(byte));
+            return Ok(Self::Dense(Separator::Byte(byte.ok_or_else(unknown)?)));
+        }
+        [
+            Self::Libsvm,
+            Self::LibsvmZeroBased,
+            Self::Dummy,
+            Self::LibsvmBare,
+            Self::Dense(Separator::Blanks),
+            Self::Csv,
+        ]
+        .into_iter()
+        .find(|format| format.name() == name)
+        .ok_or_else(unknown)
     }
 }
 
@@ -86,10 +118,12 @@ pub struct LineParser {
     columns: Vec<usize>,
     /// Scratch memory of the sort.
     order: Vec<(u64, usize)>,
+    /// Number of values of a dense line, from the first one on.
+    width: Option<usize>,
 }
 
 impl LineParser {
-    /// Makes a parser of one format.
+    /// Makes a parser of one format. Records of [`Format::Csv`] need a schema: a line parser refuses them.
     pub fn new(format: Format, labels: LabelMap) -> Self {
         Self {
             format,
@@ -99,6 +133,7 @@ impl LineParser {
             values: Vec::new(),
             columns: Vec::new(),
             order: Vec::new(),
+            width: None,
         }
     }
 
@@ -113,6 +148,11 @@ impl LineParser {
         self.columns.clear();
         if line.len() > limits::DATA_LINE_BYTES_MAX {
             return Err(LineFault::new(1, line, LineProblem::LineTooLong));
+        }
+        match self.format {
+            Format::Dense(separator) => return self.parse_dense(separator, line),
+            Format::Csv => return Err(LineFault::new(1, line, LineProblem::Csv)),
+            _ => {}
         }
         let mut fields = Fields::new(line).peekable();
         let Some(label) = fields.next() else {
@@ -129,6 +169,63 @@ impl LineParser {
             self.sort(line)?;
         }
         Ok(true)
+    }
+
+    fn parse_dense(&mut self, separator: Separator, line: &[u8]) -> Result<bool, LineFault> {
+        let values = match separator {
+            Separator::Blanks => {
+                let mut fields = Fields::new(line);
+                let Some(label) = fields.next() else {
+                    return Ok(false);
+                };
+                self.label = self.parse_label(label)?;
+                self.parse_values(fields)?
+            }
+            Separator::Byte(byte) => {
+                if trim_blanks(line).is_empty() {
+                    return Ok(false);
+                }
+                let mut start = 0;
+                let mut fields = line.split(|&b| b == byte).map(|text| {
+                    let column = start + 1;
+                    start += text.len() + 1;
+                    let text = trim_blanks(text);
+                    Field { column, text }
+                });
+                let label = fields.next().unwrap_or(Field {
+                    column: 1,
+                    text: b"",
+                });
+                self.label = self.parse_label(label)?;
+                self.parse_values(fields)?
+            }
+        };
+        let width = *self.width.get_or_insert(values);
+        if values != width {
+            let problem = LineProblem::Width { values, width };
+            return Err(LineFault::new(1, line, problem));
+        }
+        Ok(true)
+    }
+
+    /// Parses the values of a dense line; returns their number.
+    fn parse_values<'a>(
+        &mut self,
+        fields: impl Iterator<Item = Field<'a>>,
+    ) -> Result<usize, LineFault> {
+        let mut count = 0;
+        for field in fields {
+            if count == limits::DATA_ROW_FEATURES_MAX {
+                return Err(field.fault(LineProblem::TooManyFeatures));
+            }
+            let value = parse_f32(field.text).ok_or_else(|| field.fault(LineProblem::Value))?;
+            if value != 0.0 {
+                self.keys.push(count as u64);
+                self.values.push(value);
+            }
+            count += 1;
+        }
+        Ok(count)
     }
 
     /// Label of the accepted line, mapped.
@@ -160,7 +257,10 @@ impl LineParser {
         let colon = field.text.iter().position(|&b| b == b':');
         let (key, value) = match (self.format, colon) {
             (Format::Dummy, None) => (parse_key(field, 0)?, 1.0),
-            (Format::Dummy, Some(_)) => return Err(field.fault(LineProblem::Colon)),
+            (Format::LibsvmBare, None) => (parse_key(field, 1)?, 1.0),
+            (Format::Dummy | Format::LibsvmBare, Some(_)) => {
+                return Err(field.fault(LineProblem::Colon));
+            }
             (_, None) => return Err(field.fault(LineProblem::NoColon)),
             (format, Some(colon)) => {
                 let (index, value) = field.split(colon);
@@ -306,8 +406,29 @@ fn parse_key(field: Field<'_>, base: u64) -> Result<u64, LineFault> {
     }
 }
 
+/// A delimiter or quote as a command line gives it.
+pub(crate) fn one_byte(text: &str) -> Option<u8> {
+    match text.as_bytes() {
+        b"tab" => Some(b'\t'),
+        b"space" => Some(b' '),
+        &[byte] => Some(byte),
+        _ => None,
+    }
+}
+
+/// Removes blanks and tabs at both ends.
+pub(crate) fn trim_blanks(text: &[u8]) -> &[u8] {
+    let is_blank = |b: &u8| *b == b' ' || *b == b'\t';
+    let start = text.iter().position(|b| !is_blank(b)).unwrap_or(text.len());
+    let end = text
+        .iter()
+        .rposition(|b| !is_blank(b))
+        .map_or(start, |at| at + 1);
+    &text[start..end]
+}
+
 /// Parses a finite number; `1` and `0`, most of what such files hold, need no general parser.
-fn parse_f32(text: &[u8]) -> Option<f32> {
+pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
     match text {
         b"1" | b"+1" => Some(1.0),
         b"0" => Some(0.0),
