@@ -511,6 +511,7 @@ impl OneJob {
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             token: token.clone(),
+            namespaces: Vec::new(),
             cluster: CoordinatorConfig {
                 servers: 1,
                 workers,

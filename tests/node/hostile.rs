@@ -57,6 +57,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
         ring_bytes: 64 << 10,
         thread: 0,
         workers: 0,
+        reason: String::new(),
     };
     match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
         ServerAnswer::Attached(attached) => (conn, attached),
@@ -227,6 +228,7 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
                 ring_bytes: 64 << 10,
                 thread: 0,
                 workers: 0,
+                reason: String::new(),
             })
         };
         let session = SessionId(5);

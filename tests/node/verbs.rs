@@ -33,6 +33,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
         ring_bytes: 64 << 10,
         thread: 0,
         workers: 0,
+        reason: String::new(),
     };
     match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
         ServerAnswer::Attached(attached) => (conn, attached),

@@ -29,6 +29,7 @@ mod rig;
 mod saves;
 mod service;
 mod signals;
+mod status;
 mod times;
 mod transports;
 mod wakeups;

@@ -21,25 +21,42 @@ use crate::rig::{LIMIT, Run, command, data, new_mark, tidewater, trainer, turn};
 const SERVERS: &str = "2";
 
 /// A service process. Dropping it kills it.
-struct Service {
-    process: Child,
+pub(crate) struct Service {
+    pub(crate) process: Child,
     address: String,
     token: PathBuf,
-    folder: TempDir,
+    /// The only thing that its workers are given, if there is one.
+    job_file: Option<PathBuf>,
+    pub(crate) folder: TempDir,
     mark: String,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Service {
     fn start(options: &[&str]) -> Self {
-        let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
+        let own = ["--token-file", token.to_str().unwrap()];
+        Self::of(folder, token.clone(), None, &[&own, options].concat())
+    }
+
+    /// Starts a service that writes a job file, from which its workers know everything.
+    pub(crate) fn published(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.job");
+        let own = ["--job-file", file.to_str().unwrap()];
+        let options = [&own, options].concat();
+        Self::of(folder, PathBuf::new(), Some(file.clone()), &options)
+    }
+
+    fn of(folder: TempDir, token: PathBuf, job_file: Option<PathBuf>, options: &[&str]) -> Self {
+        let turn = turn();
         let (mark, _) = new_mark();
+        let stderr = File::create(folder.path().join("service")).unwrap();
         let mut process = command(&tidewater(), &mark)
-            .args(["serve", "--servers", SERVERS, "--token-file"])
-            .arg(&token)
+            .args(["serve", "--servers", SERVERS])
             .args(options)
+            .stderr(stderr)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -51,6 +68,7 @@ impl Service {
             process,
             address,
             token,
+            job_file,
             folder,
             mark,
             _turn: turn,
@@ -63,10 +81,15 @@ impl Service {
         let begin = |rank: u32| {
             let log = self.folder.path().join(format!("{name}-{rank}"));
             let stderr = File::create(&log).unwrap();
-            let process = command(trainer(), &self.mark)
-                .env("TIDEWATER_COORDINATOR", &self.address)
-                .env("TIDEWATER_TOKEN_FILE", &self.token)
-                .env("TIDEWATER_SERVERS", SERVERS)
+            let mut process = command(trainer(), &self.mark);
+            match &self.job_file {
+                Some(file) => process.env("TIDEWATER_JOB", file),
+                None => process
+                    .env("TIDEWATER_COORDINATOR", &self.address)
+                    .env("TIDEWATER_TOKEN_FILE", &self.token)
+                    .env("TIDEWATER_SERVERS", SERVERS),
+            };
+            let process = process
                 .env("TIDEWATER_RANK", rank.to_string())
                 .args(["lr", "--train", &train, "--namespace", name])
                 .args(["--workers", &workers.to_string()])
@@ -80,7 +103,7 @@ impl Service {
     }
 
     /// Starts all workers of a job.
-    fn job(&self, name: &str, workers: u32, arguments: &[&str]) -> Job {
+    pub(crate) fn job(&self, name: &str, workers: u32, arguments: &[&str]) -> Job {
         self.starts(name, 0..workers, workers, arguments)
     }
 
@@ -112,8 +135,18 @@ impl Service {
         }
     }
 
+    /// What the service has printed on stderr.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(self.folder.path().join("service")).unwrap()
+    }
+
+    /// Path of the job file.
+    pub(crate) fn job_file(&self) -> &Path {
+        self.job_file.as_deref().unwrap()
+    }
+
     /// Ends the service by its signal.
-    fn ends(mut self) {
+    pub(crate) fn ends(&mut self) {
         Process::of(&self.process).signal(Signal::TERM);
         let status = wait(&mut self.process, Path::new("/dev/null"));
         assert!(status.success(), "{status}");
@@ -129,10 +162,10 @@ impl Drop for Service {
 }
 
 /// The workers of one job. Dropping it kills them.
-struct Job(Vec<Worker>);
+pub(crate) struct Job(pub(crate) Vec<Worker>);
 
-struct Worker {
-    process: Child,
+pub(crate) struct Worker {
+    pub(crate) process: Child,
     log: PathBuf,
 }
 
@@ -142,7 +175,7 @@ impl Worker {
     }
 
     /// Waits for the end of the job; returns exit code and output.
-    fn ends(&mut self) -> (Option<i32>, String) {
+    pub(crate) fn ends(&mut self) -> (Option<i32>, String) {
         let code = wait(&mut self.process, &self.log).code();
         (code, self.said())
     }
@@ -158,7 +191,7 @@ impl Job {
     }
 
     /// Waits until the second epoch is over: every worker pulls and pushes.
-    fn until_training(&mut self) {
+    pub(crate) fn until_training(&mut self) {
         let deadline = Deadline::after(LIMIT);
         while !self.0[0].said().contains("epoch 2/") {
             let ended = self.0[0].process.try_wait().unwrap();
@@ -211,7 +244,7 @@ fn launched() -> Rows {
 #[test]
 fn jobs_one_after_another_begin_anew_each() {
     let due = launched();
-    let service = Service::start(&[]);
+    let mut service = Service::start(&[]);
     let before = service.descriptors();
     for transport in ["shm", "tcp"] {
         let transport = ["--transport", transport];
@@ -228,7 +261,7 @@ fn jobs_one_after_another_begin_anew_each() {
 #[test]
 fn jobs_of_a_service_for_so_many_workers_come_one_after_another_too() {
     let due = launched();
-    let service = Service::start(&["--workers", "3"]);
+    let mut service = Service::start(&["--workers", "3"]);
     for _ in 0..2 {
         assert!(service.trains(3, BSP) == due);
     }
@@ -245,7 +278,7 @@ fn jobs_of_a_service_for_so_many_workers_come_one_after_another_too() {
 #[test]
 fn jobs_at_a_time_do_not_disturb_each_other() {
     let due = launched();
-    let service = Service::start(&[]);
+    let mut service = Service::start(&[]);
     let model = |name| service.folder.path().join(format!("model-{name}"));
     let start = |name, ranks| {
         let model = model(name);
@@ -272,7 +305,7 @@ fn jobs_at_a_time_do_not_disturb_each_other() {
 #[test]
 fn a_job_that_dies_takes_nobody_along_and_leaves_its_name() {
     let due = launched();
-    let service = Service::start(&[]);
+    let mut service = Service::start(&[]);
     let before = service.descriptors();
     let mut other = service.job("other", 1, &["--epochs", "100000"]);
     let mut dying = service.job("job", 2, &["--epochs", "100000"]);

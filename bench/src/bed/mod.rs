@@ -107,6 +107,7 @@ impl Bed {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             advertise: None,
             token: token.clone(),
+            namespaces: Vec::new(),
             cluster: CoordinatorConfig {
                 servers: config.servers,
                 workers: config.workers,

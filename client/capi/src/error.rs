@@ -76,7 +76,9 @@ impl From<ClientError> for Failure {
             ClientError::Thread { .. } => tw_status::TW_ERR_THREAD,
             ClientError::Observer { .. } => tw_status::TW_ERR_REFUSED,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
-            ClientError::Environment(_) | ClientError::NoJob(_) => tw_status::TW_ERR_ENVIRONMENT,
+            ClientError::Environment(_) | ClientError::NoJob(_) | ClientError::JobFile(_) => {
+                tw_status::TW_ERR_ENVIRONMENT
+            }
             _ => tw_status::TW_ERR_LOST,
         };
         Self::new(status, error)

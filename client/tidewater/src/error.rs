@@ -74,6 +74,9 @@ pub enum ClientError {
         /// Text of the failure.
         why: String,
     },
+    /// The job file cannot be used: unreadable, open to others, or stale, which names both coordinators.
+    #[error(transparent)]
+    JobFile(#[from] tidewater_launch::JobFileError),
     /// Arguments that do not fit the table.
     #[error("{op} on table \"{table}\": {what}")]
     Argument {

@@ -144,7 +144,9 @@ const fn client_code(e: &ClientError) -> u8 {
             _ => exit::CHECK,
         },
         ClientError::RejectForgotten { .. } | ClientError::Argument { .. } => exit::CHECK,
-        ClientError::Environment(_) | ClientError::NoJob(_) => exit::ENVIRONMENT,
+        ClientError::Environment(_) | ClientError::NoJob(_) | ClientError::JobFile(_) => {
+            exit::ENVIRONMENT
+        }
         ClientError::Refused(refusal) => match refusal.code {
             // The command line asks for a table that differs in the cluster or in a saved model.
             RefusalCode::TableDiffers | RefusalCode::BadSpec => exit::USAGE,

@@ -26,7 +26,7 @@ use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
     self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Join, Joined,
-    Members, Message, Notice, ServerMember, TableInfo, WorkerState,
+    Members, Message, Notice, ServerMember, ServerStatus, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -86,6 +86,9 @@ pub trait Orders {
 
     /// Sets the cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
+
+    /// What the server does now, for operators; within seconds.
+    fn report(&self) -> ServerStatus;
 }
 
 /// Why a server is no part of its cluster.
@@ -145,19 +148,21 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects as server `number`; waits until `deadline` for a coordinator that is starting.
+    /// Connects as server `number` to the coordinator that `meant` names, all 0 for any; waits until
+    /// `deadline` for one that is starting.
     ///
     /// # Errors
     /// [`AgentError::Dial`].
     pub fn connect(
         address: &str,
         token: &JobToken,
+        meant: Ids,
         number: ServerId,
         deadline: Deadline,
     ) -> Result<Self, AgentError> {
         let namespace = NAMESPACE_DEFAULT.to_owned();
         let claims = Claims {
-            ids: Ids::default(),
+            ids: meant,
             namespace,
             role: Role::Server,
             rank: number.0,
@@ -471,6 +476,7 @@ impl Enlisted {
                 return Ok(None);
             }
             Command::Shutdown => {}
+            Command::Status => return Ok(Some(CommandReply::Status(Box::new(node.report())))),
         }
         Ok(Some(CommandReply::Done))
     }

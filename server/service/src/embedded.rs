@@ -62,6 +62,8 @@ pub struct ClusterConfig {
     pub token: Option<JobToken>,
     /// Address that the coordinator listens on.
     pub listen: SocketAddr,
+    /// Namespaces of jobs that it admits; empty: all.
+    pub namespaces: Vec<String>,
     /// Host name or address given to others, if it is not the one listened on.
     pub advertise: Option<String>,
 }
@@ -87,6 +89,7 @@ impl Default for ClusterConfig {
             service: false,
             token: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            namespaces: Vec::new(),
             advertise: None,
         }
     }
@@ -107,6 +110,8 @@ pub struct Environment {
     pub workers: u32,
     /// Transport by which clients reach the servers.
     pub transport: TransportChoice,
+    /// Address by which processes of this host reach the coordinator.
+    pub local: SocketAddr,
 }
 
 /// Why the cluster does not start.
@@ -165,6 +170,7 @@ impl Cluster {
             listen: config.listen,
             advertise: config.advertise.clone(),
             token: token.clone(),
+            namespaces: config.namespaces.clone(),
             cluster: CoordinatorConfig {
                 servers: config.servers,
                 workers: config.workers,
@@ -178,6 +184,7 @@ impl Cluster {
         })?;
         let environment = Environment {
             coordinator: listening.address().to_owned(),
+            local: listening.local(),
             token,
             cluster: listening.cluster(),
             servers: config.servers,

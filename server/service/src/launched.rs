@@ -333,6 +333,7 @@ fn listen(
             listen: SocketAddr::new(ip, port),
             advertise: None,
             token: token.clone(),
+            namespaces: Vec::new(),
             cluster: CoordinatorConfig {
                 servers: 0,
                 workers: 0,

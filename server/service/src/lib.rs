@@ -29,4 +29,5 @@ pub mod launched;
 mod model_files;
 pub mod process;
 pub mod server;
+pub mod status;
 mod warn_limit;

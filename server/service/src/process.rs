@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use tidewater_launch::{RdmaDevice, RdmaTimeout};
+use tidewater_launch::{JobFile, JobFileError, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_protocol::wire::hello::Ids;
 use tidewater_runtime::clock::Deadline;
 
 use crate::coordinator_client::{Agent, AgentError, Ended, Enlisted};
@@ -60,6 +61,8 @@ pub struct ServerProcessConfig {
     pub listen: Option<SocketAddr>,
     /// Host name or address given to clients, if it is not the one listened on.
     pub advertise: Option<String>,
+    /// Job file that names the coordinator: a coordinator of another cluster is then an error.
+    pub job_file: Option<JobFile>,
 }
 
 impl ServerProcessConfig {
@@ -86,6 +89,15 @@ impl ServerProcessConfig {
             nic: None,
             listen: None,
             advertise: None,
+            job_file: None,
+        }
+    }
+
+    /// Configures server `number` of the job file's cluster.
+    pub fn of_job_file(file: JobFile, number: ServerId) -> Self {
+        Self {
+            job_file: Some(file.clone()),
+            ..Self::new(file.coordinator, file.token, number)
         }
     }
 }
@@ -100,6 +112,9 @@ pub enum ServerProcessError {
     /// The server could not start.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// The job file is stale: it names another coordinator than the one that runs.
+    #[error(transparent)]
+    JobFile(#[from] JobFileError),
     /// The system has no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
@@ -122,8 +137,24 @@ impl ServerProcess {
         config: &ServerProcessConfig,
         deadline: Deadline,
     ) -> Result<Self, ServerProcessError> {
-        let mut agent =
-            Agent::connect(&config.coordinator, &config.token, config.number, deadline)?;
+        let meant = config
+            .job_file
+            .as_ref()
+            .map_or_else(Ids::default, JobFile::ids);
+        let connected = Agent::connect(
+            &config.coordinator,
+            &config.token,
+            meant,
+            config.number,
+            deadline,
+        );
+        let mut agent = match (&config.job_file, connected) {
+            (Some(file), Err(AgentError::Dial(error))) => match file.explain(&error) {
+                Some(stale) => return Err(stale.into()),
+                None => return Err(AgentError::Dial(error).into()),
+            },
+            (_, connected) => connected?,
+        };
         let listen = match config.listen {
             Some(listen) => listen,
             None => SocketAddr::new(agent.local()?, 0),

@@ -15,6 +15,7 @@ pub mod directory;
 pub mod hostlist;
 #[allow(unsafe_code, reason = "a launcher names a descriptor by its number")]
 mod inherited;
+pub mod job_file;
 pub mod meeting;
 mod pmi1;
 pub mod rendezvous;
@@ -33,6 +34,7 @@ pub use detect::{
     Verdict, detect,
 };
 pub use device::{RdmaDevice, RdmaTimeout};
+pub use job_file::{JobFile, JobFileError};
 pub use pmi1::PmiError;
 pub use token::TokenError;
 pub use vars::LaunchVars;
@@ -63,6 +65,10 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "TIDEWATER_JOB",
+        "job file, mode 0600, of the service or job that programs join",
+    ),
+    variable(
+        "TIDEWATER_LAUNCH",
         "marks the processes of one launch; not a secret",
     ),
     variable(

@@ -90,6 +90,17 @@ pub fn read_descriptor(fd: u32) -> Result<JobToken, TokenError> {
 }
 
 fn read(path: &Path, origin: String) -> Result<JobToken, TokenError> {
+    let text = read_private(path, &origin, TOKEN_FILE_BYTES_MAX)?;
+    let token = std::str::from_utf8(&text).ok().and_then(JobToken::from_hex);
+    token.ok_or(TokenError::Malformed {
+        origin,
+        bytes: text.len(),
+    })
+}
+
+/// Reads at most `limit` bytes of a regular file that only its owner can read.
+pub(crate) fn read_private(path: &Path, origin: &str, limit: u64) -> Result<Vec<u8>, TokenError> {
+    let origin = origin.to_owned();
     let unreadable = |source| TokenError::Unreadable {
         origin: origin.clone(),
         source,
@@ -112,12 +123,8 @@ fn read(path: &Path, origin: String) -> Result<JobToken, TokenError> {
         });
     }
     let mut text = Vec::new();
-    file.take(TOKEN_FILE_BYTES_MAX)
+    file.take(limit)
         .read_to_end(&mut text)
         .map_err(unreadable)?;
-    let token = std::str::from_utf8(&text).ok().and_then(JobToken::from_hex);
-    token.ok_or(TokenError::Malformed {
-        origin,
-        bytes: text.len(),
-    })
+    Ok(text)
 }

@@ -1,8 +1,9 @@
 //! Settings of a launched process from its environment.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
-use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX};
+use tidewater_protocol::limits::{APPLIERS_MAX, LAUNCHED_MAX, SERVERS_MAX, WORKERS_MAX};
 
 use super::{EnvError, RdmaDevice, RdmaTimeout, TransportChoice, Vars};
 
@@ -37,6 +38,12 @@ pub struct LaunchVars {
     pub rdma_device: Option<RdmaDevice>,
     /// Retransmission timeout of its queue pairs, from `TIDEWATER_RDMA_TIMEOUT`.
     pub rdma_timeout: Option<RdmaTimeout>,
+    /// Job file, from `TIDEWATER_JOB`.
+    pub job_file: Option<PathBuf>,
+    /// Rank among the workers of the job file's job, from `TIDEWATER_RANK`.
+    pub rank: Option<u32>,
+    /// Workers of the job file's job, from `TIDEWATER_WORKERS`.
+    pub workers: Option<u32>,
 }
 
 impl LaunchVars {
@@ -65,6 +72,9 @@ impl LaunchVars {
             transport: vars.parsed("TIDEWATER_TRANSPORT")?,
             rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
             rdma_timeout: vars.parsed("TIDEWATER_RDMA_TIMEOUT")?,
+            job_file: vars.find("TIDEWATER_JOB").map(|(_, path)| path.into()),
+            rank: vars.number("TIDEWATER_RANK", 0, LAUNCHED_MAX - 1)?,
+            workers: vars.number("TIDEWATER_WORKERS", 1, WORKERS_MAX)?,
         })
     }
 }

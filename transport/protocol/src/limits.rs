@@ -235,6 +235,8 @@ pub const LAUNCH_TEXT_BYTES_MAX: usize = 64 << 10;
 pub const HOSTLIST_HOSTS_MAX: usize = LAUNCHED_MAX as usize;
 /// Bytes read of a token file: 64 hex digits, a newline, and room to detect a longer token.
 pub const TOKEN_FILE_BYTES_MAX: u64 = 128;
+/// Bytes of a job file that are read: eight lines, the longest a host's name.
+pub const JOB_FILE_BYTES_MAX: u64 = 4 << 10;
 /// Processes that one launcher starts. Each of them costs the launcher five descriptors.
 pub const LOCAL_PROCESSES_MAX: u32 = 512;
 /// Bytes of a hostfile: the longest names for as many hosts as there can be processes, and comments.
@@ -296,6 +298,11 @@ pub const UNIX_NAME_BYTES_MAX: usize = 107;
 pub const PATH_BYTES_MAX: usize = 4_095;
 /// Bytes of the text of a refusal or of a failure's reason: one or two log lines.
 pub const TEXT_BYTES_MAX: usize = 1_024;
+/// Bytes of a text in a status: the reason of a transport, or of a failure.
+pub const STATUS_TEXT_BYTES_MAX: usize = 256;
+/// Rows of each list of a status: sessions of a server, clocks, workers of the jobs. Two lists of this
+/// length with the longest texts stay under [`CONTROL_BYTES_MAX`]; the rest is counted.
+pub const STATUS_ROWS_MAX: usize = 2_048;
 /// Bytes of the text of a refused handshake. It must fit before the peer is authenticated.
 pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
 

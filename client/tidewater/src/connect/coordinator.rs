@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
+use tidewater_launch::JobFile;
 use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, TEXT_BYTES_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -29,6 +30,8 @@ use crate::link::{
 
 /// Time limit of the request, after a deadline, for the servers that have joined.
 const WHO: Duration = Duration::from_secs(1);
+/// Longest wait for the coordinator of a job file.
+const JOB_FILE_WAIT: Duration = Duration::from_secs(5);
 /// Time by which the coordinator ends a barrier before the caller's deadline. Its refusal, which names
 /// the missing workers, then arrives in time.
 const HEAD_START: Duration = Duration::from_millis(200);
@@ -49,6 +52,8 @@ pub struct JoinConfig {
     pub workers: u32,
     /// Whether to join as an observer, which has no rank.
     pub observer: bool,
+    /// Job file that names the coordinator: a coordinator of another cluster is then an error.
+    pub job_file: Option<JobFile>,
 }
 
 impl JoinConfig {
@@ -62,6 +67,7 @@ impl JoinConfig {
             rank: None,
             workers: 0,
             observer: false,
+            job_file: None,
         }
     }
 }
@@ -86,8 +92,9 @@ impl NetCoordinatorLink {
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
         let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
         let address = config.coordinator.clone();
+        let job_file = config.job_file.as_ref();
         let claims = Claims {
-            ids: Ids::default(),
+            ids: job_file.map_or_else(Ids::default, JobFile::ids),
             namespace: config.namespace.clone(),
             role: match config.observer {
                 true => Role::Observer,
@@ -95,18 +102,22 @@ impl NetCoordinatorLink {
             },
             rank: config.rank.unwrap_or(RANK_ANY),
         };
-        let conn =
-            dial::control(&address, &config.token, &claims, deadline).map_err(
-                |error| match error {
-                    DialError::Handshake {
-                        source:
-                            ConnError::Refused(refusal)
-                            | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
-                        ..
-                    } => refusal.into(),
-                    other => control(&address, &other),
-                },
-            )?;
+        // The coordinator has run before the file was written: it is not awaited.
+        let until = job_file.map_or(deadline, |_| deadline.min(Deadline::after(JOB_FILE_WAIT)));
+        let conn = dial::control(&address, &config.token, &claims, until).map_err(|error| {
+            if let Some(stale) = job_file.and_then(|file| file.explain(&error)) {
+                return stale.into();
+            }
+            match error {
+                DialError::Handshake {
+                    source:
+                        ConnError::Refused(refusal)
+                        | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
+                    ..
+                } => refusal.into(),
+                other => control(&address, &other),
+            }
+        })?;
         let mut link = Self {
             address,
             conn,

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tidewater_launch::rendezvous::{self, Membership};
 use tidewater_launch::{
-    Decision, Explicit, JobEnv, LaunchEnv, LaunchVars, Place, RdmaDevice, RdmaTimeout, Role,
-    TransportChoice, detect, token,
+    Decision, Explicit, JobEnv, JobFile, LaunchEnv, LaunchVars, Place, RdmaDevice, RdmaTimeout,
+    Role, TransportChoice, detect, token,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
@@ -34,8 +34,10 @@ use crate::error::ClientError;
 ///
 /// 1. a cluster inside this process (`embedded`);
 /// 2. the job of a bootstrap record that the program broadcasts itself (`bootstrap`);
-/// 3. the job of a running coordinator or service (`coordinator`, with `token_file` or `token`);
-/// 4. the job that `TIDEWATER_*` variables name, as `tidewater run` sets them;
+/// 3. the job of a running coordinator or service (`coordinator`, with `token_file` or `token`; or
+///    `job_file`, which names both);
+/// 4. the job that `TIDEWATER_*` variables name, as `tidewater run` sets them, or the job file of
+///    `TIDEWATER_JOB`;
 /// 5. the job of the processes that `mpirun`, `srun` or a similar launcher started with this one.
 ///
 /// ```text
@@ -78,7 +80,10 @@ pub struct JoinOptions {
     pub token_file: Option<PathBuf>,
     /// The job's token itself, in place of `token_file`.
     pub token: Option<JobToken>,
-    /// Namespace of the job in a service; `None`: "default".
+    /// Job file of the service or job, which `tidewater serve --job-file` and others write. It holds
+    /// address, token and namespace. `None`: that of `TIDEWATER_JOB`.
+    pub job_file: Option<PathBuf>,
+    /// Namespace of the job in a service; `None`: that of the job file, or "default".
     pub namespace: Option<String>,
     /// Rank of this worker among the workers, as an MPI program knows it.
     pub rank: Option<u32>,
@@ -237,6 +242,9 @@ impl JoinOptions {
             }
             return self.named(coordinator, vars).map(Joined::Worker);
         }
+        if let Some(job) = self.of_job_file(&vars)? {
+            return Ok(Joined::Worker(job));
+        }
         if self.observer {
             return self.of_environment(vars).map(Joined::Worker);
         }
@@ -273,6 +281,7 @@ impl JoinOptions {
             ("embedded", self.embedded.is_some()),
             ("bootstrap", self.bootstrap.is_some()),
             ("coordinator", self.coordinator.is_some()),
+            ("job_file", self.job_file.is_some()),
         ];
         let named: Vec<&str> = named
             .into_iter()
@@ -382,7 +391,7 @@ impl JoinOptions {
     /// Fails if a program that claims to be its job's only worker was started with others: they would
     /// all claim so. A namespace of its own makes it a job of its own.
     fn is_not_one_of_many(&self, vars: &Vars) -> Result<(), ClientError> {
-        let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_JOB";
+        let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_LAUNCH";
         if self.workers != Some(1) || self.namespace.is_some() || vars.iter().any(is_child) {
             return Ok(());
         }
@@ -425,6 +434,44 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
+    /// The job of the job file that these options or `TIDEWATER_JOB` name, if they do. A launcher of
+    /// several processes still counts the workers, unless options or variables do.
+    fn of_job_file(&self, vars: &Vars) -> Result<Option<Job>, ClientError> {
+        let env = LaunchVars::from_vars(vars.iter().cloned()).map_err(environment)?;
+        let is_member = |(name, value): &(OsString, OsString)| {
+            (name == "TIDEWATER_COORDINATOR" || name == "TIDEWATER_ROLE") && !value.is_empty()
+        };
+        let named = env.job_file.filter(|_| !vars.iter().any(is_member));
+        let Some(path) = self.job_file.clone().or(named) else {
+            return Ok(None);
+        };
+        let file = JobFile::read(&path)?;
+        let mut rank = self.rank.or(env.rank);
+        let mut workers = self.workers.or(env.workers);
+        if self.observer {
+            (rank, workers) = (None, None);
+        } else if rank.is_none() && workers != Some(1) {
+            let mut theirs = vars.clone();
+            theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));
+            if let Ok(Decision::Launched(place)) = decide(theirs, Explicit::default()) {
+                rank = Some(place.rank);
+                workers = workers.or(Some(place.size));
+            }
+        }
+        if !self.observer {
+            self.is_not_one_of_many(vars)?;
+        }
+        let mut join = JoinConfig::new(&file.coordinator, file.token.clone());
+        join.namespace.clone_from(&file.namespace);
+        join.rank = rank;
+        join.workers = workers.unwrap_or(file.workers);
+        join.job_file = Some(file);
+        let mut job = Job::new(join, env.transport.unwrap_or_default());
+        job.rdma_device = env.rdma_device;
+        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
+        Ok(Some(self.connected_by(job)))
+    }
+
     /// The job that `TIDEWATER_*` variables name.
     fn of_environment(&self, mut vars: Vars) -> Result<Job, ClientError> {
         let given = [
@@ -448,8 +495,8 @@ impl JoinOptions {
         let env = JobEnv::from_vars(vars).map_err(environment)?;
         let Some(env) = env else {
             let what = "the environment names no job: start the program under `tidewater run` or with \
-                        servers under mpirun or srun, set TIDEWATER_COORDINATOR and what goes with it, \
-                        or give coordinator and token_file";
+                        servers under mpirun or srun, set TIDEWATER_JOB to the job file of a service, set \
+                        TIDEWATER_COORDINATOR and what goes with it, or give coordinator and token_file";
             return Err(ClientError::NoJob(what.into()));
         };
         if env.role != Role::Worker {

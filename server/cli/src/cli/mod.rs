@@ -7,8 +7,10 @@ mod functions;
 mod internal;
 mod launched;
 mod machine;
+mod publish;
 mod roles;
 mod run;
+mod status;
 
 use std::fmt;
 use std::io::Write as _;
@@ -57,6 +59,8 @@ enum Command {
     Server(roles::ServerArgs),
     /// Run a coordinator and servers in one process that stays, for jobs that start later.
     Serve(roles::ServeArgs),
+    /// Print what a running cluster does: members, ticks, carriers, memory.
+    Status(status::StatusArgs),
     /// Draw this machine and what servers would choose on it: cores, memory, network cards.
     Info(machine::InfoArgs),
     /// Check this machine: what is missing, what that means, and which commands help.
@@ -100,6 +104,7 @@ pub fn main() -> ExitCode {
         Command::Coordinator(args) => roles::coordinator(args),
         Command::Server(args) => roles::server(args),
         Command::Serve(args) => roles::serve(args),
+        Command::Status(args) => status::status(&args),
         Command::Info(args) => machine::info(args),
         Command::Doctor(args) => machine::doctor(args),
         Command::LaunchInfo(args) => launched::info(args),

@@ -2,6 +2,7 @@
 //!
 //! Under a launcher the environment has all settings; flags are for starting by hand, and win.
 
+use std::convert::Infallible;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -15,10 +16,10 @@ use crate::launcher::{Control, ReadyLine};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidewater_engine::store::Hugepages;
-use tidewater_launch::token::read_file;
-use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
+use tidewater_launch::token::{random, read_file};
+use tidewater_launch::{JobEnv, JobFile, LaunchVars, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
+use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::coordinator::{
@@ -27,7 +28,10 @@ use tidewater_service::coordinator::{
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 use tidewater_service::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
 use tidewater_service::server::CAPACITY_DEFAULT;
+use tidewater_service::status::Report;
 use tidewater_topology::appliers_that_fit;
+
+use super::publish::{Publication, PublishArgs, Published, page};
 
 /// Effect of a lost worker.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -50,7 +54,7 @@ pub(crate) struct CoordinatorArgs {
     /// Servers of the cluster [default: TIDEWATER_SERVERS].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1024))]
     servers: Option<u32>,
-    /// Workers of the job [default: TIDEWATER_WORKERS].
+    /// Workers of the job [default: TIDEWATER_WORKERS, or none: a service, whose jobs each say it].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65536))]
     workers: Option<u32>,
     /// Effect of the loss of a worker.
@@ -59,6 +63,12 @@ pub(crate) struct CoordinatorArgs {
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Admit jobs of this namespace only. Its token is then no key to other namespaces, which have
+    /// coordinators and servers of their own.
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    publish: PublishArgs,
 }
 
 /// The arguments of `server`.
@@ -67,6 +77,14 @@ pub(crate) struct ServerArgs {
     /// The coordinator [default: TIDEWATER_COORDINATOR, or that of the launch, at rank 0].
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) coordinator: Option<String>,
+    /// Job file that the coordinator has written, in place of --coordinator and a token [default:
+    /// TIDEWATER_JOB].
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["coordinator", "token_file"])]
+    job_file: Option<PathBuf>,
+    /// Serve this server's metrics on this loopback address: /metrics (Prometheus text) and /status
+    /// (JSON); port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// This server's number [default: TIDEWATER_RANK; when launched, in the order of ranks].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
     number: Option<u32>,
@@ -191,6 +209,35 @@ pub(crate) struct ServeArgs {
     /// File, mode 0600, with the token that jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Serve this namespace apart from others: servers, memory and token of its own, written into a job
+    /// file. May be repeated. Ports follow that of --listen, unless that is 0.
+    #[arg(long, value_name = "NAME=FILE", value_parser = parse_namespace,
+          conflicts_with_all = ["token_file", "job_file"])]
+    namespace: Vec<NamespaceFile>,
+    #[command(flatten)]
+    publish: PublishArgs,
+}
+
+/// A namespace with the path of its job file.
+#[derive(Debug, Clone)]
+struct NamespaceFile {
+    name: String,
+    file: PathBuf,
+}
+
+fn parse_namespace(text: &str) -> Result<NamespaceFile, String> {
+    let split = text.split_once('=').filter(|(_, file)| !file.is_empty());
+    let (name, file) = split.ok_or("not NAME=FILE")?;
+    let most = NAMESPACE_BYTES_MAX;
+    if !(1..=most).contains(&name.len()) || name.chars().any(char::is_control) {
+        return Err(format!(
+            "a namespace has 1 to {most} bytes, without control characters"
+        ));
+    }
+    Ok(NamespaceFile {
+        name: name.to_owned(),
+        file: file.into(),
+    })
 }
 
 /// Result of a command: the exit code, after its message was printed.
@@ -220,15 +267,15 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         env.as_ref().map(|env| env.servers),
         "--servers",
     )?;
-    let workers = needed(
-        args.workers,
-        env.as_ref().map(|env| env.workers),
-        "--workers",
-    )?;
+    let workers = args.workers.or(env.as_ref().map(|env| env.workers));
+    let workers = workers.unwrap_or(0);
+    args.publish.check_open(args.listen, workers == 0)?;
+    let token = published_token(args.token_file, env.as_ref(), &args.publish)?;
     let listening = Listening::bind(ServeConfig {
         listen: args.listen,
         advertise: args.advertise,
-        token: token(args.token_file, env.as_ref())?,
+        token: token.clone(),
+        namespaces: args.namespace.iter().cloned().collect(),
         cluster: CoordinatorConfig {
             servers,
             workers,
@@ -244,6 +291,15 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         },
     });
     let listening = listening.map_err(|error| complain(3, error))?;
+    let _published = args.publish.publish(Published {
+        address: listening.address().to_owned(),
+        local: listening.local(),
+        token,
+        cluster: listening.cluster(),
+        servers,
+        workers,
+        namespace: args.namespace,
+    })?;
     stop.ready(listening.address())?;
     coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
 }
@@ -251,32 +307,43 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
 fn run_server(args: ServerArgs) -> Outcome {
     log();
     if args.coordinator.is_none()
+        && args.job_file.is_none()
         && let Some(place) = super::launched::place(&args.launch)?
     {
         return super::launched::serve(&place, &args);
     }
     let env = environment()?;
     let known = env.as_ref();
-    let coordinator = known.and_then(|env| env.coordinator.clone());
-    let coordinator = needed(args.coordinator.clone(), coordinator, "--coordinator")?;
-    let number = needed(args.number, known.map(|env| env.rank), "--number")?;
-    let token = token(args.token_file.clone(), known)?;
-    let mut config = ServerProcessConfig::new(coordinator, token, ServerId(number));
+    let number = needed(args.number, known.map(|env| env.rank), "--number").map(ServerId)?;
+    let mut config = match args.job_file(known)? {
+        Some(file) => ServerProcessConfig::of_job_file(file, number),
+        None => {
+            let coordinator = known.and_then(|env| env.coordinator.clone());
+            let coordinator = needed(args.coordinator.clone(), coordinator, "--coordinator")?;
+            let token = token(args.token_file.clone(), known)?;
+            ServerProcessConfig::new(coordinator, token, number)
+        }
+    };
     config.local_rank = known.map_or(0, |env| env.local_rank);
     config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
     config.local_clients = known.map_or(0, |env| env.workers);
     args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
     let server =
         ServerProcess::start(&config, Deadline::after(args.join_timeout)).map_err(|error| {
-            let exit = if matches!(error, ServerProcessError::Agent(_)) {
-                4
-            } else {
-                3
+            let exit = match error {
+                ServerProcessError::Agent(_) | ServerProcessError::JobFile(_) => 4,
+                _ => 3,
             };
             complain(exit, error)
         })?;
     // Until here a signal ends the process by itself: it may be waiting for its coordinator.
     let stop = Stop::new(known)?;
+    let handle = server.handle();
+    let read = move || Ok::<_, Infallible>(Report::of_server(handle.member(), handle.report()));
+    let _page = args
+        .metrics
+        .map(|address| page(address, read))
+        .transpose()?;
     let ended = server
         .run(&stop.descriptors())
         .map_err(|error| complain(4, error))?;
@@ -284,40 +351,109 @@ fn run_server(args: ServerArgs) -> Outcome {
     Ok(())
 }
 
-fn run_serve(args: ServeArgs) -> Outcome {
+fn run_serve(mut args: ServeArgs) -> Outcome {
     log();
     let env = environment()?;
     let stop = Stop::new(env.as_ref())?;
-    let config = ClusterConfig {
-        servers: args.servers,
-        workers: args.workers,
-        service: true,
-        appliers: args.appliers,
-        capacity: args.capacity,
-        rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
-        rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
-        count_pushes: args.count_pushes,
-        pending_bytes: args.pending_bytes,
-        save_bytes: args.save_bytes,
-        busy_poll: args.busy.busy_poll,
-        functions: args.modules.functions()?,
-        hugepages: args.hugepages.unwrap_or_default(),
-        token: Some(token(args.token_file, env.as_ref())?),
-        listen: args.listen,
-        advertise: args.advertise,
-        ..ClusterConfig::default()
-    };
-    let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
-    stop.ready(&cluster.environment().coordinator)?;
-    stop.wait(cluster.failure_descriptor())?;
-    match cluster.failure() {
+    args.publish.check_open(args.listen, true)?;
+    let namespaces = std::mem::take(&mut args.namespace);
+    let config = args.config(env.as_ref(), namespaces.is_empty())?;
+    let mut running = Vec::new();
+    if namespaces.is_empty() {
+        running.push(start_service(&config, &args.publish)?);
+    }
+    for (number, namespace) in (0..).zip(namespaces) {
+        let mut config = config.clone();
+        if number > 0 && config.listen.port() != 0 {
+            let port = config.listen.port().checked_add(number);
+            let port = port.ok_or_else(|| complain(2, "the ports after --listen are used up"))?;
+            config.listen.set_port(port);
+        }
+        config.namespaces = vec![namespace.name];
+        let publish = PublishArgs {
+            job_file: Some(namespace.file),
+            metrics: args.publish.metrics.filter(|_| number == 0),
+            ..args.publish.clone()
+        };
+        running.push(start_service(&config, &publish)?);
+    }
+    for (cluster, _) in &running {
+        stop.ready(&cluster.environment().coordinator)?;
+    }
+    let failures = running
+        .iter()
+        .map(|(cluster, _)| cluster.failure_descriptor());
+    stop.wait(&failures.collect::<Vec<_>>())?;
+    match running.iter().find_map(|(cluster, _)| cluster.failure()) {
         // Later jobs would wait for this server in vain.
         Some(why) => Err(complain(4, why)),
         None => Ok(()),
     }
 }
 
+/// Starts a cluster of this process and publishes it.
+fn start_service(
+    config: &ClusterConfig,
+    publish: &PublishArgs,
+) -> Result<(Cluster, Publication), ExitCode> {
+    let cluster = Cluster::start(config).map_err(|error| complain(3, error))?;
+    let here = cluster.environment();
+    let publication = publish.publish(Published {
+        address: here.coordinator.clone(),
+        local: here.local,
+        token: here.token.clone(),
+        cluster: here.cluster,
+        servers: here.servers,
+        workers: here.workers,
+        namespace: config.namespaces.first().cloned(),
+    })?;
+    Ok((cluster, publication))
+}
+
+impl ServeArgs {
+    /// Configuration of the servers; `is_shared`: all jobs share them, and their token.
+    fn config(&self, env: Option<&JobEnv>, is_shared: bool) -> Result<ClusterConfig, ExitCode> {
+        let token = match is_shared {
+            true => Some(published_token(
+                self.token_file.clone(),
+                env,
+                &self.publish,
+            )?),
+            false => None,
+        };
+        Ok(ClusterConfig {
+            servers: self.servers,
+            workers: self.workers,
+            service: true,
+            appliers: self.appliers,
+            capacity: self.capacity,
+            rdma_device: rdma_device(self.rdma_device.clone(), env)?,
+            rdma_timeout: rdma_timeout(self.rdma_timeout, env)?,
+            count_pushes: self.count_pushes,
+            pending_bytes: self.pending_bytes,
+            save_bytes: self.save_bytes,
+            busy_poll: self.busy.busy_poll,
+            functions: self.modules.functions()?,
+            hugepages: self.hugepages.unwrap_or_default(),
+            token,
+            listen: self.listen,
+            advertise: self.advertise.clone(),
+            ..ClusterConfig::default()
+        })
+    }
+}
+
 impl ServerArgs {
+    /// The job file of the flag, or of the variable if nothing else names a coordinator.
+    fn job_file(&self, env: Option<&JobEnv>) -> Result<Option<JobFile>, ExitCode> {
+        let named = self.coordinator.is_some() || env.is_some();
+        let vars = LaunchVars::from_env().map_err(|error| complain(3, error))?;
+        let variable = vars.job_file.filter(|_| !named);
+        let path = self.job_file.clone().or(variable);
+        path.map(|path| JobFile::read(&path).map_err(|error| complain(3, error)))
+            .transpose()
+    }
+
     /// Takes the settings of a server from flags and environment, for any source of its number.
     pub(super) fn fill(
         &self,
@@ -387,14 +523,14 @@ impl Stop {
         told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
     }
 
-    /// Waits for a request to end, or until `failure` is readable.
-    fn wait(&self, failure: std::os::fd::BorrowedFd<'_>) -> Outcome {
+    /// Waits for a request to end, or until one of `failures` is readable.
+    fn wait(&self, failures: &[std::os::fd::BorrowedFd<'_>]) -> Outcome {
         use rustix::event::{PollFd, PollFlags};
         let wanted = PollFlags::IN | PollFlags::RDHUP;
         let descriptors = self.descriptors();
         let mut fds: Vec<_> = descriptors
             .iter()
-            .chain([&failure])
+            .chain(failures)
             .map(|fd| PollFd::new(fd, wanted))
             .collect();
         match rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None)) {
@@ -427,6 +563,20 @@ fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCo
             "give --token-file, or set TIDEWATER_TOKEN_FILE",
         )),
     }
+}
+
+/// The token of a file or variable, or a new one for the job file.
+fn published_token(
+    file: Option<PathBuf>,
+    env: Option<&JobEnv>,
+    publish: &PublishArgs,
+) -> Result<JobToken, ExitCode> {
+    let is_named = file.is_some() || env.is_some();
+    if publish.job_file.is_some() && !is_named && std::env::var_os("TIDEWATER_TOKEN_FILE").is_none()
+    {
+        return random().map_err(|error| complain(3, error));
+    }
+    token(file, env)
 }
 
 /// The device of the flag, or of the variable, which counts outside of a job too.

@@ -82,6 +82,17 @@ pub(crate) struct RunArgs {
     busy: super::BusyPollArgs,
     #[command(flatten)]
     modules: super::functions::ModuleArgs,
+    /// Write a job file, mode 0600, for `tidewater status --job-file FILE`. It is removed at the end.
+    #[arg(long, value_name = "FILE", conflicts_with = "coordinator_command")]
+    job_file: Option<PathBuf>,
+    /// Let the coordinator serve metrics on this loopback address: /metrics (Prometheus text) and
+    /// /status (JSON).
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with = "coordinator_command"
+    )]
+    metrics: Option<std::net::SocketAddr>,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -175,6 +186,16 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     let options = options.chain(busy).chain(pending).chain(copies);
     let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
+    let own = &mut config.coordinator.args;
+    own.extend(
+        args.job_file
+            .into_iter()
+            .flat_map(|path| ["--job-file".into(), path.into()]),
+    );
+    own.extend(
+        args.metrics
+            .map(|address| format!("--metrics={address}").into()),
+    );
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
     }

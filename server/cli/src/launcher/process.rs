@@ -202,7 +202,7 @@ impl Spawner {
     /// launcher's output open.
     pub(super) fn guard(&self) -> io::Result<Process> {
         let mut command = Command::new(&self.executable);
-        command.arg("__guard").env_remove("TIDEWATER_JOB");
+        command.arg("__guard").env_remove("TIDEWATER_LAUNCH");
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut guard = start(Member::Guard, command, Input::Control)?;
         if let Some(control) = &mut guard.control {
@@ -260,7 +260,7 @@ impl Spawner {
             .args(&shell.args)
             .arg(host)
             .arg(quoted(&self.executable))
-            .env_remove("TIDEWATER_JOB")
+            .env_remove("TIDEWATER_LAUNCH")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut process = start(member, command, Input::Control)?;
@@ -291,7 +291,7 @@ impl Spawner {
         };
         let told = &self.told;
         command
-            .env("TIDEWATER_JOB", &self.job)
+            .env("TIDEWATER_LAUNCH", &self.job)
             .env("TIDEWATER_ROLE", role.name())
             .env("TIDEWATER_RANK", rank.to_string())
             .env("TIDEWATER_LOCAL_RANK", local.number.to_string())
@@ -302,6 +302,7 @@ impl Spawner {
             .env("TIDEWATER_TOKEN_FILE", &self.token)
             // Settings of this launcher itself, perhaps as a worker of another job, end here.
             .env_remove("TIDEWATER_COORDINATOR")
+            .env_remove("TIDEWATER_JOB")
             .env_remove("TIDEWATER_READY_FD");
         if !mutants::on(Mutant::TokenFdInherited) {
             command.env_remove("TIDEWATER_TOKEN_FD");

@@ -15,7 +15,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
 /// Prefix of the variable in `environ` that marks the processes of a job.
-const MARK: &str = "TIDEWATER_JOB=";
+const MARK: &str = "TIDEWATER_LAUNCH=";
 
 /// Runs the guard on `control` until the job is over and none of its processes is left.
 ///

@@ -22,6 +22,7 @@ use tidewater_runtime::wait::wait_until;
 use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
+use super::status::ApplierReport;
 use crate::inbox::{Next, Ring};
 use crate::namespace::FrameSender;
 use crate::store::{ServerMemory, StoreError};
@@ -214,6 +215,15 @@ impl Applier {
             }
             Command::With(f) => f(&mut self.engine),
             Command::Stop => self.stopped = true,
+            Command::Report(tx) => {
+                let rings = self.rings.iter();
+                let refused = rings.map(|ring| (ring.session, ring.state().rejected));
+                let report = ApplierReport {
+                    refused: refused.collect(),
+                    ..self.engine.report()
+                };
+                let _ = tx.send(report);
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 
 use super::engine::Engine;
+use super::status::ApplierReport;
 use super::table::Table;
 use crate::inbox::Ring;
 use crate::namespace::NamespaceId;
@@ -39,6 +40,8 @@ pub enum Command {
     With(Box<dyn FnOnce(&mut Engine) + Send>),
     /// Ends the applier's thread.
     Stop,
+    /// Reports the applier's state to operators.
+    Report(Sender<ApplierReport>),
 }
 
 impl std::fmt::Debug for Command {
@@ -56,6 +59,7 @@ impl std::fmt::Debug for Command {
             Self::TakeTable(..) => "TakeTable",
             Self::With(..) => "With",
             Self::Stop => "Stop",
+            Self::Report(..) => "Report",
         })
     }
 }

@@ -63,7 +63,7 @@ pub struct Engine {
     /// Members of every clock domain of a job from its start. Empty in a service, where each job
     /// sets its own.
     workers: Vec<WorkerId>,
-    clocks: BTreeMap<NamespaceId, Clocks>,
+    pub(super) clocks: BTreeMap<NamespaceId, Clocks>,
     /// Payload of the reply of the last frame.
     pub reply: Vec<u8>,
     /// Domains with a moved minimum that is not announced yet.

@@ -21,6 +21,7 @@ mod row_sums;
 pub mod save;
 mod scan;
 mod settings;
+pub mod status;
 mod sums;
 pub mod table;
 mod tick;

@@ -59,6 +59,11 @@ struct Barrier {
 pub(super) struct Barriers(BTreeMap<String, Barrier>);
 
 impl Barriers {
+    /// Number of workers that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.0.values().map(|barrier| barrier.waiting.len()).sum()
+    }
+
     /// Notes a worker's arrival. [`Self::settle`] then decides which workers continue.
     pub(super) fn arrive(&mut self, name: &str, count: u32, waiter: Waiter) -> Result<(), Refusal> {
         if count == 0 {

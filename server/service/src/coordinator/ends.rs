@@ -134,6 +134,7 @@ impl Coordinator {
 
     pub(super) fn server_gone(&mut self, peer: &Peer) {
         let number = ServerId(peer.rank);
+        self.never_reported(number);
         let Some(server) = self.servers.remove(&number) else {
             return;
         };

@@ -24,6 +24,7 @@ mod models;
 mod rendezvous;
 pub mod serve;
 pub mod state;
+mod status;
 mod tables;
 #[cfg(test)]
 mod tests;

@@ -70,6 +70,13 @@ impl Coordinator {
         self.begin_model(asker, namespace, dir, (step, task))
     }
 
+    /// The directory of the save or load of a job that runs.
+    pub(super) fn directory_of(&self, namespace: &str) -> Option<&str> {
+        let mut models = self.models.values();
+        let model = models.find(|model| model.namespace == namespace)?;
+        Some(&model.dir)
+    }
+
     pub(super) fn begin_load(
         &mut self,
         asker: Asker,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct ServeConfig {
     pub advertise: Option<String>,
     /// The job's secret, which peers authenticate with.
     pub token: JobToken,
+    /// Namespaces of workers that it admits; empty: all.
+    pub namespaces: Vec<String>,
     /// Numbers of processes, and what ends the cluster.
     pub cluster: CoordinatorConfig,
 }
@@ -132,7 +134,10 @@ impl Listening {
             ids,
             role: Role::Coordinator,
             number: 0,
-            namespaces: Namespaces::Any,
+            namespaces: match config.namespaces.is_empty() {
+                true => Namespaces::Any,
+                false => Namespaces::Only(config.namespaces),
+            },
             control_roles: Roles::of(&[Role::Worker, Role::Observer, Role::Server, Role::Admin]),
             lane_roles: Roles::default(),
             tells_ids: true,
@@ -159,6 +164,20 @@ impl Listening {
         self.listener
             .local_addr()
             .map_or(0, |address| address.port())
+    }
+
+    /// Address by which processes of this host reach it.
+    pub fn local(&self) -> SocketAddr {
+        let bound = self.listener.local_addr();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut address = bound.unwrap_or(any);
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        address
     }
 
     /// Address by which others reach it, as the ready line prints it.

@@ -140,6 +140,7 @@ pub(super) enum Purpose {
     Load(u64),
     Function(u64),
     Shutdown,
+    Status(Asker),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -274,6 +275,7 @@ impl Coordinator {
             Purpose::Save(op) => self.part_saved(op, server, answer),
             Purpose::Load(op) => self.part_loaded(op, server, answer),
             Purpose::Function(load) => self.function_loaded(load, server, answer),
+            Purpose::Status(asker) => self.server_reported(asker, answer),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -328,7 +330,7 @@ impl Coordinator {
                 return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
             }
             (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
-            (Ask::Register(_), Role::Admin, false) => {}
+            (Ask::Register(_) | Ask::Status { .. }, Role::Admin, false) => {}
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
@@ -343,6 +345,7 @@ impl Coordinator {
         match request {
             Ask::Join(join) => self.join(asker, join),
             Ask::Register(told) => self.rendezvous(asker, told),
+            Ask::Status { server } => self.status(asker, server),
             Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
             Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),

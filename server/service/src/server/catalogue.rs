@@ -72,6 +72,12 @@ impl Catalogue {
         self.jobs.get_mut(namespace)
     }
 
+    /// The namespaces of the jobs in use.
+    pub(super) fn job_names(&self) -> HashMap<NamespaceId, String> {
+        let jobs = self.jobs.iter();
+        jobs.map(|(name, job)| (job.id, name.clone())).collect()
+    }
+
     /// The job of a namespace; registers it if it is new.
     pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, ServerError> {
         if !self.jobs.contains_key(namespace) {

@@ -21,7 +21,7 @@ use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::ServerAnswer;
+use tidewater_protocol::wire::control::{ServerAnswer, SessionStatus};
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -64,6 +64,8 @@ pub(super) enum ControlCommand {
     EndSessions(NamespaceId, Sender<()>),
     /// Ends the control thread and the server.
     Stop,
+    /// Reports connections and sessions to operators.
+    Sessions(Sender<(u64, Vec<(SessionId, SessionStatus)>)>),
 }
 
 /// State of the control thread.
@@ -195,6 +197,9 @@ impl Control {
                     let _ = tx.send(());
                 }
                 ControlCommand::Stop => self.stopped = true,
+                ControlCommand::Sessions(tx) => {
+                    let _ = tx.send((self.conns.len() as u64, self.sessions.report()));
+                }
             }
         }
         self.finish_connects();

@@ -397,7 +397,7 @@ impl ServerHandle {
         self.command(ControlCommand::Stop);
     }
 
-    fn command(&self, command: ControlCommand) {
+    pub(super) fn command(&self, command: ControlCommand) {
         // A control thread that has ended needs no command.
         let _ = self.control.send(command);
         self.waker.wake();

@@ -31,6 +31,7 @@ mod functions;
 mod handle;
 mod listen;
 mod orders;
+mod report;
 mod requests;
 mod sessions;
 mod threads;

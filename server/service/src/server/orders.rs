@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
-use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::control::{ServerStatus, TableInfo};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::ServerHandle;
@@ -66,5 +66,9 @@ impl Orders for ServerHandle {
 
     fn set_epoch(&self, epoch: u64) {
         Self::set_epoch(self, epoch);
+    }
+
+    fn report(&self) -> ServerStatus {
+        Self::report(self)
     }
 }

@@ -13,7 +13,7 @@ use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{OBSERVERS_MAX, SESSIONS_MAX, WORKERS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
+use tidewater_protocol::wire::control::{Attach, Attached, Remote, SessionStatus, Transport};
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -50,6 +50,10 @@ struct Session {
     /// For each lane the public copy of its status record.
     status: Vec<Remote>,
     presence: Presence,
+    /// Carrier of the lanes, and why the client took it.
+    chosen: (Transport, String),
+    /// Lanes that were recovered.
+    recoveries: u64,
 }
 
 /// Whether a session has its control connection, and the number of its last cut.
@@ -170,6 +174,8 @@ impl Sessions {
                 owner: Some(owner),
                 cuts: 0,
             },
+            chosen: (attach.transport, attach.reason),
+            recoveries: 0,
         };
         let memory = self.add_rings(id, &mut session)?;
         if memory.is_none() {
@@ -318,6 +324,25 @@ impl Sessions {
                 let _ = crew.handle.send(Command::DropRing(id, bounded(1).0));
             }
         }
+    }
+
+    /// The sessions for operators, without what appliers know.
+    pub(super) fn report(&self) -> Vec<(SessionId, SessionStatus)> {
+        let row = |(&id, session): (&SessionId, &Session)| {
+            let row = SessionStatus {
+                namespace: session.namespace.clone(),
+                worker: session.thread.rank,
+                thread: session.thread.thread,
+                transport: session.chosen.0,
+                reason: session.chosen.1.clone(),
+                connected: session.presence.owner.is_some(),
+                cuts: session.presence.cuts,
+                recoveries: session.recoveries,
+                refused: 0,
+            };
+            (id, row)
+        };
+        self.all.iter().map(row).collect()
     }
 
     /// Ends all sessions of a job.

@@ -274,6 +274,8 @@ impl ServerPolicy {
             return Some(refusal);
         }
         let served = match &self.namespaces {
+            // A namespace is that of a worker's job; servers and operators have none.
+            _ if hello.role != Role::Worker => true,
             Namespaces::Any => true,
             Namespaces::Only(names) => names.contains(&hello.namespace),
         };

@@ -79,6 +79,8 @@ pub struct NetServerLink {
     server: ServerMember,
     config: ConnectConfig,
     transport: TransportKind,
+    /// Why it takes this transport, for operators.
+    reason: String,
     /// Control connection; `None` while it is cut.
     conn: Option<Control>,
     session: SessionId,
@@ -129,6 +131,7 @@ impl NetServerLink {
             ring_bytes: u32::try_from(self.config.ring_bytes).unwrap_or(u32::MAX),
             thread: self.config.thread,
             workers: self.config.workers,
+            reason: self.reason.clone(),
         };
         let request = ServerRequest::Attach(attach);
         match self.call(conn, &request, deadline)? {

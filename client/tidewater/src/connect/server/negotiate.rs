@@ -8,7 +8,7 @@ use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
-use tidewater_protocol::wire::control::ServerMember;
+use tidewater_protocol::wire::control::{ServerMember, status_text};
 use tidewater_runtime::clock::Deadline;
 
 use super::{Failure, NetServerLink};
@@ -36,6 +36,7 @@ impl NetServerLink {
             server: server.clone(),
             config: config.clone(),
             transport: TransportKind::Tcp,
+            reason: "it was asked for".to_owned(),
             conn: None,
             session: SessionId(0),
             counters: Vec::new(),
@@ -62,6 +63,7 @@ impl NetServerLink {
     /// Opens a session over the first available transport.
     fn open_best(&mut self, deadline: Deadline) -> Result<Vec<OpenLane>, Failure> {
         let server = self.server.id;
+        "one host".clone_into(&mut self.reason);
         let no_shm = match self.open_shm(deadline) {
             Err(Failure::Unfit(why)) => why,
             Ok(lanes) => {
@@ -72,6 +74,7 @@ impl NetServerLink {
         };
         // That connection was for shared memory.
         self.conn = None;
+        self.reason = status_text(&format!("both ends have RDMA; no shared memory: {no_shm}"));
         let no_verbs = match self.open_verbs(deadline) {
             Err(Failure::Unfit(why)) => why,
             Ok(lanes) => {
@@ -80,6 +83,7 @@ impl NetServerLink {
             }
             failed => return failed,
         };
+        self.reason = status_text(&format!("no shared memory: {no_shm}; no RDMA: {no_verbs}"));
         let lanes = self.open_tcp(deadline)?;
         tracing::info!(%server, no_shm, no_verbs, "lanes over tcp: nothing faster can be had");
         Ok(lanes)

@@ -182,6 +182,7 @@ impl Sessions {
             // A lane that is still being connected comes too late.
             (*granted, *connecting) = (nonce, None);
         }
+        session.recoveries += 1;
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let lane = self.grant(applier.0, session);
         let shm = memory.as_ref().map(SessionMemory::numbers);

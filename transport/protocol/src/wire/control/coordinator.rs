@@ -4,10 +4,11 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, worker_id};
+use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, server_id, worker_id};
 use super::rendezvous::{Register, Roster};
+use super::status::{ClusterStatus, ServerStatus};
 use super::{Answer, Message, Request};
-use crate::ids::{Incarnation, TableId, WorkerId};
+use crate::ids::{Incarnation, ServerId, TableId, WorkerId};
 use crate::layout::function::FUNCTION_NAME_BYTES_MAX;
 use crate::limits::{
     APPLIERS_MAX, FUNCTION_MODULE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
@@ -150,6 +151,13 @@ pub enum CoordinatorRequest {
         /// The module in binary format.
         module: ModuleBytes,
     },
+    /// Reads what the cluster does, or what one server of it does. Only operators ask
+    /// ([`crate::wire::hello::Role::Admin`]). Answer: [`CoordinatorAnswer::Cluster`] or
+    /// [`CoordinatorAnswer::Server`].
+    Status {
+        /// The server; `None`: the cluster.
+        server: Option<ServerId>,
+    },
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -185,6 +193,10 @@ pub enum CoordinatorAnswer {
     Refused(Refusal),
     /// Answer to the request [`CoordinatorRequest::Register`].
     Roster(Roster),
+    /// Answer to the request [`CoordinatorRequest::Status`] for the cluster.
+    Cluster(Box<ClusterStatus>),
+    /// Answer to the request [`CoordinatorRequest::Status`] for a server.
+    Server(Box<ServerStatus>),
 }
 
 /// Commands of the coordinator to a server, over the connection that the server opened, and only after
@@ -246,6 +258,8 @@ pub enum Command {
         /// The module in binary format.
         module: ModuleBytes,
     },
+    /// Reads what the server does. Answer: [`CommandReply::Status`].
+    Status,
 }
 
 /// Rule of a table with hyper-parameters that were set after it was created.
@@ -286,6 +300,8 @@ pub enum CommandReply {
     Saved(SavedPart),
     /// The command is refused.
     Refused(Refusal),
+    /// Answer to the command [`Command::Status`].
+    Status(Box<ServerStatus>),
 }
 
 /// One-way notices of a coordinator or a server, without an answer.
@@ -344,6 +360,7 @@ impl Message for CoordinatorRequest {
                 function(name)?;
                 module.validate()
             }
+            Self::Status { server } => server.map_or(Ok(()), server_id),
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -389,6 +406,8 @@ impl Message for CoordinatorAnswer {
             }
             Self::Refused(refusal) => refusal.validate(),
             Self::Roster(roster) => roster.validate(),
+            Self::Cluster(status) => status.validate(),
+            Self::Server(status) => status.validate(),
         }
     }
 }
@@ -452,7 +471,7 @@ impl Message for Command {
                 function(name)?;
                 module.validate()
             }
-            Self::ReleaseTable { id: _ } | Self::Shutdown => Ok(()),
+            Self::ReleaseTable { id: _ } | Self::Shutdown | Self::Status => Ok(()),
         }
     }
 }
@@ -482,6 +501,7 @@ impl Message for CommandReply {
                 clocks(&part.clocks)
             }
             Self::Refused(refusal) => refusal.validate(),
+            Self::Status(status) => status.validate(),
         }
     }
 }

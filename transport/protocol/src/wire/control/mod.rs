@@ -19,6 +19,7 @@ mod rendezvous;
 #[cfg(test)]
 pub(super) mod samples;
 mod server;
+mod status;
 #[cfg(test)]
 mod tests;
 mod verbs;
@@ -37,6 +38,9 @@ pub use rendezvous::{Part, Register, Roster};
 pub use server::{
     ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,
     ServerRequest, ShmAttach, TableDescriptor, Transport,
+};
+pub use status::{
+    ApplierStatus, ClockStatus, ClusterStatus, JobStatus, ServerStatus, SessionStatus, status_text,
 };
 pub use verbs::{
     PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEnd, VerbsLink,

@@ -331,6 +331,9 @@ impl Gen {
                 name: "scale".into(),
                 module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
             },
+            R::Status {
+                server: Some(ServerId(3)),
+            },
         ]
     }
 
@@ -366,6 +369,8 @@ impl Gen {
                 local_servers: 1,
                 local_workers: 2,
             }),
+            A::Cluster(Box::new(cluster_status())),
+            A::Server(Box::new(server_status())),
         ]
     }
 
@@ -402,6 +407,7 @@ impl Gen {
                 name: "scale".into(),
                 module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
             },
+            Command::Status,
         ]
     }
 
@@ -421,6 +427,7 @@ impl Gen {
                 }],
             }),
             CommandReply::Refused(self.refusal()),
+            CommandReply::Status(Box::new(server_status())),
         ]
     }
 
@@ -438,6 +445,7 @@ impl Gen {
                 ring_bytes: (16 << 10) << self.under(11),
                 thread: self.any() as u32 % 256,
                 workers: self.under(1 << 16) as u32,
+                reason: "one host".into(),
             }),
             R::Resume {
                 session: SessionId(self.any()),
@@ -509,5 +517,71 @@ impl Gen {
                 id: TableId(self.any() as u32),
             },
         ]
+    }
+}
+
+/// The state of a cluster with one server that has joined, and one job.
+fn cluster_status() -> ClusterStatus {
+    ClusterStatus {
+        version: "0.1.0".into(),
+        servers_expected: 2,
+        members: Members {
+            epoch: 1,
+            revision: 5,
+            ..Members::default()
+        },
+        jobs: vec![JobStatus {
+            namespace: "default".into(),
+            workers_expected: 2,
+            workers: vec![WorkerMember {
+                id: WorkerId(1),
+                state: WorkerState::Live,
+            }],
+            workers_left_out: 1,
+            tables: 3,
+            at_barriers: 1,
+            saving: "/models/a".into(),
+            failed: String::new(),
+        }],
+        stopping: String::new(),
+    }
+}
+
+/// The state of a server with one applier and one session.
+fn server_status() -> ServerStatus {
+    ServerStatus {
+        version: "0.1.0".into(),
+        public_bytes: 4_096,
+        public_capacity: 64 << 30,
+        private_bytes: 8_192,
+        private_capacity: 64 << 30,
+        connections: 2,
+        appliers: vec![ApplierStatus {
+            applier: ApplierId(0),
+            answered: true,
+            frames: 1_000,
+            held_bytes: 300,
+            saves: 1,
+        }],
+        sessions: vec![SessionStatus {
+            namespace: "default".into(),
+            worker: WorkerId(1),
+            thread: 0,
+            transport: Transport::Tcp,
+            reason: "it was asked for".into(),
+            connected: true,
+            cuts: 1,
+            recoveries: 2,
+            refused: 3,
+        }],
+        sessions_left_out: 0,
+        clocks: vec![ClockStatus {
+            namespace: "default".into(),
+            domain: DomainId(0),
+            worker: WorkerId(1),
+            thread: 0,
+            clock: 41,
+        }],
+        clocks_left_out: 0,
     }
 }

@@ -8,10 +8,11 @@ use super::{Answer, Message, Request};
 use crate::ids::{ApplierId, DomainId, PartitionId, RegionKey, SessionId, TableId};
 use crate::layout::LINE_BYTES;
 use crate::limits::{
-    APPLIERS_MAX, BLOCK_BYTES_MAX, PARTITIONS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, WORKERS_MAX,
+    APPLIERS_MAX, BLOCK_BYTES_MAX, PARTITIONS_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
+    STATUS_TEXT_BYTES_MAX, WORKERS_MAX,
 };
 use crate::wire::WireError;
-use crate::wire::error::at_most;
+use crate::wire::error::{at_most, text_at_most};
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
@@ -40,7 +41,7 @@ pub struct Remote {
 }
 
 /// Request of a client thread for a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     /// Transport of the session's lanes. On shm the request uses the unix socket, and carries the waker
     /// of the client's thread as the only descriptor.
@@ -52,6 +53,8 @@ pub struct Attach {
     pub thread: u32,
     /// Number of workers in the job, 0 if the client does not know. A service learns it here.
     pub workers: u32,
+    /// Why the client takes this transport, for operators.
+    pub reason: String,
 }
 
 /// Grant of one lane of a session.
@@ -296,6 +299,7 @@ impl Attach {
             });
         }
         thread_number(self.thread)?;
+        text_at_most("reason", &self.reason, STATUS_TEXT_BYTES_MAX)?;
         at_most("workers", u64::from(self.workers), u64::from(WORKERS_MAX))
     }
 }

@@ -7,8 +7,9 @@ use crate::ids::{
 };
 use crate::limits::{
     CONTROL_BYTES_MAX, FUNCTION_MODULE_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX,
-    PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX,
-    VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
+    PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, STATUS_TEXT_BYTES_MAX, TEXT_BYTES_MAX,
+    VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX, WORKER_THREADS_MAX,
+    WORKERS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -197,6 +198,7 @@ fn number_limits_hold_at_both_ends() {
             ring_bytes,
             thread: 0,
             workers: 0,
+            reason: String::new(),
         };
         refuses(&ServerRequest::Attach(attach));
     }
@@ -205,12 +207,21 @@ fn number_limits_hold_at_both_ends() {
         ring_bytes: 64 << 10,
         thread: 0,
         workers: WORKERS_MAX + 1,
+        reason: String::new(),
     }));
     refuses(&ServerRequest::Attach(Attach {
         transport: Transport::Tcp,
         ring_bytes: 64 << 10,
         thread: WORKER_THREADS_MAX,
         workers: 0,
+        reason: String::new(),
+    }));
+    refuses(&ServerRequest::Attach(Attach {
+        transport: Transport::Tcp,
+        ring_bytes: 64 << 10,
+        thread: 0,
+        workers: 0,
+        reason: "x".repeat(STATUS_TEXT_BYTES_MAX + 1),
     }));
     let clocks = DomainClock {
         domain: DomainId(64),

@@ -1,0 +1,94 @@
+//! The state of the cluster for operators.
+
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::limits::STATUS_ROWS_MAX;
+use tidewater_protocol::wire::control::{
+    ClusterStatus, Command, CommandReply, CoordinatorAnswer, JobStatus, Members, status_text,
+};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::jobs::Job;
+use super::state::{Asker, Coordinator, Purpose, bad};
+
+impl Coordinator {
+    /// Answers for the cluster at once. A server is asked, and its answer passed on.
+    pub(super) fn status(
+        &mut self,
+        asker: Asker,
+        server: Option<ServerId>,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let Some(number) = server else {
+            let status = Box::new(self.cluster_status());
+            return Ok(Some(CoordinatorAnswer::Cluster(status)));
+        };
+        if !self.joined_servers().contains(&number) {
+            return Err(bad(&format!("server {number} has not joined")));
+        }
+        self.order(number, Purpose::Status(asker), Command::Status);
+        Ok(None)
+    }
+
+    /// Passes on what a server has answered.
+    pub(super) fn server_reported(&mut self, asker: Asker, reply: CommandReply) {
+        let answer = match reply {
+            CommandReply::Status(status) => CoordinatorAnswer::Server(status),
+            CommandReply::Refused(refusal) => CoordinatorAnswer::Refused(refusal),
+            _ => CoordinatorAnswer::Refused(bad("the server answers with something else")),
+        };
+        self.answer(asker, answer);
+    }
+
+    /// Answers the operators that wait for a server that has ended.
+    pub(super) fn never_reported(&mut self, number: ServerId) {
+        let Some(server) = self.servers.get(&number) else {
+            return;
+        };
+        let asked = |(to, purpose): &(_, Purpose)| match purpose {
+            Purpose::Status(asker) if *to == server.peer => Some(*asker),
+            _ => None,
+        };
+        let waiting: Vec<Asker> = self.orders.values().filter_map(asked).collect();
+        for asker in waiting {
+            let numbers = [u64::from(number.0), 0, 0, 0];
+            let refusal = Refusal::new(RefusalCode::PeerFailed, numbers);
+            let text = format!("server {number} ended before it answered");
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.with_text(text)));
+        }
+    }
+
+    fn cluster_status(&self) -> ClusterStatus {
+        let mut room = STATUS_ROWS_MAX;
+        let jobs = self.jobs.iter();
+        ClusterStatus {
+            version: env!("CARGO_PKG_VERSION").into(),
+            servers_expected: self.config.servers,
+            members: Members {
+                workers: Vec::new(),
+                ..self.members("")
+            },
+            jobs: jobs
+                .map(|(name, job)| self.job_status(name, job, &mut room))
+                .collect(),
+            stopping: status_text(&self.stop_reason),
+        }
+    }
+
+    /// A job, with at most `room` workers, which it reduces by those that it lists.
+    fn job_status(&self, name: &str, job: &Job, room: &mut usize) -> JobStatus {
+        let mut workers = job.members();
+        let left_out = workers.len().saturating_sub(*room);
+        workers.truncate(*room);
+        *room -= workers.len();
+        let failed = job.failed.as_ref();
+        JobStatus {
+            namespace: name.to_owned(),
+            workers_expected: job.expected(),
+            workers,
+            workers_left_out: left_out as u32,
+            tables: job.tables.len() as u32,
+            at_barriers: job.barriers.waiting() as u32,
+            saving: status_text(self.directory_of(name).unwrap_or_default()),
+            failed: status_text(&failed.map_or_else(String::new, ToString::to_string)),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What a cluster and its servers do at one moment, for operators.
+
+use serde::{Deserialize, Serialize};
+
+use super::members::{Members, WorkerMember, applier_id, domain_id, thread_number, worker_id};
+use super::server::Transport;
+use crate::ids::{ApplierId, DomainId, WorkerId};
+use crate::limits::{
+    APPLIERS_MAX, JOBS_MAX, NAMESPACE_BYTES_MAX, STATUS_ROWS_MAX, STATUS_TEXT_BYTES_MAX,
+    WORKERS_MAX,
+};
+use crate::wire::WireError;
+use crate::wire::error::{at_most, name_at_most, text_at_most};
+
+/// What the coordinator knows of its cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Version of the coordinator's program.
+    pub version: String,
+    /// Number of servers that the cluster waits for.
+    pub servers_expected: u32,
+    /// Servers that have joined. Its workers are empty: see `jobs`.
+    pub members: Members,
+    /// Jobs in ascending order of their namespace.
+    pub jobs: Vec<JobStatus>,
+    /// Why the cluster ends; empty while it runs.
+    pub stopping: String,
+}
+
+/// One job of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Number of its workers; 0 if unknown.
+    pub workers_expected: u32,
+    /// Its workers, at most [`STATUS_ROWS_MAX`] of all jobs together.
+    pub workers: Vec<WorkerMember>,
+    /// Workers that are not listed.
+    pub workers_left_out: u32,
+    /// Number of its tables.
+    pub tables: u32,
+    /// Workers that wait at barriers.
+    pub at_barriers: u32,
+    /// Directory of the save or load that runs; empty if there is none.
+    pub saving: String,
+    /// Why the job has failed; empty if it has not.
+    pub failed: String,
+}
+
+/// What a server holds and carries.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// Version of the server's program.
+    pub version: String,
+    /// Bytes in use for parameters, which clients read.
+    pub public_bytes: u64,
+    /// Bytes reserved for parameters.
+    pub public_capacity: u64,
+    /// Bytes in use for keys, indexes and optimizer state.
+    pub private_bytes: u64,
+    /// Bytes reserved for them.
+    pub private_capacity: u64,
+    /// Control connections, authenticated or not.
+    pub connections: u64,
+    /// Its appliers, by number.
+    pub appliers: Vec<ApplierStatus>,
+    /// Its sessions, at most [`STATUS_ROWS_MAX`], in ascending order of namespace, rank and thread.
+    pub sessions: Vec<SessionStatus>,
+    /// Sessions that are not listed.
+    pub sessions_left_out: u64,
+    /// Clocks of the threads of workers, at most [`STATUS_ROWS_MAX`]: ticks that all appliers have
+    /// consumed.
+    pub clocks: Vec<ClockStatus>,
+    /// Clocks that are not listed.
+    pub clocks_left_out: u64,
+}
+
+/// One applier of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApplierStatus {
+    /// Number of the applier.
+    pub applier: ApplierId,
+    /// Whether it has answered in time. The other fields are 0 if not: it is in a long step.
+    pub answered: bool,
+    /// Frames that it has applied.
+    pub frames: u64,
+    /// Bytes of pushes that it holds back for the turn of their rank.
+    pub held_bytes: u64,
+    /// Saves under way.
+    pub saves: u32,
+}
+
+/// One session: the pair of a worker's thread and a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Rank of the worker.
+    pub worker: WorkerId,
+    /// Number of the thread in its worker.
+    pub thread: u32,
+    /// Carrier of its lanes.
+    pub transport: Transport,
+    /// Why the client took this carrier.
+    pub reason: String,
+    /// Whether its control connection is there.
+    pub connected: bool,
+    /// Times that the control connection was cut.
+    pub cuts: u64,
+    /// Lanes that were recovered.
+    pub recoveries: u64,
+    /// Frames that appliers have refused.
+    pub refused: u64,
+}
+
+/// The clock of a worker's thread in a domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockStatus {
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Number of the domain.
+    pub domain: DomainId,
+    /// Rank of the worker.
+    pub worker: WorkerId,
+    /// Number of the thread in its worker.
+    pub thread: u32,
+    /// Ticks of it that all appliers have consumed.
+    pub clock: u64,
+}
+
+impl ClusterStatus {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        text_at_most("version", &self.version, STATUS_TEXT_BYTES_MAX)?;
+        text_at_most("reason", &self.stopping, STATUS_TEXT_BYTES_MAX)?;
+        self.members.validate()?;
+        at_most("jobs", self.jobs.len() as u64, JOBS_MAX as u64)?;
+        let workers: usize = self.jobs.iter().map(|job| job.workers.len()).sum();
+        at_most("listed workers", workers as u64, STATUS_ROWS_MAX as u64)?;
+        self.jobs.iter().try_for_each(JobStatus::validate)
+    }
+}
+
+impl JobStatus {
+    fn validate(&self) -> Result<(), WireError> {
+        name_at_most("namespace", &self.namespace, NAMESPACE_BYTES_MAX)?;
+        let workers = u64::from(self.workers_expected);
+        at_most("workers", workers, u64::from(WORKERS_MAX))?;
+        text_at_most("directory", &self.saving, STATUS_TEXT_BYTES_MAX)?;
+        text_at_most("reason", &self.failed, STATUS_TEXT_BYTES_MAX)?;
+        let mut workers = self.workers.iter();
+        workers.try_for_each(|worker| worker_id(worker.id))
+    }
+}
+
+impl ServerStatus {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        text_at_most("version", &self.version, STATUS_TEXT_BYTES_MAX)?;
+        let appliers = self.appliers.len() as u64;
+        at_most("appliers", appliers, u64::from(APPLIERS_MAX))?;
+        let most = STATUS_ROWS_MAX as u64;
+        at_most("listed sessions", self.sessions.len() as u64, most)?;
+        at_most("listed clocks", self.clocks.len() as u64, most)?;
+        for applier in &self.appliers {
+            applier_id(applier.applier)?;
+        }
+        for session in &self.sessions {
+            name_at_most("namespace", &session.namespace, NAMESPACE_BYTES_MAX)?;
+            text_at_most("reason", &session.reason, STATUS_TEXT_BYTES_MAX)?;
+            worker_id(session.worker)?;
+            thread_number(session.thread)?;
+        }
+        self.clocks.iter().try_for_each(|clock| {
+            name_at_most("namespace", &clock.namespace, NAMESPACE_BYTES_MAX)?;
+            domain_id(clock.domain)?;
+            worker_id(clock.worker)?;
+            thread_number(clock.thread)
+        })
+    }
+}
+
+/// Prepares a text for a status field: control characters become spaces, and it is cut to
+/// [`STATUS_TEXT_BYTES_MAX`].
+pub fn status_text(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let mut text: String = text.chars().map(clean).collect();
+    text.truncate(text.floor_char_boundary(STATUS_TEXT_BYTES_MAX));
+    text
+}
