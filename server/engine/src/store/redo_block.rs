@@ -62,7 +62,23 @@ impl Redo {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
-        self.record_block(progress, place, payload, state)?;
+        self.store_result(Some(progress), place, payload, state)
+    }
+
+    /// Stores the result of a range of a block, with `progress` behind a redo record.
+    ///
+    /// # Errors
+    /// As [`Self::commit_block`].
+    pub(super) fn store_result(
+        &self,
+        progress: Option<Progress>,
+        place: BlockPlace,
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        if let Some(progress) = progress {
+            self.record_block(progress, place, payload, state)?;
+        }
         self.store_block(&place, payload, state)
     }
 
@@ -108,11 +124,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Stores a block, readable, and then its state; without a redo record.
-    ///
-    /// # Errors
-    /// [`StoreError::Mem`] when `place` is outside the memory.
-    pub(super) fn store_block(
+    /// Stores a block, readable, and then its state.
+    fn store_block(
         &self,
         place: &BlockPlace,
         payload: &[u8],

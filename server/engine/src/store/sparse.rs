@@ -428,14 +428,13 @@ mod tests {
 
     fn shard(dim: u32) -> (Arc<ServerMemory>, Redo, SparseShard) {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
-        let spec = spec(dim);
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
         let all = (0..16).map(PartitionId);
         let shard = SparseShard::new(
             &memory,
             &Preparer::start().unwrap(),
             (TableId(1), 0),
-            &spec,
+            &spec(dim),
             all,
         )
         .unwrap();

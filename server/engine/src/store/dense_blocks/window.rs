@@ -219,11 +219,8 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        if self.spec.redo {
-            redo.commit_block(progress, place, &w.payload, &w.state)?;
-        } else {
-            redo.store_block(&place, &w.payload, &w.state)?;
-        }
+        let record = self.spec.redo.then_some(progress);
+        redo.store_result(record, place, &w.payload, &w.state)?;
         part.touch(sizes, cut.block, self.line.building);
         Ok(())
     }
@@ -309,11 +306,8 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        if self.spec.redo {
-            redo.commit_block(progress, place, &w.payload, &w.state)?;
-        } else {
-            redo.store_block(&place, &w.payload, &w.state)?;
-        }
+        let record = self.spec.redo.then_some(progress);
+        redo.store_result(record, place, &w.payload, &w.state)?;
         part.touch(sizes, block, self.line.building);
         Ok(())
     }
