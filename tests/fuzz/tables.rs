@@ -9,7 +9,8 @@ use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, RegionKey, Serve
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 use tidewater_protocol::wire::control::{
     ApplierPart, PartitionDescriptor, Remote, TableDescriptor, TableInfo,
@@ -35,6 +36,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         partitions: 3,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

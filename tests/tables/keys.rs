@@ -11,6 +11,7 @@ use std::time::Duration;
 use tidewater::{
     Client, ClientError, Missing, PullMode, PullOptions, ScanCursor, SyncMode, Table, TableBuilder,
 };
+use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 
@@ -295,5 +296,115 @@ fn deletions_of_ticks_follow_the_ranks() {
                 "{servers} servers"
             );
         }
+    }
+}
+
+/// A row is deleted at the tick that its key and its last push decide: the same on every run, on any number of
+/// servers and appliers, whichever worker is first. Pulls do not renew it, held pushes of the next iteration
+/// are not lost, and a row that comes back begins with its initial values.
+#[test]
+fn rows_expire_at_equal_ticks_on_any_servers() {
+    const AFTER: u64 = 3;
+    const PARTITIONS: u32 = 4;
+    for transport in transports() {
+        for (servers, first) in [(1, 0), (2, 1), (3, 0)] {
+            let cluster = Cluster::start(transport, servers, 1, 2);
+            let mut clients = [0, 1].map(|rank| cluster.client(rank, SyncMode::Ssp(1)));
+            let spec = TableBuilder::sparse::<i64>("t", 2)
+                .partitions(PARTITIONS)
+                .expire_after(AFTER as u32)
+                .at_clock(Reduce::Sum);
+            let table = clients[0].create_table::<i64>(spec.spec()).unwrap();
+            let same = clients[1].open_table::<i64>("t").unwrap();
+            // Of each key the number of its pushes, and the ticks completed at the last one.
+            let mut model: BTreeMap<u64, (i64, u64)> = BTreeMap::new();
+            let all = keys(0, 40);
+            let mut expired = 0;
+            for iteration in 0..14u64 {
+                for rank in [first, 1 - first] {
+                    // Key n is pushed in iterations that n divides, by one worker; small keys stay.
+                    let due = |&&key: &&u64| {
+                        let n = key.wrapping_neg();
+                        n % 2 == rank as u64 && iteration.is_multiple_of(n / 2 + 1)
+                    };
+                    let some: Vec<u64> = all.iter().filter(due).copied().collect();
+                    for key in &some {
+                        let (times, _) = model.get(key).copied().unwrap_or_default();
+                        model.insert(*key, (times + 1, iteration + 1));
+                    }
+                    push(&mut clients[rank], [&table, &same][rank], &some);
+                    clients[rank].tick().unwrap();
+                }
+                let ticks = iteration + 1;
+                let before = model.len();
+                model.retain(|&key, &mut (_, last)| {
+                    let swept = u64::from(partition_of_key(key, PARTITIONS).0);
+                    swept != iteration % u64::from(PARTITIONS) || ticks - last < AFTER
+                });
+                expired += before - model.len();
+                let [reader, _] = &mut clients;
+                reach(reader, ticks);
+                let got = pull(reader, &table, &all, MODES[iteration as usize % 3]);
+                for (key, row) in all.iter().zip(got.chunks_exact(2)) {
+                    let (times, _) = model.get(key).copied().unwrap_or_default();
+                    assert_eq!(row, of(*key, times), "key {key} after {ticks} ticks");
+                }
+                let stored = scan(reader, &table, 100);
+                assert_eq!(stored, model.keys().copied().collect(), "{ticks} ticks");
+            }
+            assert!(expired > 20, "{expired} rows have expired");
+        }
+    }
+}
+
+/// A key gets its row at its third push; the pushes before are acknowledged and dropped, and no pull makes a
+/// row. Keys of one frame count each on their own.
+#[test]
+fn keys_are_admitted_by_frequency() {
+    each_transport(2, 1, |cluster| {
+        let mut client = cluster.client(0, SyncMode::Asp);
+        let spec = TableBuilder::sparse::<i64>("t", 2)
+            .partitions(4)
+            .admit_after(3);
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let (often, once) = (keys(0, 50), keys(1_000, 500));
+        for times in 1..=4 {
+            push(&mut client, &table, &often);
+            push(&mut client, &table, &once[times * 100..][..100]);
+            let mut out = vec![-1; 100];
+            let create = PullOptions::default().missing(Missing::Create);
+            client.pull_rows(&table, &often, &mut out, create).unwrap();
+            let applied = (times as i64 - 2).max(0);
+            for (key, row) in often.iter().zip(out.chunks_exact(2)) {
+                assert_eq!(row, of(*key, applied), "key {key} after {times} pushes");
+            }
+            let stored = if applied > 0 { 50 } else { 0 };
+            assert_eq!(client.count_keys(&table).unwrap(), stored);
+        }
+    });
+}
+
+/// Definitions with options of keys that the table cannot have are refused by the checks of both ends.
+#[test]
+fn options_of_keys_need_sparse_tables() {
+    let dense = TableBuilder::rows::<i64>("d", 10, 2).partitions(4);
+    let sparse = TableBuilder::sparse::<i64>("s", 2).partitions(4);
+    let at_tick = sparse.clone().at_clock(Reduce::Sum);
+    for (table, words) in [
+        (
+            dense.clone().expire_after(1),
+            "expire_after is set on a dense",
+        ),
+        (dense.admit_after(2), "admit_after is set on a dense"),
+        (at_tick.clone().admit_after(2), "cannot drop a push"),
+    ] {
+        let error = table.spec().validate().unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    for table in [
+        sparse.admit_after(255),
+        at_tick.expire_after(u32::MAX).admit_after(1),
+    ] {
+        table.spec().validate().unwrap();
     }
 }

@@ -56,7 +56,7 @@ module tidewater
     end type
 
     type, bind(c) :: tw_table_options
-        integer(c_size_t) :: size = 176
+        integer(c_size_t) :: size = 184
         type(c_ptr) :: name = c_null_ptr
         integer(c_int32_t) :: dtype = 0, kind = 0
         integer(c_int64_t) :: rows = 0
@@ -69,6 +69,7 @@ module tidewater
         real(c_double) :: weight_decay = 0, clip_value = 0, clip_norm = 0, initial_accumulator = 0
         integer(c_int32_t) :: by_staleness = 0, reserved2 = 0
         integer(c_int32_t) :: redo = 0, reserved3 = 0
+        integer(c_int32_t) :: expire_after = 0, admit_after = 0
     end type
 
     type, bind(c) :: tw_pull_options

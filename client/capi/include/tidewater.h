@@ -413,6 +413,11 @@ typedef struct {
     int32_t redo;
     // Unused; must be zero.
     int32_t reserved3;
+    // Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
+    uint32_t expire_after;
+    // Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
+    // and TW_IMMEDIATE.
+    uint32_t admit_after;
 } tw_table_options;
 
 // A table of a session. Zero is none.

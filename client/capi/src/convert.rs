@@ -14,7 +14,8 @@ use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 
 use crate::abi::types::*;
@@ -278,6 +279,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         partitions: options.partitions,
         gradient: gradient(options),
         redo: options.redo != 0,
+        keys: keys(options)?,
     })
 }
 
@@ -438,6 +440,18 @@ pub(crate) fn schedule(schedule: &tw_schedule) -> Result<Schedule, Failure> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The options of keys.
+fn keys(options: &tw_table_options) -> Result<KeyOptions, Failure> {
+    let admit_after = u8::try_from(options.admit_after).map_err(|_| {
+        let given = options.admit_after;
+        Failure::argument(format_args!("admit_after is {given}; it is at most 255"))
+    })?;
+    Ok(KeyOptions {
+        expire_after: options.expire_after,
+        admit_after,
+    })
 }
 
 /// The options of gradients. The weight decay of AdamW is part of its rule.

@@ -277,6 +277,12 @@ mutants! {
     ObserverCounts = "observer-counts";
     /// An applier applies the pushes of an observer.
     ObserverPushes = "observer-pushes";
+    /// Rows of every second partition never expire: with two appliers, those of one of them.
+    ExpiryOnOneServer = "expiry-on-one-server";
+    /// A push does not renew the time after which its row expires.
+    PushRenewsNothing = "push-renews-nothing";
+    /// A key gets a row at its first push although the table counts them.
+    AdmitAtOnce = "admit-at-once";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

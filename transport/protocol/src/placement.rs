@@ -99,7 +99,7 @@ impl Placement {
 mod tests {
     use super::*;
     use crate::ids::DomainId;
-    use crate::table::{Apply, DType, GradientOptions, Init, Optimizer};
+    use crate::table::{Apply, DType, GradientOptions, Init, KeyOptions, Optimizer};
 
     /// Ids built as `type << 32` or `x << 48` share their low words; each partition must still get
     /// its share.
@@ -135,6 +135,7 @@ mod tests {
             partitions: 0,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         };
         let dense = |rows| Shape::Dense {
             rows,

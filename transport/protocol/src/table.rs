@@ -194,6 +194,28 @@ pub struct TableSpec {
     /// stores it. Costs a second copy and a checksum a row; nothing reads the record yet.
     #[serde(default)]
     pub redo: bool,
+    /// When keys of a sparse table get rows, and when rows are deleted.
+    #[serde(default)]
+    pub keys: KeyOptions,
+}
+
+/// Options of the keys of a sparse table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct KeyOptions {
+    /// Ticks of the table's domain without a push after which a row is deleted; 0 for never.
+    #[serde(default)]
+    pub expire_after: u32,
+    /// Push of a key that makes its row; 0 and 1 for the first one. The pushes before it are dropped. For
+    /// tables that apply pushes on arrival.
+    #[serde(default)]
+    pub admit_after: u8,
+}
+
+impl KeyOptions {
+    /// Whether no option is set.
+    pub const fn is_none(&self) -> bool {
+        self.expire_after == 0 && self.admit_after == 0
+    }
 }
 
 /// Text leaves options out that are not set: the manifest of a model without options has the words,
@@ -203,7 +225,8 @@ impl Serialize for TableSpec {
         let binary = !serializer.is_human_readable();
         let gradient = binary || !self.gradient.is_none();
         let redo = binary || self.redo;
-        let fields = 10 + usize::from(gradient) + usize::from(redo);
+        let keys = binary || !self.keys.is_none();
+        let fields = 10 + usize::from(gradient) + usize::from(redo) + usize::from(keys);
         let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
         spec.serialize_field("shape", &self.shape)?;
@@ -224,6 +247,11 @@ impl Serialize for TableSpec {
             spec.serialize_field("redo", &self.redo)?;
         } else {
             spec.skip_field("redo")?;
+        }
+        if keys {
+            spec.serialize_field("keys", &self.keys)?;
+        } else {
+            spec.skip_field("keys")?;
         }
         spec.end()
     }

@@ -389,6 +389,11 @@ pub struct tw_table_options {
     pub redo: i32,
     /// Unused; must be zero.
     pub reserved3: i32,
+    /// Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
+    pub expire_after: u32,
+    /// Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
+    /// and TW_IMMEDIATE.
+    pub admit_after: u32,
 }
 
 /// What a table is.

@@ -3,7 +3,8 @@
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TRANSIENT_TABLES, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape,
+    TRANSIENT_TABLES, TableSpec,
 };
 
 use super::error::CollectiveError;
@@ -66,6 +67,7 @@ impl RowsOf {
             optimizer: Optimizer::None,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

@@ -11,7 +11,8 @@ use std::marker::PhantomData;
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
+    TableSpec,
 };
 
 pub use any::AnyTable;
@@ -101,6 +102,7 @@ impl TableBuilder {
             partitions: PARTITIONS_AUTO,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         })
     }
 
@@ -206,6 +208,27 @@ impl TableBuilder {
     #[must_use]
     pub fn by_staleness(mut self) -> Self {
         self.0.gradient.by_staleness = true;
+        self
+    }
+
+    /// Deletes a row that no push has touched for this number of ticks of the table's domain. Sparse tables
+    /// only. Pulls and functions do not count. A tick looks at one partition, so a row is deleted between
+    /// `ticks` and `ticks` plus the number of partitions after its last push, at a tick that its key and
+    /// that push decide. A load begins the count again.
+    #[must_use]
+    pub fn expire_after(mut self, ticks: u32) -> Self {
+        self.0.keys.expire_after = ticks;
+        self
+    }
+
+    /// Makes the row of a key at this push of it, and drops the pushes before. Sparse tables that apply
+    /// pushes on arrival only. Until then every pull returns the initial values and makes no row. Servers
+    /// count in 1 MiB for a table and applier, by estimates: a key may get its row early or a few pushes
+    /// late. They forget
+    /// pushes in the course of 131,072 others of keys without a row.
+    #[must_use]
+    pub fn admit_after(mut self, pushes: u8) -> Self {
+        self.0.keys.admit_after = pushes;
         self
     }
 

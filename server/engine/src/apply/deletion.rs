@@ -57,9 +57,14 @@ impl Engine {
         let Some(mut keys) = noted else { return 0 };
         keys.sort_unstable();
         keys.dedup();
+        self.delete_at_tick(id, iteration, &keys);
+        keys.len()
+    }
+
+    /// Deletes rows at the end of an iteration.
+    pub(super) fn delete_at_tick(&mut self, id: u32, iteration: u64, keys: &[u64]) {
         self.lsn += 1;
-        let deleted = keys.len();
-        for key in keys {
+        for &key in keys {
             let awaited = match self.sums.get(&id) {
                 Some(Sums::Rows(all)) => all
                     .iter()
@@ -69,7 +74,6 @@ impl Engine {
             };
             self.delete_row(id, key, awaited);
         }
-        deleted
     }
 
     /// Deletes a row; one that a held push awaits begins again in its slot.

@@ -81,6 +81,8 @@ pub struct Engine {
     pub(super) saves: Vec<Save>,
     /// Keys that the open iteration deletes, by table.
     pub(super) deletions: BTreeMap<u32, Vec<u64>>,
+    /// Admitted rows of a push, and its payload with these rows only.
+    pub(super) admitted: (Vec<u32>, Vec<u8>),
 }
 
 impl std::fmt::Debug for Engine {
@@ -130,6 +132,7 @@ impl Engine {
             functions: FunctionRunner::new(),
             saves: Vec::new(),
             deletions: BTreeMap::new(),
+            admitted: Default::default(),
         })
     }
 
@@ -142,10 +145,14 @@ impl Engine {
     pub fn add_table(&mut self, mut table: Table) {
         let clocks = self.clocks.get(&table.namespace);
         let min_clock = clocks.map_or(0, |clocks| clocks.min_if_used(table.spec.domain));
-        if let Store::Blocks(blocks) = &mut table.store
-            && let Err(e) = blocks.begin_at(min_clock)
-        {
-            self.fail(format_args!("the first version of table {}: {e}", table.id));
+        match &mut table.store {
+            Store::Blocks(blocks) => {
+                if let Err(e) = blocks.begin_at(min_clock) {
+                    self.fail(format_args!("the first version of table {}: {e}", table.id));
+                }
+            }
+            Store::Sparse(shard) => shard.set_ticks(min_clock),
+            Store::Rows(_) => {}
         }
         self.tables.insert(table.id.0, table);
         self.pending.changed();

@@ -97,7 +97,8 @@ impl Engine {
         row_bytes: usize,
     ) -> Result<(), Refusal> {
         self.check_keys(namespace, header, payload)?;
-        if header.flags.create {
+        let counts_pushes = self.known(namespace, header.table)?.counts_pushes();
+        if header.flags.create && !counts_pushes {
             self.find_rows(header.table, header.count as usize, |row| {
                 (word(payload, row * 8), RowLocation::NONE)
             })?;
@@ -134,6 +135,8 @@ impl Engine {
         if !matches!(table.store, Store::Sparse(_)) {
             return Err(wrong_operation(header));
         }
+        // Where pushes are counted, a pull makes no row.
+        let create = header.flags.create && !table.counts_pushes();
         Self::room(u64::from(header.count) * 8)?;
         self.check_keys(namespace, header, payload)?;
         self.reply.clear();
@@ -151,7 +154,7 @@ impl Engine {
                 let rows = row..(header.count as usize).min(row + FIND_AHEAD);
                 s.touch(rows.map(|row| word(payload, row * 8)));
             }
-            let loc = if header.flags.create {
+            let loc = if create {
                 match s.find_or_create(key, &self.redo, progress) {
                     Ok(loc) => loc,
                     Err(e) => return Err(self.no_memory(&e)),

@@ -4,11 +4,13 @@
 //! frames were batched. Each frame that takes effect has a number, `lsn`, in the applier's total
 //! order.
 
+mod admission;
 pub mod applier;
 pub mod command;
 mod deletion;
 mod describe;
 pub mod engine;
+mod expiry;
 mod function;
 mod gather;
 pub mod kernels;

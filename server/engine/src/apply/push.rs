@@ -162,7 +162,11 @@ impl Engine {
             self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }
+        let counts_pushes = table.counts_pushes();
         let factor = self.factor(sender, header, op, weight)?;
+        if counts_pushes {
+            return self.push_admitted(header, (op, factor), (payload, parts));
+        }
         self.locate_rows(header.table, payload, parts, count, hints)?;
         self.store_rows(header.table, op, values, factor);
         Ok(Effect::Applied)
@@ -170,7 +174,7 @@ impl Engine {
 
     /// Applies `values` to the rows in `self.places`: sums multiplied by `factor`, gradients at
     /// `factor` times the rate.
-    fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
+    pub(super) fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
         let progress = self.progress(0);
         let mut scaled = std::mem::take(&mut self.scratch);
         let Some(rows) = self.tables.get_mut(&table) else {
@@ -193,10 +197,11 @@ impl Engine {
                 "rows of table {table} could not be stored: {e}"
             ));
         }
+        self.stamp_rows(table);
     }
 
     /// Fills `self.places` with the rows of a push, creating missing ones.
-    fn locate_rows(
+    pub(super) fn locate_rows(
         &mut self,
         table: u32,
         payload: &[u8],

@@ -136,6 +136,11 @@ impl Table {
         matches!(self.spec.effect, Apply::AtTick(_)) && !on(Mutant::AtClockOff)
     }
 
+    /// Whether keys get rows at a later push than their first one.
+    pub fn counts_pushes(&self) -> bool {
+        matches!(&self.store, Store::Sparse(s) if s.counts_pushes())
+    }
+
     /// The writer of rows, if the table has rows.
     pub fn rows(&mut self) -> Option<&mut RowWriter> {
         match &mut self.store {

@@ -362,6 +362,7 @@ impl Engine {
             let stored = writer.apply_all(&self.redo, progress, &self.places, op, &values);
             stored.map_err(|e| format!("rows of table {id} could not be stored: {e}"))
         });
+        self.stamp_rows(id);
         (self.scratch, self.tick.keys) = (values, keys);
         stored
     }

@@ -239,6 +239,7 @@ impl Engine {
         let mut tables = by_table(&streams);
         if work.kind == Kind::Close {
             self.apply_settings(work.namespace, work.domain);
+            self.set_ticks(work.namespace, work.domain, work.iteration);
             for id in self.tables_to_close(work.namespace, work.domain) {
                 tables.entry(id).or_default();
             }
@@ -294,6 +295,9 @@ impl Engine {
 
     fn end(&mut self, work: &TickWork, begun: Begun) {
         let job = (work.namespace, work.domain);
+        if work.kind == Kind::Close {
+            self.expire(work.namespace, work.domain, work.iteration);
+        }
         self.pending.free(begun.streams);
         match work.kind {
             Kind::Turn(rank) => self.pending.stage(job, work.iteration, rank),

@@ -271,7 +271,9 @@ impl DenseRows {
 mod tests {
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
-    use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, PushOp};
+    use tidewater_protocol::table::{
+        Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
+    };
 
     use super::*;
     use crate::apply::kernels::RowKernel;
@@ -305,6 +307,7 @@ mod tests {
             partitions,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         })
     }
 

@@ -16,7 +16,7 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_protocol::limits::{EXTENT_BYTES_MAX, EXTENTS_MAX};
-use tidewater_runtime::mem::{MemError, WordsMut};
+use tidewater_runtime::mem::{MemError, Region, WordsMut};
 
 use super::StoreError;
 use super::cut::Span;
@@ -189,6 +189,11 @@ impl Extents {
     /// Salt of the extent table's entries.
     pub const fn table_salt(&self) -> u64 {
         self.table_salt
+    }
+
+    /// Private memory, where keys and states of the rows are.
+    pub(super) fn private(&self) -> &Arc<Region> {
+        self.memory.private.region()
     }
 
     /// Address and key of the extent table.

@@ -4,12 +4,14 @@
 //! (what clients read) and `private` (what they must not). This module is independent of frames,
 //! lanes and clocks.
 
+mod admission;
 pub mod cursor;
 pub mod cut;
 mod deletion;
 pub mod dense_blocks;
 pub mod dense_rows;
 pub mod error;
+mod expiry;
 pub mod extents;
 pub mod hugepages;
 pub mod index;

@@ -79,7 +79,7 @@ mod tests {
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
     use tidewater_protocol::layout::row::RowVersion;
     use tidewater_protocol::table::{
-        Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+        Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
     };
     use tidewater_runtime::clock::Deadline;
 
@@ -105,6 +105,7 @@ mod tests {
             partitions: 4,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! A sparse table's rows on one applier: u64 keys over the full range, created at first touch.
+//! A sparse table's rows on one applier: u64 keys over the full range, created at first touch. (long: with its tests.)
 
 use std::sync::Arc;
 
@@ -9,6 +9,8 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::TableSpec;
 
 use super::StoreError;
+use super::admission::Admission;
+use super::expiry::Expiry;
 use super::extents::Extents;
 use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
@@ -60,6 +62,8 @@ pub struct SparseShard {
     pub(super) partitions: Vec<Option<Partition>>,
     rows: RowWriter,
     len: usize,
+    pub(super) expiry: Option<Expiry>,
+    pub(super) admission: Option<Admission>,
 }
 
 /// Why a shard could not be made.
@@ -99,7 +103,9 @@ impl SparseShard {
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
-        let state_bytes = rows.kernel().state_bytes();
+        let expire_after = spec.keys.expire_after;
+        let expiry = Expiry::new(expire_after, rows.kernel().state_bytes());
+        let state_bytes = Expiry::private_bytes(expire_after, rows.kernel().state_bytes());
         let layout = rows.layout();
         let extents = Extents::new(
             Arc::clone(memory),
@@ -129,6 +135,8 @@ impl SparseShard {
             partitions: all,
             rows,
             len: 0,
+            expiry,
+            admission: Admission::new(spec.keys.admit_after),
         })
     }
 
@@ -309,6 +317,7 @@ impl SparseShard {
         self.extents.set_key(loc, key)?;
         if let Some(place) = self.extents.place(loc) {
             self.rows.create(redo, progress, place)?;
+            self.stamp(&[place])?;
         }
         let number = self.extents.number(loc);
         let partition = self.partitions.get_mut(p).and_then(Option::as_mut);
@@ -403,7 +412,7 @@ mod tests {
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
     use tidewater_protocol::table::{
-        Apply, DType, GradientOptions, Init, Optimizer, PushOp, Shape,
+        Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape,
     };
 
     use super::super::memory::Arena;
@@ -423,6 +432,7 @@ mod tests {
             partitions: 16,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         })
     }
 

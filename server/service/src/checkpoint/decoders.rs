@@ -10,7 +10,7 @@ use tidewater_protocol::ids::{DomainId, PartitionId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::decoders::Decode;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
 };
 
 use super::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
@@ -170,6 +170,7 @@ pub fn specs() -> [TableSpec; 4] {
         partitions: 3,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

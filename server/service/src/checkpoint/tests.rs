@@ -18,7 +18,9 @@ use tidewater_protocol::ids::{
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::limits::SAVE_BYTES_DEFAULT;
 use tidewater_protocol::placement::{Owner, Placement};
-use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{
+    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
+};
 use tidewater_protocol::wire::control::TableInfo;
 
 use super::*;
@@ -85,6 +87,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         partitions: 13,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

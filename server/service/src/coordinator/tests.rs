@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{
+    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
+};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock,
     Endpoints, Join, Members, Notice, SavedPart, WorkerState,
@@ -48,6 +50,7 @@ fn spec(name: &str) -> TableSpec {
         partitions: 8,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

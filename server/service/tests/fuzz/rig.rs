@@ -16,7 +16,8 @@ use tidewater_protocol::layout::frame::{
 use tidewater_protocol::layout::settings;
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 
 use crate::calls;
@@ -63,6 +64,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         partitions: PARTITIONS,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::limits::{
     PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
 };
 use crate::table::optimizer::Parameter;
-use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
+use crate::table::{Apply, DType, DenseLayout, Init, KeyOptions, Optimizer, Shape, TableSpec};
 
 /// Defect of a table's definition.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -104,6 +104,20 @@ pub enum SpecError {
         /// Name of the rule.
         rule: &'static str,
     },
+    /// Options of keys on a table that is not sparse.
+    #[error(
+        "{what} is set on a dense table, of which all rows exist; use a sparse table, or leave it out"
+    )]
+    NeedsKeys {
+        /// Name of the option.
+        what: &'static str,
+    },
+    /// Admission on a table that applies pushes at the tick.
+    #[error(
+        "admit_after is set on a table that applies pushes at the tick, which cannot drop a push that \
+         it has acknowledged; apply them on arrival, or leave it out"
+    )]
+    AdmissionAtTick,
     /// The clock domain does not exist.
     #[error("clock domain {domain}: give 0 to {}", DOMAINS_MAX - 1)]
     Domain {
@@ -136,6 +150,7 @@ impl TableSpec {
         self.validate_shape()?;
         self.validate_optimizer()?;
         self.validate_init()?;
+        self.validate_keys()?;
         if usize::from(self.domain.0) >= DOMAINS_MAX {
             return Err(SpecError::Domain {
                 domain: self.domain,
@@ -269,6 +284,25 @@ impl TableSpec {
         match by_row {
             Some(what) if in_blocks => Err(SpecError::NeedsRows { what }),
             _ => Ok(()),
+        }
+    }
+
+    /// Checks the options of keys: of a sparse table, and of use there.
+    fn validate_keys(&self) -> Result<(), SpecError> {
+        let KeyOptions {
+            expire_after,
+            admit_after,
+        } = self.keys;
+        if !self.keys.is_none() && !matches!(self.shape, Shape::Sparse { .. }) {
+            let what = match expire_after {
+                0 => "admit_after",
+                _ => "expire_after",
+            };
+            return Err(SpecError::NeedsKeys { what });
+        }
+        match admit_after > 1 && self.effect != Apply::Immediate {
+            true => Err(SpecError::AdmissionAtTick),
+            false => Ok(()),
         }
     }
 

@@ -16,7 +16,7 @@ use tidewater_protocol::layout::session::{
     REPLY_SLOT_BYTES, inbox_bytes,
 };
 use tidewater_protocol::table::{
-    DType, GradientOptions, Init, Optimizer, PushOp, Shape, TableSpec,
+    DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape, TableSpec,
 };
 use tidewater_runtime::mem::Region;
 
@@ -185,6 +185,7 @@ impl Rig {
             partitions: 1,
             gradient: GradientOptions::default(),
             redo: false,
+            keys: KeyOptions::default(),
         };
         let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
         let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);

@@ -7,7 +7,7 @@ use tidewater_protocol::layout::encoding::EncodingCode;
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameKind};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload, FunctionProblem};
 use tidewater_protocol::table::{
-    DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, TableSpec,
+    DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, TableSpec,
 };
 
 use super::*;
@@ -40,6 +40,7 @@ fn engine() -> Engine {
         partitions: 2,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);

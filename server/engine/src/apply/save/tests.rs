@@ -10,7 +10,8 @@ use tidewater_protocol::layout::frame::{
 };
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 
 use super::*;
@@ -72,6 +73,7 @@ fn specs() -> Vec<TableSpec> {
         partitions: PARTITIONS,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

@@ -8,7 +8,7 @@ use tidewater_protocol::ids::{
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{
-    Apply, DenseLayout, GradientOptions, Init, Optimizer, Shape, TableSpec,
+    Apply, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
 };
 
 use super::super::pending::{Stream, StreamKey};
@@ -43,6 +43,7 @@ fn spec() -> TableSpec {
         partitions: 3,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

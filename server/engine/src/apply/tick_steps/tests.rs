@@ -47,6 +47,7 @@ fn engine() -> Engine {
         domain: DOMAIN,
         partitions: 2,
         gradient: GradientOptions::default(),
+        keys: Default::default(),
     });
     let all = (0..2).map(PartitionId);
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, all);

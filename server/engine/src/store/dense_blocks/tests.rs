@@ -9,7 +9,8 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 
 use super::{BlocksError, DenseBlocks};
@@ -47,6 +48,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         partitions,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

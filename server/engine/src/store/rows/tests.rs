@@ -3,7 +3,9 @@
 use tidewater_protocol::ids::{DomainId, Incarnation};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::verify_row;
-use tidewater_protocol::table::{Apply, DType, GradientOptions, Init, Optimizer, Shape};
+use tidewater_protocol::table::{
+    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, Shape,
+};
 
 use super::*;
 use crate::store::memory::{BlockKind, BlockOwner};
@@ -25,6 +27,7 @@ fn spec(dim: u32, optimizer: Optimizer, redo: bool) -> Arc<TableSpec> {
         partitions: 1,
         gradient: GradientOptions::default(),
         redo,
+        keys: KeyOptions::default(),
     })
 }
 

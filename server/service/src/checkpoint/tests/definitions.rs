@@ -4,7 +4,8 @@ use std::fs;
 
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
+    TableSpec,
 };
 
 use super::super::manifest::read_manifest;
@@ -184,6 +185,7 @@ fn text_omits_options_not_set() {
         partitions: 4,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     };
     let text = serde_json::to_string(&plain).unwrap();
     let old = r#"{"name":"w","shape":{"Sparse":{"dim":8}},"dtype":"F32","optimizer":{"AdaGrad":{"lr":0.1,"eps":1e-8}},"init":"Zeros","seed":1,"effect":"Immediate","finite_check":true,"domain":0,"partitions":4}"#;

@@ -9,7 +9,8 @@ use crate::layout::LINE_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
 use crate::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
+    TableSpec,
 };
 use crate::wire::refusal::RefusalCode;
 
@@ -103,6 +104,7 @@ impl Gen {
             partitions: 1 + self.under(40) as u32,
             gradient: GradientOptions::default(),
             redo: true,
+            keys: KeyOptions::default(),
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::table::{GradientOptions, Reduce};
+use crate::table::{GradientOptions, KeyOptions, Reduce};
 
 fn dense(layout: DenseLayout) -> TableSpec {
     TableSpec {
@@ -19,6 +19,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         partitions: 4,
         gradient: GradientOptions::default(),
         redo: false,
+        keys: KeyOptions::default(),
     }
 }
 

@@ -1,0 +1,47 @@
+//! Pushes to tables that count the pushes of a key before they make its row.
+
+use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
+use tidewater_protocol::table::PushOp;
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::push::word;
+use super::table::Store;
+
+impl Engine {
+    /// Applies the rows of a checked push that have rows or get them now, and counts the others. They are
+    /// acknowledged and dropped.
+    pub(super) fn push_admitted(
+        &mut self,
+        header: &FrameHeader,
+        (op, factor): (PushOp, f64),
+        (payload, parts): (&[u8], RowsPayload),
+    ) -> Result<Effect, Refusal> {
+        let Some(table) = self.tables.get_mut(&header.table) else {
+            unreachable!("table {} has been found", header.table);
+        };
+        let row_bytes = table.spec.row_bytes();
+        let Store::Sparse(shard) = &mut table.store else {
+            unreachable!("table {} counts pushes", header.table);
+        };
+        let (mut rows, mut admitted) = std::mem::take(&mut self.admitted);
+        rows.clear();
+        let all = 0..header.count;
+        rows.extend(all.filter(|&row| shard.admit(word(payload, row as usize * 8))));
+        let kept = RowsPayload::new(rows.len(), row_bytes, false);
+        admitted.clear();
+        admitted.resize(kept.len, 0);
+        for (to, &row) in rows.iter().enumerate() {
+            let row = row as usize;
+            admitted[to * 8..][..8].copy_from_slice(&payload[row * 8..][..8]);
+            let values = &payload[parts.values_at + row * row_bytes..][..row_bytes];
+            admitted[kept.values_at + to * row_bytes..][..row_bytes].copy_from_slice(values);
+        }
+        let located = self.locate_rows(header.table, &admitted, kept, rows.len(), false);
+        if located.is_ok() && !rows.is_empty() {
+            self.store_rows(header.table, op, &admitted[kept.values_at..], factor);
+        }
+        self.admitted = (rows, admitted);
+        located.map(|()| Effect::Applied)
+    }
+}
