@@ -13,7 +13,9 @@ use tidewater::{
 };
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
-use tidewater_protocol::table::PushOp;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
@@ -235,4 +237,138 @@ fn no_deleted_row_is_returned_and_no_new_one_lost() {
     if swept.seeds >= 60 {
         assert!(met.iter().all(|&n| n > swept.seeds / 4), "{met:?}");
     }
+}
+
+/// Iterations of a run with ticks.
+const ITERATIONS: u64 = 12;
+const PARTITIONS: u32 = 3;
+/// Ticks without a push after which a row expires.
+const AFTER: u64 = 2;
+
+/// What a worker does with a key in an iteration: pushes to it, deletes it, pushes to it, each or not.
+fn plan(iteration: u64, rank: u32, key: u64) -> [bool; 3] {
+    match mix64(mix64(iteration << 32 | u64::from(rank)) ^ key) % 16 {
+        0..2 => [true, false, false],
+        2 => [false, true, false],
+        3 => [true, true, false],
+        4 => [false, true, true],
+        5 => [true, true, true],
+        _ => [false; 3],
+    }
+}
+
+/// A row at some tick: number of pushes, sum of their iterations, ticks completed at the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Ticked {
+    times: i64,
+    sum: i64,
+    last: u64,
+}
+
+/// The rows after each tick: pushes and deletions in the order of ranks, then expiry.
+fn rows_of_ticks() -> Vec<BTreeMap<u64, Ticked>> {
+    let mut rows = BTreeMap::<u64, Ticked>::new();
+    let mut all = vec![rows.clone()];
+    for iteration in 0..ITERATIONS {
+        let (ticks, weight) = (iteration + 1, iteration as i64 + 1);
+        for rank in 0..WORKERS {
+            for key in (0..KEYS).map(key) {
+                let [before, delete, after] = plan(iteration, rank, key);
+                if delete {
+                    rows.remove(&key);
+                }
+                if before && !delete || after {
+                    let row = rows.entry(key).or_default();
+                    (row.times, row.sum, row.last) = (row.times + 1, row.sum + weight, ticks);
+                }
+            }
+        }
+        let swept = iteration % u64::from(PARTITIONS);
+        rows.retain(|&key, row| {
+            u64::from(partition_of_key(key, PARTITIONS).0) != swept || ticks - row.last < AFTER
+        });
+        all.push(rows.clone());
+    }
+    all
+}
+
+/// In its iteration `c` each worker reads the rows of `c` ticks exactly, while others are ahead or late.
+fn tick(rig: &Rig, rank: u32, mut rng: Rng, ledger: &[BTreeMap<u64, Ticked>]) {
+    let mut client = rig.client(rank, 0, SyncMode::Bsp);
+    let table = open::<i64>(&mut client, "t");
+    let keys: Vec<u64> = (0..KEYS).map(key).collect();
+    for (iteration, rows) in (0..).zip(ledger) {
+        for phase in 0..3 {
+            let options = PullOptions {
+                mode: [PullMode::Consistent, PullMode::Gather, PullMode::Hogwild]
+                    [rng.below(3) as usize],
+                missing: [Missing::Initial, Missing::Create][usize::from(rng.below(6) == 0)],
+                timeout: LONG,
+            };
+            let mut out = vec![-1; keys.len() * DIM];
+            client.pull_rows(&table, &keys, &mut out, options).unwrap();
+            for (key, row) in keys.iter().zip(out.chunks_exact(DIM)) {
+                let Ticked { times, sum, .. } = rows.get(key).copied().unwrap_or_default();
+                let mut want = [sum; DIM];
+                (want[0], want[1]) = (*key as i64 * times, times);
+                assert_eq!(row, want, "key {key} after {iteration} ticks");
+            }
+            if iteration == ITERATIONS {
+                return;
+            }
+            let is_due = |key: &&u64| plan(iteration, rank, **key)[phase];
+            let due: Vec<u64> = keys.iter().filter(is_due).copied().collect();
+            if phase == 1 {
+                drop(client.delete_keys(&table, &due).unwrap());
+            } else {
+                let weight = iteration as i64 + 1;
+                let values: Vec<i64> = due.iter().flat_map(|&k| row_of(k, 1, weight)).collect();
+                drop(
+                    client
+                        .push_rows(&table, &due, &values, PushOp::Sum)
+                        .unwrap(),
+                );
+            }
+        }
+        let stored = client.exists(&table, &keys).unwrap();
+        for (key, stored) in keys.iter().zip(stored) {
+            assert!(stored || !rows.contains_key(key), "row {key} is lost");
+        }
+        client.tick().unwrap();
+    }
+}
+
+/// Deletions, expiry and new rows at ticks, under breaks: at each tick the rows of the ledger.
+#[test]
+fn ticks_delete_expire_and_create_as_the_ledger_says() {
+    let ledger = Arc::new(rows_of_ticks());
+    let gone = |two: &[BTreeMap<u64, Ticked>]| {
+        two[0]
+            .keys()
+            .filter(|key| !two[1].contains_key(key))
+            .count()
+    };
+    let gone: usize = ledger.windows(2).map(gone).sum();
+    assert!(gone > 10, "{gone} rows are deleted or expire");
+    let swept = sweep(here!(), 0..30, |seed| {
+        let table = TableBuilder::sparse::<i64>("t", DIM as u32)
+            .partitions(PARTITIONS)
+            .expire_after(AFTER as u32)
+            .at_clock(Reduce::Sum);
+        let shape = Shape {
+            servers: 1 + (seed % 2) as u32,
+            appliers: 2,
+            workers: WORKERS,
+            ring_bytes: 16 << 10,
+        };
+        let rig = Rig::prepared(seed, faults(seed), shape, &[table.spec()], &churn);
+        for rank in 0..WORKERS {
+            let ledger = Arc::clone(&ledger);
+            rig.spawn(&format!("worker {rank}"), move |rig, rng| {
+                tick(rig, rank, rng, &ledger);
+            });
+        }
+        rig.world.run()
+    });
+    println!("{swept:?}; {gone} rows deleted or expired");
 }
