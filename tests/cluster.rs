@@ -16,12 +16,17 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater::link::CoordinatorLink as _;
 use tidewater::table::TableBuilder;
-use tidewater::{Client, ClientError, Parts, PullOptions, PushEncoding, PushOptions, SyncMode};
+use tidewater::{
+    Client, ClientError, JoinOptions, Parts, PullMode, PullOptions, PushEncoding, PushOptions,
+    SyncMode,
+};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims};
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
+use tidewater_protocol::layout::session::lane_bytes;
+use tidewater_protocol::limits::RING_BYTES_MIN;
 use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
 use tidewater_protocol::wire::control::{
     self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
@@ -181,7 +186,70 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
     assert!(error.contains("/nonexistent"), "{error}");
 }
 
-/// A loaded table is a new one, whoever loads it: no client takes what its encoded pushes to the released
+/// With a memory budget of the smallest rings every kind of call works, in more frames and replies. What
+/// does not fit a frame is refused with the numbers.
+#[test]
+fn smallest_rings_serve_all_calls() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let config = ClusterConfig {
+            servers: 2,
+            appliers: 2,
+            workers: 1,
+            ..ClusterConfig::default()
+        };
+        let mut options = JoinOptions::from(config);
+        options.transport = Some(transport);
+        options.memory_budget = Some(4 * lane_bytes(RING_BYTES_MIN));
+        let job = options.join().unwrap().into_job().unwrap();
+        let mut client = job.client(SyncMode::Asp).unwrap();
+        let keys: Vec<u64> = (0..1_000).collect();
+        let values: Vec<f32> = (0..1_000 * 64).map(|n| n as f32).collect();
+        let rows = TableBuilder::sparse::<f32>("rows", 64);
+        let rows = client.create_table::<f32>(rows.spec()).unwrap();
+        let pushed = client.push_rows(&rows, &keys, &values, PushOp::Sum);
+        client.wait_applied(&pushed.unwrap()).unwrap();
+        let range = TableBuilder::blocks::<f32>("range", values.len() as u64, 1).block_bytes(4096);
+        let range = client.create_table::<f32>(range.spec()).unwrap();
+        let pushed = client.push_dense(&range, 0, &values, PushOp::Assign);
+        client.wait_applied(&pushed.unwrap()).unwrap();
+        for mode in [PullMode::Consistent, PullMode::Gather] {
+            let options = PullOptions {
+                mode,
+                ..PullOptions::default()
+            };
+            let mut out = vec![0.0; values.len()];
+            client.pull_rows(&rows, &keys, &mut out, options).unwrap();
+            assert_eq!(out, values, "{transport:?} {mode:?}");
+            out.fill(0.0);
+            client.pull_dense(&range, 0, &mut out, options).unwrap();
+            assert_eq!(out, values, "{transport:?} {mode:?}");
+        }
+        let wide = TableBuilder::rows::<f32>("wide", 2, 3_000);
+        let wide = client.create_table::<f32>(wide.spec()).unwrap();
+        let refused = client.push_rows(&wide, &[0], &[1.0; 3_000], PushOp::Sum);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("4032"), "{text}");
+        let gather = PullOptions {
+            mode: PullMode::Gather,
+            ..PullOptions::default()
+        };
+        let refused = client.pull_rows(&wide, &[0], &mut [0.0; 3_000], gather);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("12000 bytes; a reply takes 8128"), "{text}");
+        client.finish().unwrap();
+        job.leave().unwrap();
+    }
+    let mut options = JoinOptions::embedded(1, 1);
+    options.memory_budget = Some(100_000);
+    let job = options.join().unwrap().into_job().unwrap();
+    let refused = job.client(SyncMode::Asp).unwrap_err().to_string();
+    assert!(
+        refused.contains("memory_budget is 100000 bytes"),
+        "{refused}"
+    );
+}
+
+/// A loaded table is a new one, also where another client loads it: no client takes what its encoded pushes to the released
 /// table have left out along. Residuals of other tables stay.
 #[test]
 fn residuals_stay_with_their_tables_over_a_load() {

@@ -1,3 +1,5 @@
+// long: all tests share the clients that are connected by hand.
+
 //! Iterations of tables that apply at the tick: held pushes, refusals, and the end of a server that
 //! cannot apply what it has acknowledged.
 

@@ -7,6 +7,7 @@ use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::mutants;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
@@ -68,7 +69,7 @@ impl Asking {
         applier: usize,
         inbox: &Inbox,
     ) -> (Box<dyn ClientLane>, Box<dyn ServerLane>) {
-        let offer = LaneOffer::new(&self.domain, &self.notifier, PULLS).unwrap();
+        let offer = LaneOffer::new(&self.domain, &self.notifier, PULLS, MAILBOX_BYTES).unwrap();
         let connect = offer.connect(ApplierId(applier as u16), 0);
         let notifier = &server.notifiers[applier];
         let accepted =

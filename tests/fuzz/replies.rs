@@ -20,7 +20,7 @@ use tidewater_protocol::layout::{Line, line_bytes, line_from_bytes};
 use tidewater_protocol::table::PushOp;
 
 use crate::fuzzing::{EDGES, Random};
-use crate::hostile::{SESSION, Shared, client};
+use crate::hostile::{RING_BYTES, SESSION, Shared, client};
 use crate::tables::{SALT, script, use_table};
 
 fn any(random: &mut Random) -> u64 {
@@ -138,7 +138,7 @@ fn reply(random: &mut Random, mailbox: &Mailbox, written: &[u8], salt: u64) {
         payload.extend_from_slice(&loc.to_le_bytes());
     }
     payload.truncate(len);
-    let at = mailbox_reply_at(slot);
+    let at = mailbox_reply_at(slot, RING_BYTES);
     let (region, base) = mailbox.region();
     let to = base + at + REPLY_HEADER_BYTES;
     region

@@ -12,6 +12,7 @@ use tidewater_lanes::fabric::{INBOX_KEY, LaneError, ReadDest, ReadOp, RemoteAddr
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::mutants;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::{
@@ -64,7 +65,7 @@ impl Hand {
     }
 
     fn offer(&self) -> LaneOffer {
-        LaneOffer::new(&self.domain, &self.notifier, 1).unwrap()
+        LaneOffer::new(&self.domain, &self.notifier, 1, MAILBOX_BYTES).unwrap()
     }
 }
 

@@ -139,7 +139,7 @@ impl LaneState {
             applier,
             session,
             ring,
-            replies: Replies::new(),
+            replies: Replies::new(bytes),
             finished: Vec::new(),
             mapping: open.lane.mapping(),
             lane: open.lane,
@@ -734,7 +734,10 @@ impl Lanes {
             return Err(ClientError::Argument {
                 op: "push",
                 table: header.table.to_string(),
-                what: format!("a frame of {payload_len} bytes; the ring takes at most {most}"),
+                what: format!(
+                    "a frame of {payload_len} bytes; the ring takes at most {most}: raise ring_bytes or \
+                     memory_budget"
+                ),
             });
         }
         if !l.ring.has_room(payload_len) {

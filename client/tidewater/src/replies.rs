@@ -8,7 +8,7 @@
 use tidewater_lanes::fabric::Mailbox;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_protocol::layout::session::{REPLY_SLOT_BYTES, REPLY_SLOTS, mailbox_reply_at};
+use tidewater_protocol::layout::session::{REPLY_SLOTS, mailbox_reply_at, reply_slot_bytes};
 
 /// One slot: the tag in use, and the sequence number of the request's frame.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,15 +24,23 @@ pub(crate) struct Replies {
     slots: [Slot; REPLY_SLOTS],
     next: u64,
     replaced: u64,
+    /// Bytes of the lane's ring, by which its mailbox is laid out.
+    ring_bytes: usize,
 }
 
 impl Replies {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(ring_bytes: usize) -> Self {
         Self {
             slots: [Slot::default(); REPLY_SLOTS],
             next: 1,
             replaced: 0,
+            ring_bytes,
         }
+    }
+
+    /// Most payload bytes of a reply.
+    pub(crate) const fn payload_bytes_max(&self) -> usize {
+        reply_slot_bytes(self.ring_bytes) - REPLY_HEADER_BYTES
     }
 
     /// Reserves a slot and returns the tag of a new request; `None` while all slots are in use.
@@ -102,10 +110,10 @@ impl Replies {
         out: &mut Vec<u8>,
     ) -> Option<ReplyHeader> {
         let slot = (tag & 0xff) as usize;
-        let at = mailbox_reply_at(slot);
+        let at = mailbox_reply_at(slot, self.ring_bytes);
         let (header, chk) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
-        let fits = len <= REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
+        let fits = len <= self.payload_bytes_max();
         let planted = tidewater_protocol::mutants::on(
             tidewater_protocol::mutants::Mutant::ReplySlotOutsideHash,
         );
@@ -127,11 +135,13 @@ impl Replies {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_protocol::limits::RING_BYTES_DEFAULT;
+
     use super::*;
 
     #[test]
     fn an_abandoned_slot_is_reused_only_when_its_reply_can_come_no_more() {
-        let mut replies = Replies::new();
+        let mut replies = Replies::new(RING_BYTES_DEFAULT);
         let tags: Vec<u64> = (0..REPLY_SLOTS as u64)
             .map(|n| {
                 let tag = replies.begin(0).unwrap();
@@ -156,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_request_that_was_never_sent_gives_its_slot_back() {
-        let mut replies = Replies::new();
+        let mut replies = Replies::new(RING_BYTES_DEFAULT);
         for _ in 0..3 * REPLY_SLOTS {
             let tag = replies.begin(0).unwrap();
             replies.cancel(tag);

@@ -15,6 +15,7 @@ use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane, pair};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
+use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{AtomicUsize, Ordering};
@@ -110,7 +111,7 @@ fn round(rig: &mut Rig, frame: &[u8]) {
     rig.lane.write(ring, frame).unwrap();
     rig.port.post(0, &frame[..64]).unwrap();
     rig.port
-        .post(mailbox_reply_at(0), &frame[..70_000])
+        .post(mailbox_reply_at(0, RING_BYTES_DEFAULT), &frame[..70_000])
         .unwrap();
     rig.port.signal().unwrap();
     rig.lane.write_signal(ring, &frame[..16]).unwrap();

@@ -80,6 +80,10 @@ pub const VARIABLES: &[Variable] = &[
         "servers of the job on this host; else all of them",
     ),
     variable(
+        "TIDEWATER_MEMORY_BUDGET",
+        "most bytes of the rings and mailboxes of one client, at both ends",
+    ),
+    variable(
         "TIDEWATER_MUTANT",
         "defect switched on for a test, builds with feature `mutants`",
     ),
@@ -102,6 +106,10 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "TIDEWATER_RENDEZVOUS",
         "where launched processes meet: a directory, HOST:PORT of rank 0, or pmi",
+    ),
+    variable(
+        "TIDEWATER_RING_BYTES",
+        "bytes of each ring, a power of two from 16384 to 16777216; a frame takes a quarter",
     ),
     variable("TIDEWATER_ROLE", "worker, server or coordinator"),
     variable(

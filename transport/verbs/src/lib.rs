@@ -88,7 +88,7 @@ pub use sysfs::{Gid, Link};
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::layout::ring::RingGeometry;
-use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::layout::session::{inbox_bytes, mailbox_bytes};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
@@ -112,7 +112,7 @@ pub fn pair(
     let inbox = Inbox::new(Arc::new(memory), 0, ring, salt);
     let inbox = inbox.map_err(|_| wrong(rustix::io::Errno::INVAL))?;
     inbox.reset_tail(0);
-    let offer = LaneOffer::new(client, thread, pulls)?;
+    let offer = LaneOffer::new(client, thread, pulls, mailbox_bytes(ring_bytes))?;
     let connect = offer.connect(ApplierId(0), salt);
     let name = "loopback client".to_owned();
     let (port, told) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;

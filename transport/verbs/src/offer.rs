@@ -16,7 +16,6 @@ use super::send::{Copies, Sender, memory};
 use tidewater_lanes::fabric::{Mailbox, SPIN};
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
-use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIVES, VERBS_SENDS};
 use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
 use tidewater_runtime::sync::Arc;
@@ -52,6 +51,7 @@ impl LaneOffer {
         domain: &Arc<ClientDomain>,
         notifier: &Arc<Notifier>,
         pulls: usize,
+        mailbox_bytes: usize,
     ) -> Result<Self, VerbsError> {
         let pulls = pulls.clamp(1, VERBS_PAIRS_MAX - 1);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
@@ -62,7 +62,7 @@ impl LaneOffer {
         // A client trusts its server. Order is strict, because records and words of the mailbox
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let (region, registered) = memory(pd, MAILBOX_BYTES, access)?;
+        let (region, registered) = memory(pd, mailbox_bytes, access)?;
         let whole = |_| adapter.device().failed("mmap", rustix::io::Errno::NOMEM);
         Ok(Self {
             pairs,
@@ -73,7 +73,7 @@ impl LaneOffer {
                 .map(|_| LandingMemory::new(pd))
                 .collect::<Result<_, _>>()?,
             registered,
-            mailbox: Mailbox::new(region, 0, MAILBOX_BYTES).map_err(whole)?,
+            mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(whole)?,
             domain: Arc::clone(domain),
         })
     }

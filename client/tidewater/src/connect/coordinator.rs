@@ -367,7 +367,7 @@ impl NetCoordinatorLink {
     }
 }
 
-/// The request of a call whose deadline is this.
+/// The request of a call with this deadline.
 fn request_of(
     call: &CoordinatorCall,
     deadline: Deadline,

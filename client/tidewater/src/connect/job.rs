@@ -12,6 +12,7 @@ use tidewater_runtime::sync::Arc;
 #[cfg(feature = "embedded")]
 use tidewater_service::embedded::Cluster;
 
+use super::lane_memory::LaneMemory;
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::SyncMode;
 use crate::error::ClientError;
@@ -64,6 +65,7 @@ pub struct Job {
     pub(super) rdma_device: Option<RdmaDevice>,
     pub(super) rdma_timeout: RdmaTimeout,
     pub(super) join_timeout: Duration,
+    pub(super) memory: LaneMemory,
     /// Number of workers, if it is known before a client connects.
     pub(super) workers: Option<u32>,
     /// Whether a launcher started its processes, servers too.
@@ -101,6 +103,7 @@ impl Job {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             join_timeout: JOIN_TIMEOUT,
+            memory: LaneMemory::NONE,
             workers,
             launched: false,
             line: None,
@@ -261,6 +264,11 @@ impl Job {
         config.rdma_device.clone_from(&self.rdma_device);
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
+        let lanes = members
+            .servers
+            .iter()
+            .map(|server| usize::from(server.appliers));
+        config.ring_bytes = self.memory.ring_of(lanes.sum())?;
         let workers = config.workers;
         let threads = Threads {
             servers: members.servers,

@@ -24,6 +24,7 @@ use tidewater_service::embedded::{Cluster, ClusterConfig};
 
 use super::JoinConfig;
 use super::job::{Held, Job};
+use super::lane_memory::LaneMemory;
 #[cfg(feature = "embedded")]
 use super::launch::{self, Bootstrap};
 use crate::error::ClientError;
@@ -130,6 +131,15 @@ pub struct JoinOptions {
     /// Whether this process only observes ([`Job::observer`]): it joins a running job by `coordinator` or
     /// `TIDEWATER_COORDINATOR` and needs no rank. A launcher that has started it is not asked.
     pub observer: bool,
+    /// Bytes of each ring, a power of two from 16 KiB to 16 MiB. `None`: `TIDEWATER_RING_BYTES`, or what
+    /// `memory_budget` allows, or 1 MiB. A frame takes at most a quarter of a ring, and a reply a page more:
+    /// that bounds the rows of a table that its workers push, and the batches of all calls.
+    pub ring_bytes: Option<usize>,
+    /// Most bytes that the lanes of one client take at both ends: rings, their copies, and mailboxes.
+    /// `None`: `TIDEWATER_MEMORY_BUDGET`, or no bound. A client has a lane for each applier of each server.
+    /// Rings are the largest of up to 1 MiB that the budget allows; without room for the smallest ones a
+    /// client is refused. Each thread of a worker has a client.
+    pub memory_budget: Option<usize>,
 }
 
 /// Role in which this process has joined.
@@ -221,10 +231,12 @@ impl JoinOptions {
     /// # Errors
     /// As [`JoinOptions::join`].
     pub fn join_from_vars(
-        #[cfg_attr(not(feature = "embedded"), allow(unused_mut))] mut self,
+        mut self,
         vars: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Joined, ClientError> {
         let vars: Vars = vars.into_iter().collect();
+        let memory = LaneMemory::of(self.ring_bytes, self.memory_budget, &vars)?;
+        (self.ring_bytes, self.memory_budget) = (memory.ring_bytes, memory.budget);
         #[cfg(feature = "embedded")]
         {
             self.names_one_job()?;
@@ -530,6 +542,10 @@ impl JoinOptions {
         job.transport = self.transport.unwrap_or(job.transport);
         job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
         job.join.observer = self.observer;
+        job.memory = LaneMemory {
+            ring_bytes: self.ring_bytes,
+            budget: self.memory_budget,
+        };
         job
     }
 }

@@ -5,9 +5,7 @@ use std::ops::Range;
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
 use tidewater_protocol::layout::row::RowLocation;
-use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_runtime::clock::Deadline;
 
@@ -15,9 +13,6 @@ use super::blocks::RangePart;
 use crate::error::ClientError;
 use crate::lanes::{Lanes, Requests};
 use crate::table::state::TableState;
-
-/// Most payload bytes of a reply.
-pub(crate) const REPLY_BYTES_MAX: usize = REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
 
 /// Makes the header of a request, without payload.
 pub(crate) fn request(
@@ -194,11 +189,15 @@ impl Lanes {
         place: impl FnMut(u32, &[u8]),
     ) -> Result<(), ClientError> {
         let row_bytes = table.row.payload_bytes;
-        if row_bytes > REPLY_BYTES_MAX {
+        let room = self.reply_bytes_max();
+        if row_bytes > room {
             return Err(ClientError::Argument {
                 op: "gather",
                 table: table.name().to_owned(),
-                what: format!("a row of {row_bytes} bytes; a reply takes {REPLY_BYTES_MAX}"),
+                what: format!(
+                    "a row of {row_bytes} bytes; a reply takes {room}, a page more than the largest frame of \
+                     a ring: raise ring_bytes or memory_budget"
+                ),
             });
         }
         let mut requests = RowRequests {
@@ -218,6 +217,12 @@ impl Lanes {
         Ok(())
     }
 
+    /// Most payload bytes of a reply on each lane.
+    fn reply_bytes_max(&mut self) -> usize {
+        let rooms = (0..self.len()).map(|lane| self.get(lane).replies.payload_bytes_max());
+        rooms.min().unwrap_or_default()
+    }
+
     /// Cuts rows into requests: of one lane, and with replies that fit a slot if `bytes` answer each key.
     fn row_chunks(
         &mut self,
@@ -232,7 +237,8 @@ impl Lanes {
                 continue;
             };
             let room = self.get(lane).ring.payload_bytes_max() / 8;
-            let most = (REPLY_BYTES_MAX / bytes).min(room).min(FRAME_ROWS_MAX);
+            let fits = self.get(lane).replies.payload_bytes_max() / bytes;
+            let most = fits.min(room).min(FRAME_ROWS_MAX);
             match chunks.last_mut() {
                 Some((last, range)) if *last == lane && range.len() < most => range.end += 1,
                 _ => chunks.push((lane, n..n + 1)),
@@ -256,7 +262,7 @@ impl Lanes {
         let per_block = table
             .blocks()
             .map_or(1, |(layout, _)| layout.block_elements());
-        let blocks = ((REPLY_BYTES_MAX / bytes) as u64 / per_block).max(1);
+        let blocks = ((self.reply_bytes_max() / bytes) as u64 / per_block).max(1);
         let mut requests = RangeRequests {
             table,
             parts: Vec::new(),

@@ -11,8 +11,11 @@ use crossbeam_channel::Receiver;
 use tidewater_lanes::fabric::{Parker, RegionTableView};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_protocol::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
+use tidewater_protocol::layout::session::{
+    REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at, reply_slot_bytes,
+};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -372,10 +375,11 @@ impl Applier {
         let sender = self.rings[n].sender;
         let done = match self.engine.frame(sender, header, payload) {
             Ok(Effect::Reply { count }) => {
+                let refusal = self.reply_too_large(n);
                 if header.user_tag != 0 {
-                    self.reply(n, header, None, count)?;
+                    self.reply(n, header, refusal, count)?;
                 }
-                Done::Applied
+                refusal.map_or(Done::Applied, Done::Refused)
             }
             Ok(Effect::Wait) => {
                 self.rings[n].waiting = Some(self.engine.changes());
@@ -400,6 +404,17 @@ impl Applier {
             }
             Done::Refused(reason) => self.rings[n].reject(header, reason),
         }
+    }
+
+    /// The refusal of a reply that does not fit the slots of a lane: they are smaller where its ring is.
+    fn reply_too_large(&self, n: usize) -> Option<Refusal> {
+        let bytes = self.engine.reply.len() as u64;
+        let slot = (reply_slot_bytes(self.ring_bytes(n)) - REPLY_HEADER_BYTES) as u64;
+        (bytes > slot).then_some(RejectReason::ReplyTooLarge { bytes, slot })
+    }
+
+    fn ring_bytes(&self, n: usize) -> usize {
+        self.rings[n].inbox().ring().bytes() as usize
     }
 
     /// Posts the payload first, then the header with its checksum. The low byte of the tag names
@@ -429,9 +444,9 @@ impl Applier {
             slot: slot as u32,
             table: header.table,
         };
+        let at = mailbox_reply_at(slot, self.ring_bytes(n));
         let ring = &mut self.rings[n];
         let chk = reply.hasher(ring.session.0).finish_bytes(payload);
-        let at = mailbox_reply_at(slot);
         ring.post(at + REPLY_HEADER_BYTES, payload)?;
         ring.post(at, &line_bytes(&reply.to_line(chk)))
     }

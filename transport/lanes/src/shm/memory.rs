@@ -8,7 +8,7 @@ use crate::fabric::{Inbox, Mailbox};
 use crate::wake::Waker;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
-    ALIVE_AFTER_DOZE, INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes,
+    ALIVE_AFTER_DOZE, INBOX_DOZE_AT, inbox_bytes, mailbox_bytes,
 };
 use tidewater_protocol::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 pub use tidewater_protocol::wire::control::ShmAttach;
@@ -110,7 +110,8 @@ impl SessionMemory {
         let (inbox, inbox_fd) = Region::memfd("tidewater-inbox", lanes * inbox_bytes(ring_bytes))
             .map_err(memory("inbox"))?;
         let (mailbox, mailbox_fd) =
-            Region::memfd("tidewater-mailbox", lanes * MAILBOX_BYTES).map_err(memory("mailbox"))?;
+            Region::memfd("tidewater-mailbox", lanes * mailbox_bytes(ring_bytes))
+                .map_err(memory("mailbox"))?;
         seal_for_writers(&inbox_fd).map_err(memory("inbox"))?;
         seal_for_readers(&mailbox_fd).map_err(memory("mailbox"))?;
         let session = Self {
@@ -148,8 +149,9 @@ impl SessionMemory {
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
     pub fn mailbox(&self, lane: usize) -> Result<Mailbox, ShmError> {
-        let at = lane.saturating_mul(MAILBOX_BYTES);
-        Mailbox::new(Arc::clone(&self.mailbox), at, MAILBOX_BYTES).map_err(memory("mailbox"))
+        let bytes = mailbox_bytes(self.ring.bytes() as usize);
+        let at = lane.saturating_mul(bytes);
+        Mailbox::new(Arc::clone(&self.mailbox), at, bytes).map_err(memory("mailbox"))
     }
 
     /// Creates the applier's end of a lane. `client` is the waker that the client passed
@@ -175,7 +177,7 @@ impl SessionMemory {
             public_bytes: self.server.public.len() as u64,
             counters_bytes: self.server.counters.len() as u64,
             ring_bytes: self.ring.bytes(),
-            mailbox_bytes: MAILBOX_BYTES as u64,
+            mailbox_bytes: mailbox_bytes(self.ring.bytes() as usize) as u64,
             parked_flag_at: self.appliers.iter().map(|a| a.parked_flag_at).collect(),
         }
     }
@@ -229,11 +231,12 @@ pub fn attach(
 ) -> Result<Vec<ShmClientLane>, ShmError> {
     let lanes = lanes_of(told.parked_flag_at.len())?;
     let ring = ring_of(told.ring_bytes)?;
-    if told.mailbox_bytes != MAILBOX_BYTES as u64 {
+    let mailbox_bytes = mailbox_bytes(ring.bytes() as usize);
+    if told.mailbox_bytes != mailbox_bytes as u64 {
         return Err(number(
             "mailbox_bytes",
             told.mailbox_bytes,
-            "that of this version",
+            "that of its ring in this version",
         ));
     }
     if fds.len() != descriptors(told) {
@@ -261,7 +264,7 @@ pub fn attach(
     let public = map("public", told.public_bytes, false)?;
     let counters = map("counters", told.counters_bytes, true)?;
     let inbox = map("inbox", (lanes * window) as u64, true)?;
-    let mailbox = map("mailbox", (lanes * MAILBOX_BYTES) as u64, false)?;
+    let mailbox = map("mailbox", (lanes * mailbox_bytes) as u64, false)?;
     let mut made = Vec::with_capacity(lanes);
     for (lane, (waker, parked_flag_at)) in fds.zip(&told.parked_flag_at).enumerate() {
         made.push(ShmClientLane {
@@ -278,7 +281,7 @@ pub fn attach(
             inbox: Arc::clone(&inbox),
             inbox_at: lane * window,
             inbox_bytes: window,
-            mailbox: Mailbox::new(Arc::clone(&mailbox), lane * MAILBOX_BYTES, MAILBOX_BYTES)
+            mailbox: Mailbox::new(Arc::clone(&mailbox), lane * mailbox_bytes, mailbox_bytes)
                 .map_err(memory("mailbox"))?,
             applier: Waker::from_peer(waker).map_err(ShmError::Waker)?,
             done: VecDeque::new(),
@@ -357,5 +360,4 @@ fn memory(memory: &'static str) -> impl Fn(MemError) -> ShmError {
 
 // Slices of a memfd begin on pages, so that two lanes never share a cache line.
 const _: () = assert!(inbox_bytes(RING_BYTES_MIN).is_multiple_of(4096));
-const _: () = assert!(MAILBOX_BYTES.is_multiple_of(4096));
 const _: () = assert!(INBOX_DOZE_AT + 8 <= inbox_bytes(0));

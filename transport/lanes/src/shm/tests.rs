@@ -13,7 +13,7 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::session::{
-    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
+    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes, mailbox_bytes,
 };
 use tidewater_protocol::layout::{line_bytes, word_at};
 use tidewater_protocol::limits::RING_BYTES_MIN;
@@ -573,7 +573,8 @@ fn a_session_has_a_lane_for_each_applier_and_they_do_not_touch() {
             .unwrap();
         lane.write(inbox(last), &[i as u8; 8]).unwrap();
         let mut port = session.port(i, "client", w.client.waker()).unwrap();
-        port.post(MAILBOX_BYTES - 8, &[i as u8; 8]).unwrap();
+        port.post(mailbox_bytes(RING_BYTES_MIN) - 8, &[i as u8; 8])
+            .unwrap();
     }
     for (i, lane) in lanes.iter().enumerate() {
         let received = session.inbox(i).unwrap();
@@ -583,7 +584,12 @@ fn a_session_has_a_lane_for_each_applier_and_they_do_not_touch() {
             received.payload(RING_BYTES_MIN as u64 - 8, 0, 8).load(0),
             want
         );
-        assert_eq!(lane.mailbox().words(MAILBOX_BYTES - 8, 8).load(0), want);
+        assert_eq!(
+            lane.mailbox()
+                .words(mailbox_bytes(RING_BYTES_MIN) - 8, 8)
+                .load(0),
+            want
+        );
     }
     let check = RegionTable::new(CHECK).check_bits();
     assert_eq!((session.numbers().key_check, check), (CHECK, CHECK));

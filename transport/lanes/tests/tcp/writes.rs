@@ -9,6 +9,7 @@ use tidewater_protocol::layout::session::{
     INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT, mailbox_reject_at, mailbox_reply_at,
 };
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
+use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{Dice, Memory, RING, SALT, noise, plain, served, soon, unserved};
@@ -155,7 +156,8 @@ fn f15_posts_land_in_order_whole_and_superseded_states_coalesce() {
         port.post(mailbox_reject_at(n), &line_bytes(&[n; 8]))
             .unwrap();
         if n % 10 == 0 {
-            port.post(mailbox_reply_at(3), &reply).unwrap();
+            port.post(mailbox_reply_at(3, RING_BYTES_DEFAULT), &reply)
+                .unwrap();
         }
         port.post(MAILBOX_STATE_AT, &line_bytes(&state(n).to_line(SALT)))
             .unwrap();
@@ -174,7 +176,7 @@ fn f15_posts_land_in_order_whole_and_superseded_states_coalesce() {
         if n % 10 == 0 {
             let mut got = vec![0; reply.len()];
             lane.mailbox()
-                .words(mailbox_reply_at(3), reply.len())
+                .words(mailbox_reply_at(3, RING_BYTES_DEFAULT), reply.len())
                 .copy_out(0, &mut got);
             assert!(got == reply);
         }

@@ -16,7 +16,10 @@
 //! ```
 
 use super::LINE_BYTES;
-use crate::limits::{BLOCK_BYTES_MAX, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, ROW_BYTES_MAX};
+use crate::limits::{
+    BLOCK_BYTES_MAX, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_DEFAULT, RING_BYTES_MIN,
+    ROW_BYTES_MAX,
+};
 
 /// Offset of the tail record in the inbox.
 pub const INBOX_TAIL_AT: usize = 0;
@@ -46,12 +49,46 @@ pub const MAILBOX_REPLIES_AT: usize =
     MAILBOX_REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
 /// Reply slots of a lane: the requests that wait for an answer at once.
 pub const REPLY_SLOTS: usize = 8;
-/// Bytes of a reply slot, header included. The largest block and the widest row fit in one reply, so
-/// that gathered data is never of two versions.
-pub const REPLY_SLOT_BYTES: usize = (256 << 10) + 4096;
+/// Bytes of the largest reply slot, header included: that of a ring of default size. The largest block and
+/// the widest row fit in one reply, so that gathered data is never of two versions.
+pub const REPLY_SLOT_BYTES: usize = reply_slot_bytes(RING_BYTES_DEFAULT);
 
-/// Bytes of a lane's mailbox.
-pub const MAILBOX_BYTES: usize = MAILBOX_REPLIES_AT + REPLY_SLOTS * REPLY_SLOT_BYTES;
+/// Bytes of the largest mailbox: that of a lane with a ring of default size.
+pub const MAILBOX_BYTES: usize = mailbox_bytes(RING_BYTES_DEFAULT);
+
+/// Returns the bytes of a reply slot, header included, of a lane with a ring of this size: a page more than
+/// the ring's largest frame. Beyond the default size of a ring it does not grow.
+pub const fn reply_slot_bytes(ring_bytes: usize) -> usize {
+    let ring_bytes = match ring_bytes < RING_BYTES_DEFAULT {
+        true => ring_bytes,
+        false => RING_BYTES_DEFAULT,
+    };
+    ring_bytes / 4 + 4096
+}
+
+/// Returns the bytes of the mailbox of a lane with a ring of this size.
+pub const fn mailbox_bytes(ring_bytes: usize) -> usize {
+    MAILBOX_REPLIES_AT + REPLY_SLOTS * reply_slot_bytes(ring_bytes)
+}
+
+/// Returns the bytes of memory that a lane takes with a ring of this size, on both ends together: inbox,
+/// mailbox, and the client's copy of the ring.
+pub const fn lane_bytes(ring_bytes: usize) -> usize {
+    inbox_bytes(ring_bytes) + mailbox_bytes(ring_bytes) + ring_bytes
+}
+
+/// Returns the largest ring, of the default size at most, with which this number of lanes takes no more
+/// than `budget` bytes. `None` if the smallest rings take more.
+pub const fn ring_within(budget: usize, lanes: usize) -> Option<usize> {
+    let mut ring_bytes = RING_BYTES_DEFAULT;
+    while ring_bytes >= RING_BYTES_MIN {
+        if lanes.saturating_mul(lane_bytes(ring_bytes)) <= budget {
+            return Some(ring_bytes);
+        }
+        ring_bytes /= 2;
+    }
+    None
+}
 
 /// Bytes of a word of an applier's ticket line. Processors count in its first word, NICs in its second:
 /// their atomics are atomic among themselves only.
@@ -69,9 +106,9 @@ pub const fn mailbox_reject_at(seq: u64) -> usize {
     MAILBOX_REJECTS_AT + (seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES
 }
 
-/// Returns the offset of a reply slot in the mailbox.
-pub const fn mailbox_reply_at(slot: usize) -> usize {
-    MAILBOX_REPLIES_AT + slot * REPLY_SLOT_BYTES
+/// Returns the offset of a reply slot in the mailbox of a lane with a ring of this size.
+pub const fn mailbox_reply_at(slot: usize, ring_bytes: usize) -> usize {
+    MAILBOX_REPLIES_AT + slot * reply_slot_bytes(ring_bytes)
 }
 
 const _: () = assert!(MAILBOX_CLOCKS_AT + DOMAINS_MAX * LINE_BYTES <= MAILBOX_CLOSED_AT);
@@ -79,3 +116,36 @@ const _: () = assert!(INBOX_RING_AT.is_multiple_of(LINE_BYTES));
 const _: () = assert!(MAILBOX_REPLIES_AT.is_multiple_of(LINE_BYTES));
 const _: () = assert!(ROW_BYTES_MAX + 64 <= REPLY_SLOT_BYTES);
 const _: () = assert!(BLOCK_BYTES_MAX as usize + 64 <= REPLY_SLOT_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::RING_BYTES_MAX;
+
+    /// 128 workers of a node with 64 lanes each take less than 2 GiB with a budget of 16 MiB a worker, and 33
+    /// GiB without.
+    #[test]
+    fn lanes_of_a_node_fit_their_budget() {
+        let ring_bytes = ring_within(16 << 20, 64).unwrap();
+        assert_eq!(ring_bytes, 32 << 10);
+        assert_eq!(lane_bytes(ring_bytes), (36 + 32 + 72 + 8 * 12) << 10);
+        assert!(128 * 64 * lane_bytes(ring_bytes) < 2 << 30);
+        assert_eq!((128 * 64 * lane_bytes(RING_BYTES_DEFAULT)) >> 30, 32);
+    }
+
+    #[test]
+    fn ring_is_the_largest_within_the_budget() {
+        for lanes in [1, 3, 64, 4096] {
+            for ring_bytes in (14..=20).map(|n| 1 << n) {
+                let bytes = lanes * lane_bytes(ring_bytes);
+                assert_eq!(ring_within(bytes, lanes), Some(ring_bytes));
+                let smaller = (ring_bytes > RING_BYTES_MIN).then_some(ring_bytes / 2);
+                assert_eq!(ring_within(bytes - 1, lanes), smaller);
+            }
+        }
+        assert_eq!(ring_within(usize::MAX, 1), Some(RING_BYTES_DEFAULT));
+        assert_eq!(ring_within(usize::MAX, usize::MAX), None);
+        assert_eq!(mailbox_bytes(RING_BYTES_MAX), MAILBOX_BYTES);
+        assert!((14..=24).all(|n| mailbox_bytes(1 << n).is_multiple_of(4096)));
+    }
+}

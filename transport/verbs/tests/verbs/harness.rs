@@ -13,7 +13,7 @@ use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::ring::RingGeometry;
-use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_protocol::wire::control::{VerbsConnected, VerbsTails};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
@@ -116,7 +116,7 @@ impl Host {
         let inbox = self.inbox();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&self.adapter, parker.reactor(), parker.arms()).unwrap();
-        let offer = LaneOffer::new(&self.client, &thread, pulls).unwrap();
+        let offer = LaneOffer::new(&self.client, &thread, pulls, MAILBOX_BYTES).unwrap();
         let connect = offer.connect(ApplierId(0), SALT);
         let name = "the client".to_owned();
         let (port, mut told) =

@@ -31,7 +31,7 @@ impl VerbsSide {
         match *self {}
     }
 
-    pub(super) fn offer(&self, _: usize) -> Result<LaneOffer, String> {
+    pub(super) fn offer(&self, _: usize, _: usize) -> Result<LaneOffer, String> {
         match *self {}
     }
 

@@ -5,7 +5,7 @@ use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, RemoteAddr,
 use tidewater_lanes::tcp::TcpClientLane;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::lines::StateLine;
-use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::layout::session::mailbox_bytes;
 use tidewater_protocol::wire::control::{
     Attached, LaneGrant, Remote, ServerAnswer, ServerRequest, Transport,
 };
@@ -151,8 +151,9 @@ impl NetServerLink {
         let (Stream::Tcp(stream), rest) = conn.into_parts() else {
             return Err(self.nonsense("a lane over a unix socket"));
         };
-        let memory = Region::anonymous(MAILBOX_BYTES).map(Arc::new);
-        let mailbox = memory.and_then(|region| Mailbox::new(region, 0, MAILBOX_BYTES));
+        let bytes = mailbox_bytes(self.config.ring_bytes);
+        let memory = Region::anonymous(bytes).map(Arc::new);
+        let mailbox = memory.and_then(|region| Mailbox::new(region, 0, bytes));
         let mailbox = mailbox.map_err(|e| ClientError::Environment(e.to_string()))?;
         let timeouts = stream
             .set_read_timeout(None)
@@ -172,7 +173,8 @@ impl NetServerLink {
         let Some(side) = self.verbs.clone() else {
             return Err(Failure::Again("there is no adapter".into()));
         };
-        let offer = side.offer(pulling_pairs(self.server.appliers));
+        let mailbox = mailbox_bytes(self.config.ring_bytes);
+        let offer = side.offer(pulling_pairs(self.server.appliers), mailbox);
         let offer = offer.map_err(Failure::Unfit)?;
         let connect = offer.connect(grant.applier, grant.nonce);
         match self.ask(&ServerRequest::ConnectVerbs(connect), deadline) {

@@ -43,8 +43,9 @@ impl VerbsSide {
     }
 
     /// Makes a lane's queue pairs and mailbox.
-    pub(super) fn offer(&self, pulls: usize) -> Result<LaneOffer, String> {
-        LaneOffer::new(&self.domain, &self.notifier, pulls).map_err(|e| e.to_string())
+    pub(super) fn offer(&self, pulls: usize, mailbox_bytes: usize) -> Result<LaneOffer, String> {
+        LaneOffer::new(&self.domain, &self.notifier, pulls, mailbox_bytes)
+            .map_err(|e| e.to_string())
     }
 
     /// Opens the lane, once the server has sent its end.

@@ -51,14 +51,19 @@ pub(crate) fn row_chunks(
     for (lane, rows) in by_lane.into_iter().enumerate() {
         let room = lanes.get(lane).ring.payload_bytes_max();
         let fits = room.saturating_sub(HEAD_BYTES) / (8 + bytes.sent);
-        let results = RESULT_BYTES_MAX / bytes.returned.max(1);
+        let results_max = lanes
+            .get(lane)
+            .replies
+            .payload_bytes_max()
+            .min(RESULT_BYTES_MAX);
+        let results = results_max / bytes.returned.max(1);
         let work = (FUNCTION_BYTES_MAX / table.row.payload_bytes).clamp(1, FRAME_ROWS_MAX);
         let most = fits.min(results).min(work);
         if most == 0 {
             let KeyBytes { sent, returned } = bytes;
             return Err(format!(
                 "{sent} bytes with each key and {returned} bytes of its result do not fit a frame; the most \
-                 are {} and {RESULT_BYTES_MAX}",
+                 are {} and {results_max}",
                 room.saturating_sub(HEAD_BYTES + 8)
             ));
         }

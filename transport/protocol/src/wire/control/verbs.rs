@@ -11,7 +11,8 @@ use super::members::applier_id;
 use super::server::Remote;
 use crate::ids::ApplierId;
 use crate::layout::directory::KEY_CELL_BYTES;
-use crate::layout::session::MAILBOX_BYTES;
+use crate::layout::session::mailbox_bytes;
+use crate::limits::{RING_BYTES_DEFAULT, RING_BYTES_MIN};
 use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX};
 use crate::wire::WireError;
 use crate::wire::error::at_most;
@@ -158,7 +159,13 @@ impl VerbsConnect {
             return Err(bad("of a client cannot have a READ out"));
         }
         self.mailbox.validate()?;
-        if self.mailbox.len != MAILBOX_BYTES as u64 {
+        let is_of = |ring_bytes: usize| mailbox_bytes(ring_bytes) as u64 == self.mailbox.len;
+        let mut rings = std::iter::successors(Some(RING_BYTES_MIN), |bytes| Some(bytes * 2));
+        if !rings
+            .by_ref()
+            .take_while(|&bytes| bytes <= RING_BYTES_DEFAULT)
+            .any(is_of)
+        {
             return Err(WireError::Malformed {
                 what: "mailbox",
                 why: "has another length than a mailbox",
