@@ -593,6 +593,63 @@ fn threads_open_tables_during_a_barrier() {
     });
 }
 
+/// Calls that were started go on while their client works; `finish` returns their results in any order. A
+/// worker does not tick while its clocks are being saved.
+#[test]
+fn started_calls_go_on_while_their_client_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let cluster = cluster(LostWorker::FailJob);
+    let mut all = clients(&cluster, SyncMode::Bsp);
+    for client in &mut all {
+        client.set_clock_timeout(LONG);
+    }
+    let table = |name: &str| TableBuilder::rows::<f32>(name, 8, 1);
+    let mut created = all[0].start_create_table(table("a").spec()).unwrap();
+    let other = all[0].create_table::<f32>(table("b").spec()).unwrap();
+    let met = all[0].start_barrier("met", LONG).unwrap();
+    let until = Deadline::after(LONG);
+    while !all[0].test_call(&mut created).unwrap() {
+        assert!(!until.passed());
+    }
+    let a = all[0].finish_create_table::<f32>(created).unwrap();
+    assert_eq!((a.dim(), other.dim()), (1, 1));
+    let pushed = all[0].push_rows(&a, &[1], &[2.0], PushOp::Sum).unwrap();
+    all[0].wait_applied(&pushed).unwrap();
+    // Two workers tick: the save of rank 0 waits for the third one.
+    all[0].tick().unwrap();
+    all[1].tick().unwrap();
+    let mut save = all[0].start_save(path, LONG).unwrap();
+    let mine =
+        |error: Result<bool, ClientError>| matches!(error, Err(ClientError::Argument { .. }));
+    assert!(mine(all[1].test_call(&mut save)), "of another client");
+    for _ in 0..20 {
+        assert!(
+            !all[0].test_call(&mut save).unwrap(),
+            "rank 2 has not ticked"
+        );
+    }
+    let error = all[0].tick().unwrap_err().to_string();
+    assert!(error.contains("under way"), "{error}");
+    all[2].tick().unwrap();
+    let (rows, _) = all[0].finish_save(save).unwrap();
+    assert_eq!(rows, 16);
+    let mut out = [0.0];
+    let pulled = all[0].pull_rows(&a, &[1], &mut out, PullOptions::default());
+    pulled.unwrap();
+    assert_eq!(out[0].to_bits(), 2f32.to_bits());
+    for client in &mut all[1..] {
+        drop(client.start_barrier("met", LONG).unwrap());
+    }
+    all[0].finish_barrier(met).unwrap();
+    let exists = all[0].start_load(path, LONG).unwrap();
+    let error = all[0].finish_load(exists).unwrap_err().to_string();
+    assert!(error.contains("exists"), "{error}");
+    for client in &mut all {
+        client.finish().unwrap();
+    }
+}
+
 /// A first client that waits at a barrier, over the connection that all threads share, learns of a lost
 /// thread, and reports it.
 #[test]

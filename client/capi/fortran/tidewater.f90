@@ -40,13 +40,14 @@ module tidewater
         TW_THREAD_SERIALIZED = 2, TW_THREAD_MULTIPLE = 3
 
     type, bind(c) :: tw_session_options
-        integer(c_size_t) :: size = 96
+        integer(c_size_t) :: size = 112
         type(c_ptr) :: coordinator = c_null_ptr, token_file = c_null_ptr
         type(c_ptr) :: job_namespace = c_null_ptr, rdma_device = c_null_ptr
         integer(c_int32_t) :: has_rank = 0, rank = 0, workers = 0, transport = TW_TRANSPORT_DEFAULT
         integer(c_int32_t) :: sync = TW_ASP, staleness = 0, thread_level = TW_THREAD_SINGLE
         integer(c_int32_t) :: progress_interval_us = 0
         real(c_double) :: timeout_s = 0, clock_timeout_s = 0, join_timeout_s = 0
+        integer(c_int64_t) :: ring_bytes = 0, memory_budget = 0
     end type
 
     type, bind(c) :: tw_session_info

@@ -290,6 +290,12 @@ typedef struct {
     double clock_timeout_s;
     // Longest time until all other processes are there, in seconds. 0: 60.
     double join_timeout_s;
+    // Bytes of each ring, a power of two from 16 KiB to 16 MiB. A frame takes at most a quarter of it.
+    // 0: TIDEWATER_RING_BYTES, or what memory_budget allows, or 1 MiB.
+    uint64_t ring_bytes;
+    // Most bytes of all rings and mailboxes of this session, at both ends. Too few for the job's
+    // appliers: TW_ERR_ENVIRONMENT. 0: TIDEWATER_MEMORY_BUDGET, or no bound.
+    uint64_t memory_budget;
 } tw_session_options;
 
 // What a session is.
@@ -579,6 +585,9 @@ typedef struct {
     // Iteration from which on the rate of TW_SCHEDULE_COSINE is `last`.
     uint64_t iterations;
 } tw_schedule;
+
+// A creation, barrier, save or load under way. Zero is none.
+typedef uint64_t tw_call;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1060,6 +1069,57 @@ tw_status tw_walltime_over(tw_session *session,
 // save, tw_finish, and exit with 128 + *signal. Signals are still noted.
 tw_status tw_walltime_end(tw_session *session,
                           int32_t *signal);
+
+// Begins to create a table; tw_table_create_finish waits for it.
+tw_status tw_table_create_start(tw_session *session,
+                                const tw_table_options *options,
+                                tw_call *call);
+
+// Waits like tw_flush, then arrives at a barrier; tw_barrier_finish waits for the other workers. 0 s: the
+// session's timeout.
+tw_status tw_barrier_start(tw_session *session,
+                           const char *name,
+                           double timeout_s,
+                           tw_call *call);
+
+// Begins a save; tw_save_finish waits for it. Pulls and pushes may follow at once. Under TW_BSP and TW_SSP
+// tw_tick fails until the save is over. `timeout_s` 0: half an hour.
+tw_status tw_save_start(tw_session *session,
+                        const char *directory,
+                        double timeout_s,
+                        tw_call *call);
+
+// Begins a load; tw_load_finish waits for it. `timeout_s` 0: half an hour.
+tw_status tw_load_start(tw_session *session,
+                        const char *directory,
+                        double timeout_s,
+                        tw_call *call);
+
+// Sets `*done` to 1 if the call is done, so that its finish returns at once, else to 0. Waits up to 1 ms.
+// After a failure only the finish of the call is possible, which fails too.
+tw_status tw_call_test(tw_session *session,
+                       tw_call call,
+                       int32_t *done);
+
+// Waits for the table of tw_table_create_start. The call is no more, also after a failure.
+tw_status tw_table_create_finish(tw_session *session, tw_call call, tw_table *table);
+
+// Waits for the other workers at the barrier of tw_barrier_start. The call is no more, also after a failure.
+tw_status tw_barrier_finish(tw_session *session,
+                            tw_call call);
+
+// Waits for the save of tw_save_start. `rows` and `bytes`, which may be null, get what was written. The call
+// is no more, also after a failure.
+tw_status tw_save_finish(tw_session *session,
+                         tw_call call,
+                         uint64_t *rows,
+                         uint64_t *bytes);
+
+// Waits for the load of tw_load_start. `tables`, which may be null, gets their number. The call is no more,
+// also after a failure.
+tw_status tw_load_finish(tw_session *session,
+                         tw_call call,
+                         uint64_t *tables);
 
 #ifdef __cplusplus
 }  // extern "C"

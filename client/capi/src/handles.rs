@@ -29,6 +29,7 @@ pub(crate) enum Kind {
     Pull = 3,
     Results = 4,
     Buffer = 5,
+    Call = 6,
 }
 
 impl Kind {
@@ -39,6 +40,7 @@ impl Kind {
             Self::Pull => "pull",
             Self::Results => "results",
             Self::Buffer => "buffer",
+            Self::Call => "call",
         }
     }
 }

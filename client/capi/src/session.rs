@@ -8,6 +8,7 @@ use tidewater::{AnyPushBuffer, AnyTable, Client, Ticket};
 use tidewater_runtime::mem::ForkGuard;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
+use crate::abi::call::AnyCall;
 use crate::abi::types::{tw_status, tw_thread_level};
 use crate::convert::{self, SessionChoices};
 use crate::error::{Failure, remember, thread_number};
@@ -24,6 +25,7 @@ pub(crate) struct Open {
     /// Results of named functions, one vector for each piece.
     pub(crate) results: Handles<Vec<Vec<u8>>>,
     pub(crate) buffers: Handles<AnyPushBuffer>,
+    pub(crate) calls: Handles<AnyCall>,
     /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call without a timeout of its own.
@@ -129,6 +131,7 @@ impl tw_session {
             pulls: Handles::new(Kind::Pull, random),
             results: Handles::new(Kind::Results, random),
             buffers: Handles::new(Kind::Buffer, random),
+            calls: Handles::new(Kind::Call, random),
             walltime: None,
             timeout,
         }));

@@ -31,6 +31,7 @@ fn the_header_is_current() {
         "clock",
         "collective",
         "walltime",
+        "call",
     ] {
         builder = builder.with_src(folder.join(format!("src/abi/{module}.rs")));
     }
@@ -67,6 +68,7 @@ fn structs_only_grow() {
     assert!(size_of::<tw_counters>() >= 176);
     assert_eq!(offset_of!(tw_session_options, has_rank), 40);
     assert_eq!(offset_of!(tw_session_options, join_timeout_s), 88);
+    assert_eq!(offset_of!(tw_session_options, memory_budget), 104);
     assert_eq!(offset_of!(tw_session_info, thread_level), 24);
     assert_eq!(offset_of!(tw_table_options, hyper), 48);
     assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);

@@ -33,6 +33,7 @@
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
 //! | [`PushOptions`], [`PushEncoding`] | weight of a push; encoding of its values |
 //! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
+//! | [`PendingCall`] | a creation, barrier, save or load that was started and is finished later |
 //! | [`CachedTable`] | rows that are pulled again only when they are older than the staleness allows |
 //! | [`PushBuffer`] | updates that are added up by key and pushed together |
 //! | [`Ticket`] | whether a push is applied, or the reason of its rejection |
@@ -56,7 +57,7 @@
 //! Over shared memory a warm pull is loads, a hash and a copy: no system call, no server thread, no
 //! allocation. Over TCP it costs a system call at either end and a wake-up. A push is two copies, and a
 //! wake-up of its applier if that sleeps. For each applier, a client has a staging ring of 1 MiB and a
-//! mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
+//! mailbox of 2.1 MiB of address space, or less: [`JoinOptions::memory_budget`]. `docs/PERFORMANCE.md` has figures.
 
 #![forbid(unsafe_code)]
 
@@ -91,7 +92,7 @@ pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{
-    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, Parts, PushBuffer, ScanCursor,
+    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, Parts, PendingCall, PushBuffer, ScanCursor,
 };
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.

@@ -248,7 +248,7 @@ pub(crate) fn unexpected(op: &str) -> ClientError {
     }
 }
 
-/// The blocking calls of a [`CoordinatorLink`] whose calls may be under way, by its function
+/// The blocking calls of a [`CoordinatorLink`] with calls under way, by its function
 /// `perform(&mut self, CoordinatorCall, Deadline) -> Result<CoordinatorReply, ClientError>`.
 macro_rules! blocking_calls {
     () => {

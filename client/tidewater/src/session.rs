@@ -7,6 +7,7 @@ mod any_push_buffer;
 mod arrivals;
 mod batches;
 mod cached_table;
+mod calls;
 mod collectives;
 pub mod function;
 mod keys;
@@ -24,7 +25,7 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::{CREATE_BYTES_A_SECOND, DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::control::{DomainClock, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 
@@ -44,6 +45,7 @@ pub use any_function::AnyFunctionArgs;
 pub use any_push_buffer::AnyPushBuffer;
 pub use cached_table::CachedTable;
 pub use keys::ScanCursor;
+pub use calls::PendingCall;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
 
@@ -90,6 +92,8 @@ pub struct Client {
     workers: u32,
     timeout: Duration,
     connect: Option<Arc<dyn ConnectThread>>,
+    /// Whether a save of this client's clocks is under way, during which it must not tick.
+    saving: bool,
     /// Below the connections: those of a thread that is lost have ended when it is reported.
     guard: ThreadGuard,
 }
@@ -143,6 +147,7 @@ impl Client {
             workers,
             timeout: DATA_DEADLINE,
             connect: None,
+            saving: false,
             guard,
         })
     }
@@ -374,6 +379,14 @@ impl Client {
             false => domain,
         };
         self.guard.check()?;
+        if self.saving {
+            return Err(ClientError::Argument {
+                op: "tick_domain",
+                table: "-".into(),
+                what: "a save of this worker's clocks is under way; finish it before the tick"
+                    .into(),
+            });
+        }
         let thread = self.guard.thread();
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
@@ -478,14 +491,19 @@ impl Client {
     /// A refusal that names the file and the cause. The model that the directory held is unchanged.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
         self.check_worker("save")?;
-        // Without a bound on their distance, other workers may never reach this one's clock.
-        let clocks = match self.clock.is_bounded() {
-            true => self.clock.all(),
-            false => Vec::new(),
-        };
+        let clocks = self.clocks_of_save();
         let deadline = Deadline::after(timeout);
         self.lanes.send_held(deadline)?;
         self.lanes.coordinator.save(dir, &clocks, deadline)
+    }
+
+    /// Clocks at which all appliers save. Without a bound on their distance, other workers may never reach
+    /// those of this one.
+    fn clocks_of_save(&self) -> Vec<DomainClock> {
+        match self.clock.is_bounded() {
+            true => self.clock.all(),
+            false => Vec::new(),
+        }
     }
 
     /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tidewater_protocol::limits::NOTICES_MAX;
+use tidewater_protocol::limits::{NOTICES_MAX, REQUESTS_STARTED_MAX};
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{self, Answer, Message, Notice, Request};
 use tidewater_protocol::wire::frame::{Decoder, kind};
@@ -72,6 +72,12 @@ pub enum ConnError {
         /// Operation that was tried.
         operation: &'static str,
     },
+    /// As many requests as possible were started.
+    #[error(
+        "control connection: {REQUESTS_STARTED_MAX} requests are under way or have answers that nothing took; \
+         finish the calls that are started"
+    )]
+    TooMany,
     /// An earlier call stopped in the middle of a message.
     #[error("control connection: broken by an earlier error; connect again")]
     Broken,
@@ -176,12 +182,15 @@ impl<S: TimedStream> ControlConn<S> {
     /// Sends `request` and returns its number, by which [`Self::poll`] returns its answer.
     ///
     /// # Errors
-    /// As of [`Self::call`]; all are final but an invalid request.
+    /// As of [`Self::call`], and [`ConnError::TooMany`]; all are final but that and an invalid request.
     pub fn start<R: Request>(
         &mut self,
         request: &R,
         left: impl Fn() -> Duration,
     ) -> Result<u64, ConnError> {
+        if self.started.len() >= REQUESTS_STARTED_MAX {
+            return Err(ConnError::TooMany);
+        }
         let id = self.send(request, &left)?;
         self.started.insert(id, None);
         Ok(id)

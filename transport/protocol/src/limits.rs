@@ -286,6 +286,8 @@ pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
 /// Unread notices that a blocking control connection keeps.
 pub const NOTICES_MAX: usize = 256;
+/// Requests of a blocking control connection that were started: their answers are kept for later calls.
+pub const REQUESTS_STARTED_MAX: usize = 256;
 /// Bytes of a namespace, which has fixed room in the handshake's first message.
 pub const NAMESPACE_BYTES_MAX: usize = 64;
 /// Bytes of a host name (RFC 1035) or of the kernel's boot id.

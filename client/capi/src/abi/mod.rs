@@ -12,6 +12,7 @@
 )]
 
 pub mod buffer;
+pub mod call;
 pub mod clock;
 pub mod collective;
 pub mod data;

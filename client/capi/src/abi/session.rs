@@ -262,6 +262,8 @@ unsafe fn choices(
         // SAFETY: the contract of the module.
         unsafe { raw::optional_text(pointer, what) }
     };
+    // Of 64-bit processes.
+    let bytes = |bytes: u64| (bytes != 0).then(|| usize::try_from(bytes).unwrap_or(usize::MAX));
     let wanted = JoinOptions {
         coordinator: optional(options.coordinator, "coordinator")?.map(str::to_owned),
         token_file: optional(options.token_file, "token_file")?.map(Into::into),
@@ -275,6 +277,8 @@ unsafe fn choices(
         join_timeout: convert::seconds("join_timeout_s", options.join_timeout_s)?,
         worker_only: true,
         observer,
+        ring_bytes: bytes(options.ring_bytes),
+        memory_budget: bytes(options.memory_budget),
         ..JoinOptions::default()
     };
     // An error in the options is reported at once, not after the wait for a job's processes.

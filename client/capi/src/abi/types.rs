@@ -274,6 +274,9 @@ pub type tw_results = u64;
 /// Updates of a table that are added up by key. Zero is none.
 pub type tw_buffer = u64;
 
+/// A creation, barrier, save or load under way. Zero is none.
+pub type tw_call = u64;
+
 /// How to open a session. All zero but `size` is: join the job that environment or launcher name.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -310,6 +313,12 @@ pub struct tw_session_options {
     pub clock_timeout_s: f64,
     /// Longest time until all other processes are there, in seconds. 0: 60.
     pub join_timeout_s: f64,
+    /// Bytes of each ring, a power of two from 16 KiB to 16 MiB. A frame takes at most a quarter of it.
+    /// 0: TIDEWATER_RING_BYTES, or what memory_budget allows, or 1 MiB.
+    pub ring_bytes: u64,
+    /// Most bytes of all rings and mailboxes of this session, at both ends. Too few for the job's
+    /// appliers: TW_ERR_ENVIRONMENT. 0: TIDEWATER_MEMORY_BUDGET, or no bound.
+    pub memory_budget: u64,
 }
 
 /// What a session is.

@@ -10,6 +10,7 @@
 )]
 
 mod buffers;
+mod calls;
 mod collective;
 mod functions;
 mod keys;

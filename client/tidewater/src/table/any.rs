@@ -7,7 +7,7 @@ use tidewater_protocol::table::{DType, TableSpec};
 
 use super::{Element, Table};
 use crate::error::ClientError;
-use crate::session::Client;
+use crate::session::{Client, PendingCall};
 
 /// A table of any element type. Match on it for calls that move elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,6 +42,23 @@ impl AnyTable {
             DType::F64 => Self::F64(client.create_table(spec)?),
             DType::I32 => Self::I32(client.create_table(spec)?),
             DType::I64 => Self::I64(client.create_table(spec)?),
+        })
+    }
+
+    /// Waits for a table with element type `dtype` that [`Client::start_create_table`] creates.
+    ///
+    /// # Errors
+    /// As [`Client::finish_create_table`].
+    pub fn finish_create(
+        client: &mut Client,
+        call: PendingCall,
+        dtype: DType,
+    ) -> Result<Self, ClientError> {
+        Ok(match dtype {
+            DType::F32 => Self::F32(client.finish_create_table(call)?),
+            DType::F64 => Self::F64(client.finish_create_table(call)?),
+            DType::I32 => Self::I32(client.finish_create_table(call)?),
+            DType::I64 => Self::I64(client.finish_create_table(call)?),
         })
     }
 

@@ -227,6 +227,14 @@ fn started_requests_keep_their_answers() {
             assert_eq!(answer.unwrap(), Some(expected));
         }
         conn.call(&CoordinatorRequest::Finished, long).unwrap();
+        let started = (0..).map(|_| conn.start(&members, long));
+        let started = started.take_while(|started| started.is_ok()).count();
+        assert_eq!(started, REQUESTS_STARTED_MAX);
+        assert!(matches!(
+            conn.start(&members, long),
+            Err(ConnError::TooMany)
+        ));
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
     });
 }
 

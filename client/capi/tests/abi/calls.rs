@@ -1,0 +1,118 @@
+//! Calls that are started and finished later, and the memory of a session's lanes.
+
+use std::ffi::CString;
+use std::ptr::null_mut;
+
+use tidewater_capi::abi::call::*;
+use tidewater_capi::abi::session::*;
+use tidewater_capi::abi::table::*;
+use tidewater_capi::abi::types::tw_status::*;
+use tidewater_capi::abi::types::*;
+
+use crate::rig::*;
+
+/// Whether a call is done; it must be so within a time.
+fn until_done(session: *mut tw_session, call: tw_call) {
+    let mut done = 0;
+    for _ in 0..60_000 {
+        // SAFETY: an open session, and a valid place for the result.
+        ok(unsafe { tw_call_test(session, call, &raw mut done) });
+        if done == 1 {
+            return;
+        }
+    }
+    panic!("the call is not done");
+}
+
+#[test]
+fn started_calls_are_finished_once() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let folder = tempfile::tempdir().unwrap();
+    let path = CString::new(folder.path().to_str().unwrap()).unwrap();
+    let options = table_options(c"t", F32, tw_kind::TW_ROWS, 8, 2);
+    let (mut call, mut table) = (0, 0);
+    // SAFETY: an open session, valid texts and places for the results.
+    unsafe {
+        ok(tw_table_create_start(
+            session,
+            &raw const options,
+            &raw mut call,
+        ));
+        fails(
+            tw_table_create_finish(session, call + 1, &raw mut table),
+            TW_ERR_HANDLE,
+            "names no call",
+        );
+        ok(tw_table_create_finish(session, call, &raw mut table));
+        assert_ne!(table, 0);
+        fails(
+            tw_barrier_finish(session, call),
+            TW_ERR_HANDLE,
+            "waited for",
+        );
+        ok(tw_barrier_start(session, c"b".as_ptr(), 0.0, &raw mut call));
+        fails(
+            tw_table_create_finish(session, call, &raw mut table),
+            TW_ERR_ARGUMENT,
+            "creates no table",
+        );
+        until_done(session, call);
+        ok(tw_barrier_finish(session, call));
+        let (mut rows, mut bytes, mut tables) = (0, 0, 0);
+        ok(tw_save_start(session, path.as_ptr(), 0.0, &raw mut call));
+        until_done(session, call);
+        ok(tw_save_finish(session, call, &raw mut rows, &raw mut bytes));
+        assert_eq!((rows, bytes > 0), (8, true));
+        // It exists: the load fails, and its call is no more.
+        ok(tw_load_start(session, path.as_ptr(), 0.0, &raw mut call));
+        fails(
+            tw_load_finish(session, call, null_mut()),
+            TW_ERR_REFUSED,
+            "exists",
+        );
+        fails(
+            tw_load_finish(session, call, null_mut()),
+            TW_ERR_HANDLE,
+            "names no call",
+        );
+        ok(tw_table_create(session, &raw const options, &raw mut table));
+        ok(tw_table_release(session, &raw mut table));
+        ok(tw_load_start(session, path.as_ptr(), 0.0, &raw mut call));
+        ok(tw_load_finish(session, call, &raw mut tables));
+        assert_eq!(tables, 1);
+        ok(tw_finish(session));
+    }
+    free(session);
+}
+
+#[test]
+fn memory_of_lanes_is_bounded() {
+    let rig = Rig::new(1);
+    let mut session = null_mut();
+    let wrong = tw_session_options {
+        ring_bytes: 100_000,
+        ..rig.options()
+    };
+    // SAFETY: both are valid for the call.
+    let refused = unsafe { tw_session_open(&raw const wrong, &raw mut session) };
+    fails(refused, TW_ERR_ENVIRONMENT, "a power of two");
+    let fits = tw_session_options {
+        ring_bytes: 32 << 10,
+        memory_budget: 64 << 20,
+        ..rig.options()
+    };
+    let session = rig.open(&fits);
+    // SAFETY: an open session.
+    ok(unsafe { tw_finish(session) });
+    free(session);
+    let rig = Rig::new(1);
+    let small = tw_session_options {
+        memory_budget: 100_000,
+        ..rig.options()
+    };
+    let mut session = null_mut();
+    // SAFETY: both are valid for the call.
+    let refused = unsafe { tw_session_open(&raw const small, &raw mut session) };
+    fails(refused, TW_ERR_ENVIRONMENT, "memory_budget is 100000 bytes");
+}

@@ -1,0 +1,230 @@
+//! Calls to the coordinator that are under way while their thread goes on.
+
+use std::time::Duration;
+
+use tidewater_protocol::table::TableSpec;
+use tidewater_runtime::clock::Deadline;
+
+use super::threads::first_only;
+use super::{Client, creation_timeout};
+use crate::error::ClientError;
+use crate::interrupt;
+use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded};
+use crate::table::opened::ClientNumber;
+use crate::table::{Element, Table};
+
+/// Longest time that [`Client::test_call`] waits for a message.
+const LOOK: Duration = Duration::from_millis(1);
+/// Longest wait between two looks whether a call is to end.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// A call that was started: `Client::start_save` and the like. The `finish` call of its kind takes it and
+/// returns its result. It may be dropped: the call itself goes on, and its result is lost.
+#[derive(Debug)]
+#[must_use = "the result of a call comes from its finish"]
+pub struct PendingCall {
+    client: ClientNumber,
+    op: &'static str,
+    deadline: Deadline,
+    /// Whether the client must not tick meanwhile.
+    holds_clock: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    UnderWay(u64),
+    Done(CoordinatorReply),
+}
+
+impl Client {
+    fn start_call(
+        &mut self,
+        call: &CoordinatorCall,
+        deadline: Deadline,
+        holds_clock: bool,
+    ) -> Result<PendingCall, ClientError> {
+        self.check_worker(call.op())?;
+        self.lanes.send_held(deadline)?;
+        let state = match self.lanes.coordinator.begin(call, deadline)? {
+            BegunCall::UnderWay(number) => State::UnderWay(number),
+            BegunCall::Done(reply) => State::Done(reply),
+        };
+        let holds_clock = holds_clock && matches!(state, State::UnderWay(_));
+        self.saving |= holds_clock;
+        Ok(PendingCall {
+            client: self.tables.client,
+            op: call.op(),
+            deadline,
+            holds_clock,
+            state,
+        })
+    }
+
+    /// Creates a table like [`Client::create_table`], without a wait. [`Client::finish_create_table`]
+    /// returns the table.
+    ///
+    /// # Errors
+    /// A definition that is not valid; a lost connection.
+    pub fn start_create_table(&mut self, spec: &TableSpec) -> Result<PendingCall, ClientError> {
+        let deadline = Deadline::after(creation_timeout(self.timeout, spec));
+        let call = CoordinatorCall::CreateTable(spec.clone());
+        self.start_call(&call, deadline, false)
+    }
+
+    /// Arrives at a barrier like [`Client::barrier`]: waits for what this worker has pushed, but not for
+    /// the other workers. [`Client::finish_barrier`] does.
+    ///
+    /// # Errors
+    /// As [`Client::barrier`], but for workers that are missing.
+    pub fn start_barrier(
+        &mut self,
+        name: &str,
+        timeout: Duration,
+    ) -> Result<PendingCall, ClientError> {
+        let deadline = Deadline::after(timeout);
+        first_only("barrier", self.guard.thread())?;
+        self.complete("barrier", deadline)?;
+        let (name, count) = (name.to_owned(), self.workers);
+        let call = CoordinatorCall::Barrier { name, count };
+        self.start_call(&call, deadline, false)
+    }
+
+    /// Begins a save like [`Client::save`]. Pulls and pushes may follow at once. Under BSP and SSP the save is
+    /// of this worker's clocks, so that its next tick fails until [`Client::finish_save`] or
+    /// [`Client::test_call`] has seen the end of it.
+    ///
+    /// # Errors
+    /// A directory without an absolute path; a lost connection.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tidewater::{ClientError, JoinOptions, SyncMode, TableBuilder};
+    /// # fn main() -> Result<(), ClientError> {
+    /// # let dir = std::env::temp_dir().join(format!("tidewater-save-{}", std::process::id()));
+    /// # let dir = dir.to_str().expect("UTF-8");
+    /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client(SyncMode::Asp)?;
+    /// let table = client.create_table::<f32>(TableBuilder::rows::<f32>("w", 8, 4).spec())?;
+    /// let mut save = client.start_save(dir, Duration::from_secs(60))?;
+    /// while !client.test_call(&mut save)? {
+    ///     // pull, compute, push
+    /// }
+    /// let (rows, bytes) = client.finish_save(save)?;
+    /// assert_eq!(rows, 8);
+    /// # assert!(bytes > 0);
+    /// # std::fs::remove_dir_all(dir).expect("its directory");
+    /// # client.finish()
+    /// # }
+    /// ```
+    pub fn start_save(&mut self, dir: &str, timeout: Duration) -> Result<PendingCall, ClientError> {
+        let (dir, clocks) = (dir.to_owned(), self.clocks_of_save());
+        let call = CoordinatorCall::Save { dir, clocks };
+        self.start_call(&call, Deadline::after(timeout), self.clock.is_bounded())
+    }
+
+    /// Begins a load like [`Client::load`].
+    ///
+    /// # Errors
+    /// A directory without an absolute path; a lost connection.
+    pub fn start_load(&mut self, dir: &str, timeout: Duration) -> Result<PendingCall, ClientError> {
+        let dir = dir.to_owned();
+        let call = CoordinatorCall::Load { dir };
+        self.start_call(&call, Deadline::after(timeout), false)
+    }
+
+    /// Whether a call is done: its `finish` then returns at once. Waits up to 1 ms for a message.
+    ///
+    /// # Errors
+    /// The failure of the call, which is over then, or its deadline. [`ClientError::Argument`] for a call of
+    /// another client.
+    pub fn test_call(&mut self, call: &mut PendingCall) -> Result<bool, ClientError> {
+        self.poll_call(call, LOOK)
+    }
+
+    /// Takes the answer of a call if it has arrived within `wait`.
+    fn poll_call(&mut self, call: &mut PendingCall, wait: Duration) -> Result<bool, ClientError> {
+        if call.client != self.tables.client {
+            return Err(ClientError::Argument {
+                op: call.op,
+                table: "-".into(),
+                what: "the call was started by another client".into(),
+            });
+        }
+        let State::UnderWay(number) = call.state else {
+            return Ok(true);
+        };
+        let polled = match self.lanes.coordinator.poll(call.op, number, wait) {
+            Ok(None) if call.deadline.passed() => {
+                let missing = self.lanes.coordinator.abandon(call.op, number);
+                Err(ClientError::Deadline {
+                    op: call.op,
+                    missing,
+                })
+            }
+            polled => polled,
+        };
+        if call.holds_clock && !matches!(polled, Ok(None)) {
+            self.saving = false;
+        }
+        let Some(reply) = polled? else {
+            return Ok(false);
+        };
+        call.state = State::Done(reply);
+        Ok(true)
+    }
+
+    fn finish_call(&mut self, mut call: PendingCall) -> Result<CoordinatorReply, ClientError> {
+        loop {
+            let wait = SLICE.min(call.deadline.left());
+            if self.poll_call(&mut call, wait)?
+                && let State::Done(reply) = call.state
+            {
+                return Ok(reply);
+            }
+            // The call stays under way: its result is lost.
+            interrupt::check(call.op)?;
+        }
+    }
+
+    /// Waits for a table that [`Client::start_create_table`] creates.
+    ///
+    /// # Errors
+    /// As [`Client::create_table`].
+    pub fn finish_create_table<T: Element>(
+        &mut self,
+        call: PendingCall,
+    ) -> Result<Table<T>, ClientError> {
+        let (op, deadline) = (call.op, call.deadline);
+        let info = self.finish_call(call)?.table(op)?;
+        self.adopt(info, deadline)
+    }
+
+    /// Waits for the barrier of [`Client::start_barrier`].
+    ///
+    /// # Errors
+    /// A refusal that names the missing workers.
+    pub fn finish_barrier(&mut self, call: PendingCall) -> Result<(), ClientError> {
+        let op = call.op;
+        self.finish_call(call)?.done(op)
+    }
+
+    /// Waits for the save of [`Client::start_save`]; returns rows and bytes written.
+    ///
+    /// # Errors
+    /// As [`Client::save`].
+    pub fn finish_save(&mut self, call: PendingCall) -> Result<(u64, u64), ClientError> {
+        let op = call.op;
+        self.finish_call(call)?.saved(op)
+    }
+
+    /// Waits for the load of [`Client::start_load`].
+    ///
+    /// # Errors
+    /// As [`Client::load`].
+    pub fn finish_load(&mut self, call: PendingCall) -> Result<Loaded, ClientError> {
+        let op = call.op;
+        self.finish_call(call)?.loaded(op)
+    }
+}
