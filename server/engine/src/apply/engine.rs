@@ -288,9 +288,12 @@ impl Engine {
         })
     }
 
-    /// Turns a store's failure into a refusal.
-    pub(super) fn no_memory(&self, _: &StoreError) -> Refusal {
-        let (used, capacity) = self.memory.public.usage();
+    /// Turns a store's failure into a refusal, with the numbers of the memory that is full.
+    pub(super) fn no_memory(&self, error: &StoreError) -> Refusal {
+        let (used, capacity) = match *error {
+            StoreError::NoMemory { used, capacity, .. } => (used, capacity),
+            _ => self.memory.public.usage(),
+        };
         RejectReason::NoMemory {
             used: used as u64,
             capacity: capacity as u64,

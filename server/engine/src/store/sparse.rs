@@ -411,6 +411,7 @@ mod tests {
 
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
     use tidewater_protocol::table::{
         Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape,
     };
@@ -582,6 +583,60 @@ mod tests {
         }
         assert_eq!([&memory.public, &memory.private].map(taken), before);
         assert_eq!(memory.public.usage(), usage);
+    }
+
+    /// Tables that grow together, without a freed block to use again: as many as a cluster may have need
+    /// fewer blocks than a directory has.
+    #[test]
+    fn tables_that_grow_together_leave_blocks() {
+        let blocks = |tables: u32, partitions: u32, keys: u64| {
+            let memory = Arc::new(ServerMemory::new(512 << 20, Incarnation(5)).unwrap());
+            let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
+            let spec = Arc::new(TableSpec {
+                partitions,
+                ..(*spec(1)).clone()
+            });
+            let shard = |table| {
+                let (preparer, all) = (Preparer::none(), (0..partitions).map(PartitionId));
+                SparseShard::new(&memory, &preparer, (TableId(table), 0), &spec, all).unwrap()
+            };
+            let mut shards: Vec<SparseShard> = (0..tables).map(shard).collect();
+            for key in 0..keys {
+                for shard in &mut shards {
+                    shard
+                        .find_or_create(key, &redo, Progress::default())
+                        .unwrap();
+                }
+            }
+            let used = |arena: &Arena| arena.directory().unwrap().len();
+            used(&memory.public).max(used(&memory.private)) / tables as usize
+        };
+        let each = blocks(10, 64, 5_000);
+        assert!(
+            4 * 1_000 * each <= MEMORY_BLOCKS_MAX,
+            "{each} blocks a table"
+        );
+        let each = blocks(2, 64, 200_000);
+        assert!(4 * 300 * each <= MEMORY_BLOCKS_MAX, "{each} blocks a table");
+    }
+
+    /// A full directory refuses a key by the name of its limit, and the rows that exist are served.
+    #[test]
+    fn a_full_directory_is_named() {
+        let (memory, redo, mut shard) = shard(1);
+        shard.find_or_create(0, &redo, Progress::default()).unwrap();
+        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        while memory.private.alloc(64, owner).is_ok() {}
+        let refused = (1..10_000).find_map(|key| {
+            let created = shard.find_or_create(key, &redo, Progress::default());
+            Some((key, created.err()?))
+        });
+        let (key, error) = refused.unwrap();
+        assert!(matches!(error, StoreError::Blocks { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("private memory has 65536 blocks"), "{text}");
+        assert!((0..key).all(|key| shard.find(key).is_some()));
+        assert_eq!(shard.len() as u64, key);
     }
 
     /// Keys that are refused for lack of memory take no slot, and are created once memory is free
