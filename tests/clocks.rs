@@ -1,3 +1,5 @@
+// long: clocks, versions and their measurement share a rig.
+
 //! Clocks. A read at clock c with staleness s sees every update of the iterations before c - s. Workers
 //! drift apart by at most s + 1 ticks. No worker waits for one that has left.
 
@@ -9,19 +11,20 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::sync::Barrier;
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{Client, GroupRange, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{PushOp, Reduce};
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{self, Deadline};
 
 const WORKERS: u32 = 4;
 /// Number of partitions with a row for each worker, so that every applier has some.
@@ -470,6 +473,131 @@ fn pulls_return_versions_and_stores() {
     }
 }
 
+/// Ends the writer's loop.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Elements of a table of a group.
+const GROUP_ELEMENTS: usize = 3_000;
+
+/// Adds 1 to all elements of the tables at every second tick, and to the first 100 at the others.
+fn write_until(done: &AtomicBool, writer: &mut Client, tables: [&Table<i64>; 2]) {
+    for n in 1u64.. {
+        for table in tables {
+            let ones = vec![1; if n % 2 == 0 { GROUP_ELEMENTS } else { 100 }];
+            let _ = writer.push_dense(table, 0, &ones, PushOp::Sum).unwrap();
+        }
+        writer.tick().unwrap();
+        if done.load(Ordering::Acquire) {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+}
+
+/// Pins of versions that are gone or too many are refused with the numbers, and ended ones make room.
+fn refuse_pins(reader: &mut Client, (of_a, of_b): (&Table<i64>, &Table<i64>), pinned: u64) {
+    let gone = reader.pin(of_b, Some(pinned + 1)).unwrap_err();
+    let gone = gone.to_string();
+    assert!(
+        gone.contains("of table \"b\" is not kept: the servers keep versions"),
+        "{gone}"
+    );
+    let second = reader.pin(of_b, None).unwrap();
+    assert_ne!(second, pinned);
+    reader
+        .wait_newer(of_b, second, Duration::from_secs(60))
+        .unwrap();
+    let full = reader.pin(of_b, None).unwrap_err().to_string();
+    assert!(
+        full.contains("2 versions are pinned, and 2 can be"),
+        "{full}"
+    );
+    let none = reader.pin(of_a, None).unwrap_err().to_string();
+    assert!(
+        none.contains("0 versions are pinned, and 0 can be"),
+        "{none}"
+    );
+    assert_eq!(reader.pin(of_b, Some(pinned)).unwrap(), pinned);
+    for _ in 0..2 {
+        reader.unpin(of_b, pinned).unwrap();
+    }
+    let again = reader.unpin(of_b, pinned).unwrap_err().to_string();
+    assert!(again.contains("is not pinned by this client"), "{again}");
+    let third = reader.pin(of_b, None).unwrap();
+    assert!(third > second, "an ended pin makes room");
+}
+
+/// Tables of one group are of one version, while ticks replace it. A pinned version stays as it was until
+/// its pin ends; no tick waits for it.
+#[test]
+fn groups_are_of_one_version_and_pins_hold() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 2, 1);
+        let ranges = |name, versions| {
+            let table = TableBuilder::blocks::<i64>(name, GROUP_ELEMENTS as u64, 1);
+            let table = table.block_bytes(4096).partitions(2).versions(versions);
+            table.at_clock(Reduce::Sum).snapshot()
+        };
+        let mut writer = cluster.client(0, SyncMode::Bsp);
+        let a = writer.create_table::<i64>(ranges("a", 2).spec()).unwrap();
+        let b = writer.create_table::<i64>(ranges("b", 4).spec()).unwrap();
+        let mut reader = cluster.client(0, SyncMode::Asp);
+        let [of_a, of_b] = ["a", "b"].map(|name| reader.open_table::<i64>(name).unwrap());
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                write_until(&done, &mut writer, [&a, &b]);
+            });
+            // Also when the reader fails.
+            let _done = Done(&done);
+            let options = PullOptions::default();
+            let (mut x, mut y) = (vec![0; GROUP_ELEMENTS], vec![0; 200]);
+            let pinned = reader.pin(&of_b, None).unwrap();
+            let is_version = |x: &[i64], version: u64| {
+                let (all, half) = (version as i64, version as i64 / 2);
+                x[..100].iter().all(|&x| x == all) && x[100..].iter().all(|&x| x == half)
+            };
+            for _ in 0..20 {
+                let mut group = [
+                    GroupRange::new(&of_a, 0, &mut x),
+                    GroupRange::new(&of_b, 0, &mut y),
+                ];
+                let version = reader
+                    .pull_group(&mut group, options)
+                    .unwrap()
+                    .version
+                    .unwrap();
+                assert!(
+                    is_version(&x, version),
+                    "{transport}: table a at version {version}"
+                );
+                assert!(
+                    is_version(&y, version),
+                    "{transport}: table b at version {version}"
+                );
+                let pulled = reader
+                    .pull_pinned(&of_b, pinned, 0, &mut x, options)
+                    .unwrap();
+                assert_eq!(pulled.version, Some(pinned));
+                assert!(
+                    is_version(&x, pinned),
+                    "{transport}: pinned version {pinned}"
+                );
+                reader
+                    .wait_newer(&of_a, version, Duration::from_secs(60))
+                    .unwrap();
+            }
+            refuse_pins(&mut reader, (&of_a, &of_b), pinned);
+        });
+    }
+}
+
 #[test]
 fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
     for transport in [Shm, Tcp] {
@@ -507,5 +635,106 @@ fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
             clients[0].tick().unwrap();
         }
         assert_eq!(clients[0].clock(), 16, "{transport}");
+    }
+}
+
+/// Times from the start of a call at one thread to its effect at another, which sleeps: median in us.
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+const ROUNDS: usize = 500;
+/// The other thread is asleep after it.
+const APART: Duration = Duration::from_millis(2);
+
+/// From `act(n)` to the return of `wake(n)` on another thread.
+fn one_way(mut act: impl FnMut(usize), wake: impl FnMut(usize) + Send) -> f64 {
+    let (begun, woken) = std::sync::mpsc::channel();
+    let mut wake = wake;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for n in 0..ROUNDS {
+                wake(n);
+                begun.send(clock::now()).unwrap();
+            }
+        });
+        let times = (0..ROUNDS).map(|n| {
+            std::thread::sleep(APART);
+            let start = clock::now();
+            act(n);
+            woken.recv().unwrap() - start
+        });
+        median(times.collect())
+    })
+}
+
+/// `wait_newer` beside a futex (shm) and sockets (tcp) in one run. A tick wakes the applier, which wakes the
+/// reader: two wake-ups, as an echo has.
+#[test]
+#[ignore = "measures: --ignored --nocapture measure_wait_newer"]
+fn measure_wait_newer() {
+    let word = AtomicU64::new(0);
+    let (hand, thread) = std::sync::mpsc::channel();
+    let mut sleeper = None;
+    let futex = one_way(
+        |n| {
+            let thread: &std::thread::Thread =
+                sleeper.get_or_insert_with(|| thread.recv().unwrap());
+            word.store(n as u64 + 1, Ordering::SeqCst);
+            thread.unpark();
+        },
+        |n| {
+            if n == 0 {
+                hand.send(std::thread::current()).unwrap();
+            }
+            while word.load(Ordering::SeqCst) <= n as u64 {
+                std::thread::park();
+            }
+        },
+    );
+    let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    near.set_nodelay(true).unwrap();
+    far.set_nodelay(true).unwrap();
+    let echo = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut line = [0; 64];
+            while far.read_exact(&mut line).is_ok() {
+                far.write_all(&line).unwrap();
+            }
+        });
+        let mut reader = near.try_clone().unwrap();
+        let echo = one_way(
+            |_| near.write_all(&[7; 64]).unwrap(),
+            |_| reader.read_exact(&mut [0; 64]).unwrap(),
+        );
+        near.shutdown(std::net::Shutdown::Both).unwrap();
+        echo
+    });
+    println!("futex {futex:.1} us one way, tcp echo {echo:.1} us (p50)");
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 1, 1);
+        let mut writer = cluster.client(0, SyncMode::Asp);
+        let table = TableBuilder::rows::<i64>("t", 1, 1);
+        writer.create_table::<i64>(table.spec()).unwrap();
+        let mut reader = cluster.client(0, SyncMode::Asp);
+        let table = reader.open_table::<i64>("t").unwrap();
+        let newer = one_way(
+            |_| writer.tick().unwrap(),
+            |n| {
+                let newest = reader.wait_newer(&table, n as u64, Duration::from_secs(60));
+                assert!(newest.unwrap() > n as u64);
+            },
+        );
+        let (what, base) = match transport {
+            Shm => ("two futex wake-ups", 2.0 * futex),
+            _ => ("the echo", echo),
+        };
+        println!(
+            "{transport}: wait_newer {newer:.1} us (p50), {:.2} of {what}",
+            newer / base
+        );
     }
 }

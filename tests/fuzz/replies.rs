@@ -165,6 +165,8 @@ fn land(random: &mut Random, len: u32, head: &mut [u8], body: &mut [u8]) {
             building: w(),
             min_clock: w(),
             applied: w(),
+            kept: w(),
+            buffers: w(),
         };
         line.to_line(SALT)
     } else {

@@ -37,6 +37,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

@@ -276,7 +276,7 @@ fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64
 }
 
 /// A session that never ticks: waits for each newer version, and reads it.
-fn watch(rig: &Rig, board: &Board) -> u64 {
+fn watch(rig: &Rig, board: &Board, rng: &mut Rng) -> u64 {
     let mut client = rig.client(0, 1, SyncMode::Asp);
     let (ranges, rows) = (open(&mut client, "ranges"), open(&mut client, DOMAIN_ROWS));
     let options = PullOptions {
@@ -306,6 +306,14 @@ fn watch(rig: &Rig, board: &Board) -> u64 {
         let version = pulled.version.unwrap();
         assert!(version >= newest, "version {version}, waited for {newest}");
         board.check_version(version, &out);
+        // A slow reader: its version stays.
+        let pinned = client.pin(&ranges, None).unwrap();
+        assert!(pinned >= version, "version {pinned} after {version}");
+        rig.world.pause(Duration::from_micros(rng.below(4_000)));
+        let pulled = client.pull_pinned(&ranges, pinned, 0, &mut out, options);
+        assert_eq!(pulled.unwrap().version, Some(pinned));
+        board.check_version(pinned, &out);
+        client.unpin(&ranges, pinned).unwrap();
         (last, seen) = (version, seen + 1);
     }
 }
@@ -323,6 +331,7 @@ fn world(
         .domain(DOMAINS[1])
         .block_bytes(4096)
         .snapshot()
+        .versions(3)
         .at_clock(Reduce::Sum)
         .partitions(2);
     let shape = Shape {
@@ -352,8 +361,8 @@ fn world(
         });
     }
     let versions = Arc::clone(versions);
-    rig.spawn("reader", move |rig, _| {
-        versions.fetch_add(watch(rig, &board), Ordering::Relaxed);
+    rig.spawn("reader", move |rig, mut rng| {
+        versions.fetch_add(watch(rig, &board, &mut rng), Ordering::Relaxed);
     });
     rig.world.run()
 }

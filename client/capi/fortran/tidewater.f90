@@ -68,8 +68,8 @@ module tidewater
         integer(c_int32_t) :: effect = TW_IMMEDIATE, domain = 0, block_bytes = 0, snapshot = 0
         integer(c_int32_t) :: allow_not_finite = 0, reserved = 0
         real(c_double) :: weight_decay = 0, clip_value = 0, clip_norm = 0, initial_accumulator = 0
-        integer(c_int32_t) :: by_staleness = 0, reserved2 = 0
-        integer(c_int32_t) :: redo = 0, reserved3 = 0
+        integer(c_int32_t) :: by_staleness = 0, versions = 0
+        integer(c_int32_t) :: redo = 0, reserved2 = 0
         integer(c_int32_t) :: expire_after = 0, admit_after = 0
     end type
 
@@ -79,6 +79,13 @@ module tidewater
         real(c_double) :: timeout_s = 0
         ! c_loc of a tw_pulled
         type(c_ptr) :: pulled = c_null_ptr
+    end type
+
+    type, bind(c) :: tw_group_range
+        integer(c_int64_t) :: table = 0, first = 0
+        type(c_ptr) :: out = c_null_ptr
+        integer(c_size_t) :: elements = 0
+        integer(c_int32_t) :: dtype = 0, reserved = 0
     end type
 
     type, bind(c) :: tw_pulled
@@ -335,6 +342,33 @@ module tidewater
             import :: c_int, c_ptr, c_int64_t
             type(c_ptr), value :: session
             integer(c_int64_t), intent(out) :: mine, everybodys
+        end function
+        ! Pins a version, given by c_loc, or the newest for c_null_ptr
+        integer(c_int) function tw_pin(session, table, version, pinned) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session, version
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(out) :: pinned
+        end function
+        integer(c_int) function tw_unpin(session, table, version) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: table, version
+        end function
+        ! The array by c_loc
+        integer(c_int) function tw_pull_pinned(session, table, version, first, out, elements, &
+                dtype, options) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, out, options
+            integer(c_int64_t), value :: table, version, first
+            integer(c_size_t), value :: elements
+            integer(c_int32_t), value :: dtype
+        end function
+        integer(c_int) function tw_pull_group(session, ranges, count, options) bind(c)
+            import :: c_int, c_ptr, c_size_t, tw_group_range
+            type(c_ptr), value :: session, options
+            type(tw_group_range), intent(in) :: ranges(*)
+            integer(c_size_t), value :: count
         end function
         integer(c_int) function tw_wait_newer(session, table, version, timeout_s, newest) bind(c)
             import :: c_int, c_ptr, c_int64_t, c_double

@@ -413,12 +413,13 @@ typedef struct {
     double initial_accumulator;
     // Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
     int32_t by_staleness;
-    // Unused; must be zero.
-    int32_t reserved2;
+    // Versions that a table with `snapshot` has memory for, that which is being built included: 2 to 16. All
+    // but two can be pinned. 0: 2.
+    uint32_t versions;
     // Not 0: appliers write each result into a redo record first. Nothing reads it yet.
     int32_t redo;
     // Unused; must be zero.
-    int32_t reserved3;
+    int32_t reserved2;
     // Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
     uint32_t expire_after;
     // Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
@@ -485,6 +486,22 @@ typedef struct {
     // Where tw_pull_rows and tw_pull_range write the versions of the elements; may be null.
     tw_pulled *pulled;
 } tw_pull_options;
+
+// A range of a table in tw_pull_group.
+typedef struct {
+    // A TW_RANGES table with `snapshot`.
+    tw_table table;
+    // First element of the range.
+    uint64_t first;
+    // Memory for the elements.
+    void *out;
+    // Number of elements in the range.
+    size_t elements;
+    // tw_dtype of the elements.
+    int32_t dtype;
+    // Unused; must be zero.
+    int32_t reserved;
+} tw_group_range;
 
 // A pull under way. Zero is none.
 typedef uint64_t tw_pull;
@@ -707,6 +724,37 @@ tw_status tw_pull_range(tw_session *session,
                         size_t elements,
                         int32_t dtype,
                         const tw_pull_options *options);
+
+// Pulls ranges of several tables as of one version: the newest that all servers still have of all of them. The
+// tables have `snapshot` and one clock domain. `options` may be null; its mode is not used. On failure the
+// arrays hold anything.
+tw_status tw_pull_group(tw_session *session,
+                        const tw_group_range *ranges,
+                        size_t count,
+                        const tw_pull_options *options);
+
+// Pins a version of a TW_RANGES table with `snapshot`: that at `version`, or the newest if it is null.
+// `*pinned`, which may be null, becomes its number. tw_pull_pinned reads it until tw_unpin, or the end of the
+// session, however slow this process is; no tick waits for it. TW_ERR_ARGUMENT names the versions that are
+// kept; TW_ERR_REJECTED says that as many are pinned as can be.
+tw_status tw_pin(tw_session *session,
+                 tw_table table,
+                 const uint64_t *version,
+                 uint64_t *pinned);
+
+// Ends a pin of this session. A version that was pinned twice is unpinned twice.
+tw_status tw_unpin(tw_session *session, tw_table table, uint64_t version);
+
+// Pulls elements `first ..` of a version that this session has pinned; else like tw_pull_range. The mode of
+// `options` is not used.
+tw_status tw_pull_pinned(tw_session *session,
+                         tw_table table,
+                         uint64_t version,
+                         uint64_t first,
+                         void *out,
+                         size_t elements,
+                         int32_t dtype,
+                         const tw_pull_options *options);
 
 // Starts a pull of rows, which tw_pull_wait ends; up to 256 may be under way. The keys are copied.
 tw_status tw_pull_start(tw_session *session,

@@ -110,6 +110,12 @@ public:
         return counters;
     }
     void tick(std::uint32_t domain = 0) { check(tw_tick(it_.get(), domain)); }
+    /* Pulls ranges of several tables as of one version; see tw_pull_group. */
+    template <typename Ranges>
+    void pull_group(const Ranges &ranges, const tw_pull_options *options = nullptr)
+    {
+        check(tw_pull_group(it_.get(), ranges.data(), ranges.size(), options));
+    }
     void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_.get(), name, timeout_s)); }
     /* Of containers with data() and size(), like std::vector and std::array. `all` has as many elements as
      * `values` have at all workers together. */
@@ -278,6 +284,29 @@ public:
         std::uint64_t newest = 0;
         check(tw_wait_newer(session_.get(), it_, version, timeout_s, &newest));
         return newest;
+    }
+    /* Pins a version, or the newest; its number. See tw_pin. */
+    std::uint64_t pin(std::optional<std::uint64_t> version = std::nullopt) const
+    {
+        std::uint64_t pinned = 0;
+        check(tw_pin(session_.get(), it_, version ? &*version : nullptr, &pinned));
+        return pinned;
+    }
+    void unpin(std::uint64_t version) const { check(tw_unpin(session_.get(), it_, version)); }
+    /* Reads a version that this session has pinned. */
+    template <typename Out>
+    void pull_pinned(std::uint64_t version, std::uint64_t first, Out &out,
+                     const tw_pull_options *options = nullptr) const
+    {
+        T *to = out.data();
+        check(tw_pull_pinned(session_.get(), it_, version, first, to, out.size(), dtype_of<T>::value, options));
+    }
+    /* A range of this table for pull_group. */
+    template <typename Out>
+    tw_group_range range(std::uint64_t first, Out &out) const
+    {
+        T *to = out.data();
+        return {it_, first, to, out.size(), dtype_of<T>::value, 0};
     }
     /* Waits for version `tick` or a newer one; the newest that is complete. */
     std::uint64_t wait_until(std::uint64_t tick, double timeout_s = 0) const

@@ -12,7 +12,7 @@ use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
-use tidewater_protocol::limits::DOMAINS_MAX;
+use tidewater_protocol::limits::{DOMAINS_MAX, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
     TableSpec,
@@ -261,9 +261,6 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
     if options.reserved2 != 0 {
         return Err(Failure::argument("reserved2 is not zero"));
     }
-    if options.reserved3 != 0 {
-        return Err(Failure::argument("reserved3 is not zero"));
-    }
     let dtype = dtype(options.dtype)?;
     Ok(TableSpec {
         name: name.to_owned(),
@@ -280,6 +277,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         gradient: gradient(options),
         redo: options.redo != 0,
         keys: keys(options)?,
+        versions: or_default(options.versions, VERSIONS_DEFAULT),
     })
 }
 

@@ -72,7 +72,8 @@ impl From<ClientError> for Failure {
             } => tw_status::TW_ERR_LOST,
             ClientError::Argument { .. }
             | ClientError::Collective { .. }
-            | ClientError::Expression { .. } => tw_status::TW_ERR_ARGUMENT,
+            | ClientError::Expression { .. }
+            | ClientError::VersionGone { .. } => tw_status::TW_ERR_ARGUMENT,
             ClientError::Thread { .. } => tw_status::TW_ERR_THREAD,
             ClientError::Observer { .. } => tw_status::TW_ERR_REFUSED,
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,

@@ -11,8 +11,8 @@ use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_pulled,
-    tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
+    tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
+    tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
     tw_table_options,
 };
 use crate::error::Failure;
@@ -284,6 +284,23 @@ pub(crate) unsafe fn u64s_mut<'a>(
     let numbers = unsafe { array_mut(pointer.cast::<i64>(), len, what) }?;
     // SAFETY: as above.
     Ok(unsafe { slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len()) })
+}
+
+/// Returns an array of ranges of a group.
+///
+/// # Safety
+/// As of [`array`].
+pub(crate) unsafe fn group<'a>(
+    pointer: *const tw_group_range,
+    len: usize,
+) -> Result<&'a [tw_group_range], Failure> {
+    check_array(pointer, len, "the array of ranges")?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not null, aligned, of a possible size; readable and unchanged, as the caller promises.
+    // It has numbers and raw pointers, of which any bytes make one.
+    Ok(unsafe { slice::from_raw_parts(pointer, len) })
 }
 
 /// Returns bytes for reading.

@@ -1,8 +1,8 @@
 //! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{
-    AnyPushBuffer, AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Pulled,
-    PushOptions, ReduceOp, ScanCursor, Table, Ticket,
+    AnyPushBuffer, AnyTable, Client, ClientError, Element, GroupRange, PullOptions, PullTicket,
+    Pulled, PushOptions, ReduceOp, ScanCursor, Table, Ticket,
 };
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -102,6 +102,26 @@ pub(crate) fn pull_range(
 ) -> Result<Pulled, Failure> {
     with_both!(table, out, ValuesMut, (table, out) =>
         client.pull_dense(&table, first, out, options))
+}
+
+pub(crate) fn group_range(
+    table: AnyTable,
+    first: u64,
+    out: ValuesMut<'_>,
+) -> Result<GroupRange<'_>, Failure> {
+    with_both!(table, out, ValuesMut, (table, out) =>
+        Ok::<_, Failure>(GroupRange::new(&table, first, out)))
+}
+
+pub(crate) fn pull_pinned(
+    table: AnyTable,
+    client: &mut Client,
+    (version, first): (u64, u64),
+    out: ValuesMut<'_>,
+    options: PullOptions,
+) -> Result<Pulled, Failure> {
+    with_both!(table, out, ValuesMut, (table, out) =>
+        client.pull_pinned(&table, version, first, out, options))
 }
 
 pub(crate) fn start_pull(

@@ -5,8 +5,8 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use tidewater_capi::abi::types::{
-    tw_buffer_options, tw_counters, tw_function_options, tw_pull_options, tw_pulled,
-    tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
+    tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
+    tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
     tw_table_options,
 };
 
@@ -76,6 +76,8 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_info, domain), 36);
     assert_eq!(offset_of!(tw_table_options, by_staleness), 160);
     assert_eq!(offset_of!(tw_table_options, redo), 168);
+    assert_eq!(offset_of!(tw_table_options, versions), 164);
+    assert_eq!(size_of::<tw_group_range>(), 40);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
     assert_eq!(offset_of!(tw_pull_options, pulled), 24);
     assert_eq!(offset_of!(tw_pulled, has_version), 32);

@@ -14,7 +14,7 @@ use crate::collective;
 use crate::failure::{Error, ForkedError, raised};
 use crate::function::{self, Inputs};
 use crate::options;
-use crate::table::{Table, Ticket};
+use crate::table::{self, Table, Ticket};
 
 /// Arguments of a session: all that a copy in another process needs to join the same job. It holds the
 /// name of the token's file, not the token.
@@ -211,7 +211,7 @@ impl Session {
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
-        initial_accumulator=0.0, by_staleness=false, redo=false))]
+        initial_accumulator=0.0, by_staleness=false, redo=false, versions=2))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -235,6 +235,7 @@ impl Session {
         initial_accumulator: f64,
         by_staleness: bool,
         redo: bool,
+        versions: u32,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -269,7 +270,7 @@ impl Session {
                 initial_accumulator,
                 by_staleness,
             },
-            redo,
+    redo, versions,
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;
@@ -394,6 +395,17 @@ impl Session {
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
         self.with(py, |client| client.barrier(name, timeout))
+    }
+
+    /// Pulls all of several range tables as of one version; returns the arrays and the version.
+    #[pyo3(signature = (tables, timeout=None))]
+    fn pull_group<'py>(
+        &self,
+        py: Python<'py>,
+        tables: Vec<PyRef<'_, Table>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Option<u64>)> {
+        table::pull_group(self, py, &tables, timeout)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater::{self as client, AnyTable};
+use tidewater::{self as client, AnyTable, GroupRange};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_runtime::clock::Deadline;
 
@@ -58,6 +58,50 @@ impl Pulled {
             None => format!("Pulled(version={version}, stores=None)"),
         }
     }
+}
+
+/// A new array of one of the element types, for a range of a group.
+enum AnyWritten<'py> {
+    F32(Written<'py, f32>),
+    F64(Written<'py, f64>),
+    I32(Written<'py, i32>),
+    I64(Written<'py, i64>),
+}
+
+/// Pulls all of several range tables as of one version; returns the arrays and the version.
+pub(crate) fn pull_group<'py>(
+    session: &Session,
+    py: Python<'py>,
+    tables: &[PyRef<'_, Table>],
+    timeout: Option<f64>,
+) -> PyResult<(Vec<Bound<'py, PyAny>>, Option<u64>)> {
+    let options = options::pull("snapshot", "create", timeout, session.timeout)?;
+    let (mut arrays, mut written) = (Vec::new(), Vec::new());
+    for table in tables {
+        let array = table.new_array(py, None)?;
+        let any = arrays::Shape::Any;
+        written.push(match table.any {
+            AnyTable::F32(_) => AnyWritten::F32(Written::new(&array, any)?),
+            AnyTable::F64(_) => AnyWritten::F64(Written::new(&array, any)?),
+            AnyTable::I32(_) => AnyWritten::I32(Written::new(&array, any)?),
+            AnyTable::I64(_) => AnyWritten::I64(Written::new(&array, any)?),
+        });
+        arrays.push(array);
+    }
+    let mut ranges = Vec::new();
+    for (table, written) in tables.iter().zip(&mut written) {
+        ranges.push(match (table.any, written) {
+            (AnyTable::F32(t), AnyWritten::F32(to)) => GroupRange::new(&t, 0, to.slice(&[])?),
+            (AnyTable::F64(t), AnyWritten::F64(to)) => GroupRange::new(&t, 0, to.slice(&[])?),
+            (AnyTable::I32(t), AnyWritten::I32(to)) => GroupRange::new(&t, 0, to.slice(&[])?),
+            (AnyTable::I64(t), AnyWritten::I64(to)) => GroupRange::new(&t, 0, to.slice(&[])?),
+            _ => unreachable!("the array was made for the table's type"),
+        });
+    }
+    let pulled = session.with(py, |client| client.pull_group(&mut ranges, options))?;
+    drop(ranges);
+    drop(written);
+    Ok((arrays, pulled.version))
 }
 
 /// A table of a session.
@@ -241,6 +285,44 @@ impl Table {
             .map(|stores| (stores.smallest, stores.largest));
         let version = pulled.version;
         Ok((out, Pulled { version, stores }))
+    }
+
+    /// Pins a version, or the newest; returns its number.
+    #[pyo3(signature = (version=None))]
+    fn pin(&self, py: Python<'_>, version: Option<u64>) -> PyResult<u64> {
+        let session = self.session.get();
+        session.with(py, |client| self.any.pin(client, version))
+    }
+
+    /// Ends a pin of this session.
+    fn unpin(&self, py: Python<'_>, version: u64) -> PyResult<()> {
+        let session = self.session.get();
+        session.with(py, |client| self.any.unpin(client, version))
+    }
+
+    /// Pulls elements from `first` on of a pinned version into `out`; returns `out`.
+    #[pyo3(signature = (version, out=None, *, first=0, timeout=None))]
+    fn pull_pinned<'py>(
+        &self,
+        py: Python<'py>,
+        version: u64,
+        out: Option<Bound<'py, PyAny>>,
+        first: i64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let first = options::first(first)?;
+        let session = self.session.get();
+        let options = options::pull("snapshot", "create", timeout, session.timeout)?;
+        let out = match out {
+            Some(out) => out,
+            None => self.new_array(py, None)?,
+        };
+        with_table!(self.any, (table, T) => {
+            let mut array = Written::<T>::new(&out, self.shape(None))?;
+            let to = array.slice(&[])?;
+            session.with(py, |client| client.pull_pinned(&table, version, first, to, options))?;
+        });
+        Ok(out)
     }
 
     /// Waits for a version that is newer than `version`; returns the newest that is complete.

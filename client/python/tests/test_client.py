@@ -70,6 +70,16 @@ def test_ranges_clocks_and_snapshots():
         assert repr(pulled) == "Pulled(version=1, stores=None)"
         assert t.wait_newer(0) == t.wait_until(1, timeout=5) == 1
         raises(TimeoutError, 'version 2 of table "m"', lambda: t.wait_newer(1, timeout=0.02))
+        kept = s.table("k", "ranges", dtype="i4", rows=9, cols=9, effect="clock_sum", snapshot=True, versions=3)
+        version = kept.pin()
+        kept.push(np.ones(81, dtype="i4")).wait()
+        s.tick()
+        assert kept.pull_pinned(version).sum() == 0 and kept.pull().sum() == 81
+        (whole, ones), both = s.pull_group([t, kept])
+        assert both == version + 1 and whole.sum() == 100 and ones.sum() == 81
+        raises(tidewater.Error, "1 versions are pinned, and 1 can be", kept.pin)
+        kept.unpin(version)
+        raises(ValueError, "is not pinned by this client", lambda: kept.unpin(version))
         rows = s.table("r", "rows", dtype="i8", rows=4, cols=1)
         rows.push(np.ones((1, 1), dtype="i8"), [2]).wait()
         assert rows.pull_with_versions([1, 2])[1].stores == (1, 2)

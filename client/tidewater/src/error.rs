@@ -164,6 +164,22 @@ pub enum ClientError {
     /// A lane failed in a way that recovery cannot repair.
     #[error(transparent)]
     Lane(#[from] LaneError),
+    /// A version of a table is not kept any more, or not complete yet.
+    #[error(
+        "version {version} of table \"{table}\" is not kept: the servers keep versions {oldest} to \
+         {newest}, and pinned ones; pin a version before it is replaced, or create the table with more \
+         versions"
+    )]
+    VersionGone {
+        /// Name of the table.
+        table: String,
+        /// Version that the call asked for.
+        version: u64,
+        /// Oldest version of which all later ones are kept.
+        oldest: u64,
+        /// Newest complete version.
+        newest: u64,
+    },
 }
 
 /// Describes a reject in words.
@@ -216,6 +232,13 @@ fn describe(reason: RejectReason) -> String {
                 "a frame of kind {kind} from an observer, which only reads; connect as a worker"
             )
         }
+        RejectReason::NotKept { oldest, newest } => {
+            format!("the version is not kept; versions {oldest} to {newest} are")
+        }
+        RejectReason::PinsFull { pinned, limit } => format!(
+            "{pinned} versions are pinned, and {limit} can be: two less than the table has memory for; \
+             end a pin, or create the table with more versions"
+        ),
         _ => format!("refused: {reason:?}"),
     }
 }

@@ -92,7 +92,8 @@ pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{
-    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, Parts, PendingCall, PushBuffer, ScanCursor,
+    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, GroupRange, Parts, PendingCall,
+    PushBuffer, ScanCursor,
 };
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.

@@ -17,6 +17,7 @@ mod push;
 mod push_buffer;
 mod settings;
 mod threads;
+mod versions;
 
 use std::time::Duration;
 
@@ -44,10 +45,11 @@ use crate::table::{Element, Table};
 pub use any_function::AnyFunctionArgs;
 pub use any_push_buffer::AnyPushBuffer;
 pub use cached_table::CachedTable;
-pub use keys::ScanCursor;
 pub use calls::PendingCall;
+pub use keys::ScanCursor;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
+pub use versions::GroupRange;
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
 pub struct Parts {
@@ -81,6 +83,7 @@ pub struct Client {
     combiner: Combiner,
     feedback: Feedback,
     later: LaterPulls,
+    pins: Vec<versions::Pin>,
     by_lane: Vec<Vec<u32>>,
     /// How far the push under way is on each lane: number of built rows, or the next element.
     lane_next: Vec<u64>,
@@ -138,6 +141,7 @@ impl Client {
             combiner: Combiner::default(),
             feedback: Feedback::default(),
             later: LaterPulls::default(),
+            pins: Vec::new(),
             by_lane,
             lane_next,
             lane_waits,
@@ -314,6 +318,7 @@ impl Client {
         }
         if let Some(gone) = self.tables.add(state) {
             self.later.cancel_all(gone);
+            self.forget_pins(gone);
             self.feedback.forget(gone.number());
         }
         Ok(())
@@ -332,6 +337,7 @@ impl Client {
         self.tables.find("release_table", named)?;
         self.lanes.coordinator.release_table(named.id, deadline)?;
         self.later.cancel_all(named.handle);
+        self.forget_pins(named.handle);
         self.feedback.forget(named.handle.number());
         self.tables.remove(named);
         Ok(())

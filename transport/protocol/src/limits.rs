@@ -55,6 +55,11 @@ pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
 /// Bytes of the largest block. A frame of 256 KiB carries less by its header, so such a block takes
 /// two.
 pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
+/// Versions that a table with snapshots has memory for by default: one to read and one to build.
+pub const VERSIONS_DEFAULT: u32 = 2;
+/// Versions that a table with snapshots has memory for. The numbers of so many buffers fit a word of its
+/// record.
+pub const VERSIONS_MAX: u32 = 16;
 /// Payload bytes of a dense table. 64 TiB fit the 47-bit address space of a process.
 pub const DENSE_BYTES_MAX: u64 = 1 << 46;
 /// Bytes of the largest extent, a piece of a sparse table's memory: preparing one takes the helper a

@@ -283,6 +283,10 @@ mutants! {
     PushRenewsNothing = "push-renews-nothing";
     /// A key gets a row at its first push although the table counts them.
     AdmitAtOnce = "admit-at-once";
+    /// A tick builds its version in the buffer of a pinned one.
+    PinDropped = "pin-dropped";
+    /// A reader of a version does not check that it is still kept.
+    VersionUnchecked = "version-unchecked";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

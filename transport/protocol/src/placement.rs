@@ -136,6 +136,7 @@ mod tests {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: 2,
         };
         let dense = |rows| Shape::Dense {
             rows,

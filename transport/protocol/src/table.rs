@@ -6,6 +6,7 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::ids::DomainId;
+use crate::limits::VERSIONS_DEFAULT;
 pub use optimizer::{GradientOptions, Optimizer};
 
 /// Element type. Codes are wire format; 5 and 6 are reserved for f16 and bf16.
@@ -197,6 +198,10 @@ pub struct TableSpec {
     /// When keys of a sparse table get rows, and when rows are deleted.
     #[serde(default)]
     pub keys: KeyOptions,
+    /// Number of versions that a snapshot table has memory for, the one that is being built included: 2 to
+    /// [`VERSIONS_MAX`](crate::limits::VERSIONS_MAX). All but two of them can be pinned.
+    #[serde(default = "versions_default")]
+    pub versions: u32,
 }
 
 /// Options of the keys of a sparse table.
@@ -218,6 +223,10 @@ impl KeyOptions {
     }
 }
 
+const fn versions_default() -> u32 {
+    VERSIONS_DEFAULT
+}
+
 /// Text leaves options out that are not set: the manifest of a model without options has the words,
 /// and so the checksum, that it had before there were options. Binary encodings have every field.
 impl Serialize for TableSpec {
@@ -226,7 +235,9 @@ impl Serialize for TableSpec {
         let gradient = binary || !self.gradient.is_none();
         let redo = binary || self.redo;
         let keys = binary || !self.keys.is_none();
-        let fields = 10 + usize::from(gradient) + usize::from(redo) + usize::from(keys);
+        let versions = binary || self.versions != VERSIONS_DEFAULT;
+        let options = [gradient, redo, keys, versions];
+        let fields = 10 + options.into_iter().filter(|given| *given).count();
         let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
         spec.serialize_field("shape", &self.shape)?;
@@ -252,6 +263,11 @@ impl Serialize for TableSpec {
             spec.serialize_field("keys", &self.keys)?;
         } else {
             spec.skip_field("keys")?;
+        }
+        if versions {
+            spec.serialize_field("versions", &self.versions)?;
+        } else {
+            spec.skip_field("versions")?;
         }
         spec.end()
     }

@@ -1,3 +1,5 @@
+// long: one function for each call that moves elements.
+
 //! Calls that pull and push.
 
 use std::ffi::c_void;
@@ -8,7 +10,8 @@ use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
 use super::types::{
-    tw_pull, tw_pull_options, tw_push_options, tw_status, tw_table, tw_table_options, tw_ticket,
+    tw_group_range, tw_pull, tw_pull_options, tw_push_options, tw_status, tw_table,
+    tw_table_options, tw_ticket,
 };
 use crate::convert;
 use crate::error::Failure;
@@ -78,6 +81,134 @@ pub unsafe extern "C" fn tw_pull_range(
             let table = *open.tables.get(table)?;
             let pull = open.pull_options(&options)?;
             let pulled = values::pull_range(table, &mut open.client, first, out, pull)?;
+            // SAFETY: the contract of the module.
+            unsafe { report(&options, pulled) }
+        })
+    })
+}
+
+/// Pulls ranges of several tables as of one version: the newest that all servers still have of all of them. The
+/// tables have `snapshot` and one clock domain. `options` may be null; its mode is not used. On failure the
+/// arrays hold anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_group(
+    session: *mut tw_session,
+    ranges: *const tw_group_range,
+    count: usize,
+    options: *const tw_pull_options,
+) -> tw_status {
+    run("tw_pull_group", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        // SAFETY: the contract of the module.
+        let ranges = unsafe { raw::group(ranges, count) }?;
+        let bytes = |range: &tw_group_range| {
+            let dtype = convert::dtype(range.dtype)?;
+            let bytes = range.elements.saturating_mul(dtype.size());
+            Ok::<_, Failure>((range.out.cast_const(), bytes))
+        };
+        for (n, range) in ranges.iter().enumerate() {
+            if range.reserved != 0 {
+                return Err(Failure::argument("reserved is not zero"));
+            }
+            for other in &ranges[..n] {
+                raw::disjoint(bytes(range)?, bytes(other)?, "two arrays to pull into")?;
+            }
+        }
+        session.with(|open| {
+            let pull = open.pull_options(&options)?;
+            let mut group = Vec::with_capacity(ranges.len());
+            for range in ranges {
+                let table = *open.tables.get(range.table)?;
+                let dtype = convert::dtype(range.dtype)?;
+                // SAFETY: the contract of the module, and it overlaps no other range.
+                let out = unsafe { raw::values_mut(range.out, range.elements, dtype) }?;
+                group.push(values::group_range(table, range.first, out)?);
+            }
+            let pulled = open.client.pull_group(&mut group, pull)?;
+            // SAFETY: the contract of the module.
+            unsafe { report(&options, pulled) }
+        })
+    })
+}
+
+/// Pins a version of a TW_RANGES table with `snapshot`: that at `version`, or the newest if it is null.
+/// `*pinned`, which may be null, becomes its number. tw_pull_pinned reads it until tw_unpin, or the end of the
+/// session, however slow this process is; no tick waits for it. TW_ERR_ARGUMENT names the versions that are
+/// kept; TW_ERR_REJECTED says that as many are pinned as can be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pin(
+    session: *mut tw_session,
+    table: tw_table,
+    version: *const u64,
+    pinned: *mut u64,
+) -> tw_status {
+    run("tw_pin", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let version = match version.is_null() {
+            true => None,
+            // SAFETY: the contract of the module.
+            false => Some(unsafe { raw::u64s(version, 1, "the version") }?[0]),
+        };
+        // SAFETY: the contract of the module.
+        let pinned = unsafe { raw::optional_out(pinned, "the place for the pinned version") }?;
+        let found = session.with(|open| {
+            let table = *open.tables.get(table)?;
+            Ok(table.pin(&mut open.client, version)?)
+        })?;
+        if let Some(pinned) = pinned {
+            *pinned = found;
+        }
+        Ok(())
+    })
+}
+
+/// Ends a pin of this session. A version that was pinned twice is unpinned twice.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_unpin(
+    session: *mut tw_session,
+    table: tw_table,
+    version: u64,
+) -> tw_status {
+    run("tw_unpin", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| {
+            let table = *open.tables.get(table)?;
+            Ok(table.unpin(&mut open.client, version)?)
+        })
+    })
+}
+
+/// Pulls elements `first ..` of a version that this session has pinned; else like tw_pull_range. The mode of
+/// `options` is not used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_pinned(
+    session: *mut tw_session,
+    table: tw_table,
+    version: u64,
+    first: u64,
+    out: *mut c_void,
+    elements: usize,
+    dtype: i32,
+    options: *const tw_pull_options,
+) -> tw_status {
+    run("tw_pull_pinned", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        let dtype = convert::dtype(dtype)?;
+        // SAFETY: the contract of the module.
+        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
+        session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let pull = open.pull_options(&options)?;
+            let of = (version, first);
+            let pulled = values::pull_pinned(table, &mut open.client, of, out, pull)?;
             // SAFETY: the contract of the module.
             unsafe { report(&options, pulled) }
         })

@@ -1,3 +1,5 @@
+// long: one type for each struct and enum of the header.
+
 //! The types of the header. They have their C names here, so that a search finds them in both
 //! languages.
 //!
@@ -6,7 +8,7 @@
 #![allow(non_camel_case_types, reason = "they are the names in tidewater.h")]
 #![allow(clippy::enum_variant_names, reason = "C has no name spaces")]
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
 /// What a call returns. The text of the last failure of this thread is tw_last_error().
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -392,12 +394,13 @@ pub struct tw_table_options {
     pub initial_accumulator: f64,
     /// Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
     pub by_staleness: i32,
-    /// Unused; must be zero.
-    pub reserved2: i32,
+    /// Versions that a table with `snapshot` has memory for, that which is being built included: 2 to 16. All
+    /// but two can be pinned. 0: 2.
+    pub versions: u32,
     /// Not 0: appliers write each result into a redo record first. Nothing reads it yet.
     pub redo: i32,
     /// Unused; must be zero.
-    pub reserved3: i32,
+    pub reserved2: i32,
     /// Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
     pub expire_after: u32,
     /// Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
@@ -446,6 +449,24 @@ pub struct tw_pull_options {
     pub timeout_s: f64,
     /// Where tw_pull_rows and tw_pull_range write the versions of the elements; may be null.
     pub pulled: *mut tw_pulled,
+}
+
+/// A range of a table in tw_pull_group.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_group_range {
+    /// A TW_RANGES table with `snapshot`.
+    pub table: tw_table,
+    /// First element of the range.
+    pub first: u64,
+    /// Memory for the elements.
+    pub out: *mut c_void,
+    /// Number of elements in the range.
+    pub elements: usize,
+    /// tw_dtype of the elements.
+    pub dtype: i32,
+    /// Unused; must be zero.
+    pub reserved: i32,
 }
 
 /// Versions of the elements that a pull wrote. A range of a table with `snapshot` has a version, unless the

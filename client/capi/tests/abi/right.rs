@@ -1,3 +1,5 @@
+// long: each test is a program of its own.
+
 //! Calls that succeed, and their results.
 
 use std::ffi::{CStr, CString, c_void};
@@ -434,6 +436,117 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
         (16, 77),
         "not touched beyond"
     );
+    free(session);
+}
+
+/// A pinned version stays while a tick replaces it; two tables are pulled at one version.
+#[test]
+fn versions_are_pinned_and_grouped() {
+    let rig = Rig::new(1);
+    let session = rig.open(&tw_session_options {
+        sync: tw_sync::TW_BSP as i32,
+        ..rig.options()
+    });
+    let of = |name, versions| tw_table_options {
+        effect: tw_effect::TW_CLOCK_SUM as i32,
+        snapshot: 1,
+        versions,
+        ..table_options(name, F64, tw_kind::TW_RANGES, 4, 500)
+    };
+    let (plain, kept) = (
+        create(session, &of(c"plain", 0)),
+        create(session, &of(c"kept", 3)),
+    );
+    let (ones, mut a, mut b) = (vec![1.0f64; 2000], vec![9.0f64; 2000], vec![9.0f64; 2000]);
+    let mut version = 9;
+    let mut versions = tw_pulled {
+        size: size_of::<tw_pulled>(),
+        version: 9,
+        smallest: 9,
+        largest: 9,
+        has_version: 9,
+        has_stores: 9,
+    };
+    let range = |table, out: &mut Vec<f64>| tw_group_range {
+        table,
+        first: 1,
+        out: out.as_mut_ptr().cast(),
+        elements: 1500,
+        dtype: F64,
+        reserved: 0,
+    };
+    // SAFETY: an open session, and arrays of the given lengths.
+    unsafe {
+        ok(tw_pin(session, kept, null(), &raw mut version));
+        assert_eq!(version, 0);
+        ok(tw_pin(session, kept, &raw const version, null_mut()));
+        ok(tw_unpin(session, kept, version));
+        for table in [plain, kept] {
+            let v = ones.as_ptr().cast();
+            ok(tw_push_range(
+                session,
+                table,
+                0,
+                v,
+                2000,
+                F64,
+                SUM,
+                null_mut(),
+            ));
+        }
+        ok(tw_tick(session, 0));
+        ok(tw_tick(session, 0));
+        let to = b.as_mut_ptr().cast();
+        ok(tw_pull_pinned(
+            session,
+            kept,
+            version,
+            0,
+            to,
+            2000,
+            F64,
+            null(),
+        ));
+        assert!(b.iter().all(|&x| x == 0.0));
+        let group = [range(plain, &mut a), range(kept, &mut b)];
+        let pull = tw_pull_options {
+            size: size_of::<tw_pull_options>(),
+            mode: 0,
+            missing: 0,
+            timeout_s: 0.0,
+            pulled: &raw mut versions,
+        };
+        ok(tw_pull_group(session, group.as_ptr(), 2, &raw const pull));
+        assert_eq!((versions.has_version, versions.version), (1, 2));
+        assert!(a[..1500].iter().chain(&b[..1500]).all(|&x| x == 1.0));
+        assert_eq!((a[1500], b[1500]), (9.0, 0.0), "behind the range");
+    }
+    // SAFETY: as above.
+    unsafe {
+        let group = [range(plain, &mut a), range(plain, &mut a)];
+        fails(
+            tw_pull_group(session, group.as_ptr(), 2, null()),
+            TW_ERR_ARGUMENT,
+            "two arrays to pull into overlap",
+        );
+        fails(
+            tw_pin(session, kept, null(), null_mut()),
+            TW_ERR_REJECTED,
+            "1 versions are pinned, and 1 can be",
+        );
+        let never = 77;
+        fails(
+            tw_pin(session, kept, &raw const never, null_mut()),
+            TW_ERR_ARGUMENT,
+            "version 77 of table \"kept\" is not kept",
+        );
+        ok(tw_unpin(session, kept, version));
+        fails(
+            tw_unpin(session, kept, version),
+            TW_ERR_ARGUMENT,
+            "not pinned by this client",
+        );
+    }
     free(session);
 }
 

@@ -91,6 +91,7 @@ class Session:
         initial_accumulator: float = 0.0,
         by_staleness: bool = False,
         redo: bool = False,
+        versions: int = 2,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -100,9 +101,10 @@ class Session:
         ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high) or
         ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
         elements, `clip_norm` the norm of a row. `by_staleness` divides the rate of a gradient by the ticks
-        that the fastest worker is ahead. 0 `partitions`: their number is chosen from the size of the table
-        and the servers; `Table.partitions` has it. `redo` makes appliers write each result into a redo
-        record first, which nothing reads yet.
+        that the fastest worker is ahead. A table with `snapshot` has memory for 2 to 16 `versions`, that which is
+        being built included; all but two can be pinned. 0 `partitions`: their number is chosen from the size
+        of the table and the servers; `Table.partitions` has it. `redo` makes appliers write each result into
+        a redo record first, which nothing reads yet.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -176,6 +178,12 @@ class Session:
         """
     def barrier(self, name: str, timeout: Optional[float] = None) -> None:
         """Waits like `flush`, then until all workers have come here."""
+    def pull_group(
+        self, tables: Sequence[Table], timeout: Optional[float] = None
+    ) -> Tuple[list[np.ndarray], Optional[int]]:
+        """Pulls all of several range tables as of one version: the newest that all servers still have. The arrays
+        and the version. The tables have snapshots and one clock domain.
+        """
     def flush(self) -> None:
         """Waits until everything that was pushed is applied. Error when a push was refused that was not
         waited for: the earliest, one push a call."""
@@ -277,6 +285,21 @@ class Table:
         timeout: Optional[float] = None,
     ) -> Tuple[Union[np.ndarray, _Tensor], Pulled]:
         """Pulls like `pull`; the array and the versions of its elements, as far as they are known."""
+    def pin(self, version: Optional[int] = None) -> int:
+        """Pins a version of a table with snapshots, or its newest one; its number. `pull_pinned` reads it until
+        `unpin`, or the end of the session, however slow this process is. No tick waits for it. Error with the
+        versions that are kept, or when as many are pinned as can be."""
+    def unpin(self, version: int) -> None:
+        """Ends a pin of this session. A version that was pinned twice is unpinned twice."""
+    def pull_pinned(
+        self,
+        version: int,
+        out: Union[np.ndarray, _Tensor, None] = None,
+        *,
+        first: int = 0,
+        timeout: Optional[float] = None,
+    ) -> Union[np.ndarray, _Tensor]:
+        """Pulls elements from `first` on of a pinned version into `out`; without `out`, all into a new array."""
     def wait_newer(self, version: int, timeout: Optional[float] = None) -> int:
         """Waits until a version newer than `version` is complete at all servers; the newest that is.
 

@@ -68,6 +68,7 @@ impl RowsOf {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: 2,
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

@@ -1,3 +1,5 @@
+// long: all modes of a pull share windows, lists and retries.
+
 //! Pulls of element ranges from range tables.
 
 use std::time::Duration;
@@ -36,14 +38,42 @@ pub(super) struct RangePart {
     pub(super) end: u64,
 }
 
+/// The version that a pull of a snapshot reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Want<'a> {
+    /// The newest that all partitions have.
+    Newest,
+    /// This one.
+    At(u64),
+    /// This one, which is pinned in the buffers, by lane.
+    Pinned {
+        version: u64,
+        buffers: &'a [Option<usize>],
+    },
+}
+
+/// A piece of a snapshot: its newest record, and the version of its elements in the caller's memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct PieceTry {
+    line: Option<SnapshotLine>,
+    version: Option<u64>,
+}
+
+/// Lists of pieces to read and of their windows, and the state of all pieces.
+type PieceLists<'a> = (
+    &'a mut Vec<RangePart>,
+    &'a mut Vec<RangePart>,
+    &'a mut Vec<PieceTry>,
+);
+
 /// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
     pieces: Vec<RangePart>,
     todo: Vec<RangePart>,
     again: Vec<RangePart>,
-    /// Record of each piece of a snapshot: which buffer is the front one, as of which tick.
-    fronts: Vec<Option<SnapshotLine>>,
+    /// State of each piece of a snapshot.
+    tries: Vec<PieceTry>,
     pub(super) reads: WindowReads,
 }
 
@@ -55,6 +85,7 @@ pub(crate) fn pull(
     first: u64,
     out: &mut [u8],
     options: PullOptions,
+    want: Want<'_>,
     deadline: Deadline,
 ) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
@@ -76,9 +107,62 @@ pub(crate) fn pull(
         deadline,
     };
     let done = cut(table, first, out.len(), &mut pieces)
-        .and_then(|()| pull.pieces(&pieces, first, out, options.mode));
+        .and_then(|()| pull.pieces(&pieces, first, out, (options.mode, want)));
     scratch.pieces = pieces;
     done
+}
+
+/// The newest version that all partitions of a range have; `None` without elements. Waits for records that
+/// are being written.
+pub(crate) fn newest_version(
+    lanes: &mut Lanes,
+    table: &TableState,
+    scratch: &mut BlockScratch,
+    first: u64,
+    bytes: usize,
+    deadline: Deadline,
+) -> Result<Option<u64>, ClientError> {
+    let mut pieces = Vec::new();
+    cut(table, first, bytes, &mut pieces)?;
+    let Some((layout, _)) = table.blocks().filter(|_| !pieces.is_empty()) else {
+        return Ok(None);
+    };
+    let mut pull = BlockPull {
+        lanes,
+        layout,
+        table,
+        scratch,
+        deadline,
+    };
+    let (mut todo, mut tries) = (Vec::new(), vec![PieceTry::default(); pieces.len()]);
+    for attempt in 1u32.. {
+        pull.read_records(&pieces, first, &mut [], (&mut todo, &mut tries))?;
+        if let Some(newest) = newest_of_all(&tries) {
+            return Ok(Some(newest));
+        }
+        if attempt % SNAPSHOT_ASKS == 0 {
+            pull.ask_whether_there(&pieces, &tries)?;
+        }
+        if deadline.passed() {
+            break;
+        }
+        pull.lanes.nap(SNAPSHOT_NAP);
+    }
+    Err(ClientError::Deadline {
+        op: "look at the version",
+        missing: format!("snapshot records of table \"{}\"", table.name()),
+    })
+}
+
+/// The newest version that all pieces have; `None` without the record of one.
+fn newest_of_all(tries: &[PieceTry]) -> Option<u64> {
+    let newest = |tried: &PieceTry| tried.line.map(|line| line.min_clock);
+    tries.iter().map(newest).min().flatten()
+}
+
+/// Number of the piece that a window lies in. Pieces are sorted.
+fn number_of(pieces: &[RangePart], window: &RangePart) -> usize {
+    pieces.partition_point(|piece| piece.end <= window.first)
 }
 
 /// Cuts the range at partitions.
@@ -140,7 +224,7 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        mode: PullMode,
+        (mode, want): (PullMode, Want<'_>),
     ) -> Result<Pulled, ClientError> {
         // A table with snapshots has two copies, and only its snapshot record names the front one. A
         // reader that ignores the record gets the tick before the last, every second time.
@@ -153,8 +237,8 @@ impl BlockPull<'_> {
         let mut again = std::mem::take(&mut self.scratch.again);
         let lists = (&mut todo, &mut again);
         let done = match mode {
-            PullMode::Snapshot => self.snapshot(pieces, first, out, lists),
-            _ if twice => self.snapshot(pieces, first, out, lists),
+            PullMode::Snapshot => self.snapshot(pieces, first, out, lists, want),
+            _ if twice => self.snapshot(pieces, first, out, lists, want),
             PullMode::Hogwild => self
                 .unchecked(pieces, first, out, lists)
                 .map(|()| Pulled::default()),
@@ -304,23 +388,29 @@ impl BlockPull<'_> {
             .gather_ranges(self.table, pieces, first, out, self.deadline)
     }
 
-    /// Reads every piece as of one epoch. Returns its version.
+    /// Reads every piece as of one version, and returns that.
     fn snapshot(
         &mut self,
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        lists: (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        want: Want<'_>,
     ) -> Result<Pulled, ClientError> {
-        let mut fronts = std::mem::take(&mut self.scratch.fronts);
-        fronts.clear();
-        fronts.resize(pieces.len(), None);
-        let lists = (todo, again, &mut fronts);
-        let done = self.snapshot_until_equal(pieces, first, out, lists);
-        let version = fronts.first().copied().flatten().map(|line| line.min_clock);
-        self.scratch.fronts = fronts;
-        done?;
-        Ok(version.map_or_else(Pulled::default, Pulled::of_version))
+        if pieces.is_empty() {
+            return Ok(Pulled::default());
+        }
+        let mut tries = std::mem::take(&mut self.scratch.tries);
+        tries.clear();
+        tries.resize(pieces.len(), PieceTry::default());
+        let lists = (lists.0, lists.1, &mut tries);
+        let done = self.snapshot_until_equal(pieces, first, out, lists, want);
+        self.scratch.tries = tries;
+        let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
+        done.map(|version| {
+            self.lanes.counters.blocks_snapshot += blocks;
+            Pulled::of_version(version)
+        })
     }
 
     fn snapshot_until_equal(
@@ -328,48 +418,44 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, fronts): (
-            &mut Vec<RangePart>,
-            &mut Vec<RangePart>,
-            &mut Vec<Option<SnapshotLine>>,
-        ),
-    ) -> Result<(), ClientError> {
-        let epoch = |front: &Option<SnapshotLine>| front.map(|front| front.front);
+        (todo, again, tries): PieceLists<'_>,
+        want: Want<'_>,
+    ) -> Result<u64, ClientError> {
         for attempt in 1u32.. {
-            let newest = fronts.iter().filter_map(epoch).max();
-            todo.clear();
-            for (piece, front) in pieces.iter().zip(&mut *fronts) {
-                if front.is_none() || epoch(front) != newest {
-                    *front = None;
-                    todo.push(*piece);
+            let lists = (&mut *todo, &mut *again, &mut *tries);
+            let tried = match want {
+                Want::Pinned { version, buffers } => {
+                    self.try_pinned(pieces, first, out, lists, (version, buffers))
                 }
-            }
-            match self.try_snapshots(pieces, first, out, (&mut *todo, &mut *again, &mut *fronts)) {
+                _ => self.try_version(pieces, first, out, lists, want),
+            };
+            match tried {
+                Ok(Some(version)) => return Ok(version),
+                Ok(None) => {}
                 // This read was not slow: all tries together were.
                 Err(ClientError::Deadline { .. }) if attempt > 1 => break,
-                tried => tried?,
-            }
-            let one = fronts.first().and_then(epoch);
-            if fronts.iter().all(|f| f.is_some() && epoch(f) == one) {
-                let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
-                self.lanes.counters.blocks_snapshot += blocks;
-                return Ok(());
+                Err(e) => return Err(e),
             }
             self.lanes.counters.retries += 1;
             if attempt % SNAPSHOT_ASKS == 0 {
-                self.ask_whether_there(pieces, fronts)?;
+                self.ask_whether_there(pieces, tries)?;
             }
             if self.deadline.passed() {
                 break;
             }
             self.lanes.nap(SNAPSHOT_NAP);
         }
-        let epochs: Vec<_> = fronts.iter().map(epoch).collect();
+        let newest: Vec<_> = tries
+            .iter()
+            .map(|t| t.line.map(|line| line.min_clock))
+            .collect();
         Err(ClientError::Deadline {
             op: "pull of a snapshot",
             missing: format!(
-                "partitions at one epoch, not {epochs:?}: ticks come faster than this reader reads, \
-                 or a worker that was lost had ticked at some of them"
+                "partitions at one version, not {newest:?}: ticks come faster than this reader reads, \
+                 or a worker that was lost had ticked at some of them; pin a version, or give the table \
+                 more versions than {}",
+                self.table.spec.versions
             ),
         })
     }
@@ -380,9 +466,9 @@ impl BlockPull<'_> {
     fn ask_whether_there(
         &mut self,
         pieces: &[RangePart],
-        fronts: &[Option<SnapshotLine>],
+        tries: &[PieceTry],
     ) -> Result<(), ClientError> {
-        let unread = pieces.iter().zip(fronts).find(|(_, front)| front.is_none());
+        let unread = pieces.iter().zip(tries).find(|(_, t)| t.line.is_none());
         let Some((piece, _)) = unread else {
             return Ok(());
         };
@@ -394,42 +480,121 @@ impl BlockPull<'_> {
         self.gather(&[one], piece.first, &mut element)
     }
 
-    /// Reads the pieces of `todo`: the record of each, the buffer that it names, and the record again. The
-    /// buffer of epoch e is first written again while e + 2 is built. `fronts` gets the records of the
-    /// pieces that were read as of one epoch.
-    fn try_snapshots(
+    /// Reads the records of all pieces.
+    fn read_records(
         &mut self,
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, fronts): (
-            &mut Vec<RangePart>,
-            &mut Vec<RangePart>,
-            &mut Vec<Option<SnapshotLine>>,
-        ),
+        (todo, tries): (&mut Vec<RangePart>, &mut [PieceTry]),
     ) -> Result<(), ClientError> {
-        // Windows lie within pieces, which are sorted.
-        let number = |part: &RangePart| pieces.partition_point(|p| p.end <= part.first);
+        todo.clear();
+        todo.extend_from_slice(pieces);
         todo.sort_unstable_by_key(|piece| (piece.part.lane, piece.first));
         self.read_windows(todo, &[Stage::Record], first, out, |pull, window| {
-            fronts[number(&window.part)] = pull.record(window.before, window.part.part.salt);
-        })?;
-        todo.retain_mut(|piece| {
-            let Some(front) = fronts[number(piece)] else {
-                return false;
-            };
-            if let (false, Some(back)) = (front.front % 2 == 0, piece.part.back) {
-                piece.part.payload = back;
+            let line = pull.record(window.before, window.part.part.salt);
+            tries[number_of(pieces, &window.part)].line = line;
+        })
+    }
+
+    /// One try: reads the records of all pieces, and those pieces that are not of the version yet: the
+    /// wanted one, or the newest that all partitions have. `None`: the version was not kept for long
+    /// enough, or a record is being written.
+    fn try_version(
+        &mut self,
+        pieces: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+        (todo, again, tries): PieceLists<'_>,
+        want: Want<'_>,
+    ) -> Result<Option<u64>, ClientError> {
+        self.read_records(pieces, first, out, (&mut *todo, tries))?;
+        let Some(newest) = newest_of_all(tries) else {
+            return Ok(None);
+        };
+        let version = match want {
+            Want::At(version) => version,
+            _ => newest,
+        };
+        todo.clear();
+        for (piece, tried) in pieces.iter().zip(&mut *tries) {
+            if tried.version == Some(version) {
+                continue;
             }
-            true
-        });
+            tried.version = Some(version);
+            let buffer = tried
+                .line
+                .and_then(|line| line.buffer_of(line.epoch_of(version)));
+            match (buffer, tried.line, want) {
+                (Some(buffer), ..) => todo.push(self.in_buffer(piece, buffer)?),
+                (None, Some(line), Want::At(_)) => return Err(self.gone(version, &line)),
+                // Another partition is behind: its record is read again.
+                _ => tried.version = None,
+            }
+        }
         cut_windows(todo, self.layout.block_elements(), again);
         let stages = [Stage::Payload, Stage::RecordAgain];
         self.read_windows(again, &stages, first, out, |pull, window| {
-            let front = &mut fronts[number(&window.part)];
+            let tried = &mut tries[number_of(pieces, &window.part)];
             let after = pull.record(window.after, window.part.part.salt);
-            *front = front.filter(|before| after.is_some_and(|after| before.accepts(&after)));
-        })
+            let is_kept = after.is_some_and(|after| after.holds(after.epoch_of(version)));
+            if !is_kept && !on(Mutant::VersionUnchecked) {
+                tried.version = None;
+            }
+        })?;
+        let is_whole = tries.iter().all(|tried| tried.version == Some(version));
+        Ok(is_whole.then_some(version))
+    }
+
+    /// Reads pieces of a pinned version: nothing is written to them. The records show whether the table
+    /// still exists.
+    fn try_pinned(
+        &mut self,
+        pieces: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+        (todo, again, tries): PieceLists<'_>,
+        (version, buffers): (u64, &[Option<usize>]),
+    ) -> Result<Option<u64>, ClientError> {
+        todo.clear();
+        for piece in pieces {
+            let buffer = buffers.get(piece.part.lane).copied().flatten();
+            let buffer = buffer.ok_or_else(|| self.nonsense("a partition without a pin"))?;
+            todo.push(self.in_buffer(piece, buffer)?);
+        }
+        cut_windows(todo, self.layout.block_elements(), again);
+        for tried in &mut *tries {
+            tried.version = Some(version);
+        }
+        let stages = [Stage::Payload, Stage::RecordAgain];
+        self.read_windows(again, &stages, first, out, |pull, window| {
+            let tried = &mut tries[number_of(pieces, &window.part)];
+            tried.line = pull.record(window.after, window.part.part.salt);
+            tried.version = tried.version.filter(|_| tried.line.is_some());
+        })?;
+        let is_whole = tries.iter().all(|tried| tried.version.is_some());
+        Ok(is_whole.then_some(version))
+    }
+
+    /// A piece with its payload in a buffer.
+    fn in_buffer(&self, piece: &RangePart, buffer: usize) -> Result<RangePart, ClientError> {
+        let spec = &self.table.spec;
+        let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);
+        let mut piece = *piece;
+        piece.part.payload =
+            payload.ok_or_else(|| self.nonsense("a buffer that it does not have"))?;
+        Ok(piece)
+    }
+
+    #[cold]
+    fn gone(&self, version: u64, line: &SnapshotLine) -> ClientError {
+        let (oldest, newest) = line.versions();
+        ClientError::VersionGone {
+            table: self.table.name().to_owned(),
+            version,
+            oldest,
+            newest,
+        }
     }
 
     /// The snapshot record at an offset of the head.

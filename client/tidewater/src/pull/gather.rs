@@ -218,7 +218,7 @@ impl Lanes {
     }
 
     /// Most payload bytes of a reply on each lane.
-    fn reply_bytes_max(&mut self) -> usize {
+    pub(crate) fn reply_bytes_max(&mut self) -> usize {
         let rooms = (0..self.len()).map(|lane| self.get(lane).replies.payload_bytes_max());
         rooms.min().unwrap_or_default()
     }

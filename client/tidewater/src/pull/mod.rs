@@ -19,8 +19,8 @@ use tidewater_runtime::clock::Deadline;
 
 pub(crate) use async_pull::LaterPulls;
 pub use async_pull::PullTicket;
-pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
-pub(crate) use gather::{REPLY_BYTES_MAX, request};
+pub(crate) use blocks::{BlockScratch, Want, newest_version, pull as pull_blocks};
+pub(crate) use gather::request;
 pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};
 pub(crate) use rows::{RowScratch, pull as pull_rows};
 pub(crate) use versions::Seen;

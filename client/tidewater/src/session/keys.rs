@@ -15,7 +15,7 @@ use super::Client;
 use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
 use crate::lanes::Requests;
-use crate::pull::{self, REPLY_BYTES_MAX};
+use crate::pull;
 use crate::push::Ticket;
 use crate::table::opened::Named;
 use crate::table::state::TableState;
@@ -278,12 +278,13 @@ impl Client {
         }
         let domain = state.spec.domain;
         self.clock.gate(&mut self.lanes, domain)?;
+        let room = self.lanes.reply_bytes_max();
         let state = self.tables.find(op, table.named())?;
         let row_bytes = state.row.payload_bytes;
         let each = 8 + values.as_ref().map_or(0, |_| row_bytes);
-        let most = ((REPLY_BYTES_MAX - SCAN_BYTES) / each).min(FRAME_ROWS_MAX);
+        let most = ((room - SCAN_BYTES) / each).min(FRAME_ROWS_MAX);
         if most == 0 {
-            let what = format!("a row of {row_bytes} bytes; a reply takes {REPLY_BYTES_MAX}");
+            let what = format!("a row of {row_bytes} bytes; a reply takes {room}");
             return Err(state.wrong(op, what));
         }
         let end = cursor.end.min(state.spec.partitions);

@@ -1,15 +1,12 @@
 //! Pull calls of the client.
 
-use std::time::Duration;
-
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
 use super::Client;
-use crate::clock::wait_version;
 use crate::error::ClientError;
-use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Timeout};
+use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Timeout, Want};
 use crate::table::{Element, Table};
 
 impl Client {
@@ -164,82 +161,9 @@ impl Client {
             first,
             out.as_mut_bytes(),
             options,
+            Want::Newest,
             deadline,
         )
-    }
-
-    /// Waits until a version of `table` that is newer than `version` is complete at all appliers. Returns
-    /// the newest one that is. A pull that follows reads this version or a later one.
-    ///
-    /// The version of a table is the number of ticks that all workers have completed in its clock domain.
-    /// A pull of a snapshot returns the version of its elements, see [`Pulled::version`]. A table with
-    /// pushes that take effect on arrival has at least the pushes of these ticks. The call is also for
-    /// sessions that only read. It does not poll: an announcement of an applier ends the wait. Cost
-    /// without a wait: one look at the clock record of each applier.
-    ///
-    /// # Errors
-    /// A deadline that names the table, the version, and the ranks that have not ticked. The end of the
-    /// job.
-    ///
-    /// # Examples
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tidewater::{ClientError, JoinOptions, Joined, PullMode, PullOptions, PushOp, Reduce};
-    /// # use tidewater::{SyncMode, TableBuilder};
-    /// # fn main() -> Result<(), ClientError> {
-    /// # let Joined::Worker(job) = JoinOptions::embedded(1, 1).join()? else { return Ok(()) };
-    /// let mut client = job.client(SyncMode::Asp)?;
-    /// let spec = TableBuilder::blocks::<f32>("weights", 4, 4).at_clock(Reduce::Sum).snapshot();
-    /// let table = client.create_table::<f32>(spec.spec())?;
-    /// client.push_dense(&table, 0, &[1.0; 16], PushOp::Sum)?;
-    /// client.tick()?;
-    ///
-    /// let version = client.wait_newer(&table, 0, Duration::from_secs(30))?;
-    /// let mut weights = [0.0; 16];
-    /// let options = PullOptions::default().mode(PullMode::Snapshot);
-    /// let pulled = client.pull_dense(&table, 0, &mut weights, options)?;
-    /// assert!(pulled.version >= Some(version));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn wait_newer<T: Element>(
-        &mut self,
-        table: &Table<T>,
-        version: u64,
-        timeout: Duration,
-    ) -> Result<u64, ClientError> {
-        let need = match on(Mutant::NewerIsSame) {
-            true => version,
-            false => version.saturating_add(1),
-        };
-        self.wait_for_version("wait_newer", table, need, timeout)
-    }
-
-    /// Waits until version `tick` of `table`, or a newer one, is complete at all appliers, like
-    /// [`Client::wait_newer`]. Returns the newest version that is.
-    ///
-    /// # Errors
-    /// As [`Client::wait_newer`].
-    pub fn wait_until<T: Element>(
-        &mut self,
-        table: &Table<T>,
-        tick: u64,
-        timeout: Duration,
-    ) -> Result<u64, ClientError> {
-        self.wait_for_version("wait_until", table, tick, timeout)
-    }
-
-    fn wait_for_version<T: Element>(
-        &mut self,
-        op: &'static str,
-        table: &Table<T>,
-        need: u64,
-        timeout: Duration,
-    ) -> Result<u64, ClientError> {
-        let state = self.tables.find(op, table.named())?;
-        self.lanes.tend()?;
-        let of = (state.name(), state.spec.domain);
-        wait_version(&mut self.lanes, op, of, need, Deadline::after(timeout))
     }
 }
 

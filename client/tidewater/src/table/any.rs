@@ -101,6 +101,22 @@ impl AnyTable {
         each!(self, table => client.wait_until(&table, tick, timeout))
     }
 
+    /// Pins a version, or the newest.
+    ///
+    /// # Errors
+    /// As [`Client::pin`].
+    pub fn pin(self, client: &mut Client, version: Option<u64>) -> Result<u64, ClientError> {
+        each!(self, table => client.pin(&table, version))
+    }
+
+    /// Ends a pin.
+    ///
+    /// # Errors
+    /// As [`Client::unpin`].
+    pub fn unpin(self, client: &mut Client, version: u64) -> Result<(), ClientError> {
+        each!(self, table => client.unpin(&table, version))
+    }
+
     /// Releases the table for all workers.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ pub(crate) mod state;
 use std::marker::PhantomData;
 
 use tidewater_protocol::ids::{DomainId, TableId};
-use tidewater_protocol::limits::PARTITIONS_AUTO;
+use tidewater_protocol::limits::{PARTITIONS_AUTO, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
     TableSpec,
@@ -103,6 +103,7 @@ impl TableBuilder {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: VERSIONS_DEFAULT,
         })
     }
 
@@ -157,6 +158,14 @@ impl TableBuilder {
         {
             *snapshot = true;
         }
+        self
+    }
+
+    /// Sets how many versions a table with [`Self::snapshot`] has memory for: 2 (the default) to 16, that
+    /// which is being built included. All but two can be pinned, see [`Client::pin`](crate::Client::pin).
+    #[must_use]
+    pub fn versions(mut self, versions: u32) -> Self {
+        self.0.versions = versions;
         self
     }
 

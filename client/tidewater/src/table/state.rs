@@ -34,6 +34,25 @@ pub(crate) struct DensePart {
     pub(crate) snapshot: Option<RemoteAddr>,
 }
 
+impl DensePart {
+    /// Address of the first block in a buffer; `None` for one that the table does not have.
+    pub(crate) fn buffer(
+        &self,
+        number: usize,
+        spec: &TableSpec,
+        block_bytes: usize,
+    ) -> Option<RemoteAddr> {
+        let Some(further) = number.checked_sub(1) else {
+            return Some(self.payload);
+        };
+        let back = self.back.filter(|_| number < spec.versions as usize)?;
+        Some(RemoteAddr {
+            key: back.key,
+            addr: back.addr + further as u64 * self.count * block_bytes as u64,
+        })
+    }
+}
+
 /// A sparse table at one lane.
 #[derive(Debug, Default)]
 pub(crate) struct SparseLane {
@@ -216,8 +235,12 @@ impl TableState {
             return false;
         };
         let snapshot = LINE_BYTES as u64;
+        let further = bytes.checked_mul(u64::from(self.spec.versions.saturating_sub(1)));
+        let Some(further) = further else {
+            return false;
+        };
         holds(p.payload, bytes)
-            && p.payload_back.is_none_or(|back| holds(back, bytes))
+            && p.payload_back.is_none_or(|back| holds(back, further))
             && p.versions.is_none_or(|versions| holds(versions, count * 8))
             && p.snapshot.is_none_or(|line| holds(line, snapshot))
     }

@@ -276,6 +276,7 @@ impl Applier {
 
     fn drop_ring(&mut self, session: SessionId) {
         if let Some(n) = self.ring(session) {
+            self.engine.end_session(session);
             let released = self.rings.swap_remove(n).release(&self.memory);
             assert!(
                 released.is_ok(),

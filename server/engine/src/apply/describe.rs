@@ -58,10 +58,10 @@ impl Table {
 fn blocks(b: &DenseBlocks, applier: ApplierId) -> ApplierPart {
     let block = b.layout().block_bytes as u64;
     let partitions = b.partitions().map(|p| {
-        let payload = |buffer: usize| Remote {
+        let payload = |first: usize, buffers: usize| Remote {
             key: p.payload_key,
-            address: p.payload[buffer],
-            len: p.blocks * block,
+            address: p.payload[first],
+            len: p.blocks * block * buffers as u64,
         };
         let meta = |address, len| Remote {
             key: p.meta_key,
@@ -72,8 +72,8 @@ fn blocks(b: &DenseBlocks, applier: ApplierId) -> ApplierPart {
             partition: p.partition,
             first: p.first_block,
             count: p.blocks,
-            payload: payload(0),
-            payload_back: p.snapshot.map(|_| payload(1)),
+            payload: payload(0, 1),
+            payload_back: p.snapshot.map(|_| payload(1, p.buffers - 1)),
             versions: Some(meta(p.versions, p.blocks * 8)),
             snapshot: p.snapshot.map(|at| meta(at, LINE_BYTES as u64)),
         }

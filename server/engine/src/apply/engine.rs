@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
+use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::limits::ROW_DIM_MAX;
@@ -23,6 +23,7 @@ use super::tick_blocks::Buffers;
 use super::tick_steps::{TICK_ROWS, TickWork};
 use crate::clocks::{Clocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
+use crate::store::dense_blocks::PinRefusal;
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
 
@@ -246,6 +247,41 @@ impl Engine {
             FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload),
             FrameKind::Delete => self.delete_frame(sender, header, payload),
             FrameKind::Scan => self.scan(sender.namespace, header, payload),
+            FrameKind::Pin | FrameKind::Unpin => self.pin(sender.namespace, header),
+        }
+    }
+
+    /// Pins a version of a table for the session of the frame, or ends its pin. The reply to a pin is the
+    /// number of the version's buffer.
+    fn pin(&mut self, namespace: NamespaceId, header: &FrameHeader) -> Result<Effect, Refusal> {
+        self.known(namespace, header.table)?;
+        let store = self.tables.get_mut(&header.table).map(|t| &mut t.store);
+        let Some(Store::Blocks(blocks)) = store.filter(|_| header.payload_len == 0) else {
+            return Err(wrong_pin(header));
+        };
+        if !blocks.is_snapshot() {
+            return Err(wrong_pin(header));
+        }
+        let (version, session) = (header.clock, SessionId(header.session));
+        if header.kind == FrameKind::Unpin {
+            blocks.unpin(version, session);
+            return Ok(Effect::Applied);
+        }
+        let buffer = blocks.pin(version, session).map_err(|no| match no {
+            PinRefusal::NotKept { oldest, newest } => RejectReason::NotKept { oldest, newest },
+            PinRefusal::Full { pinned, limit } => RejectReason::PinsFull { pinned, limit },
+        })?;
+        self.reply.clear();
+        self.reply.extend_from_slice(&(buffer as u64).to_le_bytes());
+        Ok(Effect::Reply { count: 1 })
+    }
+
+    /// Ends all pins of a session.
+    pub fn end_session(&mut self, session: SessionId) {
+        for table in self.tables.values_mut() {
+            if let Store::Blocks(blocks) = &mut table.store {
+                blocks.unpin_all(session);
+            }
         }
     }
 
@@ -310,6 +346,8 @@ fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
             | FrameKind::Resolve
             | FrameKind::Reduce
             | FrameKind::Scan
+            | FrameKind::Pin
+            | FrameKind::Unpin
             | FrameKind::Pad
     );
     match reads && !header.flags.create {
@@ -322,5 +360,12 @@ fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
 pub(super) const fn observer_refused(header: &FrameHeader) -> Refusal {
     RejectReason::Observer {
         kind: header.kind as u64,
+    }
+}
+
+const fn wrong_pin(header: &FrameHeader) -> RejectReason {
+    RejectReason::WrongOperation {
+        kind: header.kind as u64,
+        op: 0,
     }
 }

@@ -2,7 +2,7 @@
 //! blocks, with version words apart from them.
 //!
 //! ```text
-//! public   payload: blocks x block_bytes, twice on a snapshot table (buffer 0, then buffer 1)
+//! public   payload: blocks x block_bytes, on a snapshot table once for each of its versions
 //!          meta:    snapshot record, on a snapshot table | TaggedU32 version word of each block
 //! private  state:   of each block its slots, block_bytes each, then the step word (Adam, see `steps`)
 //! ```
@@ -18,6 +18,7 @@
 
 mod error;
 mod part;
+mod rotation;
 mod snapshot;
 mod steps;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::layout::lines::SnapshotLine;
+use tidewater_protocol::limits::VERSIONS_MAX;
 use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
 
 use super::StoreError;
@@ -40,6 +42,8 @@ use crate::apply::kernels::{KernelError, RowKernel};
 pub use error::BlocksError;
 use error::length;
 use part::{Given, Ground, Part, Sizes};
+pub use rotation::PinRefusal;
+use rotation::Rotation;
 pub(crate) use steps::HAS_RUNS;
 use steps::{StepRun, StepTables};
 use window::{Window, WithinBlock};
@@ -56,8 +60,11 @@ pub struct BlocksDescriptor {
     pub first_block: u64,
     /// Number of blocks; 0 when the table has fewer blocks than partitions.
     pub blocks: u64,
-    /// Address of the first block in each buffer; both the same without snapshot.
+    /// Address of the first block in the first and second buffer. The distance of two adjacent buffers is
+    /// the same for all.
     pub payload: [u64; 2],
+    /// Number of buffers; 1 without snapshot.
+    pub buffers: usize,
     /// Region key of the payload.
     pub payload_key: RegionKey,
     /// Address of the version words, one of 8 bytes for each block.
@@ -84,6 +91,7 @@ pub struct DenseBlocks {
     /// Runs of the current block.
     runs: Vec<StepRun>,
     line: SnapshotLine,
+    rotation: Rotation,
     /// The save under way: blocks are copied before they change.
     cut: Option<Box<Cut>>,
 }
@@ -103,9 +111,11 @@ impl DenseBlocks {
         let (layout, snapshot) = shape(spec)?;
         let elements = layout.block_elements() as usize;
         let kernel = RowKernel::of_table(spec, elements)?;
+        let buffers = if snapshot { spec.versions as usize } else { 1 };
         let sizes = Sizes {
             layout,
             snapshot,
+            buffers,
             slots: spec.optimizer.state_slots(),
             counts: spec.optimizer.counts_steps(),
         };
@@ -145,6 +155,7 @@ impl DenseBlocks {
             tables: StepTables::new(owner),
             runs: Vec::new(),
             line: SnapshotLine::default(),
+            rotation: Rotation::new(buffers, 0),
             cut: None,
         })
     }
@@ -385,7 +396,7 @@ impl DenseBlocks {
         };
         let block = first / self.sizes.layout.block_elements();
         let inside = (first % self.sizes.layout.block_elements()) as usize * size;
-        let at = part.payload_at(self.sizes, block, self.line.front) + inside;
+        let at = part.payload_at(self.sizes, block, self.rotation.front()) + inside;
         // Elements of 4 bytes may begin inside a word.
         let lead = at % 8;
         let words = self.memory.public.region();
@@ -456,6 +467,10 @@ fn shape(spec: &TableSpec) -> Result<(BlockLayout, bool), ShardError> {
     if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
         let remedy = "give a power of two from 4096 to 262144";
         return Err(refuse("block_bytes", block_bytes.into(), remedy));
+    }
+    if snapshot && !(2..=VERSIONS_MAX).contains(&spec.versions) {
+        let remedy = "give 2 to 16";
+        return Err(refuse("versions", spec.versions.into(), remedy));
     }
     if snapshot && spec.effect == Apply::Immediate {
         let remedy = "a snapshot needs pushes that take effect at the clock";

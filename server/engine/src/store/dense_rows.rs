@@ -308,6 +308,7 @@ mod tests {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: 2,
         })
     }
 

@@ -106,6 +106,7 @@ mod tests {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: 2,
         })
     }
 

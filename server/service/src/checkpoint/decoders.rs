@@ -171,6 +171,7 @@ pub fn specs() -> [TableSpec; 4] {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

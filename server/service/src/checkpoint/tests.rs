@@ -88,6 +88,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

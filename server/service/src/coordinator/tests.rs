@@ -51,6 +51,7 @@ fn spec(name: &str) -> TableSpec {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

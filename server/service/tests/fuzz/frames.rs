@@ -22,7 +22,7 @@ use crate::rig::{self, BLOCKS, Frame, HELD, PARTITIONS, ROWS, SNAPSHOT, SPARSE, 
 /// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
 
-const KINDS: [FrameKind; 11] = [
+const KINDS: [FrameKind; 13] = [
     FrameKind::PushRows,
     FrameKind::PushDense,
     FrameKind::Gather,
@@ -34,6 +34,8 @@ const KINDS: [FrameKind; 11] = [
     FrameKind::Reduce,
     FrameKind::Delete,
     FrameKind::Scan,
+    FrameKind::Pin,
+    FrameKind::Unpin,
 ];
 
 struct Fuzz {

@@ -65,6 +65,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

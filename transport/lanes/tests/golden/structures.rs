@@ -138,6 +138,8 @@ fn lines() -> Vec<(&'static str, Vec<u8>)> {
         building: 13,
         min_clock: 12,
         applied: 480,
+        kept: 12,
+        buffers: 3,
     };
     let table = 9;
     let reject = Reject {

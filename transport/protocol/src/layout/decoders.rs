@@ -208,7 +208,15 @@ fn snapshot_line(bytes: &[u8]) {
         building: line[1],
         min_clock: line[2],
         applied: line[3],
+        kept: line[4],
+        buffers: line[5],
     };
+    for epoch in [line[6], snapshot.kept, snapshot.front] {
+        let buffer = snapshot.buffer_of(epoch);
+        debug_assert!(buffer.is_none() || snapshot.holds(epoch), "{snapshot:?}");
+        debug_assert!(snapshot.epoch_of(epoch) >= epoch, "{snapshot:?}");
+    }
+    debug_assert_eq!(snapshot.versions().1, snapshot.min_clock);
     let sealed = snapshot.to_line(SALT);
     debug_assert_eq!(SnapshotLine::from_line(&sealed, SALT), Some(snapshot));
 }

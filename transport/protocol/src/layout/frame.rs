@@ -57,6 +57,10 @@ pub enum FrameKind {
     Delete = 10,
     /// Lists the stored keys of the partition: see [`super::scan`]. They go into the reply slot.
     Scan = 11,
+    /// Pins version `clock` of a table for the session: its buffer, a u64, goes into the reply slot.
+    Pin = 12,
+    /// Ends the session's pin of version `clock` of a table.
+    Unpin = 13,
 }
 
 impl FrameKind {
@@ -82,6 +86,8 @@ impl FrameKind {
             9 => Self::Reduce,
             10 => Self::Delete,
             11 => Self::Scan,
+            12 => Self::Pin,
+            13 => Self::Unpin,
             _ => return None,
         })
     }

@@ -6,6 +6,7 @@
 use super::hash::{line_chk, mix64};
 use super::reject::RejectReason;
 use super::{Line, pack, unpack};
+use crate::limits::VERSIONS_MAX;
 
 const STATE: u64 = u64::from_le_bytes(*b"state-ln");
 const CLOCK: u64 = u64::from_le_bytes(*b"clock-ln");
@@ -110,12 +111,12 @@ impl ClockLine {
     }
 }
 
-/// Names the readable one of a snapshot table's two buffers. One per partition, server-written.
+/// Names the buffers of a snapshot table and their epochs. One per partition, server-written.
 ///
-/// `front u64 | building u64 | min_clock u64 | applied u64 | chk u64 | 0 ...`
+/// `front u64 | building u64 | min_clock u64 | applied u64 | kept u64 | buffers u64 | chk u64 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotLine {
-    /// Epoch of the newest complete buffer; it is buffer `front & 1`.
+    /// Epoch of the newest complete buffer.
     pub front: u64,
     /// Epoch being built, or `front` when none is.
     pub building: u64,
@@ -123,28 +124,58 @@ pub struct SnapshotLine {
     pub min_clock: u64,
     /// Number of pushes in `front`.
     pub applied: u64,
+    /// Oldest epoch such that it and all later ones up to `front` are complete.
+    pub kept: u64,
+    /// Buffer of epoch `front - i` in bits `4 i .. 4 i + 4`, for epochs from `kept` on.
+    pub buffers: u64,
 }
 
 impl SnapshotLine {
-    /// Encodes the record, salted with the table's salt.
-    pub fn to_line(&self, salt: u64) -> Line {
-        let w = [self.front, self.building, self.min_clock, self.applied];
-        [
-            w[0],
-            w[1],
-            w[2],
-            w[3],
-            line_chk(salt, SNAPSHOT, &w),
-            0,
-            0,
-            0,
-        ]
+    /// Whether the buffer of an epoch is complete.
+    #[inline]
+    pub const fn holds(&self, epoch: u64) -> bool {
+        self.kept <= epoch && epoch <= self.front
     }
 
-    /// Whether a buffer is complete that was read between this record and `after`. The buffer of epoch
-    /// e is first written again when e + 2 is being built.
+    /// Buffer of an epoch; `None` for one that is not kept.
+    #[inline]
+    pub const fn buffer_of(&self, epoch: u64) -> Option<usize> {
+        if !self.holds(epoch) || self.front - epoch >= VERSIONS_MAX as u64 {
+            return None;
+        }
+        Some((self.buffers >> (4 * (self.front - epoch)) & 15) as usize)
+    }
+
+    /// Epoch of a version, which is a clock of the domain. They differ by the number of loads.
+    #[inline]
+    pub const fn epoch_of(&self, version: u64) -> u64 {
+        version.saturating_add(self.front.saturating_sub(self.min_clock))
+    }
+
+    /// Oldest and newest version of which all later ones, up to the newest, are kept.
+    pub const fn versions(&self) -> (u64, u64) {
+        let older = self.front.saturating_sub(self.kept);
+        (self.min_clock.saturating_sub(older), self.min_clock)
+    }
+
+    /// Encodes the record, salted with the table's salt.
+    pub fn to_line(&self, salt: u64) -> Line {
+        let w = [
+            self.front,
+            self.building,
+            self.min_clock,
+            self.applied,
+            self.kept,
+            self.buffers,
+        ];
+        let chk = line_chk(salt, SNAPSHOT, &w);
+        [w[0], w[1], w[2], w[3], w[4], w[5], chk, 0]
+    }
+
+    /// Whether the newest buffer of this record is complete that was read between it and `after`. `after`
+    /// keeps no epoch with a buffer that is being written.
     pub const fn accepts(&self, after: &Self) -> bool {
-        after.building <= self.front.saturating_add(1)
+        after.holds(self.front)
     }
 
     /// Decodes a line; `None` if its checksum does not match.
@@ -154,6 +185,8 @@ impl SnapshotLine {
             building: line[1],
             min_clock: line[2],
             applied: line[3],
+            kept: line[4],
+            buffers: line[5],
         };
         (snapshot.to_line(salt) == *line).then_some(snapshot)
     }
@@ -192,6 +225,10 @@ pub enum RejectCode {
     Function = 13,
     /// An observer's frame would change the model or a clock.
     Observer = 14,
+    /// The version to be pinned is not kept any more, or not yet.
+    NotKept = 15,
+    /// The table has as many pinned versions as it can.
+    PinsFull = 16,
 }
 
 impl RejectCode {
@@ -212,6 +249,8 @@ impl RejectCode {
             12 => Self::BadClock,
             13 => Self::Function,
             14 => Self::Observer,
+            15 => Self::NotKept,
+            16 => Self::PinsFull,
             _ => return None,
         })
     }

@@ -101,6 +101,20 @@ pub enum RejectReason {
         /// Code of the frame's kind.
         kind: u64,
     },
+    /// The version to be pinned is not kept any more, or not yet.
+    NotKept {
+        /// Oldest version of which all later ones are kept.
+        oldest: u64,
+        /// Newest version of the applier.
+        newest: u64,
+    },
+    /// The table has as many pinned versions as it can.
+    PinsFull {
+        /// Number of pinned versions.
+        pinned: u64,
+        /// Number of versions that can be pinned: two less than the table keeps.
+        limit: u64,
+    },
 }
 
 impl RejectReason {
@@ -121,6 +135,8 @@ impl RejectReason {
             Self::BadClock { .. } => RejectCode::BadClock,
             Self::Function { .. } => RejectCode::Function,
             Self::Observer { .. } => RejectCode::Observer,
+            Self::NotKept { .. } => RejectCode::NotKept,
+            Self::PinsFull { .. } => RejectCode::PinsFull,
         }
     }
 
@@ -140,6 +156,8 @@ impl RejectReason {
             Self::BadClock { clock, expected } => [clock, expected],
             Self::Function { problem, number } => [problem, number],
             Self::Observer { kind } => [kind, 0],
+            Self::NotKept { oldest, newest } => [oldest, newest],
+            Self::PinsFull { pinned, limit } => [pinned, limit],
         }
     }
 
@@ -176,6 +194,14 @@ impl RejectReason {
                 number: b,
             },
             RejectCode::Observer => Self::Observer { kind: a },
+            RejectCode::NotKept => Self::NotKept {
+                oldest: a,
+                newest: b,
+            },
+            RejectCode::PinsFull => Self::PinsFull {
+                pinned: a,
+                limit: b,
+            },
         };
         // Refuses a table of more than 32 bits, or a number that the reason does not have.
         (reason.numbers() == numbers).then_some(reason)
@@ -190,7 +216,7 @@ mod tests {
     #[test]
     fn reasons_keep_code_and_numbers() {
         let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();
-        assert_eq!(codes.len(), 14);
+        assert_eq!(codes.len(), 16);
         for code in codes {
             let numbers = match code {
                 RejectCode::UnknownTable | RejectCode::TableReleased | RejectCode::Observer => {

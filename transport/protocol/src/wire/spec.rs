@@ -4,6 +4,7 @@ use crate::ids::DomainId;
 use crate::limits::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_AUTO,
     PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
+    VERSIONS_DEFAULT, VERSIONS_MAX,
 };
 use crate::table::optimizer::Parameter;
 use crate::table::{Apply, DType, DenseLayout, Init, KeyOptions, Optimizer, Shape, TableSpec};
@@ -56,6 +57,15 @@ pub enum SpecError {
     /// A snapshot flips at a tick, so the table must be applied at ticks.
     #[error("a snapshot table takes effect at the clock: set effect to AtTick")]
     SnapshotNeedsAtClock,
+    /// The number of versions is out of range, or the table has no snapshots.
+    #[error(
+        "{versions} versions: give 2 to {VERSIONS_MAX} to a table with snapshots, and {VERSIONS_DEFAULT} \
+         to others"
+    )]
+    Versions {
+        /// Number of versions asked for.
+        versions: u32,
+    },
     /// Gradients need a floating-point element type.
     #[error("optimizers and random initialisers need f32 or f64 elements, not {dtype:?}")]
     NeedsFloat {
@@ -148,6 +158,7 @@ impl TableSpec {
             });
         }
         self.validate_shape()?;
+        self.validate_versions()?;
         self.validate_optimizer()?;
         self.validate_init()?;
         self.validate_keys()?;
@@ -216,6 +227,26 @@ impl TableSpec {
             return Err(SpecError::SnapshotNeedsAtClock);
         }
         Ok(())
+    }
+
+    fn validate_versions(&self) -> Result<(), SpecError> {
+        let versions = self.versions;
+        let has_snapshots = matches!(
+            self.shape,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { snapshot: true, .. },
+                ..
+            }
+        );
+        let is_valid = match has_snapshots {
+            true => (2..=VERSIONS_MAX).contains(&versions),
+            false => versions == VERSIONS_DEFAULT,
+        };
+        if is_valid {
+            Ok(())
+        } else {
+            Err(SpecError::Versions { versions })
+        }
     }
 
     fn validate_optimizer(&self) -> Result<(), SpecError> {

@@ -228,6 +228,9 @@ fn snapshot_line(front: u64, building: u64) -> SnapshotLine {
         building,
         min_clock: 0,
         applied: 0,
+        // Two buffers: an epoch that is being built overwrites the one before the front.
+        kept: building.saturating_sub(1),
+        buffers: front % 2,
     }
 }
 

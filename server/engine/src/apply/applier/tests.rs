@@ -16,12 +16,13 @@ use tidewater_protocol::layout::session::{
     REPLY_SLOT_BYTES, inbox_bytes,
 };
 use tidewater_protocol::table::{
-    DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape, TableSpec,
+    DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 use tidewater_runtime::mem::Region;
 
 use super::*;
-use crate::apply::table::Table;
+use crate::apply::table::{Store, Table};
 use crate::inbox::RingOwner;
 use crate::namespace::NamespaceId;
 use crate::store::prepare::Preparer;
@@ -186,6 +187,7 @@ impl Rig {
             gradient: GradientOptions::default(),
             redo: false,
             keys: KeyOptions::default(),
+            versions: 2,
         };
         let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
         let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);
@@ -315,6 +317,64 @@ fn room_in_a_ring_is_told_and_signalled() {
     assert_eq!(head(&rig).applied_seq, 1);
     // A step that moves nothing posts nothing.
     assert_eq!(rig.step(0), []);
+}
+
+/// A pin ends with its session. A pin with a payload, or of a table without snapshots, is refused.
+#[test]
+fn pins_end_with_their_session() {
+    const RANGES: u32 = 2;
+    let mut rig = Rig::new();
+    let memory = Arc::clone(&rig.applier.memory);
+    let engine = rig.applier.engine();
+    let layout = DenseLayout::Blocks {
+        block_bytes: 4096,
+        snapshot: true,
+    };
+    let spec = TableSpec {
+        name: "ranges".into(),
+        shape: Shape::Dense {
+            rows: 10,
+            cols: 1,
+            layout,
+        },
+        effect: tidewater_protocol::table::Apply::AtTick(Reduce::Sum),
+        versions: 4,
+        ..(*engine.table(TableId(TABLE)).unwrap().spec).clone()
+    };
+    let (id, mine) = ((TableId(RANGES), 0), [PartitionId(0)].into_iter());
+    let table = Table::new(&memory, &Preparer::none(), id, &Arc::new(spec), mine);
+    engine.add_table(table.unwrap());
+    let pinned = |rig: &mut Rig| match &rig.applier.engine().table(TableId(RANGES)).unwrap().store {
+        Store::Blocks(blocks) => blocks.pinned(),
+        _ => unreachable!("table {RANGES} is by ranges"),
+    };
+    let frame = |kind, table| FrameHeader {
+        user_tag: if kind == FrameKind::Pin { TAG } else { 0 },
+        ..header(kind, table)
+    };
+    let pin = frame(FrameKind::Pin, RANGES);
+    for (refused, payload) in [
+        (frame(FrameKind::Pin, TABLE), 0),
+        (frame(FrameKind::Pin, UNKNOWN), 0),
+        (pin, 8),
+        (FrameHeader { clock: 1, ..pin }, 0),
+    ] {
+        let told = rig.answers((refused, vec![0; payload]));
+        assert!(told.contains(&Event::Reject), "{refused:?}");
+    }
+    for hand in [0, 1] {
+        rig.hands[hand].write(pin, &[]);
+        assert!(rig.step(hand).contains(&Event::ReplyHeader));
+    }
+    assert_eq!(pinned(&mut rig), 1, "two sessions pin one version");
+    rig.answers((frame(FrameKind::Unpin, RANGES), Vec::new()));
+    assert_eq!(pinned(&mut rig), 1, "one session's pin is left");
+    let session = rig.hands[1].session;
+    rig.commands
+        .send(Command::DropRing(session, bounded(1).0))
+        .unwrap();
+    rig.applier.step();
+    assert_eq!(pinned(&mut rig), 0, "the session has ended");
 }
 
 /// An applier leaves a ring after each frame of a function, and serves the other ring next.

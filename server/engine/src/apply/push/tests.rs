@@ -41,6 +41,7 @@ fn engine() -> Engine {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);

@@ -74,6 +74,7 @@ fn specs() -> Vec<TableSpec> {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

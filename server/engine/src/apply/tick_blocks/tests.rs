@@ -44,6 +44,7 @@ fn spec() -> TableSpec {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

@@ -48,6 +48,7 @@ fn engine() -> Engine {
         partitions: 2,
         gradient: GradientOptions::default(),
         keys: Default::default(),
+        versions: 2,
     });
     let all = (0..2).map(PartitionId);
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, all);

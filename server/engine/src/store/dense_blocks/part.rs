@@ -22,6 +22,8 @@ const FIRST_SEQ: u32 = 2;
 pub(super) struct Sizes {
     pub(super) layout: BlockLayout,
     pub(super) snapshot: bool,
+    /// Copies of the payload: the versions of a snapshot table, else 1.
+    pub(super) buffers: usize,
     /// Elements of state for each element.
     pub(super) slots: usize,
     /// Whether a step word follows the slots.
@@ -36,7 +38,7 @@ impl Sizes {
 
     /// Payload bytes of `n` blocks, in all buffers.
     const fn payload_bytes(&self, n: usize) -> usize {
-        n * self.layout.block_bytes * if self.snapshot { 2 } else { 1 }
+        n * self.layout.block_bytes * self.buffers
     }
 
     /// Bytes of meta of a partition of `n` blocks.
@@ -133,8 +135,8 @@ pub(super) struct Part {
     state: usize,
     /// Epoch of the last store of each block; empty without snapshot.
     pub(super) stored: Vec<u64>,
-    /// Blocks stored in the newest even and odd epoch.
-    pub(super) touched: [Vec<u64>; 2],
+    /// Blocks stored in each of the newest epochs, by epoch modulo the number of buffers.
+    pub(super) touched: Vec<Vec<u64>>,
 }
 
 /// Amounts of a [`Ground`] that partitions have.
@@ -162,7 +164,7 @@ impl Part {
             meta: ground.meta.at + meta,
             state: ground.state.at + given.blocks * sizes.state_stride(),
             stored: vec![0; if sizes.snapshot { n } else { 0 }],
-            touched: Default::default(),
+            touched: vec![Vec::new(); sizes.buffers],
         };
         *given = Given {
             blocks: given.blocks + n,
@@ -171,7 +173,7 @@ impl Part {
         part
     }
 
-    /// Writes initial values and versions of all blocks, in both buffers; without redo: no reader
+    /// Writes initial values and versions of all blocks, in all buffers; without redo: no reader
     /// knows the memory yet.
     pub(super) fn fill(
         &self,
@@ -203,7 +205,7 @@ impl Part {
         (block, payload, state): (u64, &[u8], &[u8]),
     ) -> Result<(), StoreError> {
         let (public, private) = (memory.public.region(), memory.private.region());
-        for buffer in 0..=u64::from(sizes.snapshot) {
+        for buffer in 0..sizes.buffers {
             let at = self.payload_at(sizes, block, buffer);
             public.words_mut(at, payload.len())?.copy_in(0, payload);
         }
@@ -219,10 +221,9 @@ impl Part {
         Ok(())
     }
 
-    /// Offset of a block in the buffer of an epoch.
-    pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, epoch: u64) -> usize {
-        let buffer = if sizes.snapshot { epoch & 1 } else { 0 };
-        let n = buffer * self.blocks + (block - self.first);
+    /// Offset of a block in a buffer.
+    pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, buffer: usize) -> usize {
+        let n = buffer as u64 * self.blocks + (block - self.first);
         self.payload + n as usize * sizes.layout.block_bytes
     }
 
@@ -281,6 +282,7 @@ impl Part {
             first_block: self.first,
             blocks: self.blocks,
             payload: [at(0), at(1)],
+            buffers: sizes.buffers,
             payload_key: ground.payload_key,
             versions: self.version_at(sizes, self.first) as u64,
             snapshot: if sizes.snapshot {

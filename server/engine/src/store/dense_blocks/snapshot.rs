@@ -1,15 +1,18 @@
-//! Epochs of a snapshot table: two buffers, and a record that says which of them is complete.
+//! Epochs of a snapshot table: two or more buffers, and a record that names the complete ones.
 //!
-//! Buffer `front & 1` holds epoch `front`. A new epoch is built in the other one, from the front's
-//! values, and published by a flip. A reader reads the record, copies buffer `front & 1` and reads
-//! the record again. It accepts if both checksums match and the second record says `building <=
-//! front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
+//! A new epoch is built in the buffer with the oldest values (see [`super::rotation`]), from the front's
+//! values, and published by a flip. A reader reads the record, copies the buffer of an epoch that it keeps
+//! and reads the record again. It accepts if both checksums match and the second record keeps the epoch,
+//! too: a record that does not is stored before the buffer is overwritten.
 
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::versioned::begin_buffer;
 
+use tidewater_protocol::ids::SessionId;
+
 use super::part::{Part, Sizes};
+use super::rotation::{PinRefusal, Rotation};
 use super::{BlocksError, DenseBlocks};
 use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
@@ -40,11 +43,15 @@ impl DenseBlocks {
                 expected: self.line.front,
             });
         }
+        self.rotation = Rotation::new(self.sizes.buffers, min_clock);
+        let (kept, buffers) = self.rotation.kept();
         self.line = SnapshotLine {
             front: min_clock,
             building: min_clock,
             min_clock,
             applied: 0,
+            kept,
+            buffers,
         };
         for part in self.parts.iter().flatten() {
             part.publish(&self.memory, self.salt, self.line)?;
@@ -52,17 +59,14 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. The first epoch
-    /// may have any number from 1 on, so that it can be that of a running clock. Does nothing when
+    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. Does nothing when
     /// it is open, so that a caller may begin it again after a failure.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
     pub fn begin_epoch(&mut self, epoch: u64) -> Result<(), BlocksError> {
-        // Before the first epoch both buffers hold the same: either may be the front.
-        let first = self.line.building == 0;
         let next = self.line.front.saturating_add(1);
-        if !self.sizes.snapshot || epoch == 0 || (epoch != next && !first) {
+        if !self.sizes.snapshot || epoch != next {
             return Err(BlocksError::Epoch {
                 what: "begin_epoch",
                 have: epoch,
@@ -72,19 +76,20 @@ impl DenseBlocks {
         if self.line.building == epoch {
             return Ok(());
         }
-        self.line.front = epoch - 1;
+        self.rotation.begin();
         self.line.building = epoch;
+        (self.line.kept, self.line.buffers) = self.rotation.kept();
         for part in self.parts.iter_mut().flatten() {
             part.publish(&self.memory, self.salt, self.line)?;
-            part.touched[(epoch & 1) as usize].clear();
+            part.touched_mut(epoch).clear();
         }
         begin_buffer();
         Ok(())
     }
 
     /// Publishes the open epoch. `min_clock` is the domain's clock that it stands for, `applied`
-    /// the pushes in it since the table was made. Cost: a copy of each block that the previous
-    /// epoch stored and this one did not.
+    /// the pushes in it since the table was made. Cost: a copy of each block that an epoch stored after
+    /// the one whose buffer is used again, and this one did not.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] when another epoch, or none, is open.
@@ -96,20 +101,62 @@ impl DenseBlocks {
                 expected: self.line.building,
             });
         }
-        let line = SnapshotLine {
+        if !mutants::on(Mutant::SnapshotWithoutCopyForward) {
+            for part in self.parts.iter().flatten() {
+                let copy = (&*self.memory, &mut self.window.payload);
+                part.copy_forward(copy, self.sizes, &self.rotation, epoch)?;
+            }
+        }
+        self.rotation.flip(epoch);
+        let (kept, buffers) = self.rotation.kept();
+        self.line = SnapshotLine {
             front: epoch,
             building: epoch,
             min_clock,
             applied,
+            kept,
+            buffers,
         };
         for part in self.parts.iter().flatten() {
-            if !mutants::on(Mutant::SnapshotWithoutCopyForward) {
-                part.copy_forward(&self.memory, self.sizes, epoch, &mut self.window.payload)?;
-            }
-            part.publish(&self.memory, self.salt, line)?;
+            part.publish(&self.memory, self.salt, self.line)?;
         }
-        self.line = line;
         Ok(())
+    }
+
+    /// Pins a version for a session: its buffer, which is returned, is not overwritten before the session
+    /// ends the pin, or ends. A second pin of a session has no effect.
+    ///
+    /// # Errors
+    /// [`PinRefusal`].
+    pub fn pin(&mut self, version: u64, session: SessionId) -> Result<usize, PinRefusal> {
+        let epoch = self.line.epoch_of(version);
+        match self.rotation.pin(epoch, session) {
+            Some(Ok(buffer)) => Ok(buffer),
+            Some(Err((pinned, limit))) => Err(PinRefusal::Full {
+                pinned: pinned as u64,
+                limit: limit as u64,
+            }),
+            None => {
+                let (oldest, newest) = self.line.versions();
+                Err(PinRefusal::NotKept { oldest, newest })
+            }
+        }
+    }
+
+    /// Ends the session's pin of a version.
+    pub fn unpin(&mut self, version: u64, session: SessionId) {
+        let epoch = self.line.epoch_of(version);
+        self.rotation.unpin(session, Some(epoch));
+    }
+
+    /// Ends all pins of a session.
+    pub fn unpin_all(&mut self, session: SessionId) {
+        self.rotation.unpin(session, None);
+    }
+
+    /// Number of pinned versions.
+    pub fn pinned(&self) -> usize {
+        self.rotation.pinned()
     }
 
     /// Requires an open epoch: a snapshot's buffers are written only then.
@@ -135,29 +182,49 @@ impl Part {
             && *stored != epoch
         {
             *stored = epoch;
-            self.touched[(epoch & 1) as usize].push(block);
+            self.touched_mut(epoch).push(block);
         }
     }
 
-    /// Copies the blocks that only the previous epoch stored into the buffer of `epoch`. All others
-    /// are there: stored in this epoch, or the same in both buffers.
+    /// Blocks stored in an epoch, one of as many as there are buffers.
+    fn touched_mut(&mut self, epoch: u64) -> &mut Vec<u64> {
+        let count = self.touched.len() as u64;
+        &mut self.touched[(epoch % count) as usize]
+    }
+
+    /// Copies the blocks that earlier epochs stored into the buffer of `epoch`, which has the values of
+    /// [`Rotation::base`]. All others are there: stored in this epoch, or the same in both buffers. Cost
+    /// beyond the copies: a look at the blocks that these epochs stored; at all blocks if the base is so
+    /// old, after a pin, that their lists are gone.
     fn copy_forward(
         &self,
-        memory: &ServerMemory,
+        (memory, line): (&ServerMemory, &mut Vec<u8>),
         sizes: Sizes,
+        rotation: &Rotation,
         epoch: u64,
-        line: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
         let region = memory.public.region();
-        let front = epoch.wrapping_sub(1);
-        for &block in &self.touched[(front & 1) as usize] {
-            if self.stored.get((block - self.first) as usize) != Some(&front) {
-                continue;
-            }
+        let base = rotation.base();
+        let mut copy = |block: u64| {
             line.resize(sizes.used_bytes(block), 0);
-            let [from, to] = [front, epoch].map(|e| self.payload_at(sizes, block, e));
+            let buffers = [rotation.front(), rotation.building()];
+            let [from, to] = buffers.map(|buffer| self.payload_at(sizes, block, buffer));
             region.words(from, line.len())?.copy_out(0, line);
             region.words_mut(to, line.len())?.copy_in(0, line);
+            Ok(())
+        };
+        if epoch - base > self.touched.len() as u64 {
+            let stored = (self.first..).zip(&self.stored);
+            let mut older = stored.filter(|&(_, &stored)| base < stored && stored < epoch);
+            return older.try_for_each(|(block, _)| copy(block));
+        }
+        for between in base + 1..epoch {
+            let touched = &self.touched[(between % self.touched.len() as u64) as usize];
+            for &block in touched {
+                if self.stored.get((block - self.first) as usize) == Some(&between) {
+                    copy(block)?;
+                }
+            }
         }
         Ok(())
     }

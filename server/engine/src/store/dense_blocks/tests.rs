@@ -49,6 +49,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 
@@ -330,7 +331,9 @@ fn the_first_epoch_may_be_that_of_a_running_clock() {
         let mut shard = shard(&memory, spec(2000, 1, 4096, true)).unwrap();
         let (mut was, mut out) = (vec![0; 8000], vec![0; 8000]);
         shard.read_range(0, &mut was).unwrap();
+        shard.begin_at(first - 1).unwrap();
         shard.begin_epoch(first).unwrap();
+        assert!(shard.begin_at(first).is_err(), "an epoch was begun");
         shard.read_range(0, &mut out).unwrap();
         assert_eq!((shard.front(), &out), (first - 1, &was));
         for (epoch, block) in [(first, 0), (first + 1, 1)] {

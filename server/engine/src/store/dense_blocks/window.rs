@@ -12,6 +12,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::PushOp;
 
 use super::part::{Part, Sizes};
+use super::rotation::Rotation;
 use super::steps::{StepRun, Steps};
 use super::{BlocksError, DenseBlocks, length};
 use crate::apply::kernels::RowKernel;
@@ -169,7 +170,7 @@ impl DenseBlocks {
         } else {
             wide.clone()
         };
-        let [source, target] = part.buffers(sizes, cut.block, self.line);
+        let [source, target] = part.buffers(sizes, cut.block, self.line, &self.rotation);
         let mut pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
         let w = &mut self.window;
         w.load(&self.memory, source + window.start, window.len(), &pieces)?;
@@ -301,7 +302,7 @@ impl DenseBlocks {
         w.copy_compact(sizes, wide, &(0..want), false);
         let version_at = part.version_at(sizes, block);
         let place = BlockPlace {
-            payload_at: part.payload_at(sizes, block, self.line.building),
+            payload_at: part.payload_at(sizes, block, self.rotation.building()),
             version_at,
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
@@ -320,14 +321,14 @@ impl Part {
         &self,
         sizes: Sizes,
         block: u64,
-        SnapshotLine {
-            front, building, ..
-        }: SnapshotLine,
+        line: SnapshotLine,
+        rotation: &Rotation,
     ) -> [usize; 2] {
         let stored = self.stored.get((block - self.first) as usize);
-        let again = stored == Some(&building);
-        let source = if again { building } else { front };
-        [source, building].map(|epoch| self.payload_at(sizes, block, epoch))
+        let again = stored == Some(&line.building);
+        let target = rotation.building();
+        let source = if again { target } else { rotation.front() };
+        [source, target].map(|buffer| self.payload_at(sizes, block, buffer))
     }
 }
 

@@ -28,6 +28,7 @@ fn spec(dim: u32, optimizer: Optimizer, redo: bool) -> Arc<TableSpec> {
         gradient: GradientOptions::default(),
         redo,
         keys: KeyOptions::default(),
+        versions: 2,
     })
 }
 

@@ -105,6 +105,7 @@ impl Gen {
             gradient: GradientOptions::default(),
             redo: true,
             keys: KeyOptions::default(),
+            versions: 2,
         }
     }
 

@@ -131,7 +131,7 @@ pub struct PartitionDescriptor {
     pub count: u64,
     /// Memory of rows with their headers, or of blocks.
     pub payload: Remote,
-    /// Second buffer of a snapshot table.
+    /// Further buffers of a snapshot table, one behind the other: one less than it has versions.
     pub payload_back: Option<Remote>,
     /// Version words of the blocks.
     pub versions: Option<Remote>,

@@ -20,6 +20,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         gradient: GradientOptions::default(),
         redo: false,
         keys: KeyOptions::default(),
+        versions: 2,
     }
 }
 

@@ -3,11 +3,12 @@
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering as Std};
 
+use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{Ordering, fence};
 
-use super::super::BlocksDescriptor;
+use super::super::{BlocksDescriptor, PinRefusal};
 use super::*;
 
 /// Large enough that a reader's copy and a writer's store overlap often.
@@ -128,11 +129,21 @@ fn build(shard: &mut DenseBlocks, redo: &Redo, epoch: u64) {
 }
 
 fn snapshot_table(memory: &Arc<ServerMemory>) -> DenseBlocks {
+    table_of_versions(memory, 2)
+}
+
+fn table_of_versions(memory: &Arc<ServerMemory>, versions: u32) -> DenseBlocks {
     let zeros = TableSpec {
         init: Init::Zeros,
+        versions,
         ..spec(BLOCKS * BYTES as u64 / 4, 1, BYTES as u32, true)
     };
     shard(memory, zeros).unwrap()
+}
+
+fn buffer_at(d: &BlocksDescriptor, buffer: usize) -> usize {
+    let [first, second] = d.payload;
+    (first + buffer as u64 * (second - first)) as usize
 }
 
 /// The snapshot's reader. Returns the epoch that it read, if it accepts, and whether it saw a
@@ -151,11 +162,11 @@ fn pull_snapshot(
     };
     // SYNC: snapshot. Pairs with the fence before the record that names the front.
     fence(Ordering::Acquire);
-    let at = d.payload[(before.front & 1) as usize] as usize;
+    let at = buffer_at(d, before.buffer_of(before.front).unwrap());
     public.words(at, out.len()).unwrap().copy_out(0, out);
     // SYNC: snapshot. Pairs with the fence after the record that says what is built.
     fence(Ordering::Acquire);
-    let accepted = look().is_some_and(|after| after.building <= before.front + 1);
+    let accepted = look().is_some_and(|after| before.accepts(&after));
     (accepted.then_some(before.front), Some(before.front))
 }
 
@@ -168,8 +179,14 @@ fn is_epoch(out: &[u8], epoch: u64) -> bool {
 
 #[test]
 fn a_snapshot_reader_never_sees_a_mixed_or_stale_epoch() {
+    for versions in [2, 3] {
+        race_snapshots(versions);
+    }
+}
+
+fn race_snapshots(versions: u32) {
     let (memory, redo) = memory();
-    let mut shard = snapshot_table(&memory);
+    let mut shard = table_of_versions(&memory, versions);
     let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
     let stop = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
@@ -271,4 +288,118 @@ fn snapshot_blocks_untouched_this_epoch_are_carried_forward() {
             "the owner reads another epoch than {epoch}"
         );
     }
+}
+
+/// The newest versions are kept, each complete: as many as the table has, less the one that is built.
+#[test]
+fn the_newest_versions_are_kept() {
+    let (memory, redo) = memory();
+    for versions in [2u64, 3, 5, 16] {
+        let mut shard = table_of_versions(&memory, versions as u32);
+        let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
+        let mut out = vec![0; BLOCKS as usize * BYTES];
+        let mut check = |shard: &DenseBlocks, oldest: u64| {
+            let public = memory.public.region();
+            let line = public.words(d.snapshot.unwrap() as usize, 64).unwrap();
+            let line = SnapshotLine::from_line(&line.line(0), salt).unwrap();
+            assert_eq!(
+                (line.front, line.kept),
+                (shard.front(), oldest),
+                "of {versions}"
+            );
+            for epoch in oldest..=line.front {
+                let at = buffer_at(&d, line.buffer_of(epoch).unwrap());
+                public.words(at, out.len()).unwrap().copy_out(0, &mut out);
+                assert!(
+                    is_epoch(&out, epoch),
+                    "epoch {epoch} of {versions} versions"
+                );
+            }
+            assert_eq!(line.buffer_of(line.front + 1), None);
+            assert_eq!(oldest.checked_sub(1).and_then(|e| line.buffer_of(e)), None);
+        };
+        for epoch in 1..40u64 {
+            shard.begin_epoch(epoch).unwrap();
+            check(&shard, epoch.saturating_sub(versions - 1));
+            for block in (0..BLOCKS).filter(|b| stores(epoch, *b)) {
+                let values = filled(epoch as f32);
+                shard
+                    .step(&redo, P, block, PushOp::Assign, &values)
+                    .unwrap();
+            }
+            shard.flip(epoch, epoch, epoch).unwrap();
+            check(&shard, (epoch + 1).saturating_sub(versions));
+        }
+        shard.release().unwrap();
+    }
+}
+
+/// A pinned version stays as it was until its last pin ends, and then its buffer, which lacks the stores of
+/// many epochs, is built again. Catches `pin-dropped`.
+#[test]
+fn a_pinned_version_stays() {
+    let (memory, redo) = memory();
+    let mut shard = table_of_versions(&memory, 4);
+    let d = shard.partitions().next().unwrap();
+    let public = memory.public.region();
+    let mut out = vec![0; BLOCKS as usize * BYTES];
+    let mut holds = |buffer: usize, epoch: u64| {
+        let words = public.words(buffer_at(&d, buffer), out.len());
+        words.unwrap().copy_out(0, &mut out);
+        is_epoch(&out, epoch)
+    };
+    let [one, other] = [SessionId(7), SessionId(8)];
+    (1..=5).for_each(|epoch| build(&mut shard, &redo, epoch));
+    let fifth = shard.pin(5, one).unwrap();
+    assert_eq!(shard.pin(5, other), Ok(fifth));
+    assert_eq!(
+        shard.pin(1, one),
+        Err(PinRefusal::NotKept {
+            oldest: 2,
+            newest: 5
+        })
+    );
+    assert_eq!(
+        shard.pin(6, one),
+        Err(PinRefusal::NotKept {
+            oldest: 2,
+            newest: 5
+        })
+    );
+    let third = shard.pin(3, one).unwrap();
+    let full = PinRefusal::Full {
+        pinned: 2,
+        limit: 2,
+    };
+    assert_eq!(shard.pin(4, other), Err(full));
+    for epoch in 6..40 {
+        build(&mut shard, &redo, epoch);
+        assert!(
+            holds(fifth, 5) && holds(third, 3),
+            "a pin was dropped at epoch {epoch}"
+        );
+        shard.read_range(0, &mut vec![0; BYTES]).unwrap();
+    }
+    // Another session's pin of the version remains.
+    shard.unpin_all(one);
+    assert_eq!(shard.pinned(), 1);
+    for epoch in 40..50 {
+        build(&mut shard, &redo, epoch);
+        assert!(holds(fifth, 5), "at epoch {epoch}");
+    }
+    shard.unpin(5, other);
+    assert_eq!(shard.pinned(), 0);
+    let mut newest = vec![0; BLOCKS as usize * BYTES];
+    for epoch in 50..60 {
+        build(&mut shard, &redo, epoch);
+        shard.read_range(0, &mut newest).unwrap();
+        assert!(
+            is_epoch(&newest, epoch),
+            "the buffers of ended pins, at epoch {epoch}"
+        );
+    }
+    assert!(
+        !holds(fifth, 5) && !holds(third, 3),
+        "their memory is used again"
+    );
 }
