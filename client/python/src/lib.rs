@@ -17,6 +17,7 @@ mod collective;
 mod dlpack;
 mod failure;
 mod function;
+mod keys;
 mod options;
 mod schedule;
 mod session;
@@ -43,6 +44,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<table::Table>()?;
     module.add_class::<table::Pulled>()?;
     module.add_class::<table::Ticket>()?;
+    module.add_class::<keys::Scan>()?;
     module.add_class::<buffer::PushBuffer>()?;
     module.add_class::<buffer::CachedTable>()?;
     module.add_class::<schedule::Schedule>()?;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
 use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
-use tidewater_protocol::table::{DenseLayout, GradientOptions, Shape, TableSpec};
+use tidewater_protocol::table::{DenseLayout, GradientOptions, KeyOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
 use crate::collective;
@@ -211,7 +211,8 @@ impl Session {
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
-        initial_accumulator=0.0, by_staleness=false, redo=false, versions=2))]
+        initial_accumulator=0.0, by_staleness=false, redo=false, versions=2, expire_after=0,
+        admit_after=0))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -236,6 +237,8 @@ impl Session {
         by_staleness: bool,
         redo: bool,
         versions: u32,
+        expire_after: u32,
+        admit_after: u8,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -270,7 +273,12 @@ impl Session {
                 initial_accumulator,
                 by_staleness,
             },
-    redo, versions,
+            redo,
+            versions,
+            keys: KeyOptions {
+                expire_after,
+                admit_after,
+            },
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

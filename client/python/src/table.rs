@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -10,6 +11,7 @@ use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_runtime::clock::Deadline;
 
 use crate::arrays::{self, Keys, Read, Written};
+use crate::keys::Scan;
 use crate::options;
 use crate::schedule::Schedule;
 use crate::session::Session;
@@ -103,6 +105,7 @@ pub(crate) fn pull_group<'py>(
     drop(written);
     Ok((arrays, pulled.version))
 }
+pub(crate) use with_table;
 
 /// A table of a session.
 #[pyclass(frozen, module = "tidewater")]
@@ -385,6 +388,45 @@ impl Table {
         let schedule = schedule.0;
         let pushed = session.with(py, |client| self.any.schedule(client, &schedule, iteration))?;
         Ok(Ticket::new(self.session.clone_ref(py), pushed))
+    }
+
+    /// Deletes the rows of `keys`.
+    fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Ticket> {
+        let keys = Keys::new(keys)?;
+        let keys = keys.slice()?;
+        let session = self.session.get();
+        let deleted = session.with(py, |client| self.any.delete_keys(client, keys))?;
+        Ok(Ticket::new(self.session.clone_ref(py), deleted))
+    }
+
+    /// Whether each of `keys` has a row.
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<bool>>> {
+        let keys = Keys::new(keys)?;
+        let keys = keys.slice()?;
+        let session = self.session.get();
+        let stored = session.with(py, |client| self.any.exists(client, keys))?;
+        Ok(PyArray1::from_vec(py, stored))
+    }
+
+    /// Number of stored keys, over all servers.
+    fn count(&self, py: Python<'_>) -> PyResult<u64> {
+        let session = self.session.get();
+        session.with(py, |client| self.any.count_keys(client))
+    }
+
+    /// Iterates over the stored keys, with their rows if requested.
+    #[pyo3(signature = (*, batch=4096, rows=false, partitions=None))]
+    fn scan(
+        it: &Bound<'_, Self>,
+        batch: usize,
+        rows: bool,
+        partitions: Option<(u32, u32)>,
+    ) -> PyResult<Scan> {
+        Scan::new(it.clone().unbind(), batch, rows, partitions)
     }
 
     /// Releases the table for all workers.

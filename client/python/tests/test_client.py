@@ -610,6 +610,26 @@ def test_collective_calls_exchange_arrays():
     assert all_workers(work) == [[0, 1]] * 2
 
 
+def test_keys_are_stored_listed_and_deleted():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.float64, cols=2)
+        keys = np.arange(100, dtype=np.uint64)
+        t.push(np.repeat(keys, 2).reshape(100, 2).astype(float), keys).wait()
+        t.delete(keys[::2]).wait()
+        assert t.exists([1, 2, 1000]).tolist() == [True, False, False]
+        assert t.count() == 50
+        assert sorted(np.concatenate(list(t.scan(batch=7))).tolist()) == list(range(1, 100, 2))
+        seen = []
+        for some, rows in t.scan(batch=20, rows=True, partitions=(0, t.partitions)):
+            assert (rows == some[:, None]).all()
+            seen += some.tolist()
+        assert sorted(seen) == list(range(1, 100, 2))
+        assert t.pull([2]).tolist() == [[0, 0]]
+        dense = s.table("dense", "rows", dtype=np.float64, rows=2, cols=2)
+        raises(ValueError, "not sparse", lambda: dense.delete([1]))
+        raises(ValueError, "batch is 0", lambda: t.scan(batch=0))
+
+
 def test_push_buffers_merge_updates():
     with session() as s:
         t = s.table("t", "sparse", dtype=np.int64, cols=2)

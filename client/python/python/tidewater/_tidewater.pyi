@@ -1,5 +1,5 @@
 from types import TracebackType
-from typing import Any, Literal, Optional, Protocol, Sequence, Tuple, Type, TypeVar, Union, overload
+from typing import Any, Iterator, Literal, Optional, Protocol, Sequence, Tuple, Type, TypeVar, Union, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,8 @@ class Session:
         by_staleness: bool = False,
         redo: bool = False,
         versions: int = 2,
+        expire_after: int = 0,
+        admit_after: int = 0,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -102,9 +104,11 @@ class Session:
         ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
         elements, `clip_norm` the norm of a row. `by_staleness` divides the rate of a gradient by the ticks
         that the fastest worker is ahead. A table with `snapshot` has memory for 2 to 16 `versions`, that which is
-        being built included; all but two can be pinned. 0 `partitions`: their number is chosen from the size
-        of the table and the servers; `Table.partitions` has it. `redo` makes appliers write each result into
-        a redo record first, which nothing reads yet.
+        being built included; all but two can be pinned. A row of a "sparse" table is deleted `expire_after`
+        ticks after its last push; `admit_after` is the push of a key that makes its row, those before are
+        dropped. 0 `partitions`: their number is chosen from the size of the table and the servers;
+        `Table.partitions` has it. `redo` makes appliers write each result into a redo record first, which
+        nothing reads yet.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -336,6 +340,24 @@ class Table:
     def schedule(self, schedule: Schedule, iteration: int) -> Ticket:
         """Sets the learning rate that `schedule` has in `iteration`, as `set_optimizer` does: before the pushes of
         the iteration, on one worker. After `Session.load` count the iterations of the whole training.
+        """
+    def delete(self, keys: _Keys) -> Ticket:
+        """Deletes the rows of keys of a "sparse" table; keys without a row are left out.
+
+        The deletion stands between the pushes of this session; on a table of ticks it takes effect with the tick,
+        after the pushes before it. A pull of a deleted key returns initial values, or makes a new row.
+        """
+    def exists(self, keys: _Keys) -> npt.NDArray[np.bool_]:
+        """Whether each key of a "sparse" table has a row. Creates nothing."""
+    def count(self) -> int:
+        """Number of stored keys of a "sparse" table, over all servers."""
+    def scan(
+        self, *, batch: int = 4096, rows: bool = False, partitions: Optional[Tuple[int, int]] = None
+    ) -> Iterator[Any]:
+        """Iterates over the stored keys of a "sparse" table: uint64 arrays of up to `batch` keys, in no order, or
+        pairs of such an array and their `rows`. Workers share a scan by ranges of `partitions`.
+
+        A key that is stored all the while comes once; one that is created or deleted meanwhile may come or not.
         """
     def release(self) -> None:
         """Releases the table for everybody."""
