@@ -97,8 +97,8 @@ impl Engine {
         row_bytes: usize,
     ) -> Result<(), Refusal> {
         self.check_keys(namespace, header, payload)?;
-        let counts_pushes = self.known(namespace, header.table)?.counts_pushes();
-        if header.flags.create && !counts_pushes {
+        // Where pushes are counted, a pull makes no row.
+        if header.flags.create && !self.known(namespace, header.table)?.counts_pushes() {
             self.find_rows(header.table, header.count as usize, |row| {
                 (word(payload, row * 8), RowLocation::NONE)
             })?;
@@ -135,7 +135,6 @@ impl Engine {
         if !matches!(table.store, Store::Sparse(_)) {
             return Err(wrong_operation(header));
         }
-        // Where pushes are counted, a pull makes no row.
         let create = header.flags.create && !table.counts_pushes();
         Self::room(u64::from(header.count) * 8)?;
         self.check_keys(namespace, header, payload)?;

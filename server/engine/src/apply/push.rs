@@ -180,6 +180,7 @@ impl Engine {
         let Some(rows) = self.tables.get_mut(&table) else {
             unreachable!("rows of table {table} have been found");
         };
+        let expires = rows.spec.keys.expire_after > 0;
         let values = scale_sum(rows.spec.dtype, op, values, factor, &mut scaled);
         let Some(rows) = rows.rows() else {
             unreachable!("table {table}, which was found before, has no rows");
@@ -197,7 +198,9 @@ impl Engine {
                 "rows of table {table} could not be stored: {e}"
             ));
         }
-        self.stamp_rows(table);
+        if expires {
+            self.stamp_rows(table);
+        }
     }
 
     /// Fills `self.places` with the rows of a push, creating missing ones.

@@ -329,6 +329,7 @@ impl Engine {
         };
         let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
         let row_bytes = table.spec.row_bytes();
+        let expires = table.spec.keys.expire_after > 0;
         let mut values = std::mem::take(&mut self.scratch);
         let mut keys = std::mem::take(&mut self.tick.keys);
         values.clear();
@@ -362,7 +363,9 @@ impl Engine {
             let stored = writer.apply_all(&self.redo, progress, &self.places, op, &values);
             stored.map_err(|e| format!("rows of table {id} could not be stored: {e}"))
         });
-        self.stamp_rows(id);
+        if expires {
+            self.stamp_rows(id);
+        }
         (self.scratch, self.tick.keys) = (values, keys);
         stored
     }

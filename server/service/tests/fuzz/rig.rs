@@ -230,9 +230,23 @@ fn ask(kind: FrameKind, table: u32, create: bool, words: &[u64], count: usize) -
     }
 }
 
+/// Builds deletions and lists of keys.
+fn about_keys(keys: &[u64]) -> Vec<Frame> {
+    let mut all = Vec::new();
+    for table in [SPARSE, HELD] {
+        all.push(ask(FrameKind::Delete, table, false, &keys[..5], 5));
+        for (values, count) in [(0, 2_048), (1, 3)] {
+            let mut scan = ask(FrameKind::Scan, table, false, &[0, values], count);
+            scan.header.partition = 0;
+            all.push(scan);
+        }
+    }
+    all
+}
+
 /// Builds valid frames of every kind, for every kind of table.
 pub(crate) fn corpus() -> Vec<Frame> {
-    use FrameKind::{Clock, Delete, Gather, Pad, Resolve, Scan, Settings};
+    use FrameKind::{Clock, Gather, Pad, Resolve, Settings};
     let mine = |key: &u64| partition_of_key(*key, PARTITIONS).0 + 1 < PARTITIONS;
     let keys: Vec<u64> = (0..).filter(mine).take(12).collect();
     let rows: Vec<u64> = (0..6).collect();
@@ -272,14 +286,7 @@ pub(crate) fn corpus() -> Vec<Frame> {
         all.push(ask(Resolve, SPARSE, create, &keys, keys.len()));
         all.push(ask(Resolve, HELD, create, &keys[..4], 4));
     }
-    for table in [SPARSE, HELD] {
-        all.push(ask(Delete, table, false, &keys[..5], 5));
-        for (values, count) in [(0, 2_048), (1, 3)] {
-            let mut scan = ask(Scan, table, false, &[0, values], count);
-            scan.header.partition = 0;
-            all.push(scan);
-        }
-    }
+    all.extend(about_keys(&keys));
     all.push(ask(Gather, ROWS, false, &rows, 6));
     all.push(ask(Gather, BLOCKS, false, &[16], 300));
     all.push(ask(Gather, SNAPSHOT, false, &[0], 1024));
