@@ -14,7 +14,7 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::batched_ranges::{Stage, Window, WindowReads};
-use super::{PullMode, PullOptions, Pulled, Seen};
+use super::{PullMode, Pulled, Seen};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
@@ -52,6 +52,14 @@ pub(crate) enum Want<'a> {
     },
 }
 
+/// How a range is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading<'a> {
+    pub(crate) mode: PullMode,
+    /// The version, for a snapshot.
+    pub(crate) want: Want<'a>,
+}
+
 /// A piece of a snapshot: its newest record, and the version of its elements in the caller's memory.
 #[derive(Debug, Clone, Copy, Default)]
 struct PieceTry {
@@ -84,8 +92,7 @@ pub(crate) fn pull(
     scratch: &mut BlockScratch,
     first: u64,
     out: &mut [u8],
-    options: PullOptions,
-    want: Want<'_>,
+    how: Reading<'_>,
     deadline: Deadline,
 ) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
@@ -107,7 +114,7 @@ pub(crate) fn pull(
         deadline,
     };
     let done = cut(table, first, out.len(), &mut pieces)
-        .and_then(|()| pull.pieces(&pieces, first, out, (options.mode, want)));
+        .and_then(|()| pull.pieces(&pieces, first, out, how));
     scratch.pieces = pieces;
     done
 }
@@ -224,7 +231,7 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (mode, want): (PullMode, Want<'_>),
+        Reading { mode, want }: Reading<'_>,
     ) -> Result<Pulled, ClientError> {
         // A table with snapshots has two copies, and only its snapshot record names the front one. A
         // reader that ignores the record gets the tick before the last, every second time.

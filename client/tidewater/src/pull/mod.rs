@@ -19,7 +19,7 @@ use tidewater_runtime::clock::Deadline;
 
 pub(crate) use async_pull::LaterPulls;
 pub use async_pull::PullTicket;
-pub(crate) use blocks::{BlockScratch, Want, newest_version, pull as pull_blocks};
+pub(crate) use blocks::{BlockScratch, Reading, Want, newest_version, pull as pull_blocks};
 pub(crate) use gather::request;
 pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};
 pub(crate) use rows::{RowScratch, pull as pull_rows};

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Timeout, Want};
+use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Reading, Timeout, Want};
 use crate::table::{Element, Table};
 
 impl Client {
@@ -160,8 +160,10 @@ impl Client {
             &mut self.blocks,
             first,
             out.as_mut_bytes(),
-            options,
-            Want::Newest,
+            Reading {
+                mode: options.mode,
+                want: Want::Newest,
+            },
             deadline,
         )
     }

@@ -14,7 +14,7 @@ use super::Client;
 use crate::clock::wait_version;
 use crate::error::ClientError;
 use crate::lanes::{Lanes, Requests};
-use crate::pull::{self, PullMode, PullOptions, Pulled, Want, request};
+use crate::pull::{self, PullMode, PullOptions, Pulled, Reading, Want, request};
 use crate::table::opened::{HandleId, Named};
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -287,7 +287,6 @@ impl Client {
         let Some(version) = newest else {
             return Ok(None);
         };
-        let options = PullOptions::default().mode(PullMode::Snapshot);
         for range in ranges {
             let state = self.tables.find(op, range.named)?;
             pull::pull_blocks(
@@ -296,8 +295,10 @@ impl Client {
                 &mut self.blocks,
                 range.first,
                 range.out,
-                options,
-                Want::At(version),
+                Reading {
+                    mode: PullMode::Snapshot,
+                    want: Want::At(version),
+                },
                 deadline,
             )?;
         }
@@ -417,8 +418,10 @@ impl Client {
             &mut self.blocks,
             first,
             out.as_mut_bytes(),
-            options.mode(PullMode::Snapshot),
-            want,
+            Reading {
+                mode: PullMode::Snapshot,
+                want,
+            },
             Deadline::after(options.timeout),
         )
     }
