@@ -102,7 +102,7 @@ pub use tidewater_engine::functions;
 pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 pub use tidewater_protocol::layout::encoding::PushEncoding;
 pub use tidewater_protocol::table::{
-    Apply, DType, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 #[cfg(feature = "embedded")]
 pub use tidewater_service::embedded::ClusterConfig;
