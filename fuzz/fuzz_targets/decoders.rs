@@ -1,8 +1,9 @@
 //! One target for all decoders: the first byte is the decoder's position in the registries. Those of expressions
-//! are numbered down from 255.
+//! are numbered down from 255, those of training data from the last of them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use tidewater_data::decoders::DECODERS as DATA;
 use tidewater_expression::decoders::DECODERS as EXPRESSION;
 use tidewater_lanes::tcp;
 use tidewater_protocol::{layout, wire};
@@ -12,7 +13,8 @@ fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {
         return;
     };
-    if let Some((_, decode)) = EXPRESSION.get(usize::from(u8::MAX - index)) {
+    let mut last = EXPRESSION.iter().chain(DATA);
+    if let Some((_, decode)) = last.nth(usize::from(u8::MAX - index)) {
         return decode(bytes);
     }
     // In the order in which transport/lanes/tests/fuzz.rs and server/service/tests/fuzz/files.rs number the seeds.

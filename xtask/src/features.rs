@@ -18,7 +18,7 @@ const MUTANTS: &str = "docs/TESTING.md";
 const PRIORITIES: [&str; 3] = ["P0", "P1", "P2"];
 
 /// Ids that have a row: letter and numbers.
-const IDS: [(char, RangeInclusive<u32>); 8] = [
+const IDS: [(char, RangeInclusive<u32>); 12] = [
     ('A', 24..=24),
     ('A', 36..=36),
     ('A', 46..=59),
@@ -27,6 +27,10 @@ const IDS: [(char, RangeInclusive<u32>); 8] = [
     ('D', 1..=16),
     ('F', 1..=8),
     ('F', 11..=11),
+    ('A', 69..=72),
+    ('C', 12..=12),
+    ('C', 30..=30),
+    ('F', 17..=17),
 ];
 
 /// States of a feature, and whether each needs a test.

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use tidewater_protocol::limits;
+use tidewater_protocol::mutants::{self, Mutant};
 
 use super::error::{LineFault, LineProblem};
 
@@ -264,7 +265,8 @@ impl LineParser {
             (_, None) => return Err(field.fault(LineProblem::NoColon)),
             (format, Some(colon)) => {
                 let (index, value) = field.split(colon);
-                let base = u64::from(format == Format::Libsvm);
+                let from_1 = format == Format::Libsvm && !mutants::on(Mutant::LibsvmIndexKept);
+                let base = u64::from(from_1);
                 let number = parse_f32(value.text);
                 let number = number.ok_or_else(|| value.fault(LineProblem::Value))?;
                 (parse_key(index, base)?, number)

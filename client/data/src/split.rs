@@ -3,6 +3,8 @@
 use std::io::{self, BufRead};
 use std::ops::Range;
 
+use tidewater_protocol::mutants::{self, Mutant};
+
 use super::csv::{Quoting, RecordEnd};
 
 /// The bytes in which the lines of part `part` of `parts` start: `[size * part / parts,
@@ -57,6 +59,7 @@ impl<R: BufRead> LineReader<R> {
         if position < range.start {
             position += match quoting {
                 Some(_) => 0,
+                None if mutants::on(Mutant::LineOfTwoParts) => 0,
                 None => skip_line(&mut source)?,
             };
         }

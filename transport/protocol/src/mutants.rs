@@ -287,6 +287,12 @@ mutants! {
     PinDropped = "pin-dropped";
     /// A reader of a version does not check that it is still kept.
     VersionUnchecked = "version-unchecked";
+    /// A part of a training file begins with the rest of the line before it.
+    LineOfTwoParts = "line-of-two-parts";
+    /// Indices of LIBSVM lines are keys as they are.
+    LibsvmIndexKept = "libsvm-index-kept";
+    /// The checksum of a RecordIO chunk is not compared.
+    ChunkChecksumIgnored = "chunk-checksum-ignored";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no
