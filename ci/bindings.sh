@@ -315,6 +315,7 @@ test_torch() {
             --workers "$workers" -- "$torch/bin/python" "$PYTHON_EXAMPLES/embedding.py" && cat "$SCRATCH/log"
     done
     service_start
+    attempt "a dataset of PyTorch" "$torch/bin/python" client/python/tests/test_data.py
     attempt "tidewater.torch" "$torch/bin/python" client/python/tests/test_torch.py "$COORDINATOR" "$SCRATCH/token"
     sed -n 's/^ok: /    /p' "$SCRATCH/log"
     service_stop
@@ -368,6 +369,8 @@ test_python() {
     test_mpi4py "$fresh"
     test_torch
     test_scipy "$fresh"
+    attempt "readers of training data" "$fresh/bin/python" client/python/tests/test_data.py
+    sed -n 's/^ok: /    /p; s/^not run: /    not run: /p' "$SCRATCH/log"
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"

@@ -13,6 +13,7 @@
 mod arrays;
 mod buffer;
 mod collective;
+mod data;
 #[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
 mod dlpack;
 mod failure;
@@ -49,5 +50,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<buffer::CachedTable>()?;
     module.add_class::<schedule::Schedule>()?;
     module.add_class::<walltime::Walltime>()?;
+    module.add_class::<data::RowCursor>()?;
+    module.add_class::<data::RecordCursor>()?;
     Ok(())
 }

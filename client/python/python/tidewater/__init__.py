@@ -14,7 +14,8 @@ It belongs to one process: in a forked child every call raises ForkedError. Sess
 pickled, as what they were opened with: the copy joins the same job as another worker.
 
 Session.update and Session.reduce run expressions where the data is. VectorSpace makes vectors that live on the
-servers, and Evaluation lets all workers evaluate a cost and its gradient. tidewater.torch has classes for PyTorch.
+servers, and Evaluation lets all workers evaluate a cost and its gradient. tidewater.torch has classes for PyTorch,
+tidewater.data readers of training data.
 """
 
 import atexit
@@ -35,6 +36,7 @@ from ._tidewater import (
     Walltime,
     __version__,
 )
+from . import data
 from .evaluation import Evaluation
 from .vector import Vector, VectorSpace
 
@@ -53,6 +55,7 @@ __all__ = [
     "VectorSpace",
     "Walltime",
     "__version__",
+    "data",
 ]
 
 # Sessions that were unpickled in this process, so that tables of one session share one again. A session that

@@ -508,3 +508,30 @@ class Walltime:
         """After the last step, on all workers, which wait for each other: the number of the signal for which
         the run ended, or None. Then save, and `sys.exit(128 + signal)`.
         """
+
+class RowCursor:
+    """Cursor over the rows of a part of files; `tidewater.data.open` makes it."""
+
+    def __init__(
+        self,
+        path: str,
+        part: int,
+        parts: int,
+        format: Optional[str],
+        schema: Optional[str],
+        labels: str,
+        positive: Optional[float],
+        bad_records: str,
+    ) -> None: ...
+    def next_batch(self, rows: int) -> Optional[Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Labels, starts, keys and values of the next rows, at most `rows`; None after the last one."""
+    @property
+    def skipped(self) -> int:
+        """Malformed records that were left out so far."""
+
+class RecordCursor:
+    """Cursor over the records of a part of files, as bytes; `tidewater.data.records` makes it."""
+
+    def __init__(self, path: str, part: int, parts: int) -> None: ...
+    def __iter__(self) -> RecordCursor: ...
+    def __next__(self) -> bytes: ...
