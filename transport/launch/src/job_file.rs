@@ -44,7 +44,7 @@ pub struct JobFile {
     pub token: JobToken,
     /// Number of the cluster: another one than the coordinator's means that the file is stale.
     pub cluster: ClusterId,
-    /// Number of servers.
+    /// Number of servers of the cluster.
     pub servers: u32,
     /// Number of workers; 0 if each job says it.
     pub workers: u32,

@@ -10,6 +10,7 @@ mod machine;
 mod publish;
 mod roles;
 mod run;
+mod serve;
 mod status;
 
 use std::fmt;
@@ -58,7 +59,7 @@ enum Command {
     /// Run one server of a cluster.
     Server(roles::ServerArgs),
     /// Run a coordinator and servers in one process that stays, for jobs that start later.
-    Serve(roles::ServeArgs),
+    Serve(serve::ServeArgs),
     /// Print what a running cluster does: members, ticks, carriers, memory.
     Status(status::StatusArgs),
     /// Draw this machine and what servers would choose on it: cores, memory, network cards.
@@ -103,7 +104,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Coordinator(args) => roles::coordinator(args),
         Command::Server(args) => roles::server(args),
-        Command::Serve(args) => roles::serve(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Status(args) => status::status(&args),
         Command::Info(args) => machine::info(args),
         Command::Doctor(args) => machine::doctor(args),

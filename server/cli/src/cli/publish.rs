@@ -23,7 +23,7 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(8);
 #[derive(Debug, Clone, Args)]
 pub(super) struct PublishArgs {
     /// Write a job file, mode 0600: address, token and numbers. Servers, workers (TIDEWATER_JOB=FILE)
-    /// and `tidewater status` need nothing else. Without a token file the token is drawn anew. The file
+    /// and `tidewater status` need nothing else. Without a token file a new token is drawn. The file
     /// is removed at the end.
     #[arg(long, value_name = "FILE")]
     pub(super) job_file: Option<PathBuf>,

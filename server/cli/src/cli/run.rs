@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -92,7 +93,7 @@ pub(crate) struct RunArgs {
         value_name = "ADDRESS:PORT",
         conflicts_with = "coordinator_command"
     )]
-    metrics: Option<std::net::SocketAddr>,
+    metrics: Option<SocketAddr>,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -186,16 +187,7 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     let options = options.chain(busy).chain(pending).chain(copies);
     let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
-    let own = &mut config.coordinator.args;
-    own.extend(
-        args.job_file
-            .into_iter()
-            .flat_map(|path| ["--job-file".into(), path.into()]),
-    );
-    own.extend(
-        args.metrics
-            .map(|address| format!("--metrics={address}").into()),
-    );
+    publish(&mut config, args.job_file, args.metrics);
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
     }
@@ -220,6 +212,14 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
             ExitCode::from(error.code())
         }
     }
+}
+
+/// Makes the coordinator write a job file and serve metrics.
+fn publish(config: &mut RunConfig, file: Option<PathBuf>, metrics: Option<SocketAddr>) {
+    let own = &mut config.coordinator.args;
+    let file = file.map(|path| ["--job-file".into(), path.into()]);
+    own.extend(file.into_iter().flatten());
+    own.extend(metrics.map(|address| format!("--metrics={address}").into()));
 }
 
 /// Further settings of a job on several hosts.

@@ -1,4 +1,4 @@
-//! `tidewater status`.
+//! The subcommand `tidewater status`: what a running cluster does.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -34,10 +34,10 @@ pub(crate) struct StatusArgs {
     /// File, mode 0600, that holds the job token, with --coordinator [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE", conflicts_with = "job_file")]
     token_file: Option<PathBuf>,
-    /// Print JSON.
+    /// Print JSON for programs.
     #[arg(long)]
     json: bool,
-    /// Print Prometheus text.
+    /// Print text in Prometheus' format.
     #[arg(long, conflicts_with = "json")]
     prometheus: bool,
     /// Longest time for all answers.

@@ -12,7 +12,7 @@ pub struct ApplierReport {
     pub frames: u64,
     /// Bytes of pushes that it holds back for the turn of their rank.
     pub held_bytes: usize,
-    /// Saves under way.
+    /// Number of saves under way.
     pub saves: usize,
     /// Clocks of all live threads of workers.
     pub clocks: Vec<(NamespaceId, DomainId, WorkerThread, u64)>,

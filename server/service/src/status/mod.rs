@@ -66,20 +66,20 @@ pub struct Report {
     pub epoch: u64,
     /// Why the cluster ends; empty while it runs.
     pub stopping: String,
-    /// Jobs by namespace.
+    /// Jobs in ascending order of namespace.
     pub jobs: Vec<JobReport>,
     /// Servers that have joined, by number.
     pub servers: Vec<ServerReport>,
 }
 
-/// One job.
+/// One job of the cluster, which is a namespace.
 #[derive(Debug, Clone, Serialize)]
 pub struct JobReport {
     /// Namespace of the job.
     pub namespace: String,
     /// Number of its workers; 0 if unknown.
     pub workers_expected: u32,
-    /// Its workers.
+    /// Its workers, in ascending order of rank.
     pub workers: Vec<WorkerReport>,
     /// Workers that are not listed.
     pub workers_left_out: u32,
@@ -130,7 +130,7 @@ pub struct ClockReport {
     pub tick: u64,
 }
 
-/// One server.
+/// One server and what it carries.
 #[derive(Debug, Clone, Serialize)]
 pub struct ServerReport {
     /// Number of the server.
@@ -149,7 +149,7 @@ pub struct ServerReport {
     pub private: MemoryReport,
     /// Control connections, authenticated or not.
     pub connections: u64,
-    /// Its appliers.
+    /// Its appliers, in ascending order of number.
     pub appliers: Vec<ApplierReport>,
     /// Its sessions: the carrier of each pair of worker and server.
     pub sessions: Vec<SessionReport>,
@@ -162,13 +162,13 @@ pub struct ServerReport {
 /// One of a server's memories.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct MemoryReport {
-    /// Bytes in use.
+    /// Bytes that are in use.
     pub used_bytes: u64,
-    /// Bytes reserved.
+    /// Bytes of reserved address space.
     pub capacity_bytes: u64,
 }
 
-/// One applier.
+/// One applier of a server.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ApplierReport {
     /// Number of the applier.
@@ -179,7 +179,7 @@ pub struct ApplierReport {
     pub frames: u64,
     /// Bytes of pushes held back for the turn of their rank.
     pub held_bytes: u64,
-    /// Saves under way.
+    /// Number of saves under way.
     pub saves: u32,
 }
 

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 
 use super::{JobReport, Report, ServerReport, SessionReport};
 
-/// Writer of metrics.
+/// Writer of metrics and their samples.
 struct Page(String);
 
 /// Name and value of each label of a sample.

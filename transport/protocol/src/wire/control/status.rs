@@ -59,7 +59,7 @@ pub struct ServerStatus {
     pub public_capacity: u64,
     /// Bytes in use for keys, indexes and optimizer state.
     pub private_bytes: u64,
-    /// Bytes reserved for them.
+    /// Bytes that are reserved for those.
     pub private_capacity: u64,
     /// Control connections, authenticated or not.
     pub connections: u64,
@@ -87,7 +87,7 @@ pub struct ApplierStatus {
     pub frames: u64,
     /// Bytes of pushes that it holds back for the turn of their rank.
     pub held_bytes: u64,
-    /// Saves under way.
+    /// Number of saves under way.
     pub saves: u32,
 }
 
