@@ -7,10 +7,39 @@ use super::checks::{Check, Verdict};
 use super::text::size;
 use super::{Chosen, Limit, Machine, Question};
 
-/// Below this version `tidewater run` cannot wait for its children (`waitid` by descriptor).
-const KERNEL_LEAST: (u32, u32) = (5, 4);
-/// Below this version pages cannot be made present ahead of their use (`MADV_POPULATE_WRITE`).
-const KERNEL_GOOD: (u32, u32) = (5, 14);
+/// A facility of newer kernels.
+struct Facility {
+    /// First version that has it.
+    since: (u32, u32),
+    /// Name of the facility, to search for.
+    name: &'static str,
+    /// What a kernel without it means.
+    without: &'static str,
+    verdict: Verdict,
+}
+
+/// Facilities that Tidewater uses where the kernel has them. Without the last two, checked at run time,
+/// everything works. Waits have milliseconds on every kernel: `epoll_pwait2` (5.11) is not used.
+const FACILITIES: [Facility; 3] = [
+    Facility {
+        since: (5, 4),
+        name: "waitid(P_PIDFD)",
+        without: "`tidewater run` cannot wait for its children; take mpirun, srun or a service.",
+        verdict: Verdict::Fail,
+    },
+    Facility {
+        since: (5, 1),
+        name: "F_SEAL_FUTURE_WRITE",
+        without: "A process of the same user could map a server's rows for writing.",
+        verdict: Verdict::Warn,
+    },
+    Facility {
+        since: (5, 14),
+        name: "MADV_POPULATE_WRITE",
+        without: "Pages cannot be made present ahead: appliers wait for them when tables grow.",
+        verdict: Verdict::Warn,
+    },
+];
 /// Default size of containers in bytes: too little for MPI.
 const DEV_SHM_SMALL: u64 = 64 << 20;
 /// Clocks that are read without a system call.
@@ -133,21 +162,25 @@ fn kernel(machine: &Machine) -> Check {
         "" => "not known".to_owned(),
         release => format!("Linux {release}"),
     };
-    let (verdict, means) = match machine.kernel_version() {
-        Some(version) if version >= KERNEL_GOOD => return Check::ok(NAME, found),
-        Some(version) if version >= KERNEL_LEAST => (
-            Verdict::Warn,
-            "Pages cannot be made present ahead: appliers wait for them when tables grow.",
-        ),
-        Some(_) => (
-            Verdict::Fail,
-            "`tidewater run` cannot wait for its children.",
-        ),
-        None => (Verdict::Warn, "/proc/sys/kernel/osrelease cannot be read."),
-    };
-    let (major, minor) = KERNEL_GOOD;
+    let since = FACILITIES.map(|facility| facility.since);
+    let (major, minor) = since.into_iter().max().unwrap_or_default();
     let remedy = format!("use Linux {major}.{minor} or later");
-    Check::bad((NAME, verdict), found, means, &[&remedy])
+    let Some(version) = machine.kernel_version() else {
+        let means = "/proc/sys/kernel/osrelease cannot be read.";
+        return Check::bad((NAME, Verdict::Warn), found, means, &[&remedy]);
+    };
+    let missing = || {
+        FACILITIES
+            .iter()
+            .filter(|facility| version < facility.since)
+    };
+    let names: Vec<&str> = missing().map(|facility| facility.name).collect();
+    let Some(verdict) = missing().map(|facility| facility.verdict).max() else {
+        return Check::ok(NAME, found);
+    };
+    let means: Vec<&str> = missing().map(|facility| facility.without).collect();
+    let found = format!("{found} lacks {}", names.join(", "));
+    Check::bad((NAME, verdict), found, means.join(" "), &[&remedy])
 }
 
 fn cores(machine: &Machine, question: &Question, chosen: &Chosen) -> Check {

@@ -117,7 +117,14 @@ fn kernels_that_are_old() {
         &with("4.18.0-553.el8"),
         "kernel",
         Verdict::Fail,
-        "4.18.0",
+        "lacks waitid(P_PIDFD), F_SEAL_FUTURE_WRITE, MADV_POPULATE_WRITE",
+        "5.14 or later",
+    );
+    fault(
+        &with("5.3.0"),
+        "kernel",
+        Verdict::Fail,
+        "lacks waitid(P_PIDFD), MADV_POPULATE_WRITE",
         "5.14 or later",
     );
     fault(
