@@ -281,6 +281,30 @@ test_mpi() {
     fi
 }
 
+# begins NAME COMPILER LAUNCHER...: an MPI program that brings its servers; no variable but the network, no file.
+begins() {
+    local name=$1 compiler=$2
+    shift 2
+    attempt "begin.F90 compiles with $compiler" "$compiler" "${FORTRAN[@]}" -Wno-unused-dummy-argument -o "$SCRATCH/begin-$name" \
+        "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/begin.F90" "${LIBS[@]}" || return 0
+    attempt "$name: an MPI program brings its servers" env TIDEWATER_INTERFACE=lo "$@" -n 3 "$SCRATCH/begin-$name"
+    attempt "$name: its ranks add up" grep -qx 'sum 30' "$SCRATCH/log"
+}
+
+test_begin() {
+    local start
+    command -v gfortran >/dev/null || { skip "MPI programs with servers: no gfortran"; return; }
+    if [[ -n ${LAUNCHERS[mpirun]:-} ]] && command -v mpifort.openmpi >/dev/null; then
+        read -ra start <<<"${LAUNCHERS[mpirun]}"
+        begins mpirun mpifort.openmpi "${start[@]}"
+    else skip "begin.F90 under mpirun: no mpifort of Open MPI"; fi
+    if [[ -n ${LAUNCHERS[hydra]:-} ]] && { command -v mpifort.mpich >/dev/null && echo 'use mpi_f08; end' |
+        mpifort.mpich -fsyntax-only -x f95 - 2>/dev/null || apt_install libmpich-dev; }; then
+        read -ra start <<<"${LAUNCHERS[hydra]}"
+        begins hydra mpifort.mpich "${start[@]}"
+    else skip "begin.F90 under hydra: no mpi_f08 of MPICH"; fi
+}
+
 # test_mpi4py ENVIRONMENT: a Python program that uses MPI itself, with what pip brings.
 test_mpi4py() {
     if [[ -z ${LAUNCHERS[mpirun]:-} ]]; then
@@ -410,6 +434,7 @@ test_cpp
 test_fortran
 find_launchers
 test_mpi
+test_begin
 test_python
 report bindings "$passed" "$failed" 0
 ((${#SKIPPED[@]} == 0)) || note "not run: $(IFS=';' && say "${SKIPPED[*]}")"

@@ -186,6 +186,72 @@ fn program_broadcasts_bootstrap_record_itself() {
     assert!(error.to_string().contains("no card"), "{error}");
 }
 
+/// Begins a job of processes that count themselves, here threads: process `rank` of `size` with `servers`.
+/// Rank 0 hands its bytes to the others by channels, as a broadcast would.
+fn begun<T: Send>(
+    (size, servers): (u32, u32),
+    work: impl Fn(u32, Result<Job, ClientError>) -> T + Sync,
+) -> Vec<T> {
+    let channels = (1..size).map(|_| std::sync::mpsc::channel::<Vec<u8>>());
+    let (senders, receivers): (Vec<_>, Vec<_>) = channels.unzip();
+    let options = || JoinOptions {
+        interface: Some("lo".into()),
+        ..JoinOptions::default()
+    };
+    let work = &work;
+    std::thread::scope(|scope| {
+        let others = (1..size).zip(receivers).map(|(rank, receiver)| {
+            scope.spawn(move || {
+                let receive = |bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&receiver.recv().unwrap());
+                    Ok(())
+                };
+                work(rank, options().begin(rank, size, servers, receive))
+            })
+        });
+        let others: Vec<_> = others.collect();
+        let send = |bytes: &mut [u8]| {
+            senders
+                .iter()
+                .for_each(|other| other.send(bytes.to_vec()).unwrap());
+            Ok(())
+        };
+        let first = work(0, options().begin(0, size, servers, send));
+        let others = others.into_iter().map(|other| other.join().unwrap());
+        std::iter::once(first).chain(others).collect()
+    })
+}
+
+/// A program brings its servers in all of its processes, or in some. All work, by the ranks that they gave.
+#[test]
+fn program_brings_its_servers_in_some_ranks() {
+    for (servers, expected) in [(0, 3), (2, 2)] {
+        let found = begun((3, servers), |rank, job| {
+            let job = job.unwrap();
+            let mut client = job.client(SyncMode::Bsp).unwrap();
+            assert_eq!((client.rank().0, client.workers()), (rank, 3));
+            let servers = client.servers();
+            client.tick().unwrap();
+            client.finish().unwrap();
+            drop(client);
+            job.leave().unwrap();
+            servers
+        });
+        assert_eq!(found, [expected; 3]);
+    }
+}
+
+/// Rank 0 that cannot start still takes part in the broadcast, and the others fail at once.
+#[test]
+fn failed_begin_of_rank_0_reaches_all() {
+    let errors = begun((2, 3), |_, job| job.unwrap_err().to_string());
+    assert!(errors[0].contains("3 servers in 2 processes"), "{errors:?}");
+    assert!(errors[1].contains("rank 0 could not start"), "{errors:?}");
+    let fails = |_: &mut [u8]| Err(ClientError::Launch("MPI_Bcast has failed".into()));
+    let error = JoinOptions::default().begin(1, 2, 0, fails).unwrap_err();
+    assert!(error.to_string().contains("MPI_Bcast"), "{error}");
+}
+
 #[test]
 fn options_that_contradict_are_refused() {
     let two = JoinOptions {

@@ -139,6 +139,17 @@ module tidewater
             import :: c_int, c_ptr, tw_session_options
             type(tw_session_options), intent(in) :: options
             type(c_ptr), intent(out) :: session
+        integer(c_int) function tw_begin(options, rank, size, servers, broadcast, context, session) bind(c)
+            import :: c_int, c_int32_t, c_ptr, c_funptr, tw_session_options
+            type(tw_session_options), intent(in) :: options
+            integer(c_int32_t), value :: rank, size, servers
+            type(c_funptr), value :: broadcast
+            type(c_ptr), value :: context
+            type(c_ptr), intent(out) :: session
+        end function
+        integer(c_int) function tw_leave(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
         end function
         integer(c_int) function tw_session_sibling(session, sibling) bind(c)
             import :: c_int, c_ptr

@@ -298,6 +298,10 @@ typedef struct {
     uint64_t memory_budget;
 } tw_session_options;
 
+// Copies `length` bytes at `bytes` from rank 0 to all processes of a program, as MPI_Bcast does. Returns 0 if
+// it has.
+typedef int (*tw_broadcast_fn)(void *bytes, size_t length, void *context);
+
 // What a session is.
 typedef struct {
     // sizeof(tw_session_info), set by the caller.
@@ -637,6 +641,23 @@ tw_status tw_session_open(const tw_session_options *options,
 // `*session` is null.
 tw_status tw_session_observe(const tw_session_options *options,
                              tw_session **session);
+// Begins a job of a program that counts its processes itself, as by MPI, and opens this process's session:
+// process `rank` of `size`. All are workers, by these ranks. `servers` of them, spread evenly, are servers
+// too, on threads of the library; 0: all. It needs no launcher, no variable and no file. `broadcast` is called
+// once in each process, with `context`; the bytes are a secret. `options` may be null; coordinator, token_file,
+// rank and workers of it stay unset. End the session by tw_leave. On failure `*session` is null.
+tw_status tw_begin(const tw_session_options *options,
+                   uint32_t rank,
+                   uint32_t size,
+                   uint32_t servers,
+                   tw_broadcast_fn broadcast,
+                   void *context,
+                   tw_session **session);
+
+// Ends a session of tw_begin: tw_finish, then tw_session_close; then it waits for the workers of all processes,
+// because coordinator and servers may be in this one. Call it in all processes, before MPI_Finalize; free the
+// handle afterwards. It also ends a session of tw_session_open, without a wait for others.
+tw_status tw_leave(tw_session *session);
 
 // Opens a session for a further thread of this worker: of the same rank and thread level, with clocks that
 // begin at those of `session`, which has flushed. Each session ticks by itself; a worker has ended an

@@ -85,6 +85,28 @@ public:
     session(const session &) = delete;
     session &operator=(const session &) = delete;
 
+    /* Begins a job of a program that counts its processes itself, as by MPI; see tw_begin. `broadcast(bytes, length)`
+     * copies the bytes of rank 0 to all processes, as MPI_Bcast does. End the session by end(). */
+    template <typename Broadcast>
+    static session begin(std::uint32_t rank, std::uint32_t size, std::uint32_t servers, Broadcast broadcast,
+                         const tw_session_options &options = defaults<tw_session_options>())
+    {
+        const tw_broadcast_fn call = [](void *bytes, std::size_t length, void *context) -> int {
+            try {
+                (*static_cast<Broadcast *>(context))(bytes, length);
+                return 0;
+            } catch (...) {
+                return 1;
+            }
+        };
+        tw_session *opened = nullptr;
+        check(tw_begin(&options, rank, size, servers, call, &broadcast, &opened));
+        return session(opened);
+    }
+
+    /* Finishes, and waits for the workers of all processes; the session is closed then. */
+    void end() { check(tw_leave(it_.get())); }
+
     /* A session for a further thread of this worker. Call finish() on it before this one finishes. */
     session sibling()
     {

@@ -28,7 +28,6 @@ const BLOCK_BYTES: u32 = 16 << 10;
 
 /// Parsed options of a session.
 pub(crate) struct SessionChoices {
-    pub(crate) job: Job,
     pub(crate) sync: SyncMode,
     pub(crate) level: tw_thread_level,
     pub(crate) timeout: Option<Duration>,

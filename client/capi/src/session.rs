@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use tidewater::connect::Job;
 use tidewater::walltime::Walltime;
 use tidewater::{AnyPushBuffer, AnyTable, Client, Ticket};
 use tidewater_runtime::mem::ForkGuard;
@@ -45,6 +46,8 @@ pub struct tw_session {
     busy: AtomicBool,
     shared: Arc<Shared>,
     progress: std::sync::Mutex<Option<Progress>>,
+    /// The job, if its coordinator or a server of it may run in this process.
+    job: std::sync::Mutex<Option<Job>>,
 }
 
 impl std::fmt::Debug for tw_session {
@@ -91,9 +94,22 @@ impl tw_session {
     pub(crate) const MARK: u64 = u64::from_le_bytes(*b"TWsessio");
     const FREED: u64 = u64::from_le_bytes(*b"TWfreed.");
 
-    /// Joins the job and opens a session with every server.
-    pub(crate) fn open(choices: &SessionChoices) -> Result<Box<Self>, Failure> {
-        let mut client = choices.job.client(choices.sync)?;
+    /// Opens a session of a job with parts in this process, which the session keeps.
+    pub(crate) fn begin(job: Job, choices: &SessionChoices) -> Result<Box<Self>, Failure> {
+        let mut session = Self::open(&job, choices)?;
+        session.job = std::sync::Mutex::new(Some(job));
+        Ok(session)
+    }
+
+    /// Waits for the job's other processes, if this one keeps a part of the job.
+    pub(crate) fn leave(&self) -> Result<(), Failure> {
+        let job = self.job.lock().map_err(|_| Failure::panicked())?.take();
+        Ok(job.map_or(Ok(()), Job::leave)?)
+    }
+
+    /// Opens a session with every server of a job.
+    pub(crate) fn open(job: &Job, choices: &SessionChoices) -> Result<Box<Self>, Failure> {
+        let mut client = job.client(choices.sync)?;
         if let Some(timeout) = choices.timeout {
             client.set_timeout(timeout);
         }
@@ -143,6 +159,7 @@ impl tw_session {
             busy: AtomicBool::new(false),
             shared,
             progress: std::sync::Mutex::new(None),
+            job: std::sync::Mutex::new(None),
         })
     }
 

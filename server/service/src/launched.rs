@@ -168,8 +168,8 @@ impl JobMember {
             ..
         } = &self.membership;
         let mut config =
-            ServerProcessConfig::new(coordinator, token.clone(), ServerId(numbers.number));
-        config.local_rank = numbers.local_number;
+            ServerProcessConfig::new(coordinator, token.clone(), ServerId(numbers.server));
+        config.local_rank = numbers.local_server;
         config.local_servers = numbers.local_servers.max(1);
         config.local_clients = numbers.local_workers;
         config.listen = Some(SocketAddr::new(self.listen, 0));

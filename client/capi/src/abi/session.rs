@@ -1,9 +1,9 @@
 //! Calls that open, query and close sessions.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
-use tidewater::{JoinOptions, Joined};
+use tidewater::{ClientError, JoinOptions, Joined};
 use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
 
 use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
@@ -26,8 +26,7 @@ pub unsafe extern "C" fn tw_session_open(
         let session = unsafe { raw::out(session, "the place for the session") }?;
         *session = std::ptr::null_mut();
         // SAFETY: the contract of the module.
-        let choices = unsafe { choices(options, false) }?;
-        *session = Box::into_raw(tw_session::open(&choices)?);
+        *session = Box::into_raw(unsafe { join(options, false) }?);
         Ok(())
     })
 }
@@ -48,9 +47,69 @@ pub unsafe extern "C" fn tw_session_observe(
         let session = unsafe { raw::out(session, "the place for the session") }?;
         *session = std::ptr::null_mut();
         // SAFETY: the contract of the module.
-        let choices = unsafe { choices(options, true) }?;
-        *session = Box::into_raw(tw_session::open(&choices)?);
+        *session = Box::into_raw(unsafe { join(options, true) }?);
         Ok(())
+    })
+}
+
+/// Copies `length` bytes at `bytes` from rank 0 to all processes of a program, as MPI_Bcast does. Returns 0 if
+/// it has.
+pub type tw_broadcast_fn =
+    Option<unsafe extern "C" fn(bytes: *mut c_void, length: usize, context: *mut c_void) -> c_int>;
+
+/// Begins a job of a program that counts its processes itself, as by MPI, and opens this process's session:
+/// process `rank` of `size`. All are workers, by these ranks. `servers` of them, spread evenly, are servers
+/// too, on threads of the library; 0: all. It needs no launcher, no variable and no file. `broadcast` is called
+/// once in each process, with `context`; the bytes are a secret. `options` may be null; coordinator, token_file,
+/// rank and workers of it stay unset. End the session by tw_leave. On failure `*session` is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_begin(
+    options: *const tw_session_options,
+    rank: u32,
+    size: u32,
+    servers: u32,
+    broadcast: tw_broadcast_fn,
+    context: *mut c_void,
+    session: *mut *mut tw_session,
+) -> tw_status {
+    run("tw_begin", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::out(session, "the place for the session") }?;
+        *session = std::ptr::null_mut();
+        let Some(broadcast) = broadcast else {
+            return Err(Failure::new(tw_status::TW_ERR_NULL, "broadcast is null"));
+        };
+        // SAFETY: the contract of the module.
+        let (wanted, choices) = unsafe { parse(options, false) }?;
+        let wanted = JoinOptions {
+            worker_only: false,
+            ..wanted
+        };
+        let job = wanted.begin(rank, size, servers, |bytes| {
+            // SAFETY: the buffer is as long as said and lives through the call.
+            match unsafe { broadcast(bytes.as_mut_ptr().cast(), bytes.len(), context) } {
+                0 => Ok(()),
+                code => Err(ClientError::Launch(format!(
+                    "the program's broadcast has failed with {code}"
+                ))),
+            }
+        })?;
+        *session = Box::into_raw(tw_session::begin(job, &choices)?);
+        Ok(())
+    })
+}
+
+/// Ends a session of tw_begin: tw_finish, then tw_session_close; then it waits for the workers of all processes,
+/// because coordinator and servers may be in this one. Call it in all processes, before MPI_Finalize; free the
+/// handle afterwards. It also ends a session of tw_session_open, without a wait for others.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_leave(session: *mut tw_session) -> tw_status {
+    run("tw_leave", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| Ok(open.client.finish()?))?;
+        session.close()?;
+        session.leave()
     })
 }
 
@@ -243,14 +302,31 @@ pub unsafe extern "C" fn tw_load(
     })
 }
 
+/// Joins the job of these options and opens a session.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn join(
+    options: *const tw_session_options,
+    observer: bool,
+) -> Result<Box<tw_session>, Failure> {
+    // SAFETY: the contract of the module.
+    let (wanted, choices) = unsafe { parse(options, observer) }?;
+    let Joined::Worker(job) = wanted.join()? else {
+        let what = "the library has joined as a server: a defect, please report it";
+        return Err(Failure::new(tw_status::TW_ERR_PANIC, what));
+    };
+    tw_session::open(&job, &choices)
+}
+
 /// Parses the options of a session; null means the defaults.
 ///
 /// # Safety
 /// The contract of the module.
-unsafe fn choices(
+unsafe fn parse(
     options: *const tw_session_options,
     observer: bool,
-) -> Result<SessionChoices, Failure> {
+) -> Result<(JoinOptions, SessionChoices), Failure> {
     use raw::Sized0 as _;
     let options = if options.is_null() {
         tw_session_options::zero()
@@ -287,16 +363,12 @@ unsafe fn choices(
     let timeout = convert::seconds("timeout_s", options.timeout_s)?;
     let clock_timeout = convert::seconds("clock_timeout_s", options.clock_timeout_s)?;
     let interval = u64::from(options.progress_interval_us);
-    let Joined::Worker(job) = wanted.join()? else {
-        let what = "the library has joined as a server: a defect, please report it";
-        return Err(Failure::new(tw_status::TW_ERR_PANIC, what));
-    };
-    Ok(SessionChoices {
-        job,
+    let choices = SessionChoices {
         sync,
         level,
         timeout,
         clock_timeout,
         progress_interval: (interval != 0).then(|| Duration::from_micros(interval)),
-    })
+    };
+    Ok((wanted, choices))
 }

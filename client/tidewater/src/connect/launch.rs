@@ -17,7 +17,7 @@ use tidewater_service::launched::{
 use tidewater_service::process::ServerProcess;
 use tidewater_topology::appliers_that_fit;
 
-use super::job::Held;
+use super::job::{Held, Job};
 use super::join_options::{JoinOptions, Joined, environment};
 use crate::error::ClientError;
 
@@ -102,6 +102,95 @@ impl fmt::Debug for Bootstrap {
             .field("part", &self.part)
             .field("host", &self.host)
             .finish_non_exhaustive()
+    }
+}
+
+impl JoinOptions {
+    /// Joins a job of a program that counts its processes itself, as by MPI: process `rank` of `size`.
+    /// All are workers, by these ranks; `servers` of them, spread evenly, are servers too, on threads of
+    /// their own; 0: all. It needs no launcher, variable or file. `broadcast` copies the bytes of rank 0
+    /// to all processes, as `MPI_Bcast` does, and is called once in each. The bytes are a secret.
+    ///
+    /// Rank 0 keeps the coordinator. Call [`Job::leave`] in all processes when their clients have
+    /// finished: those that keep a part of the job wait there for the others.
+    ///
+    /// # Errors
+    /// The error of `broadcast`; [`ClientError::Environment`] for options that name another job, more
+    /// servers than processes, or a coordinator that cannot listen; [`ClientError::Launch`] when the
+    /// processes do not meet. If rank 0 fails before the broadcast, the others learn it by that.
+    ///
+    /// # Example
+    /// Two processes, here threads, and a server in each:
+    /// ```
+    /// use std::sync::mpsc;
+    /// use tidewater::{ClientError, JoinOptions, SyncMode};
+    ///
+    /// fn work(rank: u32, bcast: impl FnOnce(&mut [u8])) -> Result<(), ClientError> {
+    ///     let options = JoinOptions { interface: Some("lo".into()), ..JoinOptions::default() };
+    ///     let job = options.begin(rank, 2, 0, |bytes| Ok(bcast(bytes)))?;
+    ///     let mut client = job.client(SyncMode::Bsp)?;
+    ///     assert_eq!((client.rank().0, client.workers(), client.servers()), (rank, 2, 2));
+    ///     client.finish()?;
+    ///     job.leave()
+    /// }
+    ///
+    /// fn main() -> Result<(), ClientError> {
+    ///     let (send, receive) = mpsc::channel::<Vec<u8>>();
+    ///     let other = std::thread::spawn(move || {
+    ///         work(1, |bytes| bytes.copy_from_slice(&receive.recv().expect("rank 0 sends")))
+    ///     });
+    ///     work(0, |bytes| send.send(bytes.to_vec()).expect("rank 1 receives"))?;
+    ///     other.join().expect("no panic")
+    /// }
+    /// ```
+    pub fn begin(
+        mut self,
+        rank: u32,
+        size: u32,
+        servers: u32,
+        broadcast: impl FnOnce(&mut [u8]) -> Result<(), ClientError>,
+    ) -> Result<Job, ClientError> {
+        let mut record = vec![0; BootstrapHost::RECORD_BYTES_MAX];
+        let host = match rank {
+            0 => Some(self.begin_host(size, servers)),
+            _ => None,
+        };
+        if let Some(Ok(host)) = &host {
+            let bytes = host.record();
+            record[..bytes.len()].copy_from_slice(&bytes);
+        }
+        // Also where rank 0 has failed: the others wait in it.
+        broadcast(&mut record)?;
+        let host = host.transpose()?;
+        if record.iter().all(|&byte| byte == 0) {
+            let what = "rank 0 could not start the coordinator; its error says why";
+            return Err(ClientError::Launch(what.into()));
+        }
+        let serves = servers == 0 || is_server(rank, size, servers);
+        self.bootstrap = Some(Bootstrap {
+            record,
+            rank,
+            size,
+            part: if serves { Part::Both } else { Part::Worker },
+            host,
+        });
+        match self.join()? {
+            Joined::Worker(job) => Ok(job),
+            Joined::Served => Err(failed(
+                "a worker has joined as a server: a defect, please report it",
+            )),
+        }
+    }
+
+    /// Checks the numbers, which all processes give alike, and starts the coordinator.
+    fn begin_host(&self, size: u32, servers: u32) -> Result<BootstrapHost, ClientError> {
+        if size == 0 || servers > size {
+            return Err(environment(format_args!(
+                "{servers} servers in {size} processes; give each process rank and size as MPI counts \
+                 them, and at most one server for each"
+            )));
+        }
+        BootstrapHost::start(size, self.interface.as_deref())
     }
 }
 

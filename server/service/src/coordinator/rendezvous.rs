@@ -23,10 +23,22 @@ const NAMED_MAX: usize = 16;
 struct Arrival {
     asker: Asker,
     told: Register,
-    /// Its number among those of its part, once all have registered.
-    number: Option<u32>,
+    /// Its numbers as server and as worker, once all have registered.
+    numbers: [Option<u32>; 2],
     /// It has joined by that number.
     joined: bool,
+}
+
+impl Arrival {
+    /// Whether it is server or worker `number`.
+    fn is(&self, part: Part, number: u32) -> bool {
+        let [server, worker] = self.numbers;
+        let own = match part {
+            Part::Server => server,
+            Part::Worker | Part::Both => worker,
+        };
+        own == Some(number)
+    }
 }
 
 /// A rendezvous, under way or complete.
@@ -101,38 +113,43 @@ impl Gathering {
         if known.is_empty() { known } else { silent }
     }
 
-    /// Numbers the processes in the order of ranks, and returns the complete answer of each. A
-    /// process of both parts has one number for both, as all of them do.
+    /// Numbers servers and workers in the order of ranks, and returns the complete answer of each
+    /// process. One that is both has a number in each.
     fn number(&mut self) -> Vec<(Asker, Roster)> {
-        let (servers, workers) = (self.count(Part::Server), self.count(Part::Worker));
-        let mut next: BTreeMap<Part, u32> = BTreeMap::new();
-        let mut local: BTreeMap<(String, Part), u32> = BTreeMap::new();
+        const PARTS: [Part; 2] = [Part::Server, Part::Worker];
+        let [servers, workers] = PARTS.map(|part| self.count(part));
+        let mut next = [0; 2];
+        let mut local: BTreeMap<String, [u32; 2]> = BTreeMap::new();
         let mut numbers = Vec::new();
         for arrival in self.came.values_mut() {
-            let part = arrival.told.part;
-            let take = |counter: &mut u32| {
-                *counter += 1;
-                *counter - 1
-            };
-            let number = take(next.entry(part).or_default());
-            let here = (arrival.told.host_id.clone(), part);
-            numbers.push((number, take(local.entry(here).or_default())));
-            arrival.number = Some(number);
+            let here = local.entry(arrival.told.host_id.clone()).or_default();
+            let mut own = [None; 2];
+            for (part, own) in own.iter_mut().enumerate() {
+                if arrival.told.part.includes(PARTS[part]) {
+                    *own = Some((next[part], here[part]));
+                    next[part] += 1;
+                    here[part] += 1;
+                }
+            }
+            arrival.numbers = own.map(|number| number.map(|(number, _)| number));
+            numbers.push(own);
         }
-        let answer = |(arrival, (number, local_number)): (&Arrival, (u32, u32))| {
-            let here = |part| {
-                let those = local
-                    .iter()
-                    .filter(|((host, own), _)| *host == arrival.told.host_id && own.includes(part));
-                those.map(|(_, count)| count).sum()
-            };
+        let answer = |(arrival, [server, worker]): (&Arrival, [Option<(u32, u32)>; 2])| {
+            let [local_servers, local_workers] = local
+                .get(&arrival.told.host_id)
+                .copied()
+                .unwrap_or_default();
+            let (number, local_number) = worker.or(server).unwrap_or_default();
+            let (server, local_server) = server.unwrap_or_default();
             let roster = Roster {
                 number,
                 servers,
                 workers,
                 local_number,
-                local_servers: here(Part::Server),
-                local_workers: here(Part::Worker),
+                local_servers,
+                local_workers,
+                server,
+                local_server,
             };
             (arrival.asker, roster)
         };
@@ -143,14 +160,6 @@ impl Gathering {
     fn count(&self, part: Part) -> u32 {
         let those = self.came.values().filter(|a| a.told.part.includes(part));
         those.count() as u32
-    }
-
-    /// A process that is server and worker at once, and one that is not.
-    fn mixed(&self) -> Option<[&Register; 2]> {
-        let mut told = self.came.values().map(|arrival| &arrival.told);
-        let both = told.clone().find(|told| told.part == Part::Both)?;
-        let other = told.find(|told| told.part != Part::Both)?;
-        Some([both, other])
     }
 }
 
@@ -239,7 +248,7 @@ impl Coordinator {
         let arrival = Arrival {
             asker,
             told,
-            number: None,
+            numbers: [None; 2],
             joined: false,
         };
         gathering.came.insert(rank, arrival);
@@ -253,15 +262,6 @@ impl Coordinator {
         let Some(gathering) = &mut self.gathering else {
             return;
         };
-        if let Some([both, other]) = gathering.mixed() {
-            let text = format!(
-                "{} serves and works at once, and {} does not: all processes of a job do, or none \
-                 (--servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS)",
-                describe(both),
-                describe(other)
-            );
-            return self.fail_gathering(&bad(&text));
-        }
         let missing = [Part::Server, Part::Worker];
         let missing = missing.into_iter().find(|&part| gathering.count(part) == 0);
         if let Some(part) = missing {
@@ -331,8 +331,8 @@ impl Coordinator {
     /// Notes that worker or server `number` has joined.
     pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
         let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
-        let mut those = came.filter(|arrival| arrival.told.part.includes(part));
-        if let Some(arrival) = those.find(|arrival| arrival.number == Some(number)) {
+        let mut those = came.filter(|arrival| arrival.is(part, number));
+        if let Some(arrival) = those.next() {
             arrival.joined = true;
         }
     }
@@ -340,9 +340,8 @@ impl Coordinator {
     /// Describes the launched process of worker or server `number`, for messages; empty if it was
     /// not launched.
     pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
-        let came = self.gathering.iter().flat_map(|g| g.came.values());
-        let mut those = came.filter(|arrival| arrival.told.part.includes(part));
-        let found = those.find(|arrival| arrival.number == Some(number));
+        let mut came = self.gathering.iter().flat_map(|g| g.came.values());
+        let found = came.find(|arrival| arrival.is(part, number));
         found.map_or_else(String::new, |a| format!(", {}", describe(&a.told)))
     }
 
@@ -364,7 +363,7 @@ impl Coordinator {
         let end = refusal.text.floor_char_boundary(TEXT_BYTES_MAX);
         refusal.text.truncate(end);
         gathering.failed = Some(refusal.clone());
-        let unanswered = gathering.came.values().filter(|a| a.number.is_none());
+        let unanswered = gathering.came.values().filter(|a| a.numbers == [None; 2]);
         let askers: Vec<Asker> = unanswered.map(|arrival| arrival.asker).collect();
         for asker in askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));

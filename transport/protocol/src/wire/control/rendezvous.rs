@@ -14,7 +14,7 @@ pub enum Part {
     Server,
     /// The process links the client.
     Worker,
-    /// The process links the client and also owns partitions on own threads; so do all others, or none.
+    /// The process links the client and also owns partitions on own threads.
     Both,
 }
 
@@ -59,18 +59,22 @@ pub struct Register {
 /// Answer to all registrations, when the last one has arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// Number of the process among those of its part.
+    /// Number of the process among the workers; of one that is a server only, among the servers.
     pub number: u32,
     /// Number of servers in the job.
     pub servers: u32,
     /// Number of workers in the job.
     pub workers: u32,
-    /// Number among those of its part on its host.
+    /// The same number, among those on its host.
     pub local_number: u32,
     /// Number of servers on its host.
     pub local_servers: u32,
     /// Number of workers on its host.
     pub local_workers: u32,
+    /// Number of the process among the servers; 0 if it is none.
+    pub server: u32,
+    /// Number among the servers on its host; 0 if it is none.
+    pub local_server: u32,
 }
 
 impl Register {
@@ -87,6 +91,8 @@ impl Roster {
     pub(super) fn validate(&self) -> Result<(), WireError> {
         let number = u64::from(self.number.max(self.local_number));
         at_most("number", number, u64::from(LAUNCHED_MAX) - 1)?;
+        let server = u64::from(self.server.max(self.local_server));
+        at_most("server number", server, u64::from(SERVERS_MAX) - 1)?;
         let servers = u64::from(self.servers.max(self.local_servers));
         at_most("servers", servers, u64::from(SERVERS_MAX))?;
         let workers = u64::from(self.workers.max(self.local_workers));

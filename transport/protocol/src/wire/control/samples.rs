@@ -371,6 +371,8 @@ impl Gen {
                 local_number: 1,
                 local_servers: 1,
                 local_workers: 2,
+                server: 1,
+                local_server: 1,
             }),
             A::Cluster(Box::new(cluster_status())),
             A::Server(Box::new(server_status())),
