@@ -140,35 +140,35 @@ impl Loaded {
 /// A request to the coordinator that may be under way while its thread goes on.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorCall {
-    /// See [`CoordinatorLink::create_table`].
+    /// Creates a table, or opens an equal one: [`CoordinatorLink::create_table`].
     CreateTable(TableSpec),
-    /// See [`CoordinatorLink::open_table`].
+    /// Opens an existing table: [`CoordinatorLink::open_table`].
     OpenTable {
         /// Name of the table.
         name: String,
     },
-    /// See [`CoordinatorLink::release_table`].
+    /// Releases a table on all servers: [`CoordinatorLink::release_table`].
     ReleaseTable(TableId),
-    /// See [`CoordinatorLink::barrier`].
+    /// Arrives at a barrier: [`CoordinatorLink::barrier`].
     Barrier {
         /// Name of the barrier.
         name: String,
         /// Number of workers that open it.
         count: u32,
     },
-    /// See [`CoordinatorLink::save`].
+    /// Saves all tables of the job: [`CoordinatorLink::save`].
     Save {
         /// Directory of the model.
         dir: String,
         /// Clocks of the cut; empty: the tables as they are.
         clocks: Vec<DomainClock>,
     },
-    /// See [`CoordinatorLink::load`].
+    /// Loads the tables of a model: [`CoordinatorLink::load`].
     Load {
         /// Directory of the model.
         dir: String,
     },
-    /// See [`CoordinatorLink::load_function`].
+    /// Makes a function of a module: [`CoordinatorLink::load_function`].
     LoadFunction {
         /// Name of the function.
         name: String,

@@ -27,6 +27,7 @@ pub mod coordinator_client;
 pub mod embedded;
 pub mod launched;
 mod model_files;
+mod panics;
 pub mod process;
 pub mod server;
 pub mod status;

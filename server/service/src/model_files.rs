@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
 use crate::checkpoint::{self, Appliers, OsDisk, SaveRequest, SavedModel};
-use crate::server::panic_text;
+use crate::panics::refuse_panic;
 
 /// Time for which the index of a model is kept after an order.
 const KEEP_INDEX: Duration = Duration::from_secs(1);
@@ -144,19 +143,6 @@ impl std::fmt::Debug for ModelFiles {
         let mut s = f.debug_struct("ModelFiles");
         s.field("jobs", &self.jobs.keys()).finish_non_exhaustive()
     }
-}
-
-/// Runs a task of a thread for files. A panic is a refusal with its message. The caller drops what the
-/// task may have left half changed.
-pub(crate) fn refuse_panic<T>(task: impl FnOnce() -> T) -> Result<T, Refusal> {
-    catch_unwind(AssertUnwindSafe(task)).map_err(|panic| {
-        let text = format!(
-            "the thread for files panicked: {}; this is a defect, please report it",
-            panic_text(&*panic)
-        );
-        tracing::error!("{text}");
-        Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
-    })
 }
 
 /// The thread of one job.

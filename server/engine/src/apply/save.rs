@@ -151,7 +151,7 @@ impl Engine {
         let Some((table, namespace)) = order.shares.iter().find_map(of) else {
             return Ok(true);
         };
-        // Rows of a table whose tick is half done are of two iterations.
+        // Rows of a table with a tick that is half done are of two iterations.
         let mut reached = !self.closes(namespace);
         for &(domain, clock) in &order.clocks {
             let min = self.clock_line(namespace, domain).min;

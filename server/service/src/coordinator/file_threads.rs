@@ -14,7 +14,7 @@ use tidewater_runtime::clock::Deadline;
 
 use super::files::Files;
 use super::state::{FileDone, FileTask};
-use crate::model_files::refuse_panic;
+use crate::panics::refuse_panic;
 
 /// Result of a file task, with its operation.
 type Done = (u64, Result<FileDone, Refusal>);

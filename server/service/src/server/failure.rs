@@ -1,6 +1,5 @@
 //! The end of an applier outside of a shutdown: the reason, and a descriptor that becomes readable.
 
-use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
@@ -44,11 +43,4 @@ impl Failure {
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }
-}
-
-/// The message of a panic.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&'static str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("without a message")
 }

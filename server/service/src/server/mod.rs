@@ -61,7 +61,6 @@ pub use handle::{NodeStatus, ServerHandle};
 use control::Control;
 use error::system;
 pub(crate) use failure::Failure;
-pub(crate) use failure::panic_text;
 use handle::Shared;
 use listen::Listeners;
 use tidewater_engine::store::memory::DOZE_AT;

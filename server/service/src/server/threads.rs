@@ -16,9 +16,10 @@ use tidewater_runtime::liveness::Liveness;
 use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 
 use super::error::system;
-use super::failure::{Failure, panic_text};
+use super::failure::Failure;
 use super::handle::ApplierControl;
 use super::{ServerConfig, ServerError, parked_flag_at};
+use crate::panics::panic_text;
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
