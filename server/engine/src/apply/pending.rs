@@ -309,6 +309,19 @@ impl Pending {
         taken.map(|(_, stream)| stream).collect()
     }
 
+    /// The streams of a job's domain, in the order of iteration, rank and thread.
+    pub fn streams_of(
+        &self,
+        (namespace, domain): (NamespaceId, DomainId),
+    ) -> impl Iterator<Item = &Stream> {
+        let of_domain =
+            move |(key, _): &(&StreamKey, _)| (key.namespace, key.domain) == (namespace, domain);
+        self.streams
+            .iter()
+            .filter(of_domain)
+            .map(|(_, stream)| stream)
+    }
+
     /// Copies a held frame's payload out.
     pub fn payload(&self, held: &Held, out: &mut Vec<u8>) {
         self.payload_part(held, 0..held.header.payload_len as usize, out);

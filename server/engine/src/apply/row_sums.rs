@@ -244,6 +244,29 @@ impl RowSums {
         }
     }
 
+    /// Ends the slots without a sum, and sets those with one to the open iteration: the caller then reserves
+    /// the rows of all pushes that are left, and sweeps.
+    pub(super) fn begin_recount(&mut self, open: u64) {
+        for slot in 0..self.used {
+            let words = self.words(slot);
+            if matches!(words.as_read().load(ITERATION_AT), FREE | ENDED) {
+                continue;
+            }
+            let threads = Threads::of_words(THREADS_AT.map(|at| words.as_read().load(at)));
+            match threads.is_empty() {
+                true => words.store(ITERATION_AT, ENDED),
+                false => words.store(ITERATION_AT, open + 1),
+            }
+            self.live -= usize::from(threads.is_empty());
+        }
+    }
+
+    /// Number of slots that are neither free nor ended.
+    #[cfg(test)]
+    pub(super) const fn live(&self) -> usize {
+        self.live
+    }
+
     /// Fetches the index entries of a few rows at once: searches one by one wait for each.
     pub(super) fn prefetch(&self, keys: impl Iterator<Item = u64>) {
         let touched = keys.fold(0, |seen, key| seen ^ self.index.touch(key));

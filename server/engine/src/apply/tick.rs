@@ -107,6 +107,7 @@ impl Engine {
             {
                 self.pending
                     .forget_rank((namespace, domain), iteration, rank);
+                self.recount_sums(namespace, domain);
             }
         }
         let moved = self.clocks(namespace).remove(rank);

@@ -1,7 +1,7 @@
 //! Ticks in steps: what a moved clock leaves to do, a bounded number of rows at a time.
 //!
 //! A tick of millions of rows takes seconds. It must not hold the applier, which serves other clients and
-//! tables between the steps. A clock that moves puts its work into a queue, whose first entry is worked
+//! tables between the steps. A clock that moves puts its work into a queue. Its first entry is worked
 //! off: right away up to [`TICK_ROWS`] rows, which is all of a small tick, and as much in each round of
 //! the applier.
 //!
@@ -21,8 +21,11 @@ use tidewater_protocol::layout::lines::ClockLine;
 
 use super::engine::{Effect, Engine};
 use super::pending::{Held, Stream};
+use super::push::word;
+use super::sums::Sums;
 use super::table::Store;
 use super::tick::by_table;
+use super::tick_blocks::order_of;
 use crate::namespace::NamespaceId;
 
 /// Rows that one step of a tick adds or steps: 2 to 4 ms, as a batch of pushes takes.
@@ -77,7 +80,7 @@ pub(super) struct SumsPlace {
     pub(super) end: Option<usize>,
     /// Whether its freed slots are being given back.
     pub(super) sweeps: bool,
-    /// Next slot.
+    /// The slot that comes next.
     pub(super) slot: usize,
 }
 
@@ -155,6 +158,54 @@ impl Engine {
         self.half_ticked.retain(|(of, ..)| *of != namespace);
     }
 
+    /// Frees the slots of sums that only dropped pushes of a lost worker had. Cost: a look at each slot, and
+    /// at each row of the pushes that are held, in one piece.
+    pub(super) fn recount_sums(&mut self, namespace: NamespaceId, domain: DomainId) {
+        let open = self.clock_line(namespace, domain).min;
+        let of_domain = |id: &u32| {
+            let table = self.tables.get(id);
+            table.is_some_and(|t| (t.namespace, t.spec.domain) == (namespace, domain))
+        };
+        let ids: Vec<u32> = self.sums.keys().copied().filter(of_domain).collect();
+        let begun = self.ticking.iter().filter_map(|work| work.begun.as_ref());
+        let begun = begun.flat_map(|begun| &begun.streams);
+        let streams: Vec<Held> = begun
+            .chain(self.pending.streams_of((namespace, domain)))
+            .flat_map(Stream::frames)
+            .copied()
+            .collect();
+        let mut payload = std::mem::take(&mut self.scratch);
+        for id in ids {
+            let Some(Sums::Rows(all)) = self.sums.get_mut(&id) else {
+                continue;
+            };
+            all.iter_mut()
+                .flatten()
+                .for_each(|sums| sums.begin_recount(open));
+            let of_table = |held: &&Held| held.header.kind.is_push() && held.header.table == id;
+            for held in streams.iter().filter(of_table) {
+                let Some(op) = held.header.flags.op else {
+                    unreachable!("a push without an operation is held: {:?}", held.header);
+                };
+                let count = held.header.count as usize;
+                self.pending.payload_part(held, 0..count * 8, &mut payload);
+                let key = |row: usize| word(&payload, row * 8);
+                let sums = &mut all[usize::from(order_of(op))];
+                let kept = sums
+                    .as_mut()
+                    .map(|sums| sums.reserve(count, key, held.header.clock));
+                assert!(
+                    matches!(kept, Some(Ok(()))),
+                    "rows of a held push have slots: {kept:?}"
+                );
+            }
+            for sums in all.iter_mut().flatten() {
+                sums.sweep(0..sums.slots());
+            }
+        }
+        self.scratch = payload;
+    }
+
     /// The clock record of a job's domain: its minimum counts the iterations that are closed.
     pub fn clock_line(&mut self, namespace: NamespaceId, domain: DomainId) -> ClockLine {
         let mut line = self.clocks(namespace).line(domain);
@@ -166,7 +217,7 @@ impl Engine {
         line
     }
 
-    /// The effect of a CLOCK frame whose work is queued; `domain`: `None` for all. The frame of a thread
+    /// The effect of a CLOCK frame with its work queued; `domain`: `None` for all. The frame of a thread
     /// that moved a minimum waits in its ring until the iteration is closed, and is offered again.
     pub(super) fn clock_effect(
         &mut self,

@@ -14,7 +14,6 @@ use tidewater_protocol::table::{
 
 use super::*;
 use crate::apply::row_sums::RowSums;
-use crate::apply::sums::Sums;
 use crate::apply::table::Table;
 use crate::namespace::FrameSender;
 use crate::store::ServerMemory;
@@ -198,6 +197,45 @@ fn ticks_in_steps_are_ticks() {
 
 fn min_of(engine: &mut Engine) -> u64 {
     engine.clock_line(NamespaceId::default(), DOMAIN).min
+}
+
+/// Slots that only a lost rank's dropped pushes had are free at once; those of others, and sums, stay.
+#[test]
+fn lost_rank_leaves_no_slots() {
+    let mut engine = engine();
+    engine.set_tick_rows(5);
+    let frame = |engine: &mut Engine, rank, (header, payload): (FrameHeader, Vec<u8>)| {
+        let sender = FrameSender::first(WorkerId(rank));
+        engine.frame(sender, &header, &payload).unwrap()
+    };
+    let tick = |clock| (header(FrameKind::Clock, clock), Vec::new());
+    let live = |engine: &Engine| match engine.sums.get(&1) {
+        Some(Sums::Rows(all)) => all.iter().flatten().map(RowSums::live).sum::<usize>(),
+        _ => 0,
+    };
+    let keys = |keys: std::ops::Range<u64>| keys.collect::<Vec<u64>>();
+    // Rank 0 has a sum, rank 1 is ahead, rank 2 is lost in iteration 1.
+    frame(&mut engine, 0, push(&keys(0..20), 0, 0));
+    frame(&mut engine, 2, push(&keys(10..30), 2, 0));
+    frame(&mut engine, 2, tick(1));
+    frame(&mut engine, 2, push(&keys(25..60), 2, 1));
+    frame(&mut engine, 0, tick(1));
+    frame(&mut engine, 1, push(&keys(40..50), 1, 0));
+    assert_eq!(live(&engine), 60);
+    engine.remove_worker(NamespaceId::default(), WorkerId(2));
+    assert_eq!(live(&engine), 30 + 10, "0..30 and 40..50");
+    engine.tick_all();
+    frame(&mut engine, 1, tick(1));
+    engine.tick_all();
+    assert_eq!(min_of(&mut engine), 1);
+    assert_eq!(live(&engine), 0);
+    let mut expected = Rows::new();
+    for (rank, keys) in [(0, keys(0..20)), (1, keys(40..50)), (2, keys(10..30))] {
+        for key in keys {
+            *expected.entry(key).or_default() += value(rank);
+        }
+    }
+    assert_eq!(rows(&mut engine), expected);
 }
 
 /// One step of a large tick takes no more than its rows, and others' frames are applied meanwhile.
