@@ -12,6 +12,7 @@
 
 mod arrays;
 mod buffer;
+mod call;
 mod collective;
 mod data;
 #[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
@@ -46,6 +47,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<table::Pulled>()?;
     module.add_class::<table::Ticket>()?;
     module.add_class::<keys::Scan>()?;
+    module.add_class::<call::Call>()?;
     module.add_class::<buffer::PushBuffer>()?;
     module.add_class::<buffer::CachedTable>()?;
     module.add_class::<schedule::Schedule>()?;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
-use tidewater::{AnyTable, Client, ClientError, Joined, SyncMode};
+use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall, SyncMode};
 use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
 use tidewater_protocol::table::{DenseLayout, GradientOptions, KeyOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
 
+use crate::call::{Call, Kind};
 use crate::collective;
 use crate::failure::{Error, ForkedError, raised};
 use crate::function::{self, Inputs};
@@ -31,6 +32,8 @@ struct JoinOptions {
     clock_timeout: Option<f64>,
     join_timeout: Option<f64>,
     observer: bool,
+    ring_bytes: Option<usize>,
+    memory_budget: Option<usize>,
 }
 
 /// Session of one worker with the servers of its job.
@@ -57,6 +60,8 @@ impl JoinOptions {
             transport: transport.transpose()?,
             join_timeout: options::seconds("join_timeout", self.join_timeout)?,
             worker_only: true,
+            ring_bytes: self.ring_bytes,
+            memory_budget: self.memory_budget,
             ..tidewater::JoinOptions::default()
         })
     }
@@ -111,6 +116,16 @@ fn connect(options: tidewater::JoinOptions, sync: SyncMode) -> Result<Client, Cl
     }
 }
 
+/// Starts a call of a session.
+fn start(
+    session: &Bound<'_, Session>,
+    kind: Kind,
+    call: impl FnOnce(&mut Client) -> Result<PendingCall, ClientError> + Send,
+) -> PyResult<Call> {
+    let call = session.get().with(session.py(), call)?;
+    Ok(Call::new(session.clone().unbind(), call, kind))
+}
+
 fn defect() -> PyErr {
     Error::new_err("an earlier call failed inside the library; close the session and report it")
 }
@@ -120,7 +135,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (coordinator=None, token_file=None, *, rank=None, workers=None, namespace=None,
         sync="asp", transport=None, timeout=None, clock_timeout=None, join_timeout=None,
-        observer=false))]
+        observer=false, ring_bytes=None, memory_budget=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         py: Python<'_>,
@@ -135,6 +150,8 @@ impl Session {
         clock_timeout: Option<f64>,
         join_timeout: Option<f64>,
         observer: bool,
+        ring_bytes: Option<usize>,
+        memory_budget: Option<usize>,
     ) -> PyResult<Self> {
         let wanted = JoinOptions {
             coordinator,
@@ -148,6 +165,8 @@ impl Session {
             clock_timeout,
             join_timeout,
             observer,
+            ring_bytes,
+            memory_budget,
         };
         let join = wanted.for_client()?;
         let sync = options::sync(sync)?;
@@ -439,6 +458,33 @@ impl Session {
         Ok(loaded.tables)
     }
 
+    /// Arrives at a barrier like `barrier`; `finish` of the result waits for the other workers.
+    #[pyo3(signature = (name, timeout=None))]
+    fn start_barrier(me: &Bound<'_, Self>, name: &str, timeout: Option<f64>) -> PyResult<Call> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(me.get().timeout);
+        start(me, Kind::Barrier, |client| {
+            client.start_barrier(name, timeout)
+        })
+    }
+
+    /// Begins a save; `finish` of the result waits for it, for half an hour if no timeout is given.
+    #[pyo3(signature = (directory, timeout=None))]
+    fn start_save(me: &Bound<'_, Self>, directory: &str, timeout: Option<f64>) -> PyResult<Call> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(FILE_CALL_TIMEOUT);
+        start(me, Kind::Save, |client| {
+            client.start_save(directory, timeout)
+        })
+    }
+
+    /// Begins a load; `finish` of the result waits for it, for half an hour if no timeout is given.
+    #[pyo3(signature = (directory, timeout=None))]
+    fn start_load(me: &Bound<'_, Self>, directory: &str, timeout: Option<f64>) -> PyResult<Call> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(FILE_CALL_TIMEOUT);
+        start(me, Kind::Load, |client| {
+            client.start_load(directory, timeout)
+        })
+    }
+
     /// Values of all workers, in rank order.
     fn all_gather<'py>(&self, values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         collective::all_gather(self, values)
@@ -559,6 +605,8 @@ impl Session {
         arguments.set_item("clock_timeout", w.clock_timeout)?;
         arguments.set_item("join_timeout", w.join_timeout)?;
         arguments.set_item("observer", w.observer)?;
+        arguments.set_item("ring_bytes", w.ring_bytes)?;
+        arguments.set_item("memory_budget", w.memory_budget)?;
         let restore = py.import("tidewater")?.getattr("_restore_session")?;
         Ok((restore, (arguments,)).into_pyobject(py)?.unbind())
     }

@@ -834,6 +834,28 @@ def test_closed_and_unreachable_sessions_say_so():
     raises(tidewater.Error, "tidewater run", tidewater.Session)
 
 
+def test_started_calls_are_finished_once():
+    import tempfile
+
+    with session(ring_bytes=1 << 16, memory_budget=1 << 28) as s, tempfile.TemporaryDirectory() as folder:
+        t = s.table("t", "rows", dtype="f4", rows=8, cols=2)
+        b = s.start_barrier("b")
+        while not b.test():
+            pass
+        assert b.finish() is None
+        raises(ValueError, "finished", b.finish)
+        save = s.start_save(folder)
+        assert isinstance(save, tidewater.Call)
+        rows, written = save.finish()
+        assert rows == 8 and written > 0
+        raises(tidewater.Error, "exists", s.start_load(folder).finish)
+        t.release()
+        assert s.start_load(folder).finish() == ["t"]
+        s.open_table("t", "f4").release()
+        s.finish()
+    raises(tidewater.Error, "memory_budget is 100000 bytes", lambda: session(memory_budget=100000))
+
+
 def test_other_threads_run_while_a_call_waits():
     with session() as s:
         ran = []

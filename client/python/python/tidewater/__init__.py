@@ -25,6 +25,7 @@ import os
 
 from ._tidewater import (
     CachedTable,
+    Call,
     Error,
     ForkedError,
     Pulled,
@@ -42,6 +43,7 @@ from .vector import Vector, VectorSpace
 
 __all__ = [
     "CachedTable",
+    "Call",
     "Error",
     "Evaluation",
     "ForkedError",

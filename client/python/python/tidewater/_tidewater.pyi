@@ -49,6 +49,8 @@ class Session:
         clock_timeout: Optional[float] = None,
         join_timeout: Optional[float] = None,
         observer: bool = False,
+        ring_bytes: Optional[int] = None,
+        memory_budget: Optional[int] = None,
     ) -> None: ...
     @property
     def rank(self) -> int: ...
@@ -197,6 +199,13 @@ class Session:
         """Saves all tables, on one worker between barriers; rows and bytes written."""
     def load(self, directory: str, timeout: Optional[float] = None) -> list[str]:
         """Loads a saved model's tables; their names, to be opened."""
+    def start_barrier(self, name: str, timeout: Optional[float] = None) -> Call:
+        """Arrives at a barrier like `barrier`; `finish` of the result waits for the other workers."""
+    def start_save(self, directory: str, timeout: Optional[float] = None) -> Call:
+        """Begins a save; pulls and pushes may follow at once. Under bsp and ssp a `tick` fails until it is over.
+        `finish` of the result returns rows and bytes written."""
+    def start_load(self, directory: str, timeout: Optional[float] = None) -> Call:
+        """Begins a load; `finish` of the result returns the names of its tables."""
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Values of all workers, in rank order: a new array of shape (workers, *values.shape).
 
@@ -481,6 +490,13 @@ class Pulled:
     def stores(self) -> Optional[Tuple[int, int]]:
         """Smallest and largest number of stores of the rows or blocks; a new one has 1. Not known of a table with
         snapshots, of what a server copied, and of ranges pulled with "hogwild"."""
+class Call:
+    """A save, load or barrier that was started."""
+
+    def test(self) -> bool:
+        """Whether it is done: `finish` then returns at once. Waits up to 1 ms."""
+    def finish(self) -> object:
+        """Waits until it is done, and returns what the call without `start_` returns. ValueError if it is finished."""
 
 class Ticket:
     """A push under way. Without waiting for it, a push that is refused is an error of the next
