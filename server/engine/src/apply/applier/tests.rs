@@ -13,7 +13,7 @@ use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_CLOCKS_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
-    REPLY_SLOT_BYTES, inbox_bytes,
+    inbox_bytes, reply_slot_bytes,
 };
 use tidewater_protocol::table::{
     DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
@@ -69,7 +69,9 @@ impl ServerLane for Recorder {
             MAILBOX_STATE_AT => Event::State,
             MAILBOX_CLOCKS_AT..MAILBOX_REJECTS_AT => Event::Clock,
             MAILBOX_REJECTS_AT..MAILBOX_REPLIES_AT => Event::Reject,
-            _ if (at - MAILBOX_REPLIES_AT).is_multiple_of(REPLY_SLOT_BYTES) => Event::ReplyHeader,
+            _ if (at - MAILBOX_REPLIES_AT).is_multiple_of(reply_slot_bytes(RING_BYTES)) => {
+                Event::ReplyHeader
+            }
             _ => Event::ReplyPayload,
         };
         lock(&self.0).push(event);
