@@ -19,6 +19,8 @@ mod exactly_once;
 mod functions;
 #[path = "sim/keys.rs"]
 mod keys;
+#[path = "sim/members.rs"]
+mod members;
 #[path = "sim/pulls.rs"]
 mod pulls;
 #[path = "sim/round_trips.rs"]

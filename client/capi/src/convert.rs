@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use tidewater::{
-    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Job, Missing, PullMode,
+    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Missing, PullMode,
     PullOptions, Pulled, PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule,
     SyncMode,
 };

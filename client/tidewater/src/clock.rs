@@ -68,7 +68,8 @@ impl core::fmt::Display for SyncMode {
 /// Clocks of one thread of a worker, by domain.
 #[derive(Debug)]
 pub(crate) struct WorkerClock {
-    pub(crate) sync: SyncMode,
+    /// Synchronisation of each domain.
+    sync: [SyncMode; DOMAINS_MAX],
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
     /// The CLOCK frame built in the ring of every lane, by domain. It is above `clocks` after a tick
@@ -85,7 +86,7 @@ pub(crate) struct WorkerClock {
 impl WorkerClock {
     pub(crate) fn new(sync: SyncMode) -> Self {
         Self {
-            sync,
+            sync: [sync; DOMAINS_MAX],
             deadline: CLOCK_DEADLINE,
             clocks: [0; DOMAINS_MAX],
             built: [0; DOMAINS_MAX],
@@ -97,10 +98,23 @@ impl WorkerClock {
 
     /// Clocks of a further thread of this worker: it is at the same ones.
     pub(crate) fn of_sibling(&self) -> Self {
-        let mut new = Self::new(self.sync);
+        let mut new = Self::new(SyncMode::Asp);
+        new.sync = self.sync;
         (new.clocks, new.built, new.seen) = (self.clocks, self.built, self.seen);
         new.deadline = self.deadline;
         new
+    }
+
+    /// Sets the clocks of a worker that joins a running job; other domains stay at 0.
+    pub(crate) fn begin_at(&mut self, clocks: &[DomainClock]) {
+        for at in clocks {
+            let domain = usize::from(at.domain.0);
+            if let (Some(clock), Some(built)) =
+                (self.clocks.get_mut(domain), self.built.get_mut(domain))
+            {
+                (*clock, *built) = (at.clock, at.clock);
+            }
+        }
     }
 
     /// The domain with a tick that is not sent to all servers, if there is one.
@@ -135,9 +149,20 @@ impl WorkerClock {
         self.stamp(domain) > self.at(domain)
     }
 
-    /// Whether this worker waits for others; if so, a tick waits for the answers to its pushes.
-    pub(crate) const fn is_bounded(&self) -> bool {
-        self.sync.staleness().is_some()
+    /// How far workers may drift apart in a domain.
+    pub(crate) const fn sync(&self, domain: DomainId) -> SyncMode {
+        self.sync[domain.0 as usize]
+    }
+
+    /// Sets how far this worker may drift from others in a domain.
+    pub(crate) const fn set_sync(&mut self, domain: DomainId, sync: SyncMode) {
+        self.sync[domain.0 as usize] = sync;
+    }
+
+    /// Whether this worker waits for others in a domain; if so, a tick of it waits for the answers to its
+    /// pushes.
+    pub(crate) const fn is_bounded(&self, domain: DomainId) -> bool {
+        self.sync(domain).staleness().is_some()
     }
 
     /// Sends held pushes, then waits until every worker has ended the iterations that a read at this clock
@@ -158,7 +183,9 @@ impl WorkerClock {
     /// The iterations that every worker must have ended; `None` if they are known to have.
     #[inline]
     fn awaited(&self, domain: DomainId) -> Option<u64> {
-        let need = self.at(domain).saturating_sub(self.sync.staleness()?);
+        let need = self
+            .at(domain)
+            .saturating_sub(self.sync(domain).staleness()?);
         (self.seen[domain.0 as usize] < need).then_some(need)
     }
 
@@ -242,7 +269,7 @@ impl WorkerClock {
         }
         self.refused(lanes)?;
         let next = self.at(domain) + 1;
-        if next == 1 && self.is_bounded() {
+        if next == 1 && self.is_bounded(domain) {
             check_member(lanes, domain, thread, deadline)?;
         }
         let again = mutants::on(Mutant::TickSentAgain);

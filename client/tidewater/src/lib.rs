@@ -93,13 +93,14 @@ pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{
     AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, GroupRange, Parts, PendingCall,
-    PushBuffer, ScanCursor,
+    PushBuffer, ScanCursor, SlowWorker,
 };
 pub use table::{AnyTable, Element, Table, TableBuilder};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;
 pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+pub use tidewater_protocol::ids::DomainId;
 pub use tidewater_protocol::layout::encoding::PushEncoding;
 pub use tidewater_protocol::table::{
     Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape, TableSpec,

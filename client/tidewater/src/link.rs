@@ -7,7 +7,9 @@ use tidewater_lanes::fabric::{ClientLane, Parker, RemoteAddr, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
+use tidewater_protocol::wire::control::{
+    DomainClock, SlowMember, TableDescriptor, TableInfo, WorkerClock,
+};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 
@@ -64,6 +66,19 @@ pub trait ServerLink: Send {
         domain: DomainId,
         deadline: Deadline,
     ) -> Result<Vec<(WorkerThread, u64)>, ClientError>;
+
+    /// Step times of the threads of workers in a domain, as this server sees them. Empty where the
+    /// server has none.
+    ///
+    /// # Errors
+    /// The server's refusal, or the connection's failure.
+    fn paces(
+        &mut self,
+        _domain: DomainId,
+        _deadline: Deadline,
+    ) -> Result<Vec<WorkerClock>, ClientError> {
+        Ok(Vec::new())
+    }
 
     /// Keeps the session alive between calls. If the control connection was cut, it reconnects before
     /// the server ends the session. Takes at most a second; an unreachable server is tried again at the
@@ -381,6 +396,23 @@ pub trait CoordinatorLink: Send {
         module: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError>;
+
+    /// Reports workers that are slower than the others, for the coordinator's log.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    fn slow(&mut self, _workers: &[SlowMember], _deadline: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    /// Announces that the worker leaves every domain after these ticks, before its servers have it.
+    ///
+    /// # Errors
+    /// The coordinator's refusal when the job follows a schedule with others; the worker has not left
+    /// then. The connection's failure.
+    fn leaving(&mut self, _clocks: &[DomainClock], _deadline: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
 
     /// Fails if the coordinator has announced the end of the job. Called now and then during a wait;
     /// returns within milliseconds. A coordinator in this process, which is never lost, announces

@@ -11,7 +11,8 @@ mod calls;
 mod collectives;
 pub mod function;
 mod keys;
-mod observer;
+mod membership;
+mod pace;
 mod pull;
 mod push;
 mod push_buffer;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use tidewater_lanes::fabric::{Parker, TransportKind};
 use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::limits::{CREATE_BYTES_A_SECOND, DATA_DEADLINE, DOMAINS_MAX};
+use tidewater_protocol::limits::{CREATE_BYTES_A_SECOND, DATA_DEADLINE};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableInfo};
@@ -47,6 +48,8 @@ pub use any_push_buffer::AnyPushBuffer;
 pub use cached_table::CachedTable;
 pub use calls::PendingCall;
 pub use keys::ScanCursor;
+use membership::check_domain;
+pub use pace::SlowWorker;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
 pub use versions::GroupRange;
@@ -97,6 +100,8 @@ pub struct Client {
     connect: Option<Arc<dyn ConnectThread>>,
     /// Whether a save of this client's clocks is under way, during which it must not tick.
     saving: bool,
+    /// Slow workers as reported last.
+    slow: Vec<WorkerId>,
     /// Below the connections: those of a thread that is lost have ended when it is reported.
     guard: ThreadGuard,
 }
@@ -152,13 +157,14 @@ impl Client {
             timeout: DATA_DEADLINE,
             connect: None,
             saving: false,
+            slow: Vec::new(),
             guard,
         })
     }
 
     /// Fails under BSP or SSP if a server does not count this worker in the default domain.
     pub(crate) fn check_member(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        match self.clock.is_bounded() {
+        match self.clock.is_bounded(DomainId(0)) {
             true => {
                 let thread = self.guard.thread();
                 check_member(&mut self.lanes, DomainId(0), thread, deadline)
@@ -205,9 +211,9 @@ impl Client {
         self.lanes.link(0).map(|link| link.transport())
     }
 
-    /// How far workers may drift apart.
+    /// How far workers may drift apart in the default domain.
     pub const fn sync(&self) -> SyncMode {
-        self.clock.sync
+        self.clock.sync(DomainId(0))
     }
 
     /// Counts of this client's operations so far.
@@ -373,13 +379,7 @@ impl Client {
     /// As [`Client::tick`]; [`ClientError::Argument`] for a domain that does not exist.
     pub fn tick_domain(&mut self, domain: DomainId) -> Result<(), ClientError> {
         self.check_worker("tick")?;
-        if usize::from(domain.0) >= DOMAINS_MAX {
-            return Err(ClientError::Argument {
-                op: "tick_domain",
-                table: "-".into(),
-                what: format!("domain {domain}; there are 0 to {}", DOMAINS_MAX - 1),
-            });
-        }
+        check_domain("tick_domain", domain)?;
         let domain = match mutants::on(Mutant::TickOfDomainZero) {
             true => DomainId(0),
             false => domain,
@@ -397,7 +397,7 @@ impl Client {
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
         if !self.clock.is_halfway(domain) {
-            if self.clock.is_bounded() {
+            if self.clock.is_bounded(domain) {
                 self.clock
                     .await_answers(&mut self.lanes, domain, thread, deadline)?;
             }
@@ -464,7 +464,7 @@ impl Client {
     ) -> Result<(u64, Option<u64>), ClientError> {
         let domain = self.tables.find("pull_rows", table.named())?.spec.domain;
         let clock = self.clock.at(domain);
-        let Some(staleness) = self.clock.sync.staleness() else {
+        let Some(staleness) = self.clock.sync(domain).staleness() else {
             return Ok((clock, None));
         };
         // The pull waits until the slowest worker has ended as many iterations as this bound allows.
@@ -506,10 +506,9 @@ impl Client {
     /// Clocks at which all appliers save. Without a bound on their distance, other workers may never reach
     /// those of this one.
     fn clocks_of_save(&self) -> Vec<DomainClock> {
-        match self.clock.is_bounded() {
-            true => self.clock.all(),
-            false => Vec::new(),
-        }
+        let mut clocks = self.clock.all();
+        clocks.retain(|at| self.clock.is_bounded(at.domain));
+        clocks
     }
 
     /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,
@@ -564,6 +563,12 @@ impl Client {
         // A sibling without some of its sessions has sent everything, and can send no more.
         if !self.lanes.has_ended_sessions() {
             self.flush()?;
+            if is_first && !self.clock.is_finished() {
+                let deadline = self.deadline();
+                self.lanes
+                    .coordinator
+                    .leaving(&self.clock.all(), deadline)?;
+            }
             self.clock.finish(&mut self.lanes)?;
             self.flush()?;
         }

@@ -1,3 +1,5 @@
+// long: the orders, and the connection that they come over.
+
 //! A server process's connection to its coordinator: it joins, then carries out orders.
 //!
 //! ```text
@@ -71,6 +73,22 @@ pub trait Orders {
     /// # Errors
     /// The refusal that the coordinator gets.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
+
+    /// Holds the clocks of a job; returns the furthest one of each domain.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
+
+    /// Lets the held clocks of a job go on, with a worker that begins at these clocks if there is one.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn admit(
+        &self,
+        namespace: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) -> Result<(), Refusal>;
 
     /// Ends a job: its sessions end, and the next job of its name starts with new clocks.
     ///
@@ -251,6 +269,7 @@ impl Agent {
             files_waker,
             tables: BTreeMap::new(),
             removed: BTreeSet::new(),
+            held: BTreeSet::new(),
             failed: None,
         };
         Ok((enlisted, joined))
@@ -277,6 +296,8 @@ pub struct Enlisted {
     tables: BTreeMap<TableId, (String, TableInfo)>,
     /// Workers that the server was ordered to remove.
     removed: BTreeSet<(String, WorkerId)>,
+    /// Jobs with clocks that are held.
+    held: BTreeSet<String>,
     /// Why the job has failed, if the coordinator has said so.
     failed: Option<Refusal>,
 }
@@ -446,16 +467,24 @@ impl Enlisted {
             Command::MembersChanged {
                 namespace,
                 members,
-                admitted: None,
+                admitted,
             } => {
                 if members.workers.is_empty() {
                     files.end_job(&namespace);
                 }
+                // Before workers are removed: the clocks that were held have not moved.
+                if self.held.remove(&namespace) || admitted.is_some() {
+                    if let Some((rank, _)) = &admitted {
+                        self.removed.remove(&(namespace.clone(), *rank));
+                    }
+                    node.admit(&namespace, admitted)?;
+                }
                 self.members_changed(node, &namespace, &members)?;
             }
-            Command::HoldClocks { .. } | Command::MembersChanged { .. } => {
-                let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
-                return Err(refusal.with_text("no worker can join a job that is running"));
+            Command::HoldClocks { namespace } => {
+                let clocks = node.hold_clocks(&namespace)?;
+                self.held.insert(namespace);
+                return Ok(Some(CommandReply::Clocks(clocks)));
             }
             Command::Save {
                 namespace,

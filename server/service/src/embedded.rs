@@ -1,9 +1,11 @@
 //! A cluster inside the calling process: a coordinator and its servers, each with its own threads
 //! and sockets, as in processes of their own.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
+use crate::coordinator::membership::Schedule;
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
@@ -66,6 +69,10 @@ pub struct ClusterConfig {
     pub namespaces: Vec<String>,
     /// Host name or address given to others, if it is not the one listened on.
     pub advertise: Option<String>,
+    /// Schedule that the members of the job follow: which worker begins and ends with which tick.
+    pub membership: Option<Schedule>,
+    /// File that gets the schedule of members as it happens.
+    pub membership_log: Option<PathBuf>,
 }
 
 impl Default for ClusterConfig {
@@ -91,6 +98,8 @@ impl Default for ClusterConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             namespaces: Vec::new(),
             advertise: None,
+            membership: None,
+            membership_log: None,
         }
     }
 }
@@ -166,7 +175,7 @@ impl Cluster {
             Some(token) => token.clone(),
             None => token::random()?,
         };
-        let listening = Listening::bind(ServeConfig {
+        let mut listening = Listening::bind(ServeConfig {
             listen: config.listen,
             advertise: config.advertise.clone(),
             token: token.clone(),
@@ -182,6 +191,13 @@ impl Cluster {
                 },
             },
         })?;
+        if let Some(schedule) = &config.membership {
+            listening = listening.following(schedule.clone());
+        }
+        if let Some(path) = &config.membership_log {
+            let log = File::create(path).map_err(system("make the log of members"))?;
+            listening = listening.logging_members(log);
+        }
         let environment = Environment {
             coordinator: listening.address().to_owned(),
             local: listening.local(),

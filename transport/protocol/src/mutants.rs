@@ -275,6 +275,8 @@ mutants! {
     VersionOfFirstApplier = "version-of-first-applier";
     /// An applier counts an observer as a member of its clocks.
     ObserverCounts = "observer-counts";
+    /// Clocks go on while a worker is being admitted.
+    HeldClocksMove = "held-clocks-move";
     /// An applier applies the pushes of an observer.
     ObserverPushes = "observer-pushes";
     /// Rows of every second partition never expire: with two appliers, those of one of them.

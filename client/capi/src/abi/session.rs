@@ -54,6 +54,7 @@ pub unsafe extern "C" fn tw_session_observe(
 
 /// Copies `length` bytes at `bytes` from rank 0 to all processes of a program, as MPI_Bcast does. Returns 0 if
 /// it has.
+#[allow(non_camel_case_types, reason = "it is the name in tidewater.h")]
 pub type tw_broadcast_fn =
     Option<unsafe extern "C" fn(bytes: *mut c_void, length: usize, context: *mut c_void) -> c_int>;
 

@@ -13,7 +13,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
-    Message as _, ModuleBytes, Notice, TableInfo, WorkerState,
+    Message as _, ModuleBytes, Notice, SlowMember, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
@@ -136,9 +136,15 @@ impl NetCoordinatorLink {
             appliers: 0,
             workers: config.workers,
         };
-        match link.call("join", &CoordinatorRequest::Join(join), deadline)? {
-            CoordinatorAnswer::Joined(joined) => Ok((link, joined)),
-            _ => Err(unexpected("join")),
+        match link.call("join", &CoordinatorRequest::Join(join), deadline) {
+            Ok(CoordinatorAnswer::Joined(joined)) => Ok((link, joined)),
+            Ok(_) => Err(unexpected("join")),
+            // A worker that joins a running job waits for all servers.
+            Err(ClientError::Deadline { op, missing }) => Err(ClientError::Deadline {
+                op,
+                missing: link.who_is_missing(missing),
+            }),
+            Err(error) => Err(error),
         }
     }
 
@@ -479,6 +485,20 @@ impl CoordinatorLink for NetCoordinatorLink {
                 return Ok(());
             }
         }
+    }
+
+    fn slow(&mut self, workers: &[SlowMember], deadline: Deadline) -> Result<(), ClientError> {
+        let workers = workers.to_vec();
+        self.done(
+            "slow workers",
+            &CoordinatorRequest::Slow { workers },
+            deadline,
+        )
+    }
+
+    fn leaving(&mut self, clocks: &[DomainClock], deadline: Deadline) -> Result<(), ClientError> {
+        let clocks = clocks.to_vec();
+        self.done("finish", &CoordinatorRequest::Leaving { clocks }, deadline)
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {

@@ -283,6 +283,7 @@ impl Job {
             workers,
             sync,
         })?;
+        client.begin_at(&joined.clocks);
         client.connect_siblings_by(Arc::new(threads));
         match client.check_member(deadline) {
             Ok(()) => Ok(client),

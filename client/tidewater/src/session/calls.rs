@@ -120,8 +120,9 @@ impl Client {
     /// ```
     pub fn start_save(&mut self, dir: &str, timeout: Duration) -> Result<PendingCall, ClientError> {
         let (dir, clocks) = (dir.to_owned(), self.clocks_of_save());
+        let is_cut = !clocks.is_empty();
         let call = CoordinatorCall::Save { dir, clocks };
-        self.start_call(&call, Deadline::after(timeout), self.clock.is_bounded())
+        self.start_call(&call, Deadline::after(timeout), is_cut)
     }
 
     /// Begins a load like [`Client::load`].

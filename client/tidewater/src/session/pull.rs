@@ -6,7 +6,9 @@ use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::pull::{self, Missing, PullMode, PullOptions, PullTicket, Pulled, Reading, Timeout, Want};
+use crate::pull::{
+    self, Missing, PullMode, PullOptions, PullTicket, Pulled, Reading, Timeout, Want,
+};
 use crate::table::{Element, Table};
 
 impl Client {

@@ -20,7 +20,7 @@ use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, WORKER_THREADS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{DomainClock, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, SlowMember, TableInfo};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
@@ -358,6 +358,16 @@ impl CoordinatorLink for SharedCoordinator {
             }
             None => self.worker.check(),
         }
+    }
+
+    fn slow(&mut self, workers: &[SlowMember], deadline: Deadline) -> Result<(), ClientError> {
+        self.with("slow workers", deadline, |link| {
+            link.slow(workers, deadline)
+        })
+    }
+
+    fn leaving(&mut self, clocks: &[DomainClock], deadline: Deadline) -> Result<(), ClientError> {
+        self.with("finish", deadline, |link| link.leaving(clocks, deadline))
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {

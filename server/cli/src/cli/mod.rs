@@ -7,6 +7,7 @@ mod functions;
 mod internal;
 mod launched;
 mod machine;
+mod membership;
 mod publish;
 mod roles;
 mod run;

@@ -68,6 +68,8 @@ pub(crate) struct CoordinatorArgs {
     namespace: Option<String>,
     #[command(flatten)]
     publish: PublishArgs,
+    #[command(flatten)]
+    membership: super::membership::MembershipArgs,
 }
 
 /// The arguments of `server`.
@@ -208,6 +210,7 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         workers,
         namespace: args.namespace,
     })?;
+    let listening = args.membership.apply(listening)?;
     stop.ready(listening.address())?;
     coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
 }

@@ -129,8 +129,10 @@ pub(crate) struct RunArgs {
         conflicts_with_all = ["busy_poll", "function", "load_functions", "function_fuel", "function_memory"]
     )]
     server_command: Option<OsString>,
+    #[command(flatten)]
+    membership: super::membership::MembershipArgs,
     /// Run the coordinator as this shell command.
-    #[arg(long, value_name = "LINE", hide_short_help = true)]
+    #[arg(long, value_name = "LINE", hide_short_help = true, conflicts_with_all = ["membership", "membership_log"])]
     coordinator_command: Option<OsString>,
     /// Program of each worker, and its arguments.
     #[arg(
@@ -191,6 +193,8 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
     }
+    let members = args.membership.passed_on();
+    config.coordinator.args.extend(members.map(OsString::from));
     if let Some(line) = args.coordinator_command {
         config.coordinator = ProcessCommand::shell(line);
     }

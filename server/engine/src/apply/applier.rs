@@ -27,7 +27,7 @@ use super::command::Command;
 use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
 use crate::inbox::{Next, Ring};
-use crate::namespace::FrameSender;
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::{ServerMemory, StoreError};
 
 /// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
@@ -205,6 +205,17 @@ impl Applier {
                 self.engine.remove_worker(namespace, worker);
                 let _ = tx.send(());
             }
+            Command::HoldClocks(namespace, tx) => {
+                let _ = tx.send(self.engine.clocks(namespace).hold());
+            }
+            Command::Admit(namespace, admitted, tx) => {
+                let begins = match &admitted {
+                    Some((rank, _)) => self.drop_rings_of(namespace, *rank),
+                    None => false,
+                };
+                self.engine.admit_worker(namespace, admitted);
+                let _ = tx.send(begins);
+            }
             Command::EndJob(namespace, tx) => {
                 self.engine.end_job(namespace);
                 let _ = tx.send(());
@@ -228,6 +239,20 @@ impl Applier {
                 let _ = tx.send(report);
             }
         }
+    }
+
+    /// Drops the rings of an earlier worker of this rank: frames that it left are not the new one's. A
+    /// rank that is a member now keeps its own: then it returns false.
+    fn drop_rings_of(&mut self, namespace: NamespaceId, rank: WorkerId) -> bool {
+        if self.engine.clocks(namespace).threads(rank).next().is_some() {
+            return false;
+        }
+        let of_rank =
+            |ring: &Ring| (ring.sender.namespace, ring.sender.thread.rank) == (namespace, rank);
+        while let Some(n) = self.rings.iter().position(of_rank) {
+            self.drop_ring(self.rings[n].session);
+        }
+        true
     }
 
     fn ring(&self, session: SessionId) -> Option<usize> {

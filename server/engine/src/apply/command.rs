@@ -3,12 +3,13 @@
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::fabric::{Inbox, ServerLane};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 
 use super::engine::Engine;
 use super::status::ApplierReport;
 use super::table::Table;
+use crate::clocks::FirstClocks;
 use crate::inbox::Ring;
 use crate::namespace::NamespaceId;
 
@@ -30,6 +31,11 @@ pub enum Command {
     Expect(NamespaceId, u32, Sender<()>),
     /// Removes a worker of a job: no clock waits for it any more.
     RemoveWorker(NamespaceId, WorkerId, Sender<()>),
+    /// Holds the clocks of a job; answers the furthest one of each domain that was ticked in.
+    HoldClocks(NamespaceId, Sender<Vec<(DomainId, u64)>>),
+    /// Lets the clocks of a job go on, with a new member if there is one. Answers whether it begins now,
+    /// and not when the member of its rank leaves.
+    Admit(NamespaceId, Option<(WorkerId, FirstClocks)>, Sender<bool>),
     /// Ends a job without tables: its clocks are forgotten.
     EndJob(NamespaceId, Sender<()>),
     /// Adds the share of a new table.
@@ -54,6 +60,8 @@ impl std::fmt::Debug for Command {
             Self::DropRing(..) => "DropRing",
             Self::Expect(..) => "Expect",
             Self::RemoveWorker(..) => "RemoveWorker",
+            Self::HoldClocks(..) => "HoldClocks",
+            Self::Admit(..) => "Admit",
             Self::EndJob(..) => "EndJob",
             Self::AddTable(..) => "AddTable",
             Self::TakeTable(..) => "TakeTable",

@@ -21,6 +21,7 @@ use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
 use super::tick_steps::{TICK_ROWS, TickWork};
+use crate::clocks::pace::Pace;
 use crate::clocks::{Clocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::dense_blocks::PinRefusal;
@@ -65,6 +66,8 @@ pub struct Engine {
     /// sets its own.
     workers: Vec<WorkerId>,
     pub(super) clocks: BTreeMap<NamespaceId, Clocks>,
+    /// Step times of the workers' threads.
+    pub pace: Pace,
     /// Payload of the reply of the last frame.
     pub reply: Vec<u8>,
     /// Domains with a moved minimum that is not announced yet.
@@ -123,6 +126,7 @@ impl Engine {
             settings: BTreeMap::new(),
             workers: workers.into_iter().collect(),
             clocks: BTreeMap::new(),
+            pace: Pace::default(),
             reply: Vec::new(),
             moved: Vec::new(),
             failed: None,
@@ -211,6 +215,7 @@ impl Engine {
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.clocks.remove(&namespace);
         self.forget_ticks(namespace);
+        self.pace.forget_namespace(namespace);
         self.functions.loaded.remove(&namespace);
         self.pending.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);

@@ -248,7 +248,7 @@ impl RowSums {
     /// the rows of all pushes that are left, and sweeps.
     pub(super) fn begin_recount(&mut self, open: u64) {
         for slot in 0..self.used {
-            let words = self.words(slot);
+            let words = self.slots.words(slot);
             if matches!(words.as_read().load(ITERATION_AT), FREE | ENDED) {
                 continue;
             }

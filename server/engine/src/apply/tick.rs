@@ -32,7 +32,7 @@ use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
-use crate::clocks::{BadClock, Moved};
+use crate::clocks::{BadClock, FirstClocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 
 /// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
@@ -51,6 +51,9 @@ impl Engine {
                 expected: u64::MAX,
             });
         }
+        if self.clocks(sender.namespace).is_held() && !mutants::on(Mutant::HeldClocksMove) {
+            return Ok(Effect::Wait);
+        }
         let bad = |e: BadClock| RejectReason::BadClock {
             clock: sent,
             expected: e.expected,
@@ -68,6 +71,7 @@ impl Engine {
                 // In every domain: also in those that this thread never ticked in. Its pushes after its
                 // last tick count.
                 let moved = self.clocks(namespace).finish(thread);
+                self.pace.forget(namespace, thread);
                 self.left(namespace, moved);
             }
             return Ok(self.clock_effect(namespace, thread, None));
@@ -81,6 +85,9 @@ impl Engine {
         let moved = moved.map_err(bad)?;
         let was_idle = !self.is_ticking();
         let has_moved = moved.is_some();
+        let now = tidewater_runtime::clock::now();
+        self.pace
+            .ticked((namespace, domain), thread, has_moved, now);
         self.advance(namespace, moved);
         self.next_turn(namespace, domain);
         // All of a small tick.
@@ -91,6 +98,23 @@ impl Engine {
             true => Ok(self.clock_effect(namespace, thread, Some(domain))),
             false => Ok(Effect::Clock),
         }
+    }
+
+    /// Lets the held clocks of a job go on, with a new member if there is one.
+    pub fn admit_worker(
+        &mut self,
+        namespace: NamespaceId,
+        admitted: Option<(WorkerId, FirstClocks)>,
+    ) {
+        let clocks = self.clocks(namespace);
+        clocks.go_on();
+        let moved = match admitted {
+            Some((rank, first)) => clocks.admit(rank, first),
+            None => Vec::new(),
+        };
+        // The new member may have the turn, and frames wait.
+        self.left(namespace, moved);
+        self.pending.changed();
     }
 
     /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
@@ -113,6 +137,7 @@ impl Engine {
         let moved = self.clocks(namespace).remove(rank);
         self.half_ticked
             .retain(|(of, thread, _)| (*of, thread.rank) != (namespace, rank));
+        self.pace.forget_rank(namespace, rank);
         self.left(namespace, moved);
     }
 

@@ -17,6 +17,7 @@
 //! A range table takes one step, as long as its last ranks pushed.
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+use tidewater_protocol::layout::frame::FrameKind;
 use tidewater_protocol::layout::lines::ClockLine;
 
 use super::engine::{Effect, Engine};
@@ -182,7 +183,11 @@ impl Engine {
             all.iter_mut()
                 .flatten()
                 .for_each(|sums| sums.begin_recount(open));
-            let of_table = |held: &&Held| held.header.kind.is_push() && held.header.table == id;
+            // Deletions reserve nothing.
+            let of_table = |held: &&Held| {
+                let kind = held.header.kind;
+                kind.is_push() && kind != FrameKind::Delete && held.header.table == id
+            };
             for held in streams.iter().filter(of_table) {
                 let Some(op) = held.header.flags.op else {
                     unreachable!("a push without an operation is held: {:?}", held.header);

@@ -9,7 +9,9 @@
 //! thread ([`Clocks::join_sibling`]) begins at the clocks of thread 0. No minimum lies above those, so
 //! none goes back, and no turn passes to it: thread 0 comes before it and is at the same clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+pub mod pace;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN};
@@ -39,7 +41,16 @@ pub struct Clocks {
     gone: BTreeSet<WorkerId>,
     /// For each member the domains that it has ticked in, a bit each.
     ticked: BTreeMap<WorkerThread, u64>,
+    /// Clocks with which workers that joined later begin, in domains that are used later.
+    first: BTreeMap<WorkerId, FirstClocks>,
+    /// Later memberships of ranks that are members.
+    later: BTreeMap<WorkerId, VecDeque<FirstClocks>>,
+    /// Whether no CLOCK frame is consumed: a worker is being admitted.
+    held: bool,
 }
+
+/// Clocks with which a worker begins; 0 in domains that are missing.
+pub type FirstClocks = BTreeMap<DomainId, u64>;
 
 /// A domain's minimum moved: iterations `from..to` are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +86,9 @@ impl Clocks {
             members,
             gone: BTreeSet::new(),
             ticked: BTreeMap::new(),
+            first: BTreeMap::new(),
+            later: BTreeMap::new(),
+            held: false,
         }
     }
 
@@ -97,6 +111,48 @@ impl Clocks {
         for domain in self.domains.values_mut().filter(|domain| domain.min == 0) {
             domain.insert(worker, 0);
         }
+    }
+
+    /// Holds the clocks until [`Clocks::admit`] or [`Clocks::go_on`]. Returns the furthest clock of each
+    /// domain that a worker has ticked in. No member has ended that iteration, so none is in its sums.
+    pub fn hold(&mut self) -> Vec<(DomainId, u64)> {
+        self.held = true;
+        let used = self.domains.iter().filter(|(_, domain)| domain.front > 0);
+        used.map(|(&id, domain)| (id, domain.front)).collect()
+    }
+
+    /// Whether the clocks are held.
+    pub const fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Lets held clocks go on.
+    pub const fn go_on(&mut self) {
+        self.held = false;
+    }
+
+    /// Makes a worker a member of every domain at the clock with which it begins. A rank that is a member
+    /// begins when that one leaves. Returns the domains with a moved minimum: those without other members.
+    ///
+    /// The clocks come from the coordinator: at least those that [`Clocks::hold`] returned at any
+    /// applier, or those of a schedule. A clock below the minimum would take it back; the minimum
+    /// replaces it, and the worker's ticks are refused.
+    pub fn admit(&mut self, rank: WorkerId, first: FirstClocks) -> Vec<Moved> {
+        let worker = WorkerThread::first(rank);
+        if self.members.contains(&worker) {
+            self.later.entry(rank).or_default().push_back(first);
+            return Vec::new();
+        }
+        self.gone.remove(&rank);
+        self.members.insert(worker);
+        let mut moved = Vec::new();
+        for (&id, domain) in &mut self.domains {
+            let clock = first.get(&id).copied().unwrap_or_default();
+            domain.insert(worker, clock.max(domain.min));
+            moved.extend(domain.advance(id));
+        }
+        self.first.insert(rank, first);
+        moved
     }
 
     /// Makes a further thread of a worker a member of the domains of its thread 0, at the same clocks.
@@ -127,8 +183,12 @@ impl Clocks {
 
     fn domain(&mut self, id: DomainId) -> &mut Domain {
         self.domains.entry(id).or_insert_with(|| {
+            let first = |t: &WorkerThread| self.first.get(&t.rank)?.get(&id).copied();
+            let members = self.members.iter();
             let mut domain = Domain {
-                clocks: self.members.iter().map(|&t| (t, 0)).collect(),
+                clocks: members
+                    .map(|t| (*t, first(t).unwrap_or_default()))
+                    .collect(),
                 ..Domain::default()
             };
             domain.find_turn();
@@ -219,8 +279,30 @@ impl Clocks {
     /// Removes a worker with all its threads from every domain: lost, or finished for good. Returns the
     /// domains with a moved minimum.
     pub fn remove(&mut self, rank: WorkerId) -> Vec<Moved> {
-        self.gone.insert(rank);
-        self.drop_members(WorkerThread::first(rank), WorkerThread::last(rank))
+        let (worker, last) = (WorkerThread::first(rank), WorkerThread::last(rank));
+        let next = self.later.get_mut(&rank).and_then(VecDeque::pop_front);
+        let Some(next) = next.filter(|_| self.members.contains(&worker)) else {
+            self.gone.insert(rank);
+            self.first.remove(&rank);
+            return self.drop_members(worker, last);
+        };
+        // In one step: between the two no iteration closes without the rank.
+        let moved = self.drop_members(
+            WorkerThread {
+                thread: 1,
+                ..worker
+            },
+            last,
+        );
+        self.ticked.remove(&worker);
+        let moved_on = self.domains.iter_mut().filter_map(|(&id, domain)| {
+            let clock = domain.clocks.get_mut(&worker)?;
+            *clock = next.get(&id).copied().unwrap_or_default().max(*clock);
+            domain.advance(id)
+        });
+        let moved = moved.into_iter().chain(moved_on).collect();
+        self.first.insert(rank, next);
+        moved
     }
 
     fn drop_members(&mut self, from: WorkerThread, to: WorkerThread) -> Vec<Moved> {
@@ -327,6 +409,45 @@ mod tests {
     const JOIN: u8 = 0;
     const FINISH: u8 = 1;
     const REMOVE: u8 = 2;
+
+    /// A rank with a later membership begins it in the step in which it leaves: no iteration closes
+    /// without it. Clocks of a member hold in domains that are used later, too.
+    #[test]
+    fn ranks_begin_again_where_they_are_scheduled() {
+        let mut clocks = Clocks::new([]);
+        let first = |clock| [(D, clock), (DomainId(3), 4)].into_iter().collect();
+        clocks.admit(WorkerId(0), FirstClocks::new());
+        clocks.admit(WorkerId(1), FirstClocks::new());
+        assert!(
+            clocks.admit(WorkerId(1), first(5)).is_empty(),
+            "it is a member"
+        );
+        for clock in 1..=9 {
+            clocks.tick(D, self::first(0), clock).unwrap();
+        }
+        clocks.tick(D, self::first(1), 1).unwrap();
+        let moved = clocks.finish(self::first(1));
+        let moved: Vec<_> = moved.iter().map(|m| (m.from, m.to)).collect();
+        assert_eq!(moved, [(1, 5)], "up to its next tick, and not to 9");
+        assert_eq!(clocks.clock(DomainId(3), self::first(1)), Some(4));
+        clocks.tick(D, self::first(1), 6).unwrap();
+        let moved = clocks.finish(self::first(1));
+        assert_eq!(
+            moved.iter().map(|m| m.to).max(),
+            Some(9),
+            "it leaves for good"
+        );
+        assert_eq!(clocks.clock(D, self::first(1)), None);
+        // The rank is free, and a clock below the minimum does not take it back.
+        clocks.hold();
+        assert!(clocks.is_held());
+        clocks.go_on();
+        clocks.admit(WorkerId(1), FirstClocks::new());
+        assert_eq!(
+            (clocks.min(D), clocks.clock(D, self::first(1))),
+            (9, Some(9))
+        );
+    }
 
     proptest! {
         /// Threads of three workers join, tick, finish and are lost in any order, in two domains of

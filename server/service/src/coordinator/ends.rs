@@ -9,6 +9,7 @@ use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::EndingJob;
+use super::membership::Event;
 use super::state::{
     Action, Asker, Coordinator, Lifetime, LostWorker, Peer, PeerId, Phase, Purpose, bad,
 };
@@ -86,7 +87,8 @@ impl Coordinator {
                 .map(|id| Action::Notify(id, Notice::MembersChanged(members.clone())));
             self.actions.extend(told);
         }
-        if job.is_over() && self.config.lifetime == Lifetime::OneJob {
+        let is_over = job.is_over() || self.has_followed_schedule(namespace);
+        if is_over && self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, "all workers have finished");
         }
         self.settle_barriers(namespace);
@@ -97,6 +99,7 @@ impl Coordinator {
         for ending in self.ending.values_mut() {
             ending.waiting.retain(|(asker, _)| asker.peer != id);
         }
+        self.leave_queue(id);
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return;
         };
@@ -119,6 +122,7 @@ impl Coordinator {
         if let Some(worker) = self.worker(namespace, rank.0) {
             worker.state = WorkerState::Lost;
         }
+        self.note(namespace, Event::Lost { rank });
         self.revision += 1;
         match self.config.on_lost {
             LostWorker::GoOn => self.job_changed(namespace, WorkerState::Lost),
@@ -139,6 +143,7 @@ impl Coordinator {
             return;
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
+        self.admit_without(number);
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, number);
         }
@@ -222,6 +227,7 @@ impl Coordinator {
             .filter(|table| table.namespace == namespace);
         askers.extend(tables.flat_map(|table| std::mem::take(&mut table.askers)));
         askers.extend(self.drop_loads(namespace));
+        askers.extend(self.drop_admissions(namespace));
         for asker in askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }

@@ -1,11 +1,11 @@
 //! The workers of one job: their ranks and states, and when the job is over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::WORKERS_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{Join, WorkerMember, WorkerState};
+use tidewater_protocol::wire::control::{DomainClock, Join, WorkerMember, WorkerState};
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -53,6 +53,18 @@ pub(super) struct Job {
     /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own
     /// begin at 0: a save of the job adds these.
     pub(super) base: BTreeMap<DomainId, u64>,
+    /// Workers that wait to be admitted.
+    pub(super) waiting: VecDeque<Asker>,
+    /// The admission under way: servers hold the clocks.
+    pub(super) admitting: Option<u64>,
+    /// Ranks of lost workers that others have taken and not joined by.
+    pub(super) late: BTreeSet<WorkerId>,
+    /// Clocks with which workers have begun that joined later.
+    pub(super) first: BTreeMap<WorkerId, Vec<DomainClock>>,
+    /// Stays of its schedule that have begun, by rank.
+    pub(super) stays: BTreeMap<WorkerId, usize>,
+    /// Servers that do not know its schedule; `None` before they are asked.
+    pub(super) unscheduled: Option<usize>,
 }
 
 impl Job {
@@ -101,12 +113,18 @@ impl Job {
         } else {
             self.expected
         };
-        let is_free = |rank: &WorkerId| {
-            let worker = self.workers.get(rank);
-            worker.is_none_or(|w| w.state == WorkerState::Expected && w.peer.is_none())
+        let state = |rank: &WorkerId| self.workers.get(rank).map(|w| (w.state, w.peer));
+        let is_free =
+            |rank: &WorkerId| state(rank).is_none_or(|at| at == (WorkerState::Expected, None));
+        // The rank of one that was lost, and in a job of open size of one that has finished.
+        let is_left = |rank: &WorkerId| match state(rank) {
+            Some((WorkerState::Lost, None)) => true,
+            Some((WorkerState::Finished, None)) => self.expected == 0,
+            _ => false,
         };
         if asked == RANK_ANY {
-            let free = (0..end).map(WorkerId).find(is_free);
+            let ranks = || (0..end).map(WorkerId);
+            let free = ranks().find(is_free).or_else(|| ranks().find(is_left));
             let numbers = [u64::from(end) + 1, u64::from(end), 0, 0];
             return free.ok_or_else(|| {
                 Refusal::new(RefusalCode::TooMany, numbers).with_text("workers of this job")
@@ -117,7 +135,7 @@ impl Job {
             let text = format!("rank {asked} of a job with {end} workers");
             return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
         }
-        if is_free(&rank) {
+        if is_free(&rank) || is_left(&rank) {
             return Ok(rank);
         }
         let mut text = format!("rank {asked} is {}", self.describe(rank));
@@ -153,7 +171,7 @@ impl Job {
     /// Whether every expected worker has ended.
     pub(super) fn is_over(&self) -> bool {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
-        self.expected > 0 && self.workers.values().all(ended)
+        self.expected > 0 && self.workers.values().all(ended) && self.waiting.is_empty()
     }
 
     /// Whether the job is unused for good. It has failed, all its workers have ended, or the number

@@ -11,6 +11,7 @@ use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
+use super::membership::Event;
 use super::state::{Asker, Coordinator, Lifetime, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
@@ -49,9 +50,11 @@ impl Coordinator {
                     state: WorkerState::Expected,
                     peer: Some(id),
                 };
-                job.or_insert_with(|| Job::new(workers))
-                    .workers
-                    .insert(rank, worker);
+                let job = job.or_insert_with(|| Job::new(workers));
+                let before = job.workers.insert(rank, worker);
+                if before.is_some_and(|w| w.state != WorkerState::Expected) {
+                    job.late.insert(rank);
+                }
                 rank.0
             }),
             Role::Observer => self.observer_for(hello).ok().map(|rank| rank.0),
@@ -89,7 +92,7 @@ impl Coordinator {
         }
         let mut ending = self.ending.values_mut();
         let Some(ending) = ending.find(|ending| ending.namespace == namespace) else {
-            return self.join_worker(asker.peer, &join).map(Some);
+            return self.join_worker(asker, &join);
         };
         let is_it = |(other, _): &(Asker, Join)| other.peer == asker.peer;
         if ending.waiting.iter().any(is_it) {
@@ -101,19 +104,35 @@ impl Coordinator {
 
     /// Admits a worker that has waited for the end of the job before its own.
     pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
-        let joined = self.join_worker(asker.peer, join);
-        self.answer(asker, joined.unwrap_or_else(CoordinatorAnswer::Refused));
+        match self.join_worker(asker, join) {
+            Ok(Some(joined)) => self.answer(asker, joined),
+            Ok(None) => {}
+            Err(refusal) => self.answer(asker, CoordinatorAnswer::Refused(refusal)),
+        }
     }
 
-    fn join_worker(&mut self, id: PeerId, join: &Join) -> Result<CoordinatorAnswer, Refusal> {
-        let Some(peer) = self.peers.get_mut(&id) else {
+    /// Admits a worker. `None` for one that is answered when all servers have it: it joins a job of open
+    /// size or in place of one that was lost, or its job follows a schedule.
+    fn join_worker(
+        &mut self,
+        asker: Asker,
+        join: &Join,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let is_scheduled = self.schedule.is_some();
+        let Some(peer) = self.peers.get_mut(&asker.peer) else {
             return Err(bad("unknown peer"));
         };
         let (rank, namespace) = (peer.rank, peer.namespace.clone());
         let Some(job) = self.jobs.get_mut(&namespace) else {
             return Err(bad("no such job"));
         };
+        if is_scheduled {
+            return self.join_scheduled(asker, &namespace).map(|()| None);
+        }
         job.expect(WorkerId(rank), join.workers)?;
+        if job.expected() == 0 || job.late.contains(&WorkerId(rank)) {
+            return self.queue_admission(asker, &namespace).map(|()| None);
+        }
         peer.joined = true;
         if let Some(worker) = job.workers.get_mut(&WorkerId(rank)) {
             worker.state = WorkerState::Live;
@@ -121,7 +140,9 @@ impl Coordinator {
         let expected = job.expected();
         self.launched_joins(Part::Worker, rank);
         self.revision += 1;
-        Ok(self.joined(rank, &namespace, expected))
+        let (rank, clocks) = (WorkerId(rank), Vec::new());
+        self.note(&namespace, Event::Join { rank, clocks });
+        Ok(Some(self.joined(rank.0, &namespace, expected)))
     }
 
     /// Admits an observer. Servers and workers do not learn of it.
@@ -199,12 +220,19 @@ impl Coordinator {
         Ok(joined)
     }
 
-    fn joined(&self, rank: u32, namespace: &str, workers_expected: u32) -> CoordinatorAnswer {
+    pub(super) fn joined(
+        &self,
+        rank: u32,
+        namespace: &str,
+        workers_expected: u32,
+    ) -> CoordinatorAnswer {
+        let job = self.jobs.get(namespace);
+        let first = job.and_then(|job| job.first.get(&WorkerId(rank)));
         CoordinatorAnswer::Joined(Joined {
             rank,
             servers_expected: self.config.servers,
             workers_expected,
-            clocks: Vec::new(),
+            clocks: first.cloned().unwrap_or_default(),
             members: self.members(namespace),
         })
     }
@@ -220,6 +248,10 @@ impl Coordinator {
         }
         if self.is_complete() {
             self.make_waiting_tables();
+            for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
+                self.next_admission(&namespace);
+                self.send_schedule(&namespace);
+            }
         }
     }
 
@@ -238,6 +270,7 @@ impl Coordinator {
     }
 
     pub(super) fn worker_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
+        self.check_scheduled(hello)?;
         if let Some(job) = self.jobs.get(&hello.namespace) {
             return job
                 .failed
@@ -298,10 +331,12 @@ impl Coordinator {
     /// meanwhile go into the next one.
     pub(super) fn tell_members(&mut self, number: ServerId, namespace: &str) {
         let members = self.members(namespace);
+        // A worker that is removed moves clocks, which are held.
+        let held = self.holds_clocks(namespace);
         let Some(server) = self.servers.get_mut(&number) else {
             return;
         };
-        if server.telling {
+        if server.telling || held {
             if !server.untold.iter().any(|name| name == namespace) {
                 server.untold.push_back(namespace.to_owned());
             }
@@ -322,9 +357,31 @@ impl Coordinator {
             return;
         };
         server.telling = false;
-        if let Some(namespace) = server.untold.pop_front() {
-            self.tell_members(number, &namespace);
+        let untold = server.untold.clone();
+        if let Some(namespace) = untold.iter().find(|name| !self.holds_clocks(name)) {
+            self.tell_again(number, namespace);
         }
+    }
+
+    /// Sends a notification that had to wait, unless another one is under way, which it follows.
+    pub(super) fn tell_again(&mut self, number: ServerId, namespace: &str) {
+        let Some(server) = self
+            .servers
+            .get_mut(&number)
+            .filter(|server| !server.telling)
+        else {
+            return;
+        };
+        if let Some(at) = server.untold.iter().position(|name| name == namespace) {
+            server.untold.remove(at);
+            self.tell_members(number, namespace);
+        }
+    }
+
+    /// Whether servers hold the clocks of a job for a worker that is being admitted.
+    fn holds_clocks(&self, namespace: &str) -> bool {
+        let job = self.jobs.get(namespace);
+        job.is_some_and(|job| job.admitting.is_some())
     }
 
     pub(super) fn worker(&mut self, namespace: &str, rank: u32) -> Option<&mut Worker> {

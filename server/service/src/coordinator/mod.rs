@@ -13,6 +13,7 @@
 //!
 //! **A job is a namespace.** Tables, barriers, ranks and failures of one job do not touch another.
 
+mod admissions;
 mod barriers;
 mod ends;
 mod file_threads;
@@ -20,8 +21,10 @@ mod files;
 mod functions;
 mod jobs;
 mod members;
+pub mod membership;
 mod models;
 mod rendezvous;
+mod scheduled;
 pub mod serve;
 pub mod state;
 mod status;

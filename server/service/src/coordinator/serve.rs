@@ -1,6 +1,7 @@
 //! The coordinator's event loop: one thread, one `epoll`, a bounded number of connections.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -20,6 +21,7 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_topology::hostinfo;
 
 use super::file_threads::FileThreads;
+use super::membership::Schedule;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
 
@@ -92,6 +94,10 @@ pub struct Listening {
     cluster: CoordinatorConfig,
     /// Number of processes of a launch that register first, and their hosts.
     gathers: Option<(u32, Vec<String>)>,
+    /// Schedule that members follow.
+    schedule: Option<Schedule>,
+    /// File that gets the schedule of members as it happens.
+    log: Option<File>,
 }
 
 impl Listening {
@@ -148,6 +154,8 @@ impl Listening {
             policy,
             cluster: config.cluster,
             gathers: None,
+            schedule: None,
+            log: None,
         })
     }
 
@@ -156,6 +164,21 @@ impl Listening {
     #[must_use]
     pub fn gathering(mut self, size: u32, hosts: Vec<String>) -> Self {
         self.gathers = Some((size, hosts));
+        self
+    }
+
+    /// Makes the members of the job follow a schedule: the ranks are those of the schedule, and each begins
+    /// with its tick at every applier. The configured number of workers has no effect.
+    #[must_use]
+    pub fn following(mut self, schedule: Schedule) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// Writes each change of members into `log`, a line each, as [`Schedule::parse`] reads it.
+    #[must_use]
+    pub fn logging_members(mut self, log: File) -> Self {
+        self.log = Some(log);
         self
     }
 
@@ -218,6 +241,9 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
     let mut state = Coordinator::new(listening.cluster.clone());
     if let Some((size, hosts)) = listening.gathers.clone() {
         state.gather(size, hosts);
+    }
+    if let Some(schedule) = listening.schedule.clone() {
+        state.follow(schedule);
     }
     let mut server = Server {
         state,
@@ -510,8 +536,20 @@ impl Server {
                     Action::Command(peer, id, order) => self.send(peer, id, &order),
                     Action::Notify(peer, notice) => self.send(peer, 0, &notice),
                     Action::Files(op, task) => self.files.perform(op, task),
+                    Action::Membership(line) => self.log_members(&line),
                 }
             }
+        }
+    }
+
+    /// Logs a change of members. A file that cannot be written is given up, with a message.
+    fn log_members(&mut self, line: &str) {
+        tracing::info!(change = line, "members");
+        if let Some(log) = &mut self.listening.log
+            && let Err(error) = writeln!(log, "{line}")
+        {
+            tracing::error!(%error, "the log of members cannot be written; it ends here");
+            self.listening.log = None;
         }
     }
 

@@ -11,9 +11,11 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::hello::{RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
+use super::admissions::Admission;
 use super::barriers::Waiter;
 use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
+use super::membership::Schedule;
 use super::models::ModelOp;
 use super::rendezvous::Gathering;
 use super::tables::TableEntry;
@@ -78,6 +80,8 @@ pub enum Action {
     Notify(PeerId, Notice),
     /// Runs a file task, then calls [`Coordinator::files_done`] with the operation's number.
     Files(u64, FileTask),
+    /// Writes a line into the log of members.
+    Membership(String),
 }
 
 /// Tasks of saves and loads in the file system.
@@ -141,6 +145,12 @@ pub(super) enum Purpose {
     Function(u64),
     Shutdown,
     Status(Asker),
+    /// The clocks of a job are held for this admission.
+    Hold(u64),
+    /// They go on, with its worker or without.
+    Admit(u64),
+    /// Stays of a job's schedule.
+    Schedule,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +186,11 @@ pub struct Coordinator {
     pub(super) stop_reason: String,
     /// The rendezvous of a launch, under way or complete.
     pub(super) gathering: Option<Gathering>,
+    /// Workers that are being admitted to running jobs.
+    pub(super) admissions: BTreeMap<u64, Admission>,
+    pub(super) last_admission: u64,
+    /// Schedule that the members of each job follow.
+    pub(super) schedule: Option<Schedule>,
     pub(super) actions: Vec<Action>,
 }
 
@@ -203,6 +218,9 @@ impl Coordinator {
             phase: Phase::Running,
             stop_reason: String::new(),
             gathering: None,
+            admissions: BTreeMap::new(),
+            last_admission: 0,
+            schedule: None,
             actions: Vec::new(),
         }
     }
@@ -276,6 +294,9 @@ impl Coordinator {
             Purpose::Load(op) => self.part_loaded(op, server, answer),
             Purpose::Function(load) => self.function_loaded(load, server, answer),
             Purpose::Status(asker) => self.server_reported(asker, answer),
+            Purpose::Hold(number) => self.clocks_held(number, server, answer),
+            Purpose::Admit(number) => self.clocks_go_on(number, server, answer),
+            Purpose::Schedule => self.stay_known(server),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -334,7 +355,7 @@ impl Coordinator {
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
-            (Ask::Failed { .. }, ..) | (Ask::Finished, Role::Worker, _) => {}
+            (Ask::Failed { .. }, ..) | (Ask::Finished | Ask::Leaving { .. }, Role::Worker, _) => {}
             (_, Role::Worker, _) | (Ask::OpenTable { .. }, Role::Observer, _) => {
                 self.check_healthy(&namespace)?;
             }
@@ -365,6 +386,8 @@ impl Coordinator {
             Ask::LoadFunction { name, module } => self
                 .load_function(asker, &namespace, &name, module)
                 .map(|()| None),
+            Ask::Leaving { clocks } => self.leaving(asker.peer, &clocks).map(Some),
+            Ask::Slow { workers } => Ok(Some(self.log_slow(&namespace, &workers))),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);
                 Ok(Some(CoordinatorAnswer::Done))

@@ -113,10 +113,46 @@ impl Rig {
     fn enter(&mut self, role: Role, rank: u32, namespace: &str) -> Result<PeerId, Refusal> {
         let peer = self.connects(role, rank, namespace)?;
         self.ask(peer, 1, Ask::Join(Self::join(role, rank)));
+        self.admit();
         let Some(Answer::Joined(_)) = self.answer(peer, 1) else {
             panic!("not joined: {:?}", self.actions)
         };
         Ok(peer)
+    }
+
+    /// All servers answer the orders by which a worker is admitted to a job of open size.
+    fn admit(&mut self) {
+        let order = |a: &Action| match a {
+            Action::Command(server, id, Command::HoldClocks { .. }) => {
+                Some((*server, *id, CommandReply::Clocks(Vec::new())))
+            }
+            Action::Command(server, id, Command::MembersChanged { admitted, .. }) => admitted
+                .as_ref()
+                .map(|_| (*server, *id, CommandReply::Done)),
+            _ => None,
+        };
+        while let Some(at) = self.actions.iter().position(|a| order(a).is_some()) {
+            let action = self.actions.remove(at);
+            if let Some((server, id, reply)) = order(&action) {
+                self.state.answered(self.now, server, id, reply);
+                self.actions.extend(self.state.take_actions());
+            }
+        }
+    }
+
+    /// Whether nothing is to be done but what the log gets.
+    fn is_idle(&self) -> bool {
+        let mut actions = self.actions.iter();
+        actions.all(|action| matches!(action, Action::Membership(_)))
+    }
+
+    /// Lines of the log of members.
+    fn log(&self) -> Vec<&str> {
+        let lines = self.actions.iter().filter_map(|action| match action {
+            Action::Membership(line) => Some(line.as_str()),
+            _ => None,
+        });
+        lines.collect()
     }
 
     fn server(&mut self, number: u32) -> PeerId {
@@ -733,4 +769,86 @@ fn observers_are_no_members() {
     // A service has no job before its first worker.
     let service = Rig::new(1, 0, LostWorker::FailJob, false).enter(Role::Observer, RANK_ANY, "x");
     assert!(service.unwrap_err().text.contains("no job"));
+}
+
+/// Clocks that a server reports, of domain 0.
+fn held(clock: u64) -> CommandReply {
+    let domain = DomainId(0);
+    CommandReply::Clocks(vec![DomainClock { domain, clock }])
+}
+
+/// A worker of an open job begins at the furthest tick of all servers. Meanwhile no member is removed,
+/// and the next one waits; one that goes away lets the clocks go on without it.
+#[test]
+fn late_workers_begin_at_the_furthest_tick() {
+    let mut rig = Rig::new(2, 0, LostWorker::GoOn, false);
+    let (s0, w0) = (rig.server(0), rig.connects(Role::Worker, 0, "job").unwrap());
+    rig.ask(w0, 1, Ask::Join(Rig::join(Role::Worker, 0)));
+    assert!(
+        rig.orders(s0).is_empty(),
+        "nobody ticks before all servers are there"
+    );
+    let s1 = rig.connects(Role::Server, 1, "ops").unwrap();
+    rig.ask(s1, 1, Ask::Join(Rig::join(Role::Server, 1)));
+    let servers = [s0, s1];
+    let admit = |rig: &mut Rig, clocks: [u64; 2]| {
+        for (server, clock) in servers.into_iter().zip(clocks) {
+            let orders = rig.obey(server, &held(clock));
+            assert!(
+                matches!(&orders[..], [Command::HoldClocks { namespace }] if namespace == "job"),
+                "{orders:?}"
+            );
+        }
+        servers.map(|server| rig.obey(server, &CommandReply::Done))
+    };
+    admit(&mut rig, [0, 0]);
+    assert!(matches!(rig.answer(w0, 1), Some(Answer::Joined(_))));
+    let [w1, w2] = [1, 2].map(|rank| {
+        let peer = rig.connects(Role::Worker, rank, "job").unwrap();
+        rig.ask(peer, 1, Ask::Join(Rig::join(Role::Worker, rank)));
+        peer
+    });
+    // Its loss waits until the clocks go on.
+    rig.close(w0);
+    let orders = admit(&mut rig, [5, 7]);
+    let Command::MembersChanged { admitted, .. } = &orders[0][0] else {
+        panic!("{orders:?}")
+    };
+    let clock = DomainClock {
+        domain: DomainId(0),
+        clock: 7,
+    };
+    assert_eq!(*admitted, Some((WorkerId(1), vec![clock])));
+    assert_eq!(orders.each_ref().map(Vec::len), [1, 1]);
+    let Some(Answer::Joined(joined)) = rig.answer(w1, 1) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(joined.clocks, [clock]);
+    // The loss and the next admission. A worker that has gone is not admitted.
+    rig.close(w2);
+    for server in servers {
+        let orders = rig.orders(server);
+        let [
+            (id, Command::MembersChanged { members, .. }),
+            (hold, Command::HoldClocks { .. }),
+        ] = &orders[..]
+        else {
+            panic!("{orders:?}")
+        };
+        assert_eq!(members.workers[0].state, WorkerState::Lost);
+        rig.state.answered(rig.now, server, *id, CommandReply::Done);
+        rig.state.answered(rig.now, server, *hold, held(9));
+    }
+    rig.actions.extend(rig.state.take_actions());
+    for server in servers {
+        let orders = rig.obey(server, &CommandReply::Done);
+        assert!(
+            matches!(
+                &orders[..],
+                [Command::MembersChanged { admitted: None, .. }]
+            ),
+            "{orders:?}"
+        );
+    }
+    assert_eq!(rig.log(), ["join 0 0:0", "lost 0", "join 1 0:7"]);
 }

@@ -18,7 +18,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::ids::{SessionId, WorkerId};
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{ServerAnswer, SessionStatus};
@@ -62,6 +62,9 @@ pub(super) enum ControlCommand {
     Status(Sender<NodeStatus>),
     /// Ends the sessions of a job that is over; answered when the appliers have their commands.
     EndSessions(NamespaceId, Sender<()>),
+    /// Ends the sessions of a rank that another worker takes; answered when the appliers have their
+    /// commands.
+    EndRank(NamespaceId, WorkerId, Sender<()>),
     /// Ends the control thread and the server.
     Stop,
     /// Reports connections and sessions to operators.
@@ -194,6 +197,10 @@ impl Control {
                 }
                 ControlCommand::EndSessions(job, tx) => {
                     self.sessions.end_all(job);
+                    let _ = tx.send(());
+                }
+                ControlCommand::EndRank(job, rank, tx) => {
+                    self.sessions.end_rank(job, rank);
                     let _ = tx.send(());
                 }
                 ControlCommand::Stop => self.stopped = true,

@@ -11,7 +11,9 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
+use tidewater_protocol::wire::control::{
+    ApplierPart, DomainClock, Endpoints, Remote, ServerMember, TableInfo,
+};
 use tidewater_topology::hostinfo;
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
@@ -22,6 +24,7 @@ use super::{ServerConfig, ServerError};
 use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
+use tidewater_engine::clocks::FirstClocks;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_engine::store::{ServerMemory, StoreError};
@@ -335,6 +338,51 @@ impl ServerHandle {
         self.shared
             .ask_all(|_, tx| Command::RemoveWorker(job, worker, tx))
             .map(drop)
+    }
+
+    /// Holds the clocks of a job: no tick is consumed until [`Self::admit`]. Returns the furthest clock of
+    /// each domain at any applier.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        let held = self.shared.ask_all(|_, tx| Command::HoldClocks(job, tx))?;
+        let mut furthest = FirstClocks::new();
+        for (domain, clock) in held.into_iter().flatten() {
+            let most = furthest.entry(domain).or_default();
+            *most = clock.max(*most);
+        }
+        let furthest = furthest.into_iter();
+        Ok(furthest
+            .map(|(domain, clock)| DomainClock { domain, clock })
+            .collect())
+    }
+
+    /// Lets the clocks of a job go on, with a worker that begins at these clocks if there is one.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn admit(
+        &self,
+        namespace: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) -> Result<(), ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        let admitted = admitted.map(|(rank, clocks)| {
+            let first = clocks.iter().map(|at| (at.domain, at.clock));
+            (rank, first.collect::<FirstClocks>())
+        });
+        let begin = self
+            .shared
+            .ask_all(|_, tx| Command::Admit(job, admitted.clone(), tx))?;
+        if let (Some((rank, _)), true) = (admitted, begin.into_iter().all(|begins| begins)) {
+            // Sessions that an earlier worker of the rank has left.
+            let (tx, rx) = bounded(1);
+            self.command(ControlCommand::EndRank(job, rank, tx));
+            let _ = rx.recv();
+        }
+        Ok(())
     }
 
     /// Ends a job that is over: its sessions end, and the next job of its name starts with new

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
-use tidewater_protocol::wire::control::{ServerStatus, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, ServerStatus, TableInfo};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::ServerHandle;
@@ -50,6 +50,18 @@ impl Orders for ServerHandle {
 
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal> {
         Self::remove_worker(self, namespace, worker).map_err(|error| error.refusal())
+    }
+
+    fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal> {
+        Self::hold_clocks(self, namespace).map_err(|error| error.refusal())
+    }
+
+    fn admit(
+        &self,
+        namespace: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) -> Result<(), Refusal> {
+        Self::admit(self, namespace, admitted).map_err(|error| error.refusal())
     }
 
     fn end_job(&self, namespace: &str) -> Result<(), Refusal> {

@@ -153,22 +153,29 @@ impl Control {
                 let clocks = engine.clocks(job);
                 let min = clocks.line(domain).min;
                 let live: Vec<(WorkerThread, u64)> = clocks.live(domain).collect();
+                let pace = |(thread, clock)| {
+                    let step_us = engine.pace.median_us((job, domain), thread);
+                    (thread, clock, step_us)
+                };
+                let live: Vec<_> = live.into_iter().map(pace).collect();
                 let _ = tx.send((min, live));
             }))
         });
         let told = told.map_err(|e| e.refusal())?;
         let global = told.iter().map(|(min, _)| *min).min().unwrap_or(0);
-        let mut workers: BTreeMap<WorkerThread, (usize, u64)> = BTreeMap::new();
-        for (thread, clock) in told.iter().flat_map(|(_, live)| live) {
-            let (count, least) = workers.entry(*thread).or_insert((0, u64::MAX));
+        let mut workers: BTreeMap<WorkerThread, (usize, u64, u64)> = BTreeMap::new();
+        for (thread, clock, step_us) in told.iter().flat_map(|(_, live)| live) {
+            let (count, least, longest) = workers.entry(*thread).or_insert((0, u64::MAX, 0));
             *count += 1;
             *least = (*least).min(*clock);
+            *longest = (*longest).max(*step_us);
         }
-        let everywhere = |(thread, (count, clock)): (WorkerThread, _)| {
+        let everywhere = |(thread, (count, clock, step_us)): (WorkerThread, _)| {
             (count == told.len()).then_some(WorkerClock {
                 worker: thread.rank,
                 thread: thread.thread,
                 clock,
+                step_us,
             })
         };
         let workers = workers.into_iter().filter_map(everywhere).collect();

@@ -345,6 +345,15 @@ impl Sessions {
         self.all.iter().map(row).collect()
     }
 
+    /// Ends the sessions of a worker's rank.
+    pub(super) fn end_rank(&mut self, job: NamespaceId, rank: WorkerId) {
+        let of_rank = |s: &Session| (s.job, s.thread.rank) == (job, rank);
+        let those = self.all.iter().filter(|(_, session)| of_rank(session));
+        for id in those.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.end(id);
+        }
+    }
+
     /// Ends all sessions of a job.
     pub(super) fn end_all(&mut self, job: NamespaceId) {
         let of_job = self.all.iter().filter(|(_, session)| session.job == job);

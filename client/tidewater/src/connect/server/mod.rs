@@ -379,16 +379,23 @@ impl ServerLink for NetServerLink {
         domain: DomainId,
         deadline: Deadline,
     ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
+        let clock = |w: WorkerClock| {
+            let (rank, thread) = (w.worker, w.thread);
+            (WorkerThread { rank, thread }, w.clock)
+        };
+        let workers = self.paces(domain, deadline)?;
+        Ok(workers.into_iter().map(clock).collect())
+    }
+
+    fn paces(
+        &mut self,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<Vec<WorkerClock>, ClientError> {
         let request = ServerRequest::Clocks { domain };
         self.retry("clocks", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
-                ServerAnswer::Clocks { workers, .. } => {
-                    let clock = |w: WorkerClock| {
-                        let (rank, thread) = (w.worker, w.thread);
-                        (WorkerThread { rank, thread }, w.clock)
-                    };
-                    Ok(workers.into_iter().map(clock).collect())
-                }
+                ServerAnswer::Clocks { workers, .. } => Ok(workers),
                 _ => Err(link.nonsense("another answer than to Clocks")),
             }
         })

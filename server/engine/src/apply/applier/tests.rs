@@ -400,3 +400,42 @@ fn rings_are_served_between_functions() {
     rig.applier.step();
     assert_eq!(applied(&rig, 0), 3);
 }
+
+/// While clocks are held no tick is consumed. Afterwards the new worker is awaited, from its first tick on.
+#[test]
+fn held_clocks_wait_for_the_new_member() {
+    let mut rig = Rig::new();
+    let job = NamespaceId::default();
+    let domain = DomainId(0);
+    let tick = |rig: &mut Rig, clock| {
+        for hand in &mut rig.hands {
+            let clock = FrameHeader {
+                clock,
+                ..header(FrameKind::Clock, 0)
+            };
+            hand.write(clock, &[]);
+        }
+        rig.applier.step();
+    };
+    let applied = |rig: &Rig| [0, 1].map(|ring: usize| rig.applier.rings[ring].state().applied_seq);
+    tick(&mut rig, 1);
+    let (tx, held) = bounded(1);
+    rig.commands.send(Command::HoldClocks(job, tx)).unwrap();
+    tick(&mut rig, 2);
+    assert_eq!(held.recv().unwrap(), [(domain, 1)]);
+    assert_eq!(applied(&rig), [1, 1], "ticks wait");
+    let first = [(domain, 1)].into_iter().collect();
+    let admit = Command::Admit(job, Some((WorkerId(2), first)), bounded(1).0);
+    rig.commands.send(admit).unwrap();
+    rig.applier.step();
+    assert_eq!(applied(&rig), [2, 2]);
+    let clocks = rig.applier.engine().clocks(job);
+    assert_eq!(
+        (clocks.min(domain), clocks.turn(domain)),
+        (1, Some(WorkerId(2)))
+    );
+    let gone = Command::RemoveWorker(job, WorkerId(2), bounded(1).0);
+    rig.commands.send(gone).unwrap();
+    rig.applier.step();
+    assert_eq!(rig.applier.engine().clocks(job).min(domain), 2);
+}

@@ -163,7 +163,7 @@ fn relative_directory_is_refused() {
         let refusal = rig.refusal(w0, 3);
         assert!(refusal.text.contains("\"model\" is relative"), "{refusal}");
     }
-    assert!(rig.actions.is_empty(), "{:?}", rig.actions);
+    assert!(rig.is_idle(), "{:?}", rig.actions);
 }
 
 /// A job of one worker on two servers that loads `manifest`. Returns the operation too, with its
@@ -202,7 +202,7 @@ fn hung_save_ends_and_names_the_server() {
     assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(0).file])));
     // The late part belongs to no save; the next one does.
     rig.obey(s1, &CommandReply::Saved(part(1)));
-    assert!(rig.actions.is_empty(), "{:?}", rig.actions);
+    assert!(rig.is_idle(), "{:?}", rig.actions);
     let (op, _) = save(&mut rig, [s0, s1], w0);
     rig.file_done(op, Ok(FileDone::Committed));
     assert!(matches!(rig.answer(w0, 3), Some(Answer::Saved { .. })));

@@ -30,6 +30,7 @@ impl Rig {
     }
 
     fn joined(&mut self, peer: PeerId) -> u32 {
+        self.admit();
         match self.answer(peer, 1) {
             Some(Answer::Joined(joined)) => joined.workers_expected,
             other => panic!("{other:?} instead of a welcome"),

@@ -4,7 +4,9 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, server_id, worker_id};
+use super::members::{
+    DomainClock, Endpoints, Members, SlowMember, clocks, hosts, owner, server_id, worker_id,
+};
 use super::rendezvous::{Register, Roster};
 use super::status::{ClusterStatus, ServerStatus};
 use super::{Answer, Message, Request};
@@ -49,7 +51,8 @@ pub struct Joined {
     pub servers_expected: u32,
     /// Number of workers that the job waits for.
     pub workers_expected: u32,
-    /// Initial clocks of a worker: 0 unless it joined a running job.
+    /// Clocks with which a worker begins; 0 in domains that are missing. Empty unless it joined a running
+    /// job.
     pub clocks: Vec<DomainClock>,
     /// Current membership of the cluster.
     pub members: Members,
@@ -157,6 +160,17 @@ pub enum CoordinatorRequest {
     Status {
         /// The server; `None`: the cluster.
         server: Option<ServerId>,
+    },
+    /// The worker is about to leave every domain after these ticks. Answer: Done, or a refusal when the
+    /// job follows a schedule with others.
+    Leaving {
+        /// Ticks that the worker has completed, without domains in which it has none.
+        clocks: Vec<DomainClock>,
+    },
+    /// These workers are slower than the others. The coordinator logs their names. Answer: Done.
+    Slow {
+        /// The slow workers; none: all are as fast as the others again.
+        workers: Vec<SlowMember>,
     },
 }
 
@@ -354,6 +368,11 @@ impl Message for CoordinatorRequest {
                 clocks(at)
             }
             Self::Load { dir } => path(dir),
+            Self::Leaving { clocks: at } => clocks(at),
+            Self::Slow { workers } => {
+                at_most("slow workers", workers.len() as u64, u64::from(WORKERS_MAX))?;
+                workers.iter().try_for_each(|slow| worker_id(slow.worker))
+            }
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
             Self::Register(register) => register.validate(),
             Self::LoadFunction { name, module } => {

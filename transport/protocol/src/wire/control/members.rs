@@ -90,6 +90,19 @@ pub struct WorkerClock {
     pub thread: u32,
     /// Ticks that all appliers of the server have consumed.
     pub clock: u64,
+    /// Median time of its last steps in microseconds, as the slowest applier sees it; 0 before 8 steps.
+    pub step_us: u64,
+}
+
+/// A worker with steps that are longer than those of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowMember {
+    /// Rank of the worker.
+    pub worker: WorkerId,
+    /// Median time of its last steps in microseconds.
+    pub step_us: u64,
+    /// Median of the medians of all threads.
+    pub median_us: u64,
 }
 
 impl Endpoints {

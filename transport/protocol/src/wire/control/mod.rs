@@ -32,7 +32,8 @@ pub use coordinator::{
     Notice, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
-    DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,
+    DomainClock, Endpoints, Members, ServerMember, SlowMember, WorkerClock, WorkerMember,
+    WorkerState,
 };
 pub use rendezvous::{Part, Register, Roster};
 pub use server::{

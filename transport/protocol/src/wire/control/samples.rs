@@ -330,6 +330,16 @@ impl Gen {
                 local_size: 3,
                 timeout_ms: 60_000,
             }),
+            R::Leaving {
+                clocks: self.clocks(),
+            },
+            R::Slow {
+                workers: self.list(5, |g| SlowMember {
+                    worker: WorkerId(g.under(65_536) as u32),
+                    step_us: g.any(),
+                    median_us: g.any(),
+                }),
+            },
             R::LoadFunction {
                 name: "scale".into(),
                 module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
@@ -503,6 +513,7 @@ impl Gen {
                         worker: WorkerId(rank),
                         thread: rank % 3,
                         clock: g.any(),
+                        step_us: g.any(),
                     }
                 }),
             },

@@ -1,0 +1,126 @@
+//! Step times of the threads of workers, as one applier sees them.
+//!
+//! A step of a thread begins with its last tick, or with the last move of its domain's minimum if that
+//! came later: under BSP and SSP the thread has waited for it. It ends with its next tick. So a worker
+//! that waits for a slow one is not slow itself.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
+
+use crate::namespace::NamespaceId;
+
+/// Steps of a thread that its median is of.
+const STEPS: usize = 16;
+/// Steps of a thread before it has a median.
+const STEPS_MIN: usize = 8;
+
+/// The last steps of one thread.
+#[derive(Debug, Default)]
+struct Steps {
+    ended: Option<Instant>,
+    times_us: [u64; STEPS],
+    count: usize,
+}
+
+/// Step times of all threads of all jobs.
+#[derive(Debug, Default)]
+pub struct Pace {
+    threads: BTreeMap<(NamespaceId, DomainId, WorkerThread), Steps>,
+    /// Last move of each domain's minimum.
+    moved: BTreeMap<(NamespaceId, DomainId), Instant>,
+}
+
+impl Pace {
+    /// Notes a tick of a thread at `now`, and whether it moved the minimum. Cost: two lookups.
+    pub fn ticked(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        thread: WorkerThread,
+        moved: bool,
+        now: Instant,
+    ) {
+        let last_move = self.moved.get(&(namespace, domain)).copied();
+        let steps = self.threads.entry((namespace, domain, thread)).or_default();
+        if let Some(begun) = steps
+            .ended
+            .map(|ended| last_move.map_or(ended, |at| at.max(ended)))
+        {
+            let time = now.saturating_duration_since(begun).as_micros();
+            steps.times_us[steps.count % STEPS] = u64::try_from(time).unwrap_or(u64::MAX);
+            steps.count += 1;
+        }
+        steps.ended = Some(now);
+        if moved {
+            self.moved.insert((namespace, domain), now);
+        }
+    }
+
+    /// Median time of a thread's last 16 steps in microseconds, at least 1; 0 before 8 steps.
+    pub fn median_us(&self, job: (NamespaceId, DomainId), thread: WorkerThread) -> u64 {
+        let steps = self.threads.get(&(job.0, job.1, thread));
+        let Some(steps) = steps.filter(|steps| steps.count >= STEPS_MIN) else {
+            return 0;
+        };
+        let mut times = steps.times_us;
+        let times = &mut times[..steps.count.min(STEPS)];
+        times.sort_unstable();
+        times[times.len() / 2].max(1)
+    }
+
+    /// Forgets a thread that has left; with thread 0 its worker.
+    pub fn forget(&mut self, namespace: NamespaceId, left: WorkerThread) {
+        let leaves = |t: &WorkerThread| *t == left || (left.is_first() && t.rank == left.rank);
+        self.threads
+            .retain(|(job, _, thread), _| *job != namespace || !leaves(thread));
+    }
+
+    /// Forgets a worker with all its threads.
+    pub fn forget_rank(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        self.forget(namespace, WorkerThread::first(rank));
+    }
+
+    /// Forgets a job.
+    pub fn forget_namespace(&mut self, namespace: NamespaceId) {
+        self.threads.retain(|(job, ..), _| *job != namespace);
+        self.moved.retain(|(job, _), _| *job != namespace);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Under BSP each iteration of three workers takes as long as the slow one. Steps of the others are
+    /// counted from the move of the minimum to their ticks.
+    #[test]
+    fn waits_for_a_slow_worker_are_no_steps() {
+        let job = (NamespaceId(3), DomainId(0));
+        let worker = |rank| WorkerThread::first(WorkerId(rank));
+        let start = tidewater_runtime::clock::now();
+        let mut pace = Pace::default();
+        for iteration in 0..9 {
+            let at = |us: u64| start + Duration::from_micros(iteration * 9_000 + us);
+            pace.ticked(job, worker(0), false, at(1_000));
+            pace.ticked(job, worker(1), false, at(1_500));
+            assert_eq!(
+                pace.median_us(job, worker(2)),
+                if iteration < 8 {
+                    0
+                } else {
+                    pace.median_us(job, worker(2))
+                }
+            );
+            pace.ticked(job, worker(2), true, at(9_000));
+        }
+        let medians = [0, 1, 2].map(|rank| pace.median_us(job, worker(rank)));
+        assert_eq!(medians, [1_000, 1_500, 9_000]);
+        pace.forget_rank(job.0, WorkerId(2));
+        assert_eq!(pace.median_us(job, worker(2)), 0);
+        pace.forget_namespace(job.0);
+        assert_eq!(pace.median_us(job, worker(0)), 0);
+    }
+}

@@ -1,0 +1,265 @@
+//! Workers that join a job while it runs: the tick with which each begins, the same at every applier.
+//!
+//! ```text
+//! Join        -> HoldClocks to all servers  -> the furthest tick of each domain; no clock moves
+//! first tick = the furthest of all appliers -> MembersChanged{admitted} to all servers: clocks go on
+//! all have it -> Joined{clocks}
+//! ```
+//! While clocks are held no CLOCK frame is consumed. The first tick T of a domain is the furthest one that any
+//! applier has consumed. So no member has ended iteration T anywhere: no minimum lies above T, and
+//! no rank has been added to the sums of T. From the second order on, each applier waits for the new member
+//! before it closes iteration T. One worker at a time is admitted to a job.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
+use tidewater_protocol::wire::control::{
+    Command, CommandReply, CoordinatorAnswer, DomainClock, WorkerState,
+};
+use tidewater_protocol::wire::refusal::Refusal;
+
+use super::membership::Event;
+use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
+
+/// A worker that is being admitted to a running job.
+#[derive(Debug)]
+pub(super) struct Admission {
+    namespace: String,
+    asker: Asker,
+    rank: WorkerId,
+    /// The furthest tick of each domain that a server has reported.
+    clocks: BTreeMap<DomainId, u64>,
+    /// Servers that have not answered the order under way.
+    missing: BTreeSet<ServerId>,
+    /// Why the worker is not admitted.
+    refused: Option<Refusal>,
+    /// Whether the worker has that answer.
+    answered: bool,
+}
+
+impl Coordinator {
+    /// Queues a worker for its job's next admission. Its Join is answered when all servers have it.
+    pub(super) fn queue_admission(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
+        let asks_again = |a: &Asker| a.peer == asker.peer;
+        let under_way = self.admissions.values().map(|a| a.asker);
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(bad("no such job"));
+        };
+        if under_way
+            .chain(job.waiting.iter().copied())
+            .any(|a| asks_again(&a))
+        {
+            return Err(bad("it has asked to join"));
+        }
+        job.waiting.push_back(asker);
+        self.next_admission(namespace);
+        Ok(())
+    }
+
+    /// Holds the clocks of a job for the worker that has waited longest, unless one is being admitted. Before
+    /// all servers have joined nobody can tick, and the worker waits.
+    pub(super) fn next_admission(&mut self, namespace: &str) {
+        if !self.is_complete() {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        if job.admitting.is_some() {
+            return;
+        }
+        let Some(asker) = job.waiting.pop_front() else {
+            return;
+        };
+        let Some(peer) = self.peers.get(&asker.peer) else {
+            return;
+        };
+        self.last_admission += 1;
+        let number = self.last_admission;
+        job.admitting = Some(number);
+        let servers = self.joined_servers();
+        let admission = Admission {
+            namespace: namespace.to_owned(),
+            asker,
+            rank: WorkerId(peer.rank),
+            clocks: BTreeMap::new(),
+            missing: servers.iter().copied().collect(),
+            refused: None,
+            answered: false,
+        };
+        self.admissions.insert(number, admission);
+        for server in servers {
+            let namespace = namespace.to_owned();
+            self.order(
+                server,
+                Purpose::Hold(number),
+                Command::HoldClocks { namespace },
+            );
+        }
+    }
+
+    /// Handles a server's clocks, which it holds now.
+    pub(super) fn clocks_held(&mut self, number: u64, server: ServerId, reply: CommandReply) {
+        let Some(admission) = self.admissions.get_mut(&number) else {
+            return;
+        };
+        admission.missing.remove(&server);
+        match reply {
+            CommandReply::Clocks(clocks) => {
+                for DomainClock { domain, clock } in clocks {
+                    let furthest = admission.clocks.entry(domain).or_default();
+                    *furthest = clock.max(*furthest);
+                }
+            }
+            CommandReply::Refused(refusal) => {
+                admission.refused.get_or_insert(refusal);
+            }
+            _ => {
+                let text = format!("server {server} answers HoldClocks with something else");
+                admission.refused.get_or_insert(bad(&text));
+            }
+        }
+        if admission.missing.is_empty() {
+            self.admit_worker(number);
+        }
+    }
+
+    /// Ends the hold of a job's clocks: with the new member, unless it has gone meanwhile.
+    fn admit_worker(&mut self, number: u64) {
+        let servers = self.joined_servers();
+        let Some(admission) = self.admissions.get_mut(&number) else {
+            return;
+        };
+        let (namespace, rank) = (admission.namespace.clone(), admission.rank);
+        let Some(job) = self.jobs.get_mut(&namespace) else {
+            // Its end has ended the hold.
+            self.admissions.remove(&number);
+            return;
+        };
+        if !self.peers.contains_key(&admission.asker.peer) {
+            admission.refused.get_or_insert(bad("the worker has gone"));
+        }
+        admission.missing = servers.iter().copied().collect();
+        let mut admitted = None;
+        if admission.refused.is_none() {
+            let clock = |(&domain, &clock): (&DomainId, &u64)| DomainClock { domain, clock };
+            let clocks: Vec<DomainClock> = admission.clocks.iter().map(clock).collect();
+            if let Some(worker) = job.workers.get_mut(&rank) {
+                // From here on its end is the loss of a member.
+                worker.state = WorkerState::Live;
+            }
+            job.late.remove(&rank);
+            job.first.insert(rank, clocks.clone());
+            admitted = Some((rank, clocks));
+            self.revision += 1;
+        }
+        if let Some((rank, clocks)) = &admitted {
+            let (rank, clocks) = (*rank, clocks.clone());
+            self.note(&namespace, Event::Join { rank, clocks });
+        }
+        let members = self.members(&namespace);
+        for server in servers {
+            let order = Command::MembersChanged {
+                namespace: namespace.clone(),
+                members: members.clone(),
+                admitted: admitted.clone(),
+            };
+            self.order(server, Purpose::Admit(number), order);
+        }
+    }
+
+    /// Notes that a server's clocks go on. When all do, the worker gets its answer.
+    pub(super) fn clocks_go_on(&mut self, number: u64, server: ServerId, reply: CommandReply) {
+        let Some(admission) = self.admissions.get_mut(&number) else {
+            return;
+        };
+        admission.missing.remove(&server);
+        if let CommandReply::Refused(refusal) = reply {
+            admission.refused.get_or_insert(refusal);
+        }
+        if !admission.missing.is_empty() {
+            return;
+        }
+        let Some(Admission {
+            namespace,
+            asker,
+            rank,
+            refused,
+            answered,
+            ..
+        }) = self.admissions.remove(&number)
+        else {
+            return;
+        };
+        match refused {
+            Some(_) if answered => {}
+            Some(refusal) => self.answer(asker, CoordinatorAnswer::Refused(refusal)),
+            None => {
+                if let Some(peer) = self.peers.get_mut(&asker.peer) {
+                    peer.joined = true;
+                }
+                let expected = self
+                    .jobs
+                    .get(&namespace)
+                    .map_or(0, super::jobs::Job::expected);
+                let joined = self.joined(rank.0, &namespace, expected);
+                self.answer(asker, joined);
+            }
+        }
+        self.end_admission(&namespace, number);
+        // Notifications that waited for the clocks.
+        for server in self.joined_servers() {
+            self.tell_again(server, &namespace);
+        }
+        self.next_admission(&namespace);
+    }
+
+    /// Forgets a peer that waits for its admission.
+    pub(super) fn leave_queue(&mut self, id: PeerId) {
+        for job in self.jobs.values_mut() {
+            job.waiting.retain(|asker| asker.peer != id);
+        }
+    }
+
+    /// Takes the workers out that wait to be admitted to a job that fails or ends. One that is being admitted
+    /// is answered here too: no server may be left for the rest.
+    pub(super) fn drop_admissions(&mut self, namespace: &str) -> Vec<Asker> {
+        let mut askers: Vec<Asker> = match self.jobs.get_mut(namespace) {
+            Some(job) => job.waiting.drain(..).collect(),
+            None => Vec::new(),
+        };
+        for admission in self.admissions.values_mut() {
+            if admission.namespace == namespace && admission.refused.is_none() {
+                admission.refused = Some(bad("the job is over"));
+                admission.answered = true;
+                askers.push(admission.asker);
+            }
+        }
+        askers
+    }
+
+    /// Ends the admissions that wait for a lost server: their jobs fail with it.
+    pub(super) fn admit_without(&mut self, server: ServerId) {
+        let waits = |a: &Admission| a.missing.contains(&server);
+        let those = self.admissions.iter().filter(|(_, a)| waits(a));
+        for number in those.map(|(&n, _)| n).collect::<Vec<_>>() {
+            let Some(admission) = self.admissions.remove(&number) else {
+                continue;
+            };
+            self.end_admission(&admission.namespace, number);
+            if !admission.answered {
+                let text = format!("server {server} was lost while it admitted this worker");
+                let refusal = CoordinatorAnswer::Refused(bad(&text));
+                self.answer(admission.asker, refusal);
+            }
+        }
+    }
+
+    /// Notes that the clocks of a job are held no more.
+    fn end_admission(&mut self, namespace: &str, number: u64) {
+        let job = self.jobs.get_mut(namespace);
+        if let Some(job) = job.filter(|job| job.admitting == Some(number)) {
+            job.admitting = None;
+        }
+    }
+}

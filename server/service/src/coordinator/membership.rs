@@ -1,0 +1,238 @@
+//! The schedule of a job's membership: which worker begins and ends with which tick.
+//!
+//! The coordinator logs it, one line an event, and follows one that it is given: BSP bits are a function of
+//! the data and of this schedule.
+//!
+//! ```text
+//! join 0             rank 0 begins at clock 0 in every domain
+//! join 2 0:50 3:7    rank 2 begins at clock 50 in domain 0, at 7 in domain 3
+//! leave 1 0:80       rank 1 ends after 80 ticks in domain 0: iterations 0 to 79 have its pushes
+//! lost 3             the connection of rank 3 ended; a schedule to be followed has no such line
+//! ```
+//! Lines that are empty or begin with `#` are comments.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::limits::{DOMAINS_MAX, WORKERS_MAX};
+use tidewater_protocol::wire::control::DomainClock;
+
+/// A change of a job's membership.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A worker begins.
+    Join {
+        /// Rank of the worker.
+        rank: WorkerId,
+        /// Its clock in each domain; 0 in those that are missing.
+        clocks: Vec<DomainClock>,
+    },
+    /// A worker ends by itself.
+    Leave {
+        /// Rank of the worker.
+        rank: WorkerId,
+        /// Ticks that it has completed in each domain; 0 in those that are missing.
+        clocks: Vec<DomainClock>,
+    },
+    /// The connection of a worker ended.
+    Lost {
+        /// Rank of the worker.
+        rank: WorkerId,
+    },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (verb, rank, clocks) = match self {
+            Self::Join { rank, clocks } => ("join", rank, &clocks[..]),
+            Self::Leave { rank, clocks } => ("leave", rank, &clocks[..]),
+            Self::Lost { rank } => ("lost", rank, &[][..]),
+        };
+        write!(f, "{verb} {rank}")?;
+        clocks
+            .iter()
+            .try_for_each(|at| write!(f, " {}:{}", at.domain, at.clock))
+    }
+}
+
+/// A line of a membership file that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("membership line {line}, \"{text}\": {what}")]
+pub struct ScheduleError {
+    /// Number of the line, from 1; 0 for the file as a whole.
+    pub line: usize,
+    /// Text of the line.
+    pub text: String,
+    /// What is wrong, and the remedy.
+    pub what: String,
+}
+
+/// One stay of a worker in its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stay {
+    pub(super) first: Vec<DomainClock>,
+    /// Clocks with which it leaves; `None`: as it likes.
+    pub(super) last: Option<Vec<DomainClock>>,
+}
+
+/// A schedule to follow: the stays of each rank, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Schedule {
+    pub(super) stays: BTreeMap<WorkerId, Vec<Stay>>,
+}
+
+impl Schedule {
+    /// Parses the text of a membership file.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]: a line of another form, a rank or domain above its limit, a rank that joins twice
+    /// without a leave, leaves without a join or before its first tick, joins again before its last tick,
+    /// or was lost; no rank that begins at clock 0 in every domain.
+    pub fn parse(text: &str) -> Result<Self, ScheduleError> {
+        let mut schedule = Self::default();
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            schedule.add(line).map_err(|what| ScheduleError {
+                line: number,
+                text: line.to_owned(),
+                what,
+            })?;
+        }
+        let from_zero = |stays: &Vec<Stay>| {
+            let first = stays.first().map(|stay| &stay.first);
+            first.is_some_and(|at| at.iter().all(|at| at.clock == 0))
+        };
+        match schedule.stays.values().any(from_zero) {
+            true => Ok(schedule),
+            false => Err(ScheduleError {
+                line: 0,
+                text: String::new(),
+                what: "no rank joins at clock 0; add a line like \"join 0\"".into(),
+            }),
+        }
+    }
+
+    fn add(&mut self, line: &str) -> Result<(), String> {
+        let mut words = line.split_whitespace();
+        let verb = words.next().unwrap_or_default();
+        let rank = words.next().unwrap_or_default();
+        let rank = rank.parse::<u32>().ok().filter(|&rank| rank < WORKERS_MAX);
+        let Some(rank) = rank.map(WorkerId) else {
+            return Err(format!("a rank below {WORKERS_MAX} follows \"{verb}\""));
+        };
+        let clocks = words.map(clock).collect::<Result<Vec<_>, _>>()?;
+        let stays = self.stays.entry(rank).or_default();
+        let open = stays.last_mut().filter(|stay| stay.last.is_none());
+        match (verb, open) {
+            ("join", Some(_)) => Err(format!("rank {rank} joins again and has not left")),
+            ("join", None) => {
+                let last = stays.last().and_then(|stay| stay.last.as_deref());
+                if let Some((domain, at, before)) = earlier(&clocks, last.unwrap_or_default()) {
+                    return Err(format!(
+                        "rank {rank} joins at clock {at} of domain {domain}, and has left at {before} \
+                         before"
+                    ));
+                }
+                stays.push(Stay {
+                    first: clocks,
+                    last: None,
+                });
+                Ok(())
+            }
+            ("leave", Some(stay)) => {
+                if let Some((domain, at, first)) = earlier(&clocks, &stay.first) {
+                    return Err(format!(
+                        "rank {rank} leaves at clock {at} of domain {domain}, and joins at {first}"
+                    ));
+                }
+                stay.last = Some(clocks);
+                Ok(())
+            }
+            ("leave", None) => Err(format!("rank {rank} leaves and has not joined")),
+            ("lost", _) => Err(format!(
+                "the loss of rank {rank} cannot be repeated; write \"leave {rank} DOMAIN:CLOCK\" for its last \
+                 complete iteration"
+            )),
+            _ => Err("a line begins with join or leave".into()),
+        }
+    }
+}
+
+fn clock(word: &str) -> Result<DomainClock, String> {
+    let bad =
+        || format!("\"{word}\" is not DOMAIN:CLOCK, like 0:50, with a domain below {DOMAINS_MAX}");
+    let (domain, clock) = word.split_once(':').ok_or_else(bad)?;
+    let domain = domain
+        .parse()
+        .ok()
+        .filter(|&d: &u8| usize::from(d) < DOMAINS_MAX);
+    Ok(DomainClock {
+        domain: DomainId(domain.ok_or_else(bad)?),
+        clock: clock.parse().map_err(|_| bad())?,
+    })
+}
+
+/// The clock of a domain; 0 if it is missing.
+pub(super) fn clock_of(clocks: &[DomainClock], domain: DomainId) -> u64 {
+    let found = clocks.iter().find(|at| at.domain == domain);
+    found.map_or(0, |at| at.clock)
+}
+
+/// The first domain in which `clocks` are below `bounds`, with both clocks.
+fn earlier(clocks: &[DomainClock], bounds: &[DomainClock]) -> Option<(DomainId, u64, u64)> {
+    bounds.iter().find_map(|bound| {
+        let at = clock_of(clocks, bound.domain);
+        (at < bound.clock).then_some((bound.domain, at, bound.clock))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_logged_schedule_is_parsed_again() {
+        let text = "# members\njoin 0\njoin 2 0:50 3:7\n\nleave 2 0:80 3:7\njoin 2 0:90 3:7\nleave 0 0:99\n";
+        let schedule = Schedule::parse(text).unwrap();
+        assert_eq!(schedule.stays[&WorkerId(2)].len(), 2);
+        let stay = &schedule.stays[&WorkerId(2)][0];
+        let event = Event::Join {
+            rank: WorkerId(2),
+            clocks: stay.first.clone(),
+        };
+        assert_eq!(event.to_string(), "join 2 0:50 3:7");
+        assert_eq!(clock_of(stay.last.as_deref().unwrap(), DomainId(0)), 80);
+        assert_eq!(schedule.stays[&WorkerId(2)][1].last, None);
+    }
+
+    #[test]
+    fn schedules_that_cannot_be_followed_name_line_and_numbers() {
+        for (text, words) in [
+            ("join 0\njoin 0", "line 2, \"join 0\": rank 0 joins again"),
+            ("join 0\nleave 1 0:5", "rank 1 leaves and has not joined"),
+            (
+                "join 0\njoin 1 0:50\nleave 1 0:49",
+                "clock 49 of domain 0, and joins at 50",
+            ),
+            ("join 0\njoin 1 0:50\nleave 1", "clock 0 of domain 0"),
+            (
+                "join 1\nleave 1 0:8\njoin 1 0:7",
+                "joins at clock 7 of domain 0, and has left at 8",
+            ),
+            ("join 0\nlost 0", "cannot be repeated"),
+            ("join 65536", "a rank below 65536"),
+            ("join 0 64:1", "\"64:1\" is not DOMAIN:CLOCK"),
+            ("join 0 0:x", "\"0:x\" is not"),
+            ("come 0", "begins with join or leave"),
+            ("join 4 0:1", "no rank joins at clock 0"),
+            ("", "no rank joins"),
+        ] {
+            let error = Schedule::parse(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+}

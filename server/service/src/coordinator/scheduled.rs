@@ -1,0 +1,239 @@
+//! Jobs that follow a schedule of members, and the record of the changes of all jobs.
+
+use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
+use tidewater_protocol::limits::DOMAINS_MAX;
+use tidewater_protocol::wire::control::{
+    Command, CoordinatorAnswer, DomainClock, Part, SlowMember, WorkerState,
+};
+use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::jobs::Worker;
+use super::membership::{Event, Schedule, clock_of};
+use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
+
+impl Coordinator {
+    /// Makes the members of each job follow a schedule. The configured number of workers has no effect.
+    pub fn follow(&mut self, schedule: Schedule) {
+        self.schedule = Some(schedule);
+        self.config.workers = 0;
+    }
+
+    /// Notes a change of members for the log.
+    pub(super) fn note(&mut self, namespace: &str, event: Event) {
+        tracing::debug!(namespace, %event, "a change of members");
+        self.actions.push(Action::Membership(event.to_string()));
+    }
+
+    /// Refuses a worker without a stay in the schedule.
+    pub(super) fn check_scheduled(&self, hello: &Hello) -> Result<(), Refusal> {
+        let Some(schedule) = &self.schedule else {
+            return Ok(());
+        };
+        let refuse = |text: String| {
+            let numbers = [u64::from(hello.rank), 0, 0, 0];
+            Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text))
+        };
+        if hello.rank == RANK_ANY {
+            return refuse("this job follows a membership file: give each worker its rank".into());
+        }
+        let rank = WorkerId(hello.rank);
+        let begun = self
+            .jobs
+            .get(&hello.namespace)
+            .and_then(|job| job.stays.get(&rank));
+        let begun = begun.copied().unwrap_or_default();
+        match schedule.stays.get(&rank) {
+            Some(stays) if begun < stays.len() => Ok(()),
+            Some(stays) => refuse(format!(
+                "the membership file has {} stays of rank {rank}, and all have begun",
+                stays.len()
+            )),
+            None => {
+                let ranks: Vec<String> = schedule
+                    .stays
+                    .keys()
+                    .take(16)
+                    .map(|r| r.to_string())
+                    .collect();
+                refuse(format!(
+                    "rank {rank} is not in the membership file, which has {}",
+                    ranks.join(", ")
+                ))
+            }
+        }
+    }
+
+    /// Queues a worker of a job with a schedule. It is answered when all servers have the schedule.
+    pub(super) fn join_scheduled(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(bad("no such job"));
+        };
+        if job.waiting.iter().any(|a| a.peer == asker.peer) {
+            return Err(bad("it has asked to join"));
+        }
+        job.waiting.push_back(asker);
+        self.send_schedule(namespace);
+        self.begin_stays(namespace);
+        Ok(())
+    }
+
+    /// Sends the stays of a schedule to all servers, once they have joined and the job has a worker.
+    pub(super) fn send_schedule(&mut self, namespace: &str) {
+        let Some(schedule) = self.schedule.clone().filter(|_| self.is_complete()) else {
+            return;
+        };
+        let servers = self.joined_servers();
+        let members = self.members(namespace);
+        let Some(job) = self
+            .jobs
+            .get_mut(namespace)
+            .filter(|job| job.unscheduled.is_none())
+        else {
+            return;
+        };
+        let stays = schedule.stays.iter();
+        let stays = stays.flat_map(|(&rank, stays)| stays.iter().map(move |s| (rank, &s.first)));
+        let stays: Vec<_> = stays.collect();
+        job.unscheduled = Some(stays.len() * servers.len());
+        for (rank, first) in stays {
+            for &server in &servers {
+                let order = Command::MembersChanged {
+                    namespace: namespace.to_owned(),
+                    members: members.clone(),
+                    admitted: Some((rank, first.clone())),
+                };
+                self.order(server, Purpose::Schedule, order);
+            }
+        }
+    }
+
+    /// Notes that a server has one more stay.
+    pub(super) fn stay_known(&mut self, _: ServerId) {
+        // One job follows a schedule at a time: others find theirs complete.
+        let mut done = Vec::new();
+        for (name, job) in &mut self.jobs {
+            if let Some(left) = job.unscheduled.as_mut().filter(|left| **left > 0) {
+                *left -= 1;
+                done.push(name.clone());
+                break;
+            }
+        }
+        for name in done {
+            self.begin_stays(&name);
+        }
+    }
+
+    /// Answers the workers that wait for their stays, once all servers have the schedule.
+    fn begin_stays(&mut self, namespace: &str) {
+        let Some(schedule) = self.schedule.clone() else {
+            return;
+        };
+        let Some(job) = self
+            .jobs
+            .get_mut(namespace)
+            .filter(|job| job.unscheduled == Some(0))
+        else {
+            return;
+        };
+        for asker in std::mem::take(&mut job.waiting) {
+            let Some(peer) = self.peers.get_mut(&asker.peer) else {
+                continue;
+            };
+            let rank = WorkerId(peer.rank);
+            let Some(job) = self.jobs.get_mut(namespace) else {
+                return;
+            };
+            let begun = job.stays.entry(rank).or_default();
+            let stay = schedule
+                .stays
+                .get(&rank)
+                .and_then(|stays| stays.get(*begun));
+            let Some(stay) = stay else {
+                let refusal = bad("the membership file has no further stay of this rank");
+                self.answer(asker, CoordinatorAnswer::Refused(refusal));
+                continue;
+            };
+            *begun += 1;
+            peer.joined = true;
+            job.late.remove(&rank);
+            job.first.insert(rank, stay.first.clone());
+            if let Some(worker) = job.workers.get_mut(&rank) {
+                worker.state = WorkerState::Live;
+            }
+            self.revision += 1;
+            let clocks = stay.first.clone();
+            self.note(namespace, Event::Join { rank, clocks });
+            let joined = self.joined(rank.0, namespace, 0);
+            self.answer(asker, joined);
+        }
+    }
+
+    /// Whether a job follows a schedule, and every stay of it has begun and ended.
+    pub(super) fn has_followed_schedule(&self, namespace: &str) -> bool {
+        let (Some(schedule), Some(job)) = (&self.schedule, self.jobs.get(namespace)) else {
+            return false;
+        };
+        let begun = |rank| job.stays.get(rank).copied().unwrap_or_default();
+        let mut stays = schedule.stays.iter();
+        let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+        stays.all(|(rank, stays)| begun(rank) == stays.len()) && job.workers.values().all(ended)
+    }
+
+    /// Logs the workers of a job that are slower than the others.
+    pub(super) fn log_slow(&self, namespace: &str, slow: &[SlowMember]) -> CoordinatorAnswer {
+        if slow.is_empty() {
+            tracing::info!(namespace, "no worker is slower than the others any more");
+        }
+        for &SlowMember {
+            worker,
+            step_us,
+            median_us,
+        } in slow
+        {
+            let process = self.launched_as(Part::Worker, worker.0);
+            tracing::warn!(
+                namespace,
+                step_us,
+                median_us,
+                "worker {worker}{process} is slow: its steps take longer than those of the others"
+            );
+        }
+        CoordinatorAnswer::Done
+    }
+
+    /// Handles the announcement of a worker that leaves after these ticks.
+    pub(super) fn leaving(
+        &mut self,
+        id: PeerId,
+        clocks: &[DomainClock],
+    ) -> Result<CoordinatorAnswer, Refusal> {
+        let Some(peer) = self.peers.get(&id) else {
+            return Err(bad("unknown peer"));
+        };
+        let (rank, namespace) = (WorkerId(peer.rank), peer.namespace.clone());
+        if let (Some(schedule), Some(job)) = (&self.schedule, self.jobs.get(&namespace)) {
+            let begun = job.stays.get(&rank).copied().unwrap_or_default();
+            let stays = schedule.stays.get(&rank);
+            let stay = stays.and_then(|stays| stays.get(begun.checked_sub(1)?));
+            let last = stay.and_then(|stay| stay.last.as_deref());
+            let mut domains = (0..DOMAINS_MAX as u8).map(DomainId);
+            let differs =
+                |d: &DomainId| last.is_some_and(|l| clock_of(l, *d) != clock_of(clocks, *d));
+            if let Some(domain) = domains.find(differs) {
+                let (due, at) = (
+                    clock_of(last.unwrap_or_default(), domain),
+                    clock_of(clocks, domain),
+                );
+                let text = format!(
+                    "worker {rank} leaves after {at} ticks of domain {domain}; the membership file says {due}"
+                );
+                let numbers = [u64::from(rank.0), at, due, 0];
+                return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
+            }
+        }
+        let clocks = clocks.to_vec();
+        self.note(&namespace, Event::Leave { rank, clocks });
+        Ok(CoordinatorAnswer::Done)
+    }
+}
