@@ -641,6 +641,7 @@ tw_status tw_session_open(const tw_session_options *options,
 // `*session` is null.
 tw_status tw_session_observe(const tw_session_options *options,
                              tw_session **session);
+
 // Begins a job of a program that counts its processes itself, as by MPI, and opens this process's session:
 // process `rank` of `size`. All are workers, by these ranks. `servers` of them, spread evenly, are servers
 // too, on threads of the library; 0: all. It needs no launcher, no variable and no file. `broadcast` is called

@@ -1,4 +1,4 @@
-//! Converts numbers and structs of C to the client's types.
+//! Converts numbers and structs of C to the client's types. (long: one conversion a struct.)
 
 use std::ops::Range;
 use std::time::Duration;

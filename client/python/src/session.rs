@@ -1,4 +1,4 @@
-//! A session with the servers of a job.
+//! A session with the servers of a job. (long: one class.)
 
 use std::sync::Mutex;
 use std::time::Duration;

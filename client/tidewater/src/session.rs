@@ -1,4 +1,4 @@
-//! The client of one thread: its tables, pulls, pushes and ticks.
+//! The client of one thread: its tables, pulls, pushes and ticks. (long: its documentation.)
 
 #![deny(clippy::cast_possible_truncation)]
 

@@ -1,4 +1,4 @@
-//! Clocks of the workers of one job, as one applier sees them. Pure.
+//! Clocks of the workers of one job, as one applier sees them. Pure. (long: with its tests.)
 //!
 //! The members are threads of workers. `clock(t)` is the number of ticks that thread `t` has completed.
 //! Only CLOCK frames move it, one at a time, in the order of their ring. So everything that the thread

@@ -1,4 +1,4 @@
-//! One of each structure, built with the production code, and the numbers of the protocol.
+//! One of each structure, built with the production code, and the numbers of the protocol. (long: one of each.)
 
 use tidewater_lanes::fabric::{AccessDenied, INBOX_KEY, RegionTable};
 use tidewater_lanes::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};

@@ -82,7 +82,9 @@ pub const fn lane_bytes(ring_bytes: usize) -> usize {
 pub const fn ring_within(budget: usize, lanes: usize) -> Option<usize> {
     let mut ring_bytes = RING_BYTES_DEFAULT;
     while ring_bytes >= RING_BYTES_MIN {
-        if lanes.saturating_mul(lane_bytes(ring_bytes)) <= budget {
+        if let Some(bytes) = lanes.checked_mul(lane_bytes(ring_bytes))
+            && bytes <= budget
+        {
             return Some(ring_bytes);
         }
         ring_bytes /= 2;

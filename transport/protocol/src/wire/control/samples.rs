@@ -1,4 +1,4 @@
-//! Sample messages with fields of all magnitudes, from a seed: for tests and for the corpus.
+//! Sample messages with fields of all magnitudes, from a seed: for tests and for the corpus. (long: one of each.)
 
 use super::*;
 use crate::ids::{
@@ -330,6 +330,13 @@ impl Gen {
                 local_size: 3,
                 timeout_ms: 60_000,
             }),
+            R::LoadFunction {
+                name: "scale".into(),
+                module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
+            },
+            R::Status {
+                server: Some(ServerId(3)),
+            },
             R::Leaving {
                 clocks: self.clocks(),
             },
@@ -339,13 +346,6 @@ impl Gen {
                     step_us: g.any(),
                     median_us: g.any(),
                 }),
-            },
-            R::LoadFunction {
-                name: "scale".into(),
-                module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
-            },
-            R::Status {
-                server: Some(ServerId(3)),
             },
         ]
     }
