@@ -5,6 +5,8 @@
 
 use std::hint::black_box;
 
+use tidewater_bookkeeping::combine::Combiner;
+use tidewater_bookkeeping::locations::Hints;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::FRAME_HEADER_BYTES;
 use tidewater_protocol::layout::hash::mix64;
@@ -17,12 +19,6 @@ use tidewater_protocol::table::{DType, PushOp};
 use super::layout::header;
 use super::{Body, Micro};
 
-#[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/tidewater/src/push/combine.rs"]
-mod combine;
-#[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/tidewater/src/table/hints.rs"]
-mod hints;
 #[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
 #[path = "../../../client/tidewater/src/push/ring.rs"]
 mod ring;
@@ -50,7 +46,7 @@ pub(super) fn list() -> Vec<Micro> {
 fn keys(count: u64, distinct: u64) -> Body {
     let keys: Vec<u64> = (0..count).map(|n| mix64(n % distinct)).collect();
     let values = vec![1; count as usize * ROW_BYTES];
-    let mut combiner = combine::Combiner::default();
+    let mut combiner = Combiner::default();
     Box::new(move || {
         let op = PushOp::Gradient;
         combiner.combine(DType::F32, op, black_box(&keys), &values, ROW_BYTES);
@@ -58,8 +54,8 @@ fn keys(count: u64, distinct: u64) -> Body {
     })
 }
 
-fn known() -> hints::Hints {
-    let mut hints = hints::Hints::new();
+fn known() -> Hints {
+    let mut hints = Hints::default();
     for n in 0..HINTS_KNOWN {
         hints.put(mix64(n), RowLocation::new(0, 1, n as u32));
     }

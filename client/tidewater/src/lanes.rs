@@ -7,7 +7,6 @@
 //! again.
 
 mod requests;
-mod stall_detector;
 mod status;
 
 use std::time::{Duration, Instant};
@@ -35,12 +34,12 @@ use crate::error::ClientError;
 use crate::interrupt;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
-use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
 pub(crate) use requests::Requests;
-use stall_detector::StallDetector;
 use status::{STATUS_TAG, StatusCopy};
+use tidewater_bookkeeping::rejects::{NO_PUSH, PushCall, Refused, Rejects};
+use tidewater_bookkeeping::stall_detector::StallDetector;
 
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
@@ -533,7 +532,7 @@ impl Lanes {
         let tcp = |l: &&mut LaneState| l.lane.transport() == TransportKind::Tcp;
         for l in self.all.iter_mut().filter(tcp) {
             let applied = l.ring.state().applied_seq;
-            if l.silence.look(now, l.ring.is_drained(), applied) && l.broken.is_none() {
+            if l.silence.look(now, l.ring.is_answered(), applied) && l.broken.is_none() {
                 tracing::warn!(peer = l.lane.peer(), "lane is silent, connecting again");
                 l.broken = Some(LaneError::Broken {
                     transport: TransportKind::Tcp,
@@ -795,12 +794,13 @@ impl Lanes {
     /// Sends frames that are built in any ring and not sent; held ones, and those that a failed call has
     /// left.
     pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        self.holds = false;
         for lane in 0..self.all.len() {
             if self.all[lane].ring.unsent() > 0 {
                 self.send(lane, deadline)?;
             }
         }
+        // After a failure some lanes may still hold frames.
+        self.holds = false;
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{DType, PushOp};
 
 use super::PushOptions;
-use super::combine::Piece;
+use tidewater_bookkeeping::combine::Piece;
 
 /// Elements of a page of a range table.
 pub(crate) const RANGE_PAGE: usize = 1024;

@@ -2,10 +2,8 @@
 
 #![deny(clippy::cast_possible_truncation)]
 
-pub mod combine;
 pub(crate) mod feedback;
 pub mod options;
-pub mod rejects;
 pub mod ring;
 pub mod ticket;
 

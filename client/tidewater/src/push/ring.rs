@@ -245,6 +245,12 @@ impl PushRing {
         self.state.applied_seq + 1 >= self.next_seq
     }
 
+    /// Whether the server has applied everything that the lane was signalled with: built frames that are
+    /// held back await no answer.
+    pub(crate) const fn is_answered(&self) -> bool {
+        self.state.applied_seq + 1 >= self.signalled_seq
+    }
+
     /// Whether posted frames are unanswered: no status counts them yet.
     pub(crate) const fn is_unanswered(&self) -> bool {
         self.state.head_bytes < self.signalled

@@ -9,8 +9,8 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::error::ClientError;
 use crate::push::Ticket;
-use crate::push::combine::{add, magnitude};
 use crate::table::{Element, Table};
+use tidewater_bookkeeping::combine::{add, magnitude};
 
 /// Rows at which a buffer is pushed, unless set otherwise.
 const ROWS_MAX: usize = 16 << 10;

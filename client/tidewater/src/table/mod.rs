@@ -2,7 +2,6 @@
 
 pub mod any;
 pub mod element;
-pub(crate) mod hints;
 pub(crate) mod opened;
 pub(crate) mod state;
 

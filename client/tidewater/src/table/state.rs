@@ -12,10 +12,10 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
-use super::hints::Hints;
 use super::opened::HandleId;
 use crate::error::ClientError;
 use crate::lanes::Lanes;
+use tidewater_bookkeeping::locations::Hints;
 
 /// Entries of an extent table read at once: one page.
 const EXTENTS_AT_ONCE: u64 = 64;
@@ -166,7 +166,7 @@ impl TableState {
             handle,
             id: info.id,
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::new(),
+            hints: Hints::default(),
             dense: vec![None; spec.partitions as usize],
             sparse,
             lane_of_partition,
@@ -268,7 +268,7 @@ impl TableState {
             handle,
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::new(),
+            hints: Hints::default(),
             dense: (0..spec.partitions).map(|p| Some(part(p))).collect(),
             sparse: Vec::new(),
             lane_of_partition: vec![0; spec.partitions as usize],
@@ -488,7 +488,7 @@ mod tests {
             handle: tables.next_handle().unwrap(),
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::new(),
+            hints: Hints::default(),
             sparse: vec![SparseLane {
                 salt: SALT,
                 table: Some(table),

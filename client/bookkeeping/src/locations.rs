@@ -114,25 +114,28 @@ impl Entries {
 
 /// An open-addressing cache of `key -> RowLocation`.
 #[derive(Debug)]
-pub(crate) struct Hints {
+pub struct Hints {
     entries: Entries,
     len: usize,
     /// The former table while its entries are moved, from its end, and the number of entries left.
     old: Option<(Entries, usize)>,
 }
 
-impl Hints {
-    pub(crate) fn new() -> Self {
+impl Default for Hints {
+    /// An empty cache, with memory for its first entries.
+    fn default() -> Self {
         Self {
             entries: Entries::new(FIRST_ENTRIES),
             len: 0,
             old: None,
         }
     }
+}
 
+impl Hints {
     /// The cached location of a key.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<RowLocation> {
+    pub fn get(&self, key: u64) -> Option<RowLocation> {
         let here = self.entries.get(key);
         if here.is_some() {
             return here;
@@ -142,12 +145,12 @@ impl Hints {
 
     /// Prefetches the entry of a key that will be looked up soon.
     #[inline]
-    pub(crate) fn prefetch(&self, key: u64) {
+    pub fn prefetch(&self, key: u64) {
         self.entries.prefetch(key);
     }
 
     /// Stores the location of a key, with bounded work.
-    pub(crate) fn put(&mut self, key: u64, loc: RowLocation) {
+    pub fn put(&mut self, key: u64, loc: RowLocation) {
         if !loc.is_some() {
             return;
         }
@@ -168,7 +171,7 @@ impl Hints {
 
     /// Invalidates a key with a stale location. The entry keeps its slot (a hole would hide others)
     /// under a location that no extent has.
-    pub(crate) fn forget(&mut self, key: u64) {
+    pub fn forget(&mut self, key: u64) {
         let old = self.old.as_mut().map(|(old, _)| old);
         for entries in [Some(&mut self.entries), old].into_iter().flatten() {
             if let Ok(slot) = entries.find(key)
@@ -218,7 +221,7 @@ mod tests {
 
     #[test]
     fn remembers_and_forgets() {
-        let mut hints = Hints::new();
+        let mut hints = Hints::default();
         // Twice: a location lost to collisions while the table moved is learned again.
         for _ in 0..2 {
             for k in 0..20_000u64 {
@@ -239,7 +242,7 @@ mod tests {
     /// invalidated meanwhile.
     #[test]
     fn a_move_neither_hides_nor_undoes() {
-        let mut hints = Hints::new();
+        let mut hints = Hints::default();
         for k in 0..50_000u64 {
             let moving = hints.old.is_some();
             hints.put(k, RowLocation::new(0, 1, k as u32));
@@ -266,7 +269,7 @@ mod tests {
     /// The memory of a moved table is freed with its entries, piece by piece.
     #[test]
     fn a_former_table_is_given_back_as_it_is_moved() {
-        let mut hints = Hints::new();
+        let mut hints = Hints::default();
         let mut pieces = 0;
         for k in 0..400_000u64 {
             let before = hints

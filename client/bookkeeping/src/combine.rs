@@ -4,22 +4,22 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
 /// Some elements of a push: their row or page, the first one's offset in it, and their values.
-pub(crate) type Piece<'a> = (u64, usize, &'a [u8]);
+pub type Piece<'a> = (u64, usize, &'a [u8]);
 
 /// Scratch memory, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Combiner {
+pub struct Combiner {
     order: Vec<(u64, u32)>,
     /// Distinct keys of the push, ascending.
-    pub(crate) keys: Vec<u64>,
+    pub keys: Vec<u64>,
     /// Combined values of the keys.
-    pub(crate) values: Vec<u8>,
+    pub values: Vec<u8>,
 }
 
 impl Combiner {
     /// Combines `keys` with rows of `row_bytes`; the result is in `keys` and `values`. Rows of one key
     /// are added in the caller's order.
-    pub(crate) fn combine(
+    pub fn combine(
         &mut self,
         dtype: DType,
         op: PushOp,
@@ -51,7 +51,7 @@ impl Combiner {
     }
 
     /// Keys and values of some rows, each from its first element on.
-    pub(crate) fn pieces<'a>(
+    pub fn pieces<'a>(
         &'a self,
         rows: &'a [u32],
         row_bytes: usize,
@@ -66,7 +66,7 @@ impl Combiner {
 }
 
 /// Position of the first element that is NaN or infinite, among floats.
-pub(crate) fn not_finite(dtype: DType, values: &[u8]) -> Option<usize> {
+pub fn not_finite(dtype: DType, values: &[u8]) -> Option<usize> {
     match dtype {
         DType::F64 => {
             let (values, _) = values.as_chunks();
@@ -85,7 +85,7 @@ pub(crate) fn not_finite(dtype: DType, values: &[u8]) -> Option<usize> {
 
 /// Computes `acc += row`; integers wrap. A counted loop, because whether a zip is inlined here depends
 /// on what else is compiled.
-pub(crate) fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
+pub fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $add:expr) => {{
             const N: usize = size_of::<$t>();
@@ -111,7 +111,7 @@ pub(crate) fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
 }
 
 /// The largest magnitude of a row's elements. NaN counts as infinite.
-pub(crate) fn magnitude(dtype: DType, row: &[u8]) -> f64 {
+pub fn magnitude(dtype: DType, row: &[u8]) -> f64 {
     macro_rules! each {
         ($t:ty) => {{
             let (row, _) = row.as_chunks::<{ size_of::<$t>() }>();

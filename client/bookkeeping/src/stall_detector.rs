@@ -6,7 +6,7 @@ use tidewater_protocol::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
 
 /// Detects a lane with unanswered frames and a silent server: a path that drops data without an error.
 #[derive(Debug, Default)]
-pub(super) struct StallDetector {
+pub struct StallDetector {
     /// Time since when nothing has moved, and the frames applied then.
     since: Option<(Instant, u64)>,
     /// Times that the lane was given up in a row.
@@ -16,7 +16,7 @@ pub(super) struct StallDetector {
 impl StallDetector {
     /// Checks the state of the ring. Returns whether the lane is to be given up. `applied` is the last
     /// frame that the server has applied; `drained` says that none is unanswered.
-    pub(super) fn look(&mut self, now: Instant, drained: bool, applied: u64) -> bool {
+    pub fn look(&mut self, now: Instant, drained: bool, applied: u64) -> bool {
         match self.since {
             Some((since, before)) if !drained && applied == before => {
                 let longest = LANE_SILENCE_MAX * (1 << self.given_up.min(LANE_SILENCE_DOUBLINGS));

@@ -14,12 +14,14 @@ use tidewater_protocol::limits::{REJECT_RUNS_MAX, REJECTS_KEPT_MAX};
 
 /// Why frames of a ticket do not count as applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// The first frame that was refused.
     With(Reject),
     /// All of frames `first..=last` of the lane, or some of them, were refused.
     Forgotten {
+        /// The first of these frames.
         first: u64,
+        /// The last of them.
         last: u64,
         /// Whether one of the ticket's frames is certain to be refused; else that is unknown.
         certain: bool,
@@ -27,11 +29,11 @@ pub(crate) enum Refused {
 }
 
 /// Number of the push call that built a frame, from 1 in the order of the calls.
-pub(crate) type PushCall = u64;
+pub type PushCall = u64;
 
 /// The call number of frames that are no push. A CLOCK is checked by the tick that sent it; the refusal
 /// of a request is in its reply. Their refusals need no claim.
-pub(crate) const NO_PUSH: PushCall = 0;
+pub const NO_PUSH: PushCall = 0;
 
 /// A refused frame, and whether its refusal was claimed.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ struct Run {
 /// The refused frames of one lane. Sequence numbers ascend in both lists, and those of `runs` are below
 /// those of `kept`.
 #[derive(Debug, Default)]
-pub(crate) struct Rejects {
+pub struct Rejects {
     kept: VecDeque<Kept>,
     runs: VecDeque<Run>,
     /// Frames of which the server refused some without naming them: a protocol error.
@@ -66,7 +68,7 @@ pub(crate) struct Rejects {
 impl Rejects {
     /// Adds the newest refusal, of a frame of push `call`. Returns whether this drops the reason of an
     /// unclaimed one.
-    pub(crate) fn add(&mut self, reject: Reject, call: PushCall) -> bool {
+    pub fn add(&mut self, reject: Reject, call: PushCall) -> bool {
         let claimed = call == NO_PUSH;
         self.open += usize::from(!claimed);
         self.kept.push_back(Kept {
@@ -116,7 +118,7 @@ impl Rejects {
     }
 
     /// Records that some unknown frames of `first..=last` were refused. `call` is the newest push.
-    pub(crate) fn lose(&mut self, first: u64, last: u64, call: PushCall) {
+    pub fn lose(&mut self, first: u64, last: u64, call: PushCall) {
         let known = self.unknown.get_or_insert(Run {
             first,
             last,
@@ -130,7 +132,7 @@ impl Rejects {
 
     /// Returns what is known of refused frames among `first..=last`, and claims them. Repeated calls
     /// return the same, except for reasons forgotten meanwhile.
-    pub(crate) fn among(&mut self, first: u64, last: u64) -> Option<Refused> {
+    pub fn among(&mut self, first: u64, last: u64) -> Option<Refused> {
         let from = self.kept.partition_point(|kept| kept.reject.seq < first);
         let mut found = None;
         let asked = self.kept.range_mut(from..);
@@ -153,7 +155,7 @@ impl Rejects {
 
     /// The refusal of the earliest push that is not claimed.
     #[inline]
-    pub(crate) fn unclaimed(&self) -> Option<(PushCall, Refused)> {
+    pub fn unclaimed(&self) -> Option<(PushCall, Refused)> {
         if self.open == 0 {
             return None;
         }
@@ -170,7 +172,7 @@ impl Rejects {
     }
 
     /// Claims every refusal of push `call`, and the runs with their first unclaimed refusal in it.
-    pub(crate) fn claim(&mut self, call: PushCall) {
+    pub fn claim(&mut self, call: PushCall) {
         for kept in self.kept.iter_mut().filter(|kept| kept.call == call) {
             self.open -= usize::from(!std::mem::replace(&mut kept.claimed, true));
         }
