@@ -883,6 +883,8 @@ fn started_calls_go_on_while_their_client_works() {
     }
     let error = all[0].tick().unwrap_err().to_string();
     assert!(error.contains("under way"), "{error}");
+    let error = all[0].finish().unwrap_err().to_string();
+    assert!(error.contains("finish the save first"), "{error}");
     all[2].tick().unwrap();
     let (rows, _) = all[0].finish_save(save).unwrap();
     assert_eq!(rows, 16);
@@ -894,9 +896,24 @@ fn started_calls_go_on_while_their_client_works() {
         drop(client.start_barrier("met", LONG).unwrap());
     }
     all[0].finish_barrier(met).unwrap();
-    let exists = all[0].start_load(path, LONG).unwrap();
-    let error = all[0].finish_load(exists).unwrap_err().to_string();
+    let mut exists = all[0].start_load(path, LONG).unwrap();
+    let error = loop {
+        match all[0].test_call(&mut exists) {
+            Ok(done) => assert!(!done),
+            Err(error) => break error.to_string(),
+        }
+    };
     assert!(error.contains("exists"), "{error}");
+    let error = all[0].finish_load(exists).unwrap_err().to_string();
+    assert!(error.contains("failed before"), "{error}");
+    // A save whose call is dropped holds the tick until it is over.
+    let dir = tempfile::tempdir().unwrap();
+    let again = dir.path().to_str().unwrap();
+    drop(all[0].start_save(again, LONG).unwrap());
+    while let Err(error) = all[0].tick() {
+        assert!(error.to_string().contains("under way"), "{error}");
+        assert!(!until.passed());
+    }
     for client in &mut all {
         client.finish().unwrap();
     }

@@ -38,7 +38,6 @@ use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
-use crate::push::combine::Combiner;
 use crate::push::feedback::Feedback;
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
@@ -52,6 +51,7 @@ use membership::check_domain;
 pub use pace::SlowWorker;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
+use tidewater_bookkeeping::combine::Combiner;
 pub use versions::GroupRange;
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
@@ -98,8 +98,10 @@ pub struct Client {
     workers: u32,
     timeout: Duration,
     connect: Option<Arc<dyn ConnectThread>>,
-    /// Whether a save of this client's clocks is under way, during which it must not tick.
-    saving: bool,
+    /// Calls to the coordinator that were started and are not over.
+    started: Vec<calls::Started>,
+    /// Whether the coordinator knows at which clocks this worker leaves.
+    is_leave_announced: bool,
     /// Slow workers as reported last.
     slow: Vec<WorkerId>,
     /// Below the connections: those of a thread that is lost have ended when it is reported.
@@ -156,7 +158,8 @@ impl Client {
             workers,
             timeout: DATA_DEADLINE,
             connect: None,
-            saving: false,
+            started: Vec::new(),
+            is_leave_announced: false,
             slow: Vec::new(),
             guard,
         })
@@ -252,6 +255,7 @@ impl Client {
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         self.check_worker("create_table")?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
+        self.lanes.send_held(deadline)?;
         let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
     }
@@ -262,6 +266,7 @@ impl Client {
     /// A refusal when no table has that name, or when it holds another element type.
     pub fn open_table<T: Element>(&mut self, name: &str) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
+        self.lanes.send_held(deadline)?;
         let info = self.lanes.coordinator.open_table(name, deadline)?;
         self.adopt(info, deadline)
     }
@@ -341,6 +346,7 @@ impl Client {
         let deadline = self.deadline();
         let named = table.named();
         self.tables.find("release_table", named)?;
+        self.lanes.send_held(deadline)?;
         self.lanes.coordinator.release_table(named.id, deadline)?;
         self.later.cancel_all(named.handle);
         self.forget_pins(named.handle);
@@ -385,14 +391,7 @@ impl Client {
             false => domain,
         };
         self.guard.check()?;
-        if self.saving {
-            return Err(ClientError::Argument {
-                op: "tick_domain",
-                table: "-".into(),
-                what: "a save of this worker's clocks is under way; finish it before the tick"
-                    .into(),
-            });
-        }
+        self.check_no_save("tick_domain")?;
         let thread = self.guard.thread();
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
@@ -551,6 +550,7 @@ impl Client {
     /// # Errors
     /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a
     /// lost connection. [`ClientError::Thread`] from the first client while siblings are open.
+    /// [`ClientError::Argument`] while a save of this client's clocks is under way: finish the save first.
     pub fn finish(&mut self) -> Result<(), ClientError> {
         if self.is_observer() {
             return self.finish_observer();
@@ -560,14 +560,16 @@ impl Client {
             return Ok(());
         }
         self.guard.check_finish()?;
+        self.check_no_save("finish")?;
         // A sibling without some of its sessions has sent everything, and can send no more.
         if !self.lanes.has_ended_sessions() {
             self.flush()?;
-            if is_first && !self.clock.is_finished() {
+            if is_first && !self.clock.is_finished() && !self.is_leave_announced {
                 let deadline = self.deadline();
                 self.lanes
                     .coordinator
                     .leaving(&self.clock.all(), deadline)?;
+                self.is_leave_announced = true;
             }
             self.clock.finish(&mut self.lanes)?;
             self.flush()?;

@@ -262,7 +262,16 @@ impl Lanes {
         let per_block = table
             .blocks()
             .map_or(1, |(layout, _)| layout.block_elements());
-        let blocks = ((self.reply_bytes_max() / bytes) as u64 / per_block).max(1);
+        let room = self.reply_bytes_max();
+        let blocks = (room / bytes) as u64 / per_block;
+        if blocks == 0 {
+            let block = size(per_block) * bytes;
+            let what = format!(
+                "a block of {block} bytes, of which a server copies no part; a reply takes {room}, \
+                 which follows from ring_bytes: give more"
+            );
+            return Err(table.wrong("pull_dense", what));
+        }
         let mut requests = RangeRequests {
             table,
             parts: Vec::new(),

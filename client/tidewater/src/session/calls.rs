@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidewater_protocol::table::TableSpec;
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 
 use super::threads::first_only;
 use super::{Client, creation_timeout};
@@ -26,15 +27,35 @@ pub struct PendingCall {
     client: ClientNumber,
     op: &'static str,
     deadline: Deadline,
-    /// Whether the client must not tick meanwhile.
-    holds_clock: bool,
     state: State,
+    /// Tells the client, which has the other reference, that this was not dropped.
+    _alive: Arc<()>,
 }
 
 #[derive(Debug)]
 enum State {
     UnderWay(u64),
     Done(CoordinatorReply),
+    /// It has failed: the connection does not know it any more.
+    Over,
+}
+
+/// What a client knows of a call that it has started and that is not over.
+#[derive(Debug)]
+pub(super) struct Started {
+    /// The other reference is the one of the [`PendingCall`].
+    alive: Arc<()>,
+    number: u64,
+    op: &'static str,
+    deadline: Deadline,
+    /// Whether the client must not tick or finish meanwhile.
+    holds_clock: bool,
+}
+
+impl Started {
+    fn is_dropped(&self) -> bool {
+        Arc::strong_count(&self.alive) == 1
+    }
 }
 
 impl Client {
@@ -45,20 +66,86 @@ impl Client {
         holds_clock: bool,
     ) -> Result<PendingCall, ClientError> {
         self.check_worker(call.op())?;
+        self.tend_dropped();
         self.lanes.send_held(deadline)?;
         let state = match self.lanes.coordinator.begin(call, deadline)? {
             BegunCall::UnderWay(number) => State::UnderWay(number),
             BegunCall::Done(reply) => State::Done(reply),
         };
-        let holds_clock = holds_clock && matches!(state, State::UnderWay(_));
-        self.saving |= holds_clock;
+        let alive = Arc::new(());
+        if let State::UnderWay(number) = state {
+            self.started.push(Started {
+                alive: Arc::clone(&alive),
+                number,
+                op: call.op(),
+                deadline,
+                holds_clock,
+            });
+        }
         Ok(PendingCall {
             client: self.tables.client,
             op: call.op(),
             deadline,
-            holds_clock,
             state,
+            _alive: alive,
         })
+    }
+
+    /// Fails while a save of this client's clocks is under way. One whose call was dropped is over when its
+    /// answer has arrived, or at its deadline.
+    pub(super) fn check_no_save(&mut self, op: &'static str) -> Result<(), ClientError> {
+        if self.started.is_empty() {
+            return Ok(());
+        }
+        self.tend_dropped();
+        if !self.started.iter().any(|call| call.holds_clock) {
+            return Ok(());
+        }
+        Err(ClientError::Argument {
+            op,
+            table: "-".into(),
+            what: "a save of this worker's clocks is under way; finish the save first, or if its call was \
+                   dropped, repeat this call later"
+                .into(),
+        })
+    }
+
+    /// Forgets calls that were dropped. Those that hold the clock stay until they are over.
+    fn tend_dropped(&mut self) {
+        for n in (0..self.started.len()).rev() {
+            let call = &self.started[n];
+            if !call.is_dropped() {
+                continue;
+            }
+            let (op, number, late) = (call.op, call.number, call.deadline.passed());
+            let polled = match call.holds_clock {
+                true => self.await_reply(op, number, LOOK),
+                false => Ok(None),
+            };
+            match polled {
+                Ok(None) if self.started[n].holds_clock && !late => continue,
+                Ok(None) => drop(self.lanes.coordinator.abandon(op, number)),
+                Ok(Some(_)) => {}
+                Err(error) => tracing::debug!(%error, op, "a dropped call has failed"),
+            }
+            self.started.swap_remove(n);
+        }
+    }
+
+    /// Waits up to `wait` for the answer of a call. Other messages do not end the wait.
+    fn await_reply(
+        &mut self,
+        op: &'static str,
+        number: u64,
+        wait: Duration,
+    ) -> Result<Option<CoordinatorReply>, ClientError> {
+        let until = Deadline::after(wait);
+        loop {
+            let reply = self.lanes.coordinator.poll(op, number, until.left())?;
+            if reply.is_some() || until.passed() {
+                return Ok(reply);
+            }
+        }
     }
 
     /// Creates a table like [`Client::create_table`], without a wait. [`Client::finish_create_table`]
@@ -91,8 +178,9 @@ impl Client {
     }
 
     /// Begins a save like [`Client::save`]. Pulls and pushes may follow at once. Under BSP and SSP the save is
-    /// of this worker's clocks, so that its next tick fails until [`Client::finish_save`] or
-    /// [`Client::test_call`] has seen the end of it.
+    /// of this worker's clocks, so that its next tick and [`Client::finish`] fail until
+    /// [`Client::finish_save`] or [`Client::test_call`] has seen the end of it. If its call is dropped, they
+    /// fail until the save is over.
     ///
     /// # Errors
     /// A directory without an absolute path; a lost connection.
@@ -146,17 +234,20 @@ impl Client {
 
     /// Takes the answer of a call if it has arrived within `wait`.
     fn poll_call(&mut self, call: &mut PendingCall, wait: Duration) -> Result<bool, ClientError> {
-        if call.client != self.tables.client {
-            return Err(ClientError::Argument {
-                op: call.op,
-                table: "-".into(),
-                what: "the call was started by another client".into(),
-            });
-        }
-        let State::UnderWay(number) = call.state else {
-            return Ok(true);
+        let wrong = |what: &str| ClientError::Argument {
+            op: call.op,
+            table: "-".into(),
+            what: what.into(),
         };
-        let polled = match self.lanes.coordinator.poll(call.op, number, wait) {
+        if call.client != self.tables.client {
+            return Err(wrong("the call was started by another client"));
+        }
+        let number = match call.state {
+            State::UnderWay(number) => number,
+            State::Done(_) => return Ok(true),
+            State::Over => return Err(wrong("the call has failed before")),
+        };
+        let polled = match self.await_reply(call.op, number, wait) {
             Ok(None) if call.deadline.passed() => {
                 let missing = self.lanes.coordinator.abandon(call.op, number);
                 Err(ClientError::Deadline {
@@ -166,25 +257,28 @@ impl Client {
             }
             polled => polled,
         };
-        if call.holds_clock && !matches!(polled, Ok(None)) {
-            self.saving = false;
-        }
-        let Some(reply) = polled? else {
+        if let Ok(None) = polled {
             return Ok(false);
-        };
-        call.state = State::Done(reply);
+        }
+        self.started.retain(|started| started.number != number);
+        // Also an error is the end of it: the connection has forgotten it.
+        call.state = State::Over;
+        if let Some(reply) = polled? {
+            call.state = State::Done(reply);
+        }
         Ok(true)
     }
 
     fn finish_call(&mut self, mut call: PendingCall) -> Result<CoordinatorReply, ClientError> {
         loop {
-            let wait = SLICE.min(call.deadline.left());
+            // An answer that has arrived counts also after the deadline.
+            let wait = SLICE.min(call.deadline.left()).max(LOOK);
             if self.poll_call(&mut call, wait)?
                 && let State::Done(reply) = call.state
             {
                 return Ok(reply);
             }
-            // The call stays under way: its result is lost.
+            // The call stays under way: its result is lost, and it counts as dropped.
             interrupt::check(call.op)?;
         }
     }
@@ -197,9 +291,9 @@ impl Client {
         &mut self,
         call: PendingCall,
     ) -> Result<Table<T>, ClientError> {
-        let (op, deadline) = (call.op, call.deadline);
+        let op = call.op;
         let info = self.finish_call(call)?.table(op)?;
-        self.adopt(info, deadline)
+        self.adopt(info, self.deadline())
     }
 
     /// Waits for the barrier of [`Client::start_barrier`].

@@ -39,6 +39,7 @@ impl Client {
     pub fn slow_workers(&mut self) -> Result<Vec<SlowWorker>, ClientError> {
         self.check_worker("slow_workers")?;
         let deadline = self.deadline();
+        self.lanes.send_held(deadline)?;
         let Some(link) = self.lanes.link(0) else {
             return Ok(Vec::new());
         };

@@ -370,7 +370,10 @@ impl Client {
         let buffers = requests.buffers;
         if let Err(e) = pinned {
             // Some appliers may have pinned it: each gets the end behind the pin, in its ring.
-            send_unpins(&mut self.lanes, table, version, deadline)?;
+            if let Err(error) = send_unpins(&mut self.lanes, table, version, deadline) {
+                // The first error says more.
+                tracing::debug!(%error, "the end of a pin that failed is not sent everywhere");
+            }
             return Err(match e {
                 ClientError::Rejected { table, reject, .. } if is_gone(reject.reason) => {
                     gone(table, version, reject.reason)
@@ -403,7 +406,9 @@ impl Client {
     ) -> Result<Pulled, ClientError> {
         let named = table.named();
         let state = self.tables.find("pull_pinned", named)?;
+        let deadline = Deadline::after(options.timeout);
         self.lanes.tend()?;
+        self.lanes.send_held(deadline)?;
         let is_same = |pin: &&Pin| pin.handle == named.handle && pin.version == version;
         let Some(pin) = self.pins.iter().find(is_same) else {
             return Err(unpinned("pull_pinned", state, version));
@@ -422,7 +427,7 @@ impl Client {
                 mode: PullMode::Snapshot,
                 want,
             },
-            Deadline::after(options.timeout),
+            deadline,
         )
     }
 
@@ -437,12 +442,14 @@ impl Client {
         let Some(n) = self.pins.iter().position(is_same) else {
             return Err(unpinned("unpin", state, version));
         };
-        self.pins[n].holders -= 1;
-        if self.pins[n].holders > 0 {
+        if self.pins[n].holders > 1 {
+            self.pins[n].holders -= 1;
             return Ok(());
         }
+        // After a failure the pin stays, so that the call can be repeated.
+        send_unpins(&mut self.lanes, state, version, deadline)?;
         self.pins.swap_remove(n);
-        send_unpins(&mut self.lanes, state, version, deadline)
+        Ok(())
     }
 
     /// Forgets the pins of a table that is released: they have ended with it.

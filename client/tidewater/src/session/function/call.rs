@@ -147,6 +147,7 @@ impl Client {
             )));
         }
         let deadline = self.deadline();
+        self.lanes.send_held(deadline)?;
         self.lanes.coordinator.load_function(name, module, deadline)
     }
 
