@@ -472,13 +472,8 @@ impl Enlisted {
                 if members.workers.is_empty() {
                     files.end_job(&namespace);
                 }
-                // Before workers are removed: the clocks that were held have not moved.
-                if self.held.remove(&namespace) || admitted.is_some() {
-                    if let Some((rank, _)) = &admitted {
-                        self.removed.remove(&(namespace.clone(), *rank));
-                    }
-                    node.admit(&namespace, admitted)?;
-                }
+                // Before other workers are removed: the clocks that were held have not moved.
+                self.admit(node, &namespace, admitted)?;
                 self.members_changed(node, &namespace, &members)?;
             }
             Command::HoldClocks { namespace } => {
@@ -508,6 +503,28 @@ impl Enlisted {
             Command::Status => return Ok(Some(CommandReply::Status(Box::new(node.report())))),
         }
         Ok(Some(CommandReply::Done))
+    }
+
+    /// Ends the hold of a job's clocks, with a new member if there is one, or adds a stay of a schedule.
+    fn admit(
+        &mut self,
+        node: &dyn Orders,
+        namespace: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) -> Result<(), Refusal> {
+        let was_held = self.held.remove(namespace);
+        if !was_held && admitted.is_none() {
+            return Ok(());
+        }
+        if let Some((rank, _)) = &admitted {
+            // The loss of the rank's member before may not have been told. Without a hold this is a stay
+            // of a schedule, and the member may be alive.
+            if was_held {
+                node.remove_worker(namespace, *rank)?;
+            }
+            self.removed.remove(&(namespace.to_owned(), *rank));
+        }
+        node.admit(namespace, admitted)
     }
 
     fn members_changed(

@@ -48,17 +48,35 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Carries out the deletions of an iteration, before its steps, and returns their number.
-    pub(super) fn delete_noted(&mut self, id: u32, iteration: u64) -> usize {
+    /// Takes the keys that an iteration deletes, each once, in descending order.
+    pub(super) fn noted_deletions(&mut self, id: u32) -> Vec<u64> {
         let noted = match mutants::on(Mutant::DeletionRepeated) {
             true => self.deletions.get(&id).cloned(),
             false => self.deletions.remove(&id),
         };
-        let Some(mut keys) = noted else { return 0 };
-        keys.sort_unstable();
+        let mut keys = noted.unwrap_or_default();
+        keys.sort_unstable_by(|a, b| b.cmp(a));
         keys.dedup();
+        keys
+    }
+
+    /// Carries out at most `rows` deletions of an iteration, before its steps: the least of the keys that are
+    /// `left`, in ascending order. Takes them off both. A row whose key is pushed before its turn comes is
+    /// awaited then.
+    pub(super) fn delete_some(
+        &mut self,
+        id: u32,
+        iteration: u64,
+        left: &mut Vec<u64>,
+        rows: &mut usize,
+    ) {
+        if left.is_empty() {
+            return;
+        }
+        let mut keys = left.split_off(left.len().saturating_sub(*rows));
+        keys.reverse();
         self.delete_at_tick(id, iteration, &keys);
-        keys.len()
+        *rows = rows.saturating_sub(keys.len());
     }
 
     /// Deletes rows at the end of an iteration.

@@ -532,6 +532,8 @@ impl Engine {
                 "a function's result for table {table} could not be stored: {e}"
             ));
         }
+        // Only rows of sparse tables with an expiry have stamps.
+        self.stamp_rows(header.table);
         Ok(())
     }
 }

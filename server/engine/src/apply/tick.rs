@@ -121,6 +121,9 @@ impl Engine {
     /// end are dropped, those of all its threads.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         let clocks = self.clocks(namespace);
+        if clocks.take_ended(rank) {
+            return;
+        }
         let domains: Vec<DomainId> = clocks.domains().collect();
         for domain in domains {
             // The worker has not ended the iteration of its slowest thread, nor a later one.

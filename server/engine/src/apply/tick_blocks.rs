@@ -347,7 +347,9 @@ impl Engine {
             _ => assert!(held.is_empty(), "pushes are held, and no sums are reserved"),
         }
         if snapshot {
-            blocks.flip(epoch, iteration + 1, self.lsn)?;
+            // A version never goes back.
+            let version = (iteration + 1).max(blocks.min_clock());
+            blocks.flip(epoch, version, self.lsn)?;
         }
         Ok(())
     }

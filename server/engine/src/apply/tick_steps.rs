@@ -64,11 +64,26 @@ struct Begun {
     at: Place,
 }
 
+impl Begun {
+    /// The pushes that have not been added. Those that have are sums, or were stepped: they need no slots.
+    fn unadded(&self) -> impl Iterator<Item = &Held> {
+        let (current, later) = match self.tables.split_last() {
+            Some(((_, held), later)) => (held.get(self.at.frame..).unwrap_or_default(), later),
+            None => (&[][..], &[][..]),
+        };
+        current
+            .iter()
+            .chain(later.iter().flat_map(|(_, held)| held))
+    }
+}
+
 /// Position in the current table, which has rows.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     /// Number of pushes added.
     frame: usize,
+    /// Keys that are left to delete, in descending order; `None` before the first step that deletes.
+    deletions: Option<Vec<u64>>,
     pub(super) sums: SumsPlace,
 }
 
@@ -169,10 +184,10 @@ impl Engine {
         };
         let ids: Vec<u32> = self.sums.keys().copied().filter(of_domain).collect();
         let begun = self.ticking.iter().filter_map(|work| work.begun.as_ref());
-        let begun = begun.flat_map(|begun| &begun.streams);
+        let begun = begun.flat_map(Begun::unadded);
+        let pending = self.pending.streams_of((namespace, domain));
         let streams: Vec<Held> = begun
-            .chain(self.pending.streams_of((namespace, domain)))
-            .flat_map(Stream::frames)
+            .chain(pending.flat_map(Stream::frames))
             .copied()
             .collect();
         let mut payload = std::mem::take(&mut self.scratch);
@@ -333,9 +348,12 @@ impl Engine {
                         at.frame += next;
                     }
                     if work.kind == Kind::Close {
-                        // In the first of several steps; those after it find none.
-                        *rows = rows.saturating_sub(self.delete_noted(*id, work.iteration));
-                        if !self.step_rows(*id, work.iteration, &mut at.sums, rows) {
+                        let left = at.deletions.take();
+                        let mut left = left.unwrap_or_else(|| self.noted_deletions(*id));
+                        self.delete_some(*id, work.iteration, &mut left, rows);
+                        let is_done = left.is_empty();
+                        at.deletions = Some(left);
+                        if !is_done || !self.step_rows(*id, work.iteration, &mut at.sums, rows) {
                             return false;
                         }
                     }

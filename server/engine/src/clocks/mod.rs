@@ -45,6 +45,9 @@ pub struct Clocks {
     first: BTreeMap<WorkerId, FirstClocks>,
     /// Later memberships of ranks that are members.
     later: BTreeMap<WorkerId, VecDeque<FirstClocks>>,
+    /// Memberships that their worker ended itself, with a later one of the rank begun thereby. The
+    /// coordinator's word of each end is still to come, and does not mean the later one.
+    ended: BTreeMap<WorkerId, u32>,
     /// Whether no CLOCK frame is consumed: a worker is being admitted.
     held: bool,
 }
@@ -88,6 +91,7 @@ impl Clocks {
             ticked: BTreeMap::new(),
             first: BTreeMap::new(),
             later: BTreeMap::new(),
+            ended: BTreeMap::new(),
             held: false,
         }
     }
@@ -270,10 +274,27 @@ impl Clocks {
     /// Removes a thread that has finished from every domain; with thread 0 its worker. Returns the
     /// domains with a moved minimum.
     pub fn finish(&mut self, thread: WorkerThread) -> Vec<Moved> {
-        match thread.is_first() {
-            true => self.remove(thread.rank),
-            false => self.drop_members(thread, thread),
+        if !thread.is_first() {
+            return self.drop_members(thread, thread);
         }
+        let later = self.later.get(&thread.rank);
+        if self.members.contains(&thread) && later.is_some_and(|later| !later.is_empty()) {
+            *self.ended.entry(thread.rank).or_default() += 1;
+        }
+        self.remove(thread.rank)
+    }
+
+    /// Whether a worker ended a membership itself that the coordinator has not ended yet, and a later one
+    /// of its rank has begun. Notes that the coordinator has.
+    pub fn take_ended(&mut self, rank: WorkerId) -> bool {
+        let Some(left) = self.ended.get_mut(&rank) else {
+            return false;
+        };
+        *left -= 1;
+        if *left == 0 {
+            self.ended.remove(&rank);
+        }
+        true
     }
 
     /// Removes a worker with all its threads from every domain: lost, or finished for good. Returns the
@@ -430,8 +451,14 @@ mod tests {
         let moved: Vec<_> = moved.iter().map(|m| (m.from, m.to)).collect();
         assert_eq!(moved, [(1, 5)], "up to its next tick, and not to 9");
         assert_eq!(clocks.clock(DomainId(3), self::first(1)), Some(4));
+        assert!(
+            clocks.take_ended(WorkerId(1)),
+            "the coordinator's word is of the stay before"
+        );
+        assert!(!clocks.take_ended(WorkerId(1)), "once");
         clocks.tick(D, self::first(1), 6).unwrap();
         let moved = clocks.finish(self::first(1));
+        assert!(!clocks.take_ended(WorkerId(1)), "no later stay has begun");
         assert_eq!(
             moved.iter().map(|m| m.to).max(),
             Some(9),

@@ -81,7 +81,7 @@ impl Pace {
         self.forget(namespace, WorkerThread::first(rank));
     }
 
-    /// Forgets a job.
+    /// Forgets all threads of a job.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         self.threads.retain(|(job, ..), _| *job != namespace);
         self.moved.retain(|(job, _), _| *job != namespace);

@@ -57,7 +57,7 @@ impl Coordinator {
     }
 
     /// Holds the clocks of a job for the worker that has waited longest, unless one is being admitted. Before
-    /// all servers have joined nobody can tick, and the worker waits.
+    /// all servers have joined no process can tick, and the worker waits.
     pub(super) fn next_admission(&mut self, namespace: &str) {
         if !self.is_complete() {
             return;

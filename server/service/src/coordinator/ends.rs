@@ -100,6 +100,8 @@ impl Coordinator {
             ending.waiting.retain(|(asker, _)| asker.peer != id);
         }
         self.leave_queue(id);
+        // A schedule has further stays for ranks that have left.
+        let is_open = self.schedule.is_none() && self.phase == Phase::Running;
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return;
         };
@@ -111,6 +113,11 @@ impl Coordinator {
         if worker.state == WorkerState::Live && !peer.leaving {
             let why = "its connection ended before it said that it has finished";
             self.worker_lost(&peer.namespace, rank, why);
+        } else if worker.state == WorkerState::Expected && is_open && job.late.remove(&rank) {
+            // It took the rank of a lost worker and was not admitted: the rank is lost as before.
+            worker.state = WorkerState::Lost;
+            self.revision += 1;
+            self.job_changed(&peer.namespace, WorkerState::Lost);
         }
         self.end_job_if_left(&peer.namespace);
     }

@@ -21,7 +21,7 @@ use tidewater_protocol::wire::control::DomainClock;
 /// A change of a job's membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A worker begins.
+    /// A worker becomes a member.
     Join {
         /// Rank of the worker.
         rank: WorkerId,

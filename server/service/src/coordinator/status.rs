@@ -24,6 +24,15 @@ impl Coordinator {
         if !self.joined_servers().contains(&number) {
             return Err(bad(&format!("server {number} has not joined")));
         }
+        let peer = asker.peer;
+        let asks = |(_, purpose): &(_, Purpose)| match purpose {
+            Purpose::Status(other) => other.peer == peer,
+            _ => false,
+        };
+        // One at a time, so that an operator cannot queue orders without end.
+        if self.orders.values().any(asks) {
+            return Err(bad("it waits for the status of a server already"));
+        }
         self.order(number, Purpose::Status(asker), Command::Status);
         Ok(None)
     }

@@ -150,9 +150,8 @@ impl Control {
         let job = job.ok_or_else(|| bad("the job has neither tables nor sessions here"))?;
         let told = self.shared.ask_all(|_, tx| {
             Command::With(Box::new(move |engine| {
-                let clocks = engine.clocks(job);
-                let min = clocks.line(domain).min;
-                let live: Vec<(WorkerThread, u64)> = clocks.live(domain).collect();
+                let min = engine.clock_line(job, domain).min;
+                let live: Vec<(WorkerThread, u64)> = engine.clocks(job).live(domain).collect();
                 let pace = |(thread, clock)| {
                     let step_us = engine.pace.median_us((job, domain), thread);
                     (thread, clock, step_us)

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// One buffer.
+/// One buffer of a table.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     /// Epoch of the values in the buffer; while one is built, that of the values before.
@@ -24,8 +24,9 @@ pub(super) struct Rotation {
     buffers: Vec<Buffer>,
     front: usize,
     building: usize,
-    /// Pinned epochs, each with a session that pinned it.
-    pins: BTreeSet<(u64, SessionId)>,
+    /// Pinned epochs, each with a session that pinned it and the version that it was then. After a load
+    /// the epoch stands for another version.
+    pins: BTreeSet<(u64, SessionId, u64)>,
 }
 
 /// Why a version cannot be pinned.
@@ -35,7 +36,7 @@ pub enum PinRefusal {
     NotKept {
         /// Oldest version of which all later ones are kept.
         oldest: u64,
-        /// Newest version.
+        /// The newest complete version.
         newest: u64,
     },
     /// As many versions are pinned as can be.
@@ -122,7 +123,7 @@ impl Rotation {
     }
 
     fn is_pinned(&self, epoch: u64) -> bool {
-        let of_epoch = (epoch, SessionId(0))..=(epoch, SessionId(u64::MAX));
+        let of_epoch = (epoch, SessionId(0), 0)..=(epoch, SessionId(u64::MAX), u64::MAX);
         self.pins.range(of_epoch).next().is_some() && !mutants::on(Mutant::PinDropped)
     }
 
@@ -132,11 +133,12 @@ impl Rotation {
         epochs.len()
     }
 
-    /// Pins an epoch for a session and returns its buffer. A second pin of the session has no effect.
-    /// `None` for an epoch that no buffer holds; the error has the number of pinned epochs and its limit.
+    /// Pins an epoch, which is that of `version`, for a session and returns its buffer. A second pin of the
+    /// session has no effect. `None` for an epoch that no buffer holds; the error has the number of pinned
+    /// epochs and its limit.
     pub(super) fn pin(
         &mut self,
-        epoch: u64,
+        (epoch, version): (u64, u64),
         session: SessionId,
     ) -> Option<Result<usize, (usize, usize)>> {
         let buffer = self.buffer_of(epoch)?;
@@ -144,13 +146,13 @@ impl Rotation {
         if !self.is_pinned(epoch) && pinned >= limit {
             return Some(Err((pinned, limit)));
         }
-        self.pins.insert((epoch, session));
+        self.pins.insert((epoch, session, version));
         Some(Ok(buffer))
     }
 
-    /// Ends the session's pin of an epoch, or all of the session's pins.
-    pub(super) fn unpin(&mut self, session: SessionId, epoch: Option<u64>) {
-        let ends = |pin: &(u64, SessionId)| pin.1 == session && epoch.is_none_or(|e| e == pin.0);
-        self.pins.retain(|pin| !ends(pin));
+    /// Ends the session's pin of a version, or all of the session's pins.
+    pub(super) fn unpin(&mut self, session: SessionId, version: Option<u64>) {
+        self.pins
+            .retain(|pin| pin.1 != session || version.is_some_and(|v| v != pin.2));
     }
 }

@@ -28,6 +28,11 @@ impl DenseBlocks {
         self.line.front
     }
 
+    /// Version of the newest complete buffer: its clock.
+    pub const fn min_clock(&self) -> u64 {
+        self.line.min_clock
+    }
+
     /// Sets the epoch and version of the initial values. Called before a client knows the table.
     ///
     /// # Errors
@@ -130,7 +135,7 @@ impl DenseBlocks {
     /// [`PinRefusal`].
     pub fn pin(&mut self, version: u64, session: SessionId) -> Result<usize, PinRefusal> {
         let epoch = self.line.epoch_of(version);
-        match self.rotation.pin(epoch, session) {
+        match self.rotation.pin((epoch, version), session) {
             Some(Ok(buffer)) => Ok(buffer),
             Some(Err((pinned, limit))) => Err(PinRefusal::Full {
                 pinned: pinned as u64,
@@ -145,8 +150,7 @@ impl DenseBlocks {
 
     /// Ends the session's pin of a version.
     pub fn unpin(&mut self, version: u64, session: SessionId) {
-        let epoch = self.line.epoch_of(version);
-        self.rotation.unpin(session, Some(epoch));
+        self.rotation.unpin(session, Some(version));
     }
 
     /// Ends all pins of a session.
