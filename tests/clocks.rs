@@ -669,7 +669,7 @@ fn one_way(mut act: impl FnMut(usize), wake: impl FnMut(usize) + Send) -> f64 {
     })
 }
 
-/// `wait_newer` beside a futex (shm) and sockets (tcp) in one run. A tick wakes the applier, which wakes the
+/// `wait_newer` against a futex (shm) and sockets (tcp) in one run. A tick wakes the applier, which wakes the
 /// reader: two wake-ups, as an echo has.
 #[test]
 #[ignore = "measures: --ignored --nocapture measure_wait_newer"]

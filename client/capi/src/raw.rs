@@ -458,14 +458,17 @@ mod tests {
     #[test]
     fn no_struct_has_padding() {
         // Sums of the fields' sizes, in the order of the header.
-        assert_eq!(size_of::<tw_session_options>(), 5 * 8 + 8 * 4 + 3 * 8);
+        assert_eq!(
+            size_of::<tw_session_options>(),
+            5 * 8 + 8 * 4 + 3 * 8 + 2 * 8
+        );
         assert_eq!(size_of::<tw_session_info>(), 8 + 6 * 4);
         assert_eq!(
             size_of::<tw_table_options>(),
-            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8
+            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8 + 8
         );
         assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 8 * 4);
-        assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
+        assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8 + 8);
         assert_eq!(size_of::<tw_push_options>(), 8 + 8 + 4 * 4);
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
         assert_eq!(size_of::<tw_buffer_options>(), 8 + 2 * 4 + 3 * 8);
@@ -479,7 +482,7 @@ mod tests {
         struct Newer([u8; 48]);
         let mut bytes = Newer([0; 48]);
         let pointer = (&raw const bytes).cast::<tw_pull_options>();
-        // mode at 8, missing at 12, timeout at 16, unknown from 24.
+        // mode at 8, missing at 12, timeout at 16, pulled at 24, unknown from 32.
         bytes.0[8] = 3;
         bytes.0[12] = 1;
         let read = |bytes: &mut Newer, size: usize| {
@@ -492,7 +495,7 @@ mod tests {
                 read(&mut bytes, size)
                     .unwrap_err()
                     .text
-                    .contains("sizeof (24)")
+                    .contains("sizeof (32)")
             );
         }
         let older = read(&mut bytes, 12).unwrap();

@@ -73,7 +73,14 @@ impl<R: BufRead> LineReader<R> {
             offset: position,
             too_long: false,
         };
-        while quoting.is_some() && reader.position < range.start && reader.advance()? {}
+        while quoting.is_some() && reader.position < range.start {
+            // The rest of a long record may end behind the start: the record after it is this part's.
+            if std::mem::take(&mut reader.too_long) {
+                reader.position += skip_line(&mut reader.source)?;
+            } else if !reader.advance()? {
+                break;
+            }
+        }
         Ok(reader)
     }
 
