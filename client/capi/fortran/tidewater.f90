@@ -139,6 +139,7 @@ module tidewater
             import :: c_int, c_ptr, tw_session_options
             type(tw_session_options), intent(in) :: options
             type(c_ptr), intent(out) :: session
+        end function
         integer(c_int) function tw_begin(options, rank, size, servers, broadcast, context, session) bind(c)
             import :: c_int, c_int32_t, c_ptr, c_funptr, tw_session_options
             type(tw_session_options), intent(in) :: options
