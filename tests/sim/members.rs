@@ -35,7 +35,7 @@ struct Plan {
 impl Plan {
     /// Gradients differ by orders of magnitude, so that another order of addition has other bits.
     fn gradient(&self, rank: u64, iteration: u64) -> f32 {
-        let random = mix64(self.seed ^ mix64(rank << 32 | iteration + 1));
+        let random = mix64(self.seed ^ mix64((rank << 32) | (iteration + 1)));
         ((random % 2_000) as f32 - 1_000.0) * 7.0_f32.powi((random >> 32) as i32 % 9)
     }
 

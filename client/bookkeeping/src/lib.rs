@@ -1,4 +1,4 @@
-//! What a client remembers between calls, without I/O: the [locations](locations) of rows that it has
+//! What a client remembers between calls, without I/O: the [`locations`] of rows that it has
 //! read, the [refusals](rejects) of its frames, the [rows of one push](combine) before they are sent, and
 //! [since when](stall_detector) a lane has been silent.
 

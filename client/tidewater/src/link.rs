@@ -335,7 +335,7 @@ pub enum BegunCall {
     /// [`CoordinatorLink::poll`] returns its result by this number.
     UnderWay(u64),
     /// It is already done.
-    Done(CoordinatorReply),
+    Done(Box<CoordinatorReply>),
 }
 
 /// The control connection to the coordinator.
@@ -468,7 +468,7 @@ pub trait CoordinatorLink: Send {
                 CoordinatorReply::Done
             }
         };
-        Ok(BegunCall::Done(reply))
+        Ok(BegunCall::Done(Box::new(reply)))
     }
 
     /// Waits up to `wait` for the result of a call under way, which then is none any more. `None`: it has

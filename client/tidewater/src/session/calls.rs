@@ -35,7 +35,7 @@ pub struct PendingCall {
 #[derive(Debug)]
 enum State {
     UnderWay(u64),
-    Done(CoordinatorReply),
+    Done(Box<CoordinatorReply>),
     /// It has failed: the connection does not know it any more.
     Over,
 }
@@ -264,7 +264,7 @@ impl Client {
         // Also an error is the end of it: the connection has forgotten it.
         call.state = State::Over;
         if let Some(reply) = polled? {
-            call.state = State::Done(reply);
+            call.state = State::Done(Box::new(reply));
         }
         Ok(true)
     }
@@ -276,7 +276,7 @@ impl Client {
             if self.poll_call(&mut call, wait)?
                 && let State::Done(reply) = call.state
             {
-                return Ok(reply);
+                return Ok(*reply);
             }
             // The call stays under way: its result is lost, and it counts as dropped.
             interrupt::check(call.op)?;

@@ -271,7 +271,7 @@ impl SharedCoordinator {
     ) -> Result<CoordinatorReply, ClientError> {
         let op = call.op();
         let number = match self.begin(call, deadline)? {
-            BegunCall::Done(reply) => return Ok(reply),
+            BegunCall::Done(reply) => return Ok(*reply),
             BegunCall::UnderWay(number) => number,
         };
         let mut looked = clock::now();

@@ -167,18 +167,7 @@ impl Applier {
     fn command(&mut self, command: Command) {
         match command {
             Command::AddRing(ring, tx) => {
-                let FrameSender { thread, namespace } = ring.sender;
-                let counts = !ring.sender.is_observer() || mutants::on(Mutant::ObserverCounts);
-                if thread.is_first() && counts {
-                    self.engine.clocks(namespace).join(thread.rank);
-                }
-                self.rings.push(*ring);
-                let last = self.rings.len() - 1;
-                if let Err(e) = self.tell_clocks(last) {
-                    // Its client recovers the lane, and gets the state then.
-                    tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
-                    self.rings[last].destroy_port();
-                }
+                self.add_ring(*ring);
                 let _ = tx.send(());
             }
             Command::AttachPort(session, port, tx) => {
@@ -238,6 +227,22 @@ impl Applier {
                 };
                 let _ = tx.send(report);
             }
+        }
+    }
+
+    /// Makes the sender of a ring a member of its job's clocks, and takes the ring.
+    fn add_ring(&mut self, ring: Ring) {
+        let FrameSender { thread, namespace } = ring.sender;
+        let counts = !ring.sender.is_observer() || mutants::on(Mutant::ObserverCounts);
+        if thread.is_first() && counts {
+            self.engine.clocks(namespace).join(thread.rank);
+        }
+        self.rings.push(ring);
+        let last = self.rings.len() - 1;
+        if let Err(e) = self.tell_clocks(last) {
+            // Its client recovers the lane, and gets the state then.
+            tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
+            self.rings[last].destroy_port();
         }
     }
 

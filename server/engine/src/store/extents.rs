@@ -2,7 +2,7 @@
 //!
 //! Each slot has a row in public memory and a record in private memory: its key (8 bytes), then the
 //! optimizer state of the row, to a multiple of 8. Slots of all extents are numbered in 32 bits for
-//! the index: the numbers of an extent begin at a multiple of [`PAGE_SLOTS`], those of the first at
+//! the index: the numbers of an extent begin at a multiple of `PAGE_SLOTS`, those of the first at
 //! `PAGE_SLOTS` itself.
 //!
 //! An extent is an eighth of those before it, so that little is resident that holds no row. The

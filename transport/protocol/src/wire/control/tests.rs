@@ -191,38 +191,6 @@ fn number_limits_hold_at_both_ends() {
     let mut table = g.table();
     table.placement.0[0].server = ServerId(SERVERS_MAX);
     refuses(&CoordinatorAnswer::Table(table));
-    for ring_bytes in [0, 8192, 20_000, 32 << 20] {
-        let transport = Transport::Tcp;
-        let attach = Attach {
-            transport,
-            ring_bytes,
-            thread: 0,
-            workers: 0,
-            reason: String::new(),
-        };
-        refuses(&ServerRequest::Attach(attach));
-    }
-    refuses(&ServerRequest::Attach(Attach {
-        transport: Transport::Tcp,
-        ring_bytes: 64 << 10,
-        thread: 0,
-        workers: WORKERS_MAX + 1,
-        reason: String::new(),
-    }));
-    refuses(&ServerRequest::Attach(Attach {
-        transport: Transport::Tcp,
-        ring_bytes: 64 << 10,
-        thread: WORKER_THREADS_MAX,
-        workers: 0,
-        reason: String::new(),
-    }));
-    refuses(&ServerRequest::Attach(Attach {
-        transport: Transport::Tcp,
-        ring_bytes: 64 << 10,
-        thread: 0,
-        workers: 0,
-        reason: "x".repeat(STATUS_TEXT_BYTES_MAX + 1),
-    }));
     let clocks = DomainClock {
         domain: DomainId(64),
         clock: 0,
@@ -239,6 +207,35 @@ fn number_limits_hold_at_both_ends() {
     let mut lane = g.lane();
     lane.ticket = remote(u64::MAX, 1);
     refuses_lane(lane);
+}
+
+#[test]
+fn numbers_of_an_attachment_are_bounded_at_both_ends() {
+    let valid = Attach {
+        transport: Transport::Tcp,
+        ring_bytes: 64 << 10,
+        thread: 0,
+        workers: 0,
+        reason: String::new(),
+    };
+    for ring_bytes in [0, 8192, 20_000, 32 << 20] {
+        refuses(&ServerRequest::Attach(Attach {
+            ring_bytes,
+            ..valid.clone()
+        }));
+    }
+    refuses(&ServerRequest::Attach(Attach {
+        workers: WORKERS_MAX + 1,
+        ..valid.clone()
+    }));
+    refuses(&ServerRequest::Attach(Attach {
+        thread: WORKER_THREADS_MAX,
+        ..valid.clone()
+    }));
+    refuses(&ServerRequest::Attach(Attach {
+        reason: "x".repeat(STATUS_TEXT_BYTES_MAX + 1),
+        ..valid
+    }));
 }
 
 #[test]
