@@ -374,11 +374,9 @@ fn reads_see_what_their_clock_promises() {
     let swept = sweep(here!(), 0..200, |seed| world(seed, &leads, &versions));
     let reached: Vec<u64> = leads.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     println!("{swept:?}; largest lead by slack: {reached:?}; {versions:?} versions waited for");
-    assert!(
-        versions.load(Ordering::Relaxed) > swept.seeds,
-        "{versions:?}"
-    );
     if swept.seeds >= 100 {
+        let waited = versions.load(Ordering::Relaxed);
+        assert!(waited > swept.seeds, "{waited} versions");
         assert_eq!(reached, (1..=SLACKS).collect::<Vec<_>>());
     }
 }
