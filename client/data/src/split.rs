@@ -239,6 +239,12 @@ mod tests {
     }
 
     proptest! {
+        // Runs with a mutant leave no file.
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
         #[test]
         fn every_line_is_read_by_exactly_one_worker(
             pieces in prop::collection::vec(("[a-c ]{0,9}", any::<bool>()), 0..12),
