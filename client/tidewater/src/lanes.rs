@@ -6,75 +6,35 @@
 //! continues: frames are re-sent from staging, reads are repeated, requests without a reply are sent
 //! again.
 
+mod lane;
 mod requests;
+mod sending;
 mod status;
 
 use std::time::{Duration, Instant};
-
-use tidewater_lanes::fabric::{
-    ClientLane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind,
-};
-use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerThread};
-use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
-use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
-use tidewater_protocol::layout::ring::RingGeometry;
-use tidewater_protocol::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_protocol::limits::{
-    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
-    RING_BYTES_MAX, RING_BYTES_MIN, STATUS_LOOK,
-};
-use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::placement::Owner;
-use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_runtime::clock::{self, Deadline};
-use tidewater_runtime::wait::wait_until;
 
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::interrupt;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
-use crate::push::ring::PushRing;
-use crate::replies::Replies;
+use lane::CALL_TAG;
+pub(crate) use lane::LaneState;
 pub(crate) use requests::Requests;
-use status::{STATUS_TAG, StatusCopy};
-use tidewater_bookkeeping::rejects::{NO_PUSH, PushCall, Refused, Rejects};
-use tidewater_bookkeeping::stall_detector::StallDetector;
+use status::StatusCopy;
+use tidewater_bookkeeping::rejects::Refused;
+use tidewater_lanes::fabric::{LaneError, Mapped, Mapping, Parker, TransportKind};
+use tidewater_protocol::ids::{DomainId, WorkerThread};
+use tidewater_protocol::limits::{COORDINATOR_LOOK, LANE_SILENCE_MAX, STATUS_LOOK};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::wait::wait_until;
 
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
 const TEND_EVERY: Duration = Duration::from_secs(1);
-/// Bytes of frames that a lane holds at most: the applier begins while the next ones are built.
-const HELD_BYTES: u64 = 32 << 10;
-/// Bit of the tags of batches that one call posts and collects. Asynchronous pulls are numbered below it.
-const CALL_TAG: u64 = 1 << 63;
-
-/// One lane and its ring.
-pub(crate) struct LaneState {
-    pub(crate) server: usize,
-    pub(crate) applier: ApplierId,
-    pub(crate) session: SessionId,
-    pub(crate) ring: PushRing,
-    pub(crate) replies: Replies,
-    /// Completed reads that were submitted and not yet collected.
-    pub(crate) finished: Vec<ReadBatch>,
-    lane: Box<dyn ClientLane>,
-    /// Memory that `lane` has mapped.
-    mapping: Option<Mapping>,
-    broken: Option<LaneError>,
-    rejects_seen: u64,
-    rejects: Rejects,
-    /// Detects that its server no longer answers.
-    silence: StallDetector,
-    /// The public copy of its status record.
-    status: StatusCopy,
-    /// The push call of each frame in flight, by sequence number modulo its length.
-    calls: Box<[PushCall]>,
-    /// Limit of the wait for a reject record that the status counts and that has not arrived.
-    reject_late: Option<Deadline>,
-    /// Every domain's clock as last read completely.
-    clocks: [ClockLine; DOMAINS_MAX],
-}
 
 /// A server and its lanes: `first_lane ..` in the order of its appliers.
 struct Server {
@@ -119,163 +79,6 @@ impl From<ClientError> for Interrupt {
     fn from(e: ClientError) -> Self {
         Self::Failed(e)
     }
-}
-
-impl LaneState {
-    fn new(server: usize, applier: usize, link: &dyn ServerLink, open: OpenLane) -> Option<Self> {
-        let bytes = link.ring_bytes();
-        let ring = RingGeometry::new(bytes)
-            .filter(|_| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes))?;
-        let session = link.session();
-        // Frames carry a checksum where the transport may place bytes out of order.
-        let kind = open.lane.transport();
-        let checked = matches!(kind, TransportKind::Verbs | TransportKind::Sim);
-        let applier = ApplierId(applier as u16);
-        let mut ring = PushRing::new(session, ring, checked, link.counter(applier));
-        ring.learn(open.state);
-        Some(Self {
-            server,
-            applier,
-            session,
-            ring,
-            replies: Replies::new(bytes),
-            finished: Vec::new(),
-            mapping: open.lane.mapping(),
-            lane: open.lane,
-            broken: None,
-            rejects_seen: open.state.rejected,
-            rejects: Rejects::default(),
-            silence: StallDetector::default(),
-            status: StatusCopy::new(open.status),
-            calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
-            reject_late: None,
-            clocks: [ClockLine::default(); DOMAINS_MAX],
-        })
-    }
-
-    /// The client's end of the lane, for reads.
-    pub(crate) fn lane(&mut self) -> &mut dyn ClientLane {
-        &mut *self.lane
-    }
-
-    /// Takes a completed batch with a tag of [`Lanes::read_tag`]. Drops batches of calls that ended
-    /// before their reads did.
-    pub(crate) fn take_finished(&mut self, tag: u64) -> Option<ReadBatch> {
-        self.finished
-            .retain(|batch| batch.tag & CALL_TAG == 0 || batch.tag == tag);
-        let at = self.finished.iter().position(|batch| batch.tag == tag)?;
-        Some(self.finished.swap_remove(at))
-    }
-
-    /// Whether a frame can be built without a wait. Also true for one that is too large for the ring:
-    /// [`Lanes::build`] refuses it.
-    pub(crate) fn has_room_now(&self, payload_len: usize) -> bool {
-        payload_len > self.ring.payload_bytes_max() || self.ring.has_room(payload_len)
-    }
-
-    /// Sends the frames that are built in the ring.
-    pub(crate) fn send(&mut self) -> Result<(), LaneError> {
-        self.ring.send(&mut *self.lane)
-    }
-
-    /// Processes what the server posted: the status, and the rejects that came before it.
-    fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
-        self.lane.poll()?;
-        while let Some(batch) = self.lane.poll_read() {
-            if batch.tag == STATUS_TAG {
-                if let Some(state) = self.status.arrived(batch, self.session.0) {
-                    self.believe(state, counters)?;
-                }
-                continue;
-            }
-            self.finished.push(batch);
-        }
-        let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
-        match StateLine::from_line(&line, self.session.0) {
-            Some(state) => self.believe(state, counters),
-            None => Ok(()),
-        }
-    }
-
-    /// Accepts a status, of the mailbox or of its public copy. It must be possible and no step back,
-    /// and the reject records that it counts must have arrived.
-    #[inline]
-    fn believe(&mut self, state: StateLine, counters: &mut Counters) -> Result<(), LaneError> {
-        if state.rejected == self.rejects_seen
-            || (self.ring.is_news(&state) && self.collect_rejects(state, counters)?)
-        {
-            self.ring.learn(state);
-        }
-        Ok(())
-    }
-
-    /// Collects the reject records that `state` counts. Returns false while some of them have not
-    /// arrived, because records of a mailbox become visible in any order (F15). The status is not
-    /// accepted before: it is not known which of its frames were refused.
-    ///
-    /// # Errors
-    /// [`LaneError::Broken`] when a record does not arrive within [`FRAME_LATE_MAX`]: a recovery of the
-    /// lane posts all records again.
-    #[cold]
-    fn collect_rejects(
-        &mut self,
-        state: StateLine,
-        counters: &mut Counters,
-    ) -> Result<bool, LaneError> {
-        let (first, last) = (self.ring.state().applied_seq + 1, state.applied_seq);
-        let due = state.rejected.wrapping_sub(self.rejects_seen);
-        let record = |seq| {
-            let line = self.lane.mailbox().line(mailbox_reject_at(seq));
-            Reject::from_line(&line, self.session.0).filter(|reject| reject.seq == seq)
-        };
-        let found: Vec<Reject> = (first..=last).filter_map(record).collect();
-        let arrived = found.len() as u64;
-        if arrived < due && due <= last + 1 - first && !mutants::on(Mutant::RejectNotAwaited) {
-            let late = || Deadline::after(FRAME_LATE_MAX);
-            if !self.reject_late.get_or_insert_with(late).passed() {
-                return Ok(false);
-            }
-            return Err(LaneError::Broken {
-                transport: self.lane.transport(),
-                peer: self.lane.peer().to_owned(),
-                op: "reading reject records",
-                why: format!(
-                    "its status counts {due} refused frames among {first} to {last}, {arrived} of \
-                     their records have arrived within {FRAME_LATE_MAX:?}"
-                ),
-            });
-        }
-        self.reject_late = None;
-        for reject in found {
-            counters.rejects += 1;
-            let call = self.calls[call_slot(reject.seq)];
-            counters.rejects_unclaimed += u64::from(self.rejects.add(reject, call));
-        }
-        if arrived != due {
-            // There are more records than the status counts, or the count is impossible: the server is
-            // in error. No frame counts as applied.
-            self.rejects.lose(first, last, counters.pushes);
-        }
-        self.rejects_seen = state.rejected;
-        Ok(true)
-    }
-
-    /// The clock of a domain as this lane's applier reports it. A record that is being written, or has
-    /// not arrived on a new lane, does not validate; the last valid one then stands.
-    pub(crate) fn clock(&mut self, domain: DomainId) -> ClockLine {
-        let line = self.lane.mailbox().line(mailbox_clock_at(domain.0));
-        let told = ClockLine::from_line(&line, self.session.0, domain.0);
-        let Some(known) = self.clocks.get_mut(domain.0 as usize) else {
-            return ClockLine::default();
-        };
-        *known = told.unwrap_or(*known);
-        *known
-    }
-}
-
-/// Index of the call of a frame in `calls`. Frames in flight never share an index.
-const fn call_slot(seq: u64) -> usize {
-    (seq % FRAMES_IN_FLIGHT_MAX) as usize
 }
 
 impl Lanes {
@@ -716,185 +519,6 @@ impl Lanes {
             }
         }
         Some(refused.map_or(Ok(()), Err))
-    }
-
-    /// Builds a frame in a lane's ring; waits for room.
-    pub(crate) fn build(
-        &mut self,
-        lane: usize,
-        header: FrameHeader,
-        payload_len: usize,
-        fill: impl FnOnce(&mut [u8]),
-        deadline: Deadline,
-    ) -> Result<u64, ClientError> {
-        let l = &self.all[lane];
-        let most = l.ring.payload_bytes_max();
-        if payload_len > most {
-            return Err(ClientError::Argument {
-                op: "push",
-                table: header.table.to_string(),
-                what: format!(
-                    "a frame of {payload_len} bytes; the ring takes at most {most}: raise ring_bytes or \
-                     memory_budget"
-                ),
-            });
-        }
-        if !l.ring.has_room(payload_len) {
-            self.send(lane, deadline)?;
-            let mut waits = vec![0; self.all.len()];
-            waits[lane] = payload_len;
-            self.wait_room(&waits, deadline)?;
-        }
-        let l = &mut self.all[lane];
-        let built = l.ring.build(header, payload_len, fill);
-        let seq = built.ok_or_else(|| ClientError::Deadline {
-            op: "push",
-            missing: "room".into(),
-        })?;
-        // What a ticket names: pushes, and settings.
-        let call = match header.kind.is_push() || header.kind == FrameKind::Settings {
-            true => self.counters.pushes,
-            false => NO_PUSH,
-        };
-        l.calls[call_slot(seq)] = call;
-        self.counters.frames += 1;
-        self.counters.bytes_pushed += payload_len as u64 + 64;
-        Ok(seq)
-    }
-
-    /// Sets the number of frames of pushes that leave a lane together.
-    pub(crate) const fn set_push_batch(&mut self, frames: u32) {
-        self.push_batch = if frames == 0 { 1 } else { frames as u64 };
-    }
-
-    /// Sends the frames of a push, or holds them: they leave with those of later pushes, or with the next
-    /// call that is not a push ([`Self::send_held`]).
-    pub(crate) fn send_or_hold(
-        &mut self,
-        lane: usize,
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let ring = &self.all[lane].ring;
-        if ring.unsent_frames() < self.push_batch && ring.unsent() < HELD_BYTES {
-            self.holds = true;
-            return Ok(());
-        }
-        self.send(lane, deadline)
-    }
-
-    /// Sends the frames that lanes hold. Costs nothing where none is held.
-    #[inline]
-    pub(crate) fn send_held(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        if !self.holds || mutants::on(Mutant::HeldPushesStay) {
-            return Ok(());
-        }
-        self.send_all(deadline)
-    }
-
-    /// Sends frames that are built in any ring and not sent; held ones, and those that a failed call has
-    /// left.
-    pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        for lane in 0..self.all.len() {
-            if self.all[lane].ring.unsent() > 0 {
-                self.send(lane, deadline)?;
-            }
-        }
-        // After a failure some lanes may still hold frames.
-        self.holds = false;
-        Ok(())
-    }
-
-    /// Sends built frames and waits until every frame of every lane is acknowledged: applied, held for
-    /// a tick, or refused.
-    pub(crate) fn settle(
-        &mut self,
-        op: &'static str,
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        if !mutants::on(Mutant::FlushWithoutSend) {
-            self.send_all(deadline)?;
-        }
-        self.wait(op, deadline, |lanes| {
-            Ok(lanes.all.iter().all(|l| l.ring.is_drained()).then_some(()))
-        })
-    }
-
-    /// Waits until a frame without payload has room in every ring.
-    pub(crate) fn wait_room_everywhere(
-        &mut self,
-        payload_len: usize,
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let has_room = |lanes: &Self| lanes.all.iter().all(|l| l.ring.has_room(payload_len));
-        if has_room(self) {
-            return Ok(());
-        }
-        self.counters.credit_waits += 1;
-        self.send_all(deadline)?;
-        self.wait("wait for room in a ring", deadline, |lanes| {
-            Ok(has_room(lanes).then_some(()))
-        })
-    }
-
-    /// Takes the refusal of the earliest push that nothing has claimed, and claims all of that push.
-    pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
-        if mutants::on(Mutant::UnclaimedRefusalIgnored) {
-            return None;
-        }
-        let open = self.all.iter().enumerate();
-        let open = open.filter_map(|(n, l)| l.rejects.unclaimed().map(|found| (n, found)));
-        let (lane, (call, why)) = open.min_by_key(|&(_, (call, _))| call)?;
-        for l in &mut self.all {
-            l.rejects.claim(call);
-        }
-        Some((lane, why))
-    }
-
-    /// Whether a frame of a push has to wait for room in the ring of its lane. The frames of other lanes
-    /// go on first.
-    #[inline]
-    pub(crate) fn is_full(&self, lane: usize, payload_len: usize) -> bool {
-        !self.all[lane].has_room_now(payload_len) && !mutants::on(Mutant::FullRingHoldsOthers)
-    }
-
-    /// Waits until a lane has room for its frame; `waits` has the payload bytes of each lane's frame, or
-    /// 0. Returns false if no lane waits.
-    pub(crate) fn wait_room(
-        &mut self,
-        waits: &[usize],
-        deadline: Deadline,
-    ) -> Result<bool, ClientError> {
-        if waits.iter().all(|&bytes| bytes == 0) {
-            return Ok(false);
-        }
-        self.counters.credit_waits += 1;
-        // Frames that an earlier call built and could not send would hold their room for ever.
-        for (lane, &bytes) in waits.iter().enumerate() {
-            if bytes > 0 {
-                self.send(lane, deadline)?;
-            }
-        }
-        self.wait("wait for room in a ring", deadline, |lanes| {
-            let mut pairs = lanes.all.iter().zip(waits);
-            let room = pairs.any(|(l, &bytes)| bytes > 0 && l.has_room_now(bytes));
-            Ok(room.then_some(true))
-        })
-    }
-
-    /// Sends the frames that are built in a lane's ring.
-    pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
-        self.tend()?;
-        if self.all[lane].broken.is_none() {
-            match self.all[lane].send() {
-                Ok(()) => return Ok(()),
-                Err(e) => match self.failed(lane, e) {
-                    Interrupt::Failed(e) => return Err(e),
-                    Interrupt::Broken(_) => {}
-                },
-            }
-        }
-        // The recovery writes everything that was built.
-        self.mend(lane, deadline)
     }
 }
 

@@ -1,0 +1,193 @@
+//! Frames are built in rings, held, and sent; a call that finds a ring full waits for room.
+
+use super::lane::call_slot;
+use super::{Interrupt, Lanes};
+use crate::error::ClientError;
+use tidewater_bookkeeping::rejects::{NO_PUSH, Refused};
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_runtime::clock::Deadline;
+
+/// Bytes of frames that a lane holds at most: the applier begins while the next ones are built.
+const HELD_BYTES: u64 = 32 << 10;
+
+impl Lanes {
+    /// Builds a frame in a lane's ring; waits for room.
+    pub(crate) fn build(
+        &mut self,
+        lane: usize,
+        header: FrameHeader,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]),
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        let l = &self.all[lane];
+        let most = l.ring.payload_bytes_max();
+        if payload_len > most {
+            return Err(ClientError::Argument {
+                op: "push",
+                table: header.table.to_string(),
+                what: format!(
+                    "a frame of {payload_len} bytes; the ring takes at most {most}: raise ring_bytes or \
+                     memory_budget"
+                ),
+            });
+        }
+        if !l.ring.has_room(payload_len) {
+            self.send(lane, deadline)?;
+            let mut waits = vec![0; self.all.len()];
+            waits[lane] = payload_len;
+            self.wait_room(&waits, deadline)?;
+        }
+        let l = &mut self.all[lane];
+        let built = l.ring.build(header, payload_len, fill);
+        let seq = built.ok_or_else(|| ClientError::Deadline {
+            op: "push",
+            missing: "room".into(),
+        })?;
+        // What a ticket names: pushes, and settings.
+        let call = match header.kind.is_push() || header.kind == FrameKind::Settings {
+            true => self.counters.pushes,
+            false => NO_PUSH,
+        };
+        l.calls[call_slot(seq)] = call;
+        self.counters.frames += 1;
+        self.counters.bytes_pushed += payload_len as u64 + 64;
+        Ok(seq)
+    }
+
+    /// Sets the number of frames of pushes that leave a lane together.
+    pub(crate) const fn set_push_batch(&mut self, frames: u32) {
+        self.push_batch = if frames == 0 { 1 } else { frames as u64 };
+    }
+
+    /// Sends the frames of a push, or holds them: they leave with those of later pushes, or with the next
+    /// call that is not a push ([`Self::send_held`]).
+    pub(crate) fn send_or_hold(
+        &mut self,
+        lane: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let ring = &self.all[lane].ring;
+        if ring.unsent_frames() < self.push_batch && ring.unsent() < HELD_BYTES {
+            self.holds = true;
+            return Ok(());
+        }
+        self.send(lane, deadline)
+    }
+
+    /// Sends the frames that lanes hold. Costs nothing where none is held.
+    #[inline]
+    pub(crate) fn send_held(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        if !self.holds || mutants::on(Mutant::HeldPushesStay) {
+            return Ok(());
+        }
+        self.send_all(deadline)
+    }
+
+    /// Sends frames that are built in any ring and not sent; held ones, and those that a failed call has
+    /// left.
+    pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        for lane in 0..self.all.len() {
+            if self.all[lane].ring.unsent() > 0 {
+                self.send(lane, deadline)?;
+            }
+        }
+        // After a failure some lanes may still hold frames.
+        self.holds = false;
+        Ok(())
+    }
+
+    /// Sends built frames and waits until every frame of every lane is acknowledged: applied, held for
+    /// a tick, or refused.
+    pub(crate) fn settle(
+        &mut self,
+        op: &'static str,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if !mutants::on(Mutant::FlushWithoutSend) {
+            self.send_all(deadline)?;
+        }
+        self.wait(op, deadline, |lanes| {
+            Ok(lanes.all.iter().all(|l| l.ring.is_drained()).then_some(()))
+        })
+    }
+
+    /// Waits until a frame without payload has room in every ring.
+    pub(crate) fn wait_room_everywhere(
+        &mut self,
+        payload_len: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let has_room = |lanes: &Self| lanes.all.iter().all(|l| l.ring.has_room(payload_len));
+        if has_room(self) {
+            return Ok(());
+        }
+        self.counters.credit_waits += 1;
+        self.send_all(deadline)?;
+        self.wait("wait for room in a ring", deadline, |lanes| {
+            Ok(has_room(lanes).then_some(()))
+        })
+    }
+
+    /// Takes the refusal of the earliest push that nothing has claimed, and claims all of that push.
+    pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
+        if mutants::on(Mutant::UnclaimedRefusalIgnored) {
+            return None;
+        }
+        let open = self.all.iter().enumerate();
+        let open = open.filter_map(|(n, l)| l.rejects.unclaimed().map(|found| (n, found)));
+        let (lane, (call, why)) = open.min_by_key(|&(_, (call, _))| call)?;
+        for l in &mut self.all {
+            l.rejects.claim(call);
+        }
+        Some((lane, why))
+    }
+
+    /// Whether a frame of a push has to wait for room in the ring of its lane. The frames of other lanes
+    /// go on first.
+    #[inline]
+    pub(crate) fn is_full(&self, lane: usize, payload_len: usize) -> bool {
+        !self.all[lane].has_room_now(payload_len) && !mutants::on(Mutant::FullRingHoldsOthers)
+    }
+
+    /// Waits until a lane has room for its frame; `waits` has the payload bytes of each lane's frame, or
+    /// 0. Returns false if no lane waits.
+    pub(crate) fn wait_room(
+        &mut self,
+        waits: &[usize],
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        if waits.iter().all(|&bytes| bytes == 0) {
+            return Ok(false);
+        }
+        self.counters.credit_waits += 1;
+        // Frames that an earlier call built and could not send would hold their room for ever.
+        for (lane, &bytes) in waits.iter().enumerate() {
+            if bytes > 0 {
+                self.send(lane, deadline)?;
+            }
+        }
+        self.wait("wait for room in a ring", deadline, |lanes| {
+            let mut pairs = lanes.all.iter().zip(waits);
+            let room = pairs.any(|(l, &bytes)| bytes > 0 && l.has_room_now(bytes));
+            Ok(room.then_some(true))
+        })
+    }
+
+    /// Sends the frames that are built in a lane's ring.
+    pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+        self.tend()?;
+        if self.all[lane].broken.is_none() {
+            match self.all[lane].send() {
+                Ok(()) => return Ok(()),
+                Err(e) => match self.failed(lane, e) {
+                    Interrupt::Failed(e) => return Err(e),
+                    Interrupt::Broken(_) => {}
+                },
+            }
+        }
+        // The recovery writes everything that was built.
+        self.mend(lane, deadline)
+    }
+}
