@@ -32,7 +32,7 @@ ONLY=()
 RECORD=0
 PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
 # What a group of `when = "changed"` depends on.
-SOURCES=(transport server client/bookkeeping client/tidewater client/data client/train tests Cargo.toml Cargo.lock rust-toolchain.toml
+SOURCES=(transport server client/bookkeeping client/tidewater client/vectors client/data client/train tests Cargo.toml Cargo.lock rust-toolchain.toml
     ci/lib.sh ci/softroce ci/softroce.sh ci/softroce-two.sh)
 declare -A CFG # "group.fabric.command" -> ...
 GROUPS_=()

@@ -15,9 +15,10 @@ use argmin::core::{CostFunction, Error, Executor, Gradient, IterState, State};
 use argmin::solver::linesearch::condition::ArmijoCondition;
 use argmin::solver::linesearch::{BacktrackingLineSearch, MoreThuenteLineSearch};
 use argmin::solver::quasinewton::LBFGS;
-use tidewater::{Evaluation, JoinOptions, SyncMode, Vector, VectorSpace};
+use tidewater::{JoinOptions, SyncMode};
 use tidewater_train::data::{Dataset, ReadOptions, read};
 use tidewater_train::metrics::{Scored, auc_exact};
+use tidewater_vectors::{Evaluation, Vector, VectorSpace};
 
 /// Features of a9a, and the intercept.
 const DIM: usize = 124;

@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use tidewater::{
-    ClientError, Evaluation, Expression, Job, JoinOptions, SyncMode, Vector, VectorSpace,
-};
+use tidewater::{ClientError, Expression, Job, JoinOptions, SyncMode};
+use tidewater_vectors::{Evaluation, Vector, VectorSpace};
 
 const DIM: usize = 40_003;
 

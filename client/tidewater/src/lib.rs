@@ -77,7 +77,6 @@ mod replies;
 pub mod schedule;
 pub mod session;
 pub mod table;
-pub mod vector;
 pub mod walltime;
 
 pub use buffer::RegisteredBuffer;
@@ -107,7 +106,6 @@ pub use tidewater_protocol::table::{
 };
 #[cfg(feature = "embedded")]
 pub use tidewater_service::embedded::ClusterConfig;
-pub use vector::{Evaluation, Vector, VectorId, VectorSpace};
 
 /// Compiles the example of the README.
 #[cfg(all(doctest, feature = "embedded"))]
@@ -123,11 +121,4 @@ mod from {
     mod elasticdl {}
     #[doc = include_str!("../../../docs/from/ps-lite.md")]
     mod ps_lite {}
-    #[doc = include_str!("../../../docs/from/spark-on-angel.md")]
-    mod spark_on_angel {}
 }
-
-/// Compiles the examples of the guide to functions.
-#[cfg(all(doctest, feature = "embedded"))]
-#[doc = include_str!("../../../docs/FUNCTIONS.md")]
-mod functions_guide {}

@@ -1,15 +1,15 @@
 //! The mathematics of argmin's solvers on vectors of the servers.
 //!
 //! argmin's traits return values, not errors: a failure is kept in the space, see
-//! [`VectorSpace::check`](super::VectorSpace::check). Cost and gradient of a problem call it first.
+//! [`VectorSpace::check`](crate::VectorSpace::check). Cost and gradient of a problem call it first.
 
 use argmin_math::{
     ArgminAdd, ArgminDiv, ArgminDot, ArgminL1Norm, ArgminL2Norm, ArgminMinMax, ArgminMul,
     ArgminSignum, ArgminSub, ArgminZeroLike,
 };
 
-use super::operations::Float;
-use super::space::Vector;
+use crate::float::Float;
+use crate::space::Vector;
 
 /// Defines traits with a vector as result, of two vectors and of a vector and a number.
 macro_rules! element_wise {

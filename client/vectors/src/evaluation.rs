@@ -18,12 +18,9 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Optimizer, PushOp};
 use tidewater_runtime::clock::{self, Deadline};
 
-use super::operations::Float;
-use super::space::{Vector, VectorId, VectorSpace};
-use crate::error::ClientError;
-use crate::pull::PullOptions;
-use crate::session::function::{Expression, FunctionArgs};
-use crate::table::{Table, TableBuilder};
+use crate::float::Float;
+use crate::space::{Vector, VectorId, VectorSpace};
+use tidewater::{ClientError, Expression, FunctionArgs, PullOptions, Table, TableBuilder};
 
 /// Polls of a table between sleeps, and the sleep.
 const POLLS: u32 = 100;

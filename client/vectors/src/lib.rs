@@ -5,7 +5,8 @@
 //! so that operations on several vectors need no traffic between servers.
 //!
 //! ```
-//! use tidewater::{JoinOptions, SyncMode, VectorSpace};
+//! use tidewater::{JoinOptions, SyncMode};
+//! use tidewater_vectors::VectorSpace;
 //!
 //! # fn main() -> Result<(), tidewater::ClientError> {
 //! let job = JoinOptions::embedded(2, 1).join()?.into_job().expect("a worker");
@@ -32,9 +33,20 @@
 #[cfg(feature = "argmin")]
 mod argmin;
 mod evaluation;
+mod float;
 mod operations;
 mod space;
 
 pub use evaluation::Evaluation;
-pub use operations::Float;
+pub use float::Float;
 pub use space::{Vector, VectorId, VectorSpace};
+
+/// Compiles and runs the examples of the guide to functions.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/FUNCTIONS.md")]
+mod functions_guide {}
+
+/// Compiles and runs the programs of the guide for those that come from Spark on Angel.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/from/spark-on-angel.md")]
+mod spark_on_angel {}

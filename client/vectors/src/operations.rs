@@ -4,28 +4,9 @@ use std::rc::Rc;
 
 use tidewater_protocol::mutants::{Mutant, on};
 
-use super::space::Vector;
-use crate::error::ClientError;
-use crate::session::function::Reduction;
-use crate::table::Element;
-
-/// Element type of vectors: f32 or f64.
-pub trait Float: Element + Into<f64> + PartialEq + std::fmt::Debug {
-    /// Rounds to the type.
-    fn nearest(value: f64) -> Self;
-}
-
-impl Float for f32 {
-    fn nearest(value: f64) -> Self {
-        value as Self
-    }
-}
-
-impl Float for f64 {
-    fn nearest(value: f64) -> Self {
-        value
-    }
-}
+use crate::float::Float;
+use crate::space::Vector;
+use tidewater::{ClientError, Reduction};
 
 /// Defines operations with a new vector as result, and the same in place.
 macro_rules! maps {
@@ -215,7 +196,7 @@ impl<T: Float> Vector<T> {
     }
 
     /// Keeps a failed operation's error in the space, and stands in for its result.
-    pub(super) fn or_keep(&self, result: Result<Self, ClientError>) -> Self {
+    pub(crate) fn or_keep(&self, result: Result<Self, ClientError>) -> Self {
         result.unwrap_or_else(|error| {
             self.space.keep_failure(error);
             self.clone()
@@ -224,7 +205,7 @@ impl<T: Float> Vector<T> {
 
     /// Keeps a failed operation's error in the space; the result is NaN then.
     #[cfg_attr(not(feature = "argmin"), allow(dead_code, reason = "for solvers"))]
-    pub(super) fn or_nan(&self, result: Result<f64, ClientError>) -> f64 {
+    pub(crate) fn or_nan(&self, result: Result<f64, ClientError>) -> f64 {
         result.unwrap_or_else(|error| {
             self.space.keep_failure(error);
             f64::NAN

@@ -4,12 +4,8 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::operations::Float;
-use crate::error::ClientError;
-use crate::pull::PullOptions;
-use crate::session::Client;
-use crate::session::function::{Expression, FunctionArgs};
-use crate::table::{Table, TableBuilder};
+use crate::float::Float;
+use tidewater::{Client, ClientError, Expression, FunctionArgs, PullOptions, Table, TableBuilder};
 use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Optimizer, PushOp};
@@ -27,7 +23,7 @@ pub struct VectorId {
 /// Vectors of one dimension, with the client that operates on them. Clones share it.
 #[derive(Debug)]
 pub struct VectorSpace<T> {
-    pub(super) inner: Rc<Inner<T>>,
+    pub(crate) inner: Rc<Inner<T>>,
 }
 
 impl<T> Clone for VectorSpace<T> {
@@ -40,7 +36,7 @@ impl<T> Clone for VectorSpace<T> {
 
 /// State of a space.
 #[derive(Debug)]
-pub(super) struct Inner<T> {
+pub(crate) struct Inner<T> {
     client: Rc<RefCell<Client>>,
     name: String,
     dim: u64,
@@ -63,8 +59,8 @@ struct Slot<T> {
 /// the last clone gives the slot back at once.
 #[derive(Debug)]
 pub struct Vector<T> {
-    pub(super) space: Rc<Inner<T>>,
-    pub(super) lease: Rc<Lease<T>>,
+    pub(crate) space: Rc<Inner<T>>,
+    pub(crate) lease: Rc<Lease<T>>,
 }
 
 impl<T> Clone for Vector<T> {
@@ -85,10 +81,10 @@ impl<T> PartialEq for Vector<T> {
 
 /// Use of a slot by one vector and its clones.
 #[derive(Debug)]
-pub(super) struct Lease<T> {
+pub(crate) struct Lease<T> {
     space: Rc<Inner<T>>,
-    pub(super) id: VectorId,
-    pub(super) table: Table<T>,
+    pub(crate) id: VectorId,
+    pub(crate) table: Table<T>,
 }
 
 impl<T> Drop for Lease<T> {
@@ -165,7 +161,7 @@ impl<T: Float> VectorSpace<T> {
     }
 
     /// Definition of a table that lies like the vectors.
-    pub(super) fn builder(&self, name: &str) -> TableBuilder {
+    pub(crate) fn builder(&self, name: &str) -> TableBuilder {
         self.inner.builder(name)
     }
 
@@ -307,7 +303,7 @@ impl<T: Float> Inner<T> {
     }
 
     /// Keeps the first failure of an operation that cannot return it.
-    pub(super) fn keep_failure(&self, error: ClientError) {
+    pub(crate) fn keep_failure(&self, error: ClientError) {
         if !on(Mutant::FailureForgotten) {
             self.failure.borrow_mut().get_or_insert(error);
         }
@@ -359,7 +355,7 @@ impl<T: Float> Inner<T> {
 
 impl<T: Float> Vector<T> {
     /// A vector with the elements that its slot had last: the caller overwrites all of them.
-    pub(super) fn lease(space: &Rc<Inner<T>>) -> Result<Self, ClientError> {
+    pub(crate) fn lease(space: &Rc<Inner<T>>) -> Result<Self, ClientError> {
         let (id, table) = space.take_slot()?;
         let lease = Rc::new(Lease {
             space: Rc::clone(space),
@@ -395,12 +391,12 @@ impl<T: Float> Vector<T> {
     }
 
     /// Whether it is a vector of a space.
-    pub(super) fn is_of(&self, space: &VectorSpace<T>) -> bool {
+    pub(crate) fn is_of(&self, space: &VectorSpace<T>) -> bool {
         Rc::ptr_eq(&self.space, &space.inner)
     }
 
     /// A vector with the elements of a table that lies like the vectors of the space.
-    pub(super) fn of_table(space: &VectorSpace<T>, table: &Table<T>) -> Result<Self, ClientError> {
+    pub(crate) fn of_table(space: &VectorSpace<T>, table: &Table<T>) -> Result<Self, ClientError> {
         let vector = Self::lease(&space.inner)?;
         let copy = space.inner.compiled("x")?;
         let args = FunctionArgs {
@@ -413,7 +409,7 @@ impl<T: Float> Vector<T> {
     }
 
     /// Sets each element of this vector to the value of an expression over `inputs`.
-    pub(super) fn assign(
+    pub(crate) fn assign(
         &self,
         text: &'static str,
         inputs: &[&Self],
@@ -478,10 +474,10 @@ impl<T: Float> Vector<T> {
     }
 
     /// Combines the values of an expression over `inputs`, as [`Client::reduce`].
-    pub(super) fn combine(
+    pub(crate) fn combine(
         &self,
         text: &'static str,
-        reduction: crate::session::function::Reduction,
+        reduction: tidewater::Reduction,
         inputs: &[&Self],
     ) -> Result<f64, ClientError> {
         self.same_space(inputs)?;
@@ -498,8 +494,8 @@ impl<T: Float> Vector<T> {
         // Operations before it are complete: a refused one makes the number worthless.
         client.flush()?;
         Ok(match value {
-            Some(crate::session::function::Scalar::Float(value)) => value,
-            Some(crate::session::function::Scalar::Integer(value)) => value as f64,
+            Some(tidewater::Scalar::Float(value)) => value,
+            Some(tidewater::Scalar::Integer(value)) => value as f64,
             None => unreachable!("a vector has at least one element"),
         })
     }
