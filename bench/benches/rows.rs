@@ -58,8 +58,9 @@ impl Shard {
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).expect("two pages");
         let all = (0..PARTITIONS).map(PartitionId);
         let preparer = Preparer::start().expect("a thread");
-        let who = (TableId(1), 0);
-        let mut shard = SparseShard::new(&memory, &preparer, who, &spec, all).expect("a shard");
+        let shard_id = (TableId(1), 0);
+        let mut shard =
+            SparseShard::new(&memory, &preparer, shard_id, &spec, all).expect("a shard");
         let create = |row| {
             let progress = Progress { lsn: row, row: 0 };
             let loc = shard.find_or_create(key(row), &redo, progress);

@@ -56,13 +56,14 @@ fn all_are_counted(kinds: &[TransportChoice]) {
     // A NIC may count a push a moment after its tail has arrived and the push was applied.
     wait(|| [sum(0), sum(1)] == due, "pushes are not counted");
     for client in &mut clients {
-        let told = client.arrivals().unwrap();
-        assert_eq!(told.len(), 2, "applier by applier");
-        assert_eq!(told.iter().sum::<u64>(), due[0] + due[1]);
+        let counts = client.arrivals().unwrap();
+        assert_eq!(counts.len(), 2, "applier by applier");
+        assert_eq!(counts.iter().sum::<u64>(), due[0] + due[1]);
         let lines = words(&rig);
         let of = |line: &[u64; 2]| line[0] + line[1];
         assert!(
-            told.iter()
+            counts
+                .iter()
                 .eq(lines.iter().map(of).collect::<Vec<_>>().iter())
         );
     }
@@ -125,9 +126,12 @@ fn a_push_is_counted_at_most_once_however_often_its_lane_is_cut() {
         client.wait_applied(&ticket).unwrap();
     }
     let cut = client.counters().recoveries;
-    let told: u64 = client.arrivals().unwrap().iter().sum();
-    println!("{told} of {ROUNDS} pushes counted, {cut} recoveries");
+    let counts: u64 = client.arrivals().unwrap().iter().sum();
+    println!("{counts} of {ROUNDS} pushes counted, {cut} recoveries");
     assert!(cut > 0, "nothing was recovered");
     // One push was in flight at each cut.
-    assert!(told <= ROUNDS && told + cut >= ROUNDS, "{told}, {cut}");
+    assert!(
+        counts <= ROUNDS && counts + cut >= ROUNDS,
+        "{counts}, {cut}"
+    );
 }

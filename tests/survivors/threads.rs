@@ -296,7 +296,7 @@ fn started_calls_go_on_while_their_client_works() {
     assert!(error.contains("exists"), "{error}");
     let error = all[0].finish_load(exists).unwrap_err().to_string();
     assert!(error.contains("failed before"), "{error}");
-    // A save whose call is dropped holds the tick until it is over.
+    // A dropped save holds the tick until it is over.
     let dir = tempfile::tempdir().unwrap();
     let again = dir.path().to_str().unwrap();
     drop(all[0].start_save(again, LONG).unwrap());

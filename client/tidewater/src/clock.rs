@@ -364,7 +364,7 @@ fn wait_min(
     let mut nag = Deadline::after(CLOCK_NAG);
     let each = |lanes: &mut Lanes| {
         if nag.passed() {
-            let missing = who(lanes, domain, need);
+            let missing = missing_workers(lanes, domain, need);
             tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
             nag = Deadline::after(CLOCK_NAG);
         }
@@ -375,7 +375,7 @@ fn wait_min(
     };
     match lanes.wait_and("wait for the clock", deadline, each, look) {
         Err(ClientError::Deadline { op, .. }) => {
-            let missing = who(lanes, domain, need);
+            let missing = missing_workers(lanes, domain, need);
             Err(ClientError::Deadline { op, missing })
         }
         other => other,
@@ -403,11 +403,11 @@ pub(crate) fn wait_version(
     let look = |lanes: &mut Lanes| Ok(complete(lanes).filter(|&min| min >= need));
     match lanes.wait(op, deadline, look) {
         Err(ClientError::Deadline { op, .. }) => {
-            let at = complete(lanes).unwrap_or_default();
+            let at = complete(lanes).unwrap_or_else(|| unreachable!("a job has an applier"));
             let missing = format!(
                 "version {need} of table \"{table}\", which is at version {at} (ticks of clock domain \
                  {domain}): {}",
-                who(lanes, domain, need)
+                missing_workers(lanes, domain, need)
             );
             Err(ClientError::Deadline { op, missing })
         }
@@ -444,7 +444,7 @@ pub(crate) fn check_member(
 }
 
 /// Names the workers that hold a clock back, as the servers report them.
-fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
+fn missing_workers(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);
     let mut names = [workers, silent].concat();
     if names.is_empty() {

@@ -517,7 +517,7 @@ impl Enlisted {
             return Ok(());
         }
         if let Some((rank, _)) = &admitted {
-            // The loss of the rank's member before may not have been told. Without a hold this is a stay
+            // The loss of the rank's member before may not have been announced. Without a hold this is a stay
             // of a schedule, and the member may be alive.
             if was_held {
                 node.remove_worker(namespace, *rank)?;

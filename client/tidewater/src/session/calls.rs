@@ -91,7 +91,7 @@ impl Client {
         })
     }
 
-    /// Fails while a save of this client's clocks is under way. One whose call was dropped is over when its
+    /// Fails while a save of this client's clocks is under way. A dropped save ends when its
     /// answer has arrived, or at its deadline.
     pub(super) fn check_no_save(&mut self, op: &'static str) -> Result<(), ClientError> {
         if self.started.is_empty() {

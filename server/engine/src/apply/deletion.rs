@@ -1,6 +1,6 @@
 //! Deletions of rows, in the order of the pushes of their sender.
 //!
-//! On a table whose pushes take effect on arrival, a DELETE frame removes its rows at its place in the
+//! On a table of pushes that take effect on arrival, a DELETE frame removes its rows at its place in the
 //! ring. On a table of ticks it is held like a push. The order of a tick is that of rank, thread and
 //! frame: a deletion drops the sums of the pushes before it, and pushes after it begin with a new row.
 //! The tick carries the deletions out before its steps.
@@ -54,6 +54,7 @@ impl Engine {
             true => self.deletions.get(&id).cloned(),
             false => self.deletions.remove(&id),
         };
+        // Most iterations delete nothing.
         let mut keys = noted.unwrap_or_default();
         keys.sort_unstable_by(|a, b| b.cmp(a));
         keys.dedup();

@@ -181,7 +181,7 @@ impl Engine {
                         .map(|loc| shard.place(loc))
                         .map_err(|e| e.to_string())?;
                     let place = place.ok_or_else(|| format!("row {key} has no place"))?;
-                    // A row that exists begins its time anew, as one that the load creates.
+                    // A row that exists begins its time again, as one that the load creates.
                     shard.stamp(&[place]).map_err(|e| e.to_string())?;
                     shard.rows().restore(redo, progress, place, values, state)
                 }

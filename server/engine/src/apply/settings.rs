@@ -1,7 +1,7 @@
 //! Hyper-parameters that change while a table is trained.
 //!
 //! A SETTINGS frame stands between the pushes of its sender, in every ring of the table. On a table
-//! whose pushes take effect on arrival, it takes effect at that place. On a table of ticks it belongs
+//! of pushes that take effect on arrival, it takes effect at that place. On a table of ticks it belongs
 //! to the iteration in the frame, and is held like a push of it: the tick that closes the iteration
 //! steps with the new numbers, on every applier. Of several, the last one of the highest
 //! rank and thread counts.

@@ -63,19 +63,19 @@ impl Table {
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
         super::kernels::init::check(&spec.init, spec.dtype)?;
-        let who = (id, applier);
+        let shard_id = (id, applier);
         let store = match spec.shape {
-            Shape::Sparse { .. } => {
-                Store::Sparse(SparseShard::new(memory, preparer, who, spec, partitions)?)
-            }
+            Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
+                memory, preparer, shard_id, spec, partitions,
+            )?),
             Shape::Dense {
                 layout: DenseLayout::Rows,
                 ..
-            } => Store::Rows(DenseRows::new(memory, who, spec, partitions)?),
+            } => Store::Rows(DenseRows::new(memory, shard_id, spec, partitions)?),
             Shape::Dense {
                 layout: DenseLayout::Blocks { .. },
                 ..
-            } => Store::Blocks(DenseBlocks::new(memory, who, spec, partitions)?),
+            } => Store::Blocks(DenseBlocks::new(memory, shard_id, spec, partitions)?),
         };
         Ok(Self {
             id,

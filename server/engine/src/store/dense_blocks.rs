@@ -104,7 +104,7 @@ impl DenseBlocks {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        who: (TableId, u32),
+        shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -127,7 +127,7 @@ impl DenseBlocks {
         mine.sort_unstable();
         mine.dedup();
         let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
-        let owner = BlockOwner::of(who, BlockKind::Dense, PartitionId(0));
+        let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
         let ground = Ground::new(memory, owner, sizes, (mine.len() as u64, blocks))?;
         let mut parts = Vec::new();
         parts.resize_with(spec.partitions as usize, || None);

@@ -65,7 +65,7 @@ impl DenseRows {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        who: (TableId, u32),
+        shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -95,7 +95,7 @@ impl DenseRows {
             rows,
         };
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
-            let owner = BlockOwner::of(who, BlockKind::Dense, partition);
+            let owner = BlockOwner::of(shard_id, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner).and_then(|()| shard.fill(spec, partition)) {
                 shard.release()?;
                 return Err(e.into());

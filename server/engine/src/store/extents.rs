@@ -120,6 +120,7 @@ impl Plan {
 
 impl Made for Extent {
     fn discard(self, memory: &ServerMemory) {
+        // Nothing has used either. A region that cannot take its block back counts it as used for good.
         let _ = memory.public.free_untouched(self.rows);
         let _ = memory.private.free_untouched(self.records);
     }
@@ -452,8 +453,8 @@ mod tests {
 
     /// Extents that grow without a helper, of rows with a KiB of state.
     fn extents(memory: &Arc<ServerMemory>) -> Extents {
-        let (who, layout) = ((TableId(1), 0), RowLayout::new(16));
-        Extents::new(Arc::clone(memory), Preparer::none(), who, layout, 1024).unwrap()
+        let (shard_id, layout) = ((TableId(1), 0), RowLayout::new(16));
+        Extents::new(Arc::clone(memory), Preparer::none(), shard_id, layout, 1024).unwrap()
     }
 
     fn usage(memory: &ServerMemory) -> [(usize, usize); 2] {
@@ -554,9 +555,10 @@ mod tests {
             })
         };
         let _first = busy(gate.clone()).unwrap();
-        let who = (TableId(1), 0);
+        let shard_id = (TableId(1), 0);
         let (layout, preparer) = (RowLayout::new(16), helper.clone());
-        let mut extents = Extents::new(Arc::clone(&memory), preparer, who, layout, 16).unwrap();
+        let mut extents =
+            Extents::new(Arc::clone(&memory), preparer, shard_id, layout, 16).unwrap();
         let mut slots = 0;
         while slots < 2_000_000 {
             let (number, first, n) = extents.take(1_000).unwrap();

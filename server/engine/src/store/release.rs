@@ -148,12 +148,12 @@ mod tests {
     fn all_rows_void_before_any_block_freed() {
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
-        let who = (TableId(1), 0);
+        let shard_id = (TableId(1), 0);
         let partitions = || (0..4).map(PartitionId);
 
         let sparse = spec(Shape::Sparse { dim: 16 });
         let preparer = Preparer::none();
-        let shard = SparseShard::new(&memory, &preparer, who, &sparse, partitions());
+        let shard = SparseShard::new(&memory, &preparer, shard_id, &sparse, partitions());
         let mut shard = shard.unwrap();
         let mut places = Vec::new();
         for key in 0..ROWS {
@@ -168,7 +168,7 @@ mod tests {
             cols,
             layout,
         });
-        let rows = DenseRows::new(&memory, who, &dense, partitions()).unwrap();
+        let rows = DenseRows::new(&memory, shard_id, &dense, partitions()).unwrap();
         let places: Vec<usize> = (0..ROWS)
             .map(|row| rows.place(row).unwrap().row_at)
             .collect();

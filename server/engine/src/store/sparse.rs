@@ -98,7 +98,7 @@ impl SparseShard {
     pub fn new(
         memory: &Arc<ServerMemory>,
         preparer: &Preparer,
-        who: (TableId, u32),
+        shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -110,11 +110,11 @@ impl SparseShard {
         let extents = Extents::new(
             Arc::clone(memory),
             preparer.clone(),
-            who,
+            shard_id,
             layout,
             state_bytes,
         )?;
-        let owner = BlockOwner::of(who, BlockKind::Index, PartitionId(0));
+        let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
         let index = match Index::new(Arc::clone(memory), preparer.clone(), owner) {
             Ok(index) => index,
             Err(e) => {
@@ -196,6 +196,7 @@ impl SparseShard {
     fn of_generation(&self, loc: RowLocation) -> RowLocation {
         let place = self.extents.place_of_key(loc, NO_KEY);
         let ver = place.and_then(|place| self.rows.version(place).ok());
+        debug_assert!(ver.is_some(), "the index has slots of extents: {loc:?}");
         RowLocation::new(
             ver.unwrap_or_default().generation(),
             loc.extent(),

@@ -22,7 +22,7 @@ const NAMED_MAX: usize = 16;
 #[derive(Debug)]
 struct Arrival {
     asker: Asker,
-    told: Register,
+    register: Register,
     /// Its numbers as server and as worker, once all have registered.
     numbers: [Option<u32>; 2],
     /// It has joined by that number.
@@ -74,9 +74,9 @@ impl Gathering {
             let _ = write!(text, " and {more} more");
         }
         let mut hosts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-        for Arrival { told, .. } in self.came.values() {
-            let host = hosts.entry(&told.host).or_default();
-            *host = (host.0 + 1, told.local_size);
+        for Arrival { register, .. } in self.came.values() {
+            let host = hosts.entry(&register.host).or_default();
+            *host = (host.0 + 1, register.local_size);
         }
         let short = |&(_, &(came, of)): &(&&str, &(u32, u32))| of > came;
         let of_hosts: u32 = hosts.values().map(|&(came, of)| of.max(came)).sum();
@@ -104,7 +104,11 @@ impl Gathering {
     /// name a host with its domain while the host knows itself without.
     fn silent_hosts(&self) -> Vec<&str> {
         let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
-        let came: BTreeSet<String> = self.came.values().map(|a| short(&a.told.host)).collect();
+        let came: BTreeSet<String> = self
+            .came
+            .values()
+            .map(|a| short(&a.register.host))
+            .collect();
         let hosts = self.hosts.iter().map(String::as_str);
         let (known, silent): (Vec<&str>, Vec<&str>) =
             hosts.partition(|host| came.contains(&short(host)));
@@ -122,10 +126,10 @@ impl Gathering {
         let mut local: BTreeMap<String, [u32; 2]> = BTreeMap::new();
         let mut numbers = Vec::new();
         for arrival in self.came.values_mut() {
-            let here = local.entry(arrival.told.host_id.clone()).or_default();
+            let here = local.entry(arrival.register.host_id.clone()).or_default();
             let mut own = [None; 2];
             for (part, own) in own.iter_mut().enumerate() {
-                if arrival.told.part.includes(PARTS[part]) {
+                if arrival.register.part.includes(PARTS[part]) {
                     *own = Some((next[part], here[part]));
                     next[part] += 1;
                     here[part] += 1;
@@ -135,12 +139,12 @@ impl Gathering {
             numbers.push(own);
         }
         let answer = |(arrival, [server, worker]): (&Arrival, [Option<(u32, u32)>; 2])| {
-            let [local_servers, local_workers] = local
-                .get(&arrival.told.host_id)
-                .copied()
-                .unwrap_or_default();
-            let (number, local_number) = worker.or(server).unwrap_or_default();
-            let (server, local_server) = server.unwrap_or_default();
+            let [local_servers, local_workers] = local[&arrival.register.host_id];
+            let number = worker.or(server);
+            let (number, local_number) =
+                number.unwrap_or_else(|| unreachable!("each process has a part"));
+            // 0 for a process that is no server.
+            let (server, local_server) = server.unwrap_or((0, 0));
             let roster = Roster {
                 number,
                 servers,
@@ -158,16 +162,19 @@ impl Gathering {
 
     /// Number of processes that are `part`, or that too.
     fn count(&self, part: Part) -> u32 {
-        let those = self.came.values().filter(|a| a.told.part.includes(part));
+        let those = self
+            .came
+            .values()
+            .filter(|a| a.register.part.includes(part));
         those.count() as u32
     }
 }
 
 /// Names a process for messages.
-fn describe(told: &Register) -> String {
+fn describe(register: &Register) -> String {
     let Register {
         rank, pid, host, ..
-    } = told;
+    } = register;
     format!("rank {rank} (pid {pid} on {host})")
 }
 
@@ -207,30 +214,33 @@ impl Coordinator {
     pub(super) fn rendezvous(
         &mut self,
         asker: Asker,
-        told: Register,
+        register: Register,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let now = self.now;
         let Some(gathering) = &mut self.gathering else {
             return Err(bad("this coordinator knows its servers and workers: join"));
         };
-        let (rank, size) = (told.rank, gathering.size);
-        let there = gathering.came.get(&rank).map(|other| describe(&other.told));
-        let who = describe(&told);
+        let (rank, size) = (register.rank, gathering.size);
+        let there = gathering
+            .came
+            .get(&rank)
+            .map(|other| describe(&other.register));
+        let this = describe(&register);
         if gathering.complete {
             let text = format!(
-                "the {size} processes of the job that meets here have all come; {who} is of another \
+                "the {size} processes of the job that meets here have all come; {this} is of another \
                  one, and each job needs a meeting place of its own"
             );
             return Err(Refusal::new(RefusalCode::RankTaken, [u64::from(rank); 4]).with_text(text));
         }
-        if told.size != size || rank >= size {
+        if register.size != size || rank >= size {
             let refusal = Refusal::new(
                 RefusalCode::BadRequest,
-                [told.size.into(), size.into(), 0, 0],
+                [register.size.into(), size.into(), 0, 0],
             );
             let text = format!(
-                "{who} is of {} processes, and rank 0 is of {size}",
-                told.size
+                "{this} is of {} processes, and rank 0 is of {size}",
+                register.size
             );
             let refusal = refusal.with_text(text);
             self.fail_gathering(&refusal);
@@ -239,15 +249,15 @@ impl Coordinator {
         if let Some(there) = there {
             let refusal = Refusal::new(RefusalCode::RankTaken, [rank.into(), 0, 0, 0]);
             let refusal =
-                refusal.with_text(format!("two processes have one rank: {there} and {who}"));
+                refusal.with_text(format!("two processes have one rank: {there} and {this}"));
             self.fail_gathering(&refusal);
             return Err(refusal);
         }
-        let patience = now.saturating_add(Duration::from_millis(told.timeout_ms));
+        let patience = now.saturating_add(Duration::from_millis(register.timeout_ms));
         gathering.deadline = Some(gathering.deadline.map_or(patience, |at| at.min(patience)));
         let arrival = Arrival {
             asker,
-            told,
+            register,
             numbers: [None; 2],
             joined: false,
         };
@@ -321,8 +331,8 @@ impl Coordinator {
             return;
         }
         if !arrival.joined {
-            let text = format!("{} ended before it had joined", describe(&arrival.told));
-            let numbers = [u64::from(arrival.told.rank), 0, 0, 0];
+            let text = format!("{} ended before it had joined", describe(&arrival.register));
+            let numbers = [u64::from(arrival.register.rank), 0, 0, 0];
             let refusal = Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text);
             self.fail_gathering(&refusal);
         }
@@ -342,7 +352,7 @@ impl Coordinator {
     pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
         let mut came = self.gathering.iter().flat_map(|g| g.came.values());
         let found = came.find(|arrival| arrival.is(part, number));
-        found.map_or_else(String::new, |a| format!(", {}", describe(&a.told)))
+        found.map_or_else(String::new, |a| format!(", {}", describe(&a.register)))
     }
 
     /// Whether the end of a failed launch waits for processes that have yet to get the reason.

@@ -637,7 +637,7 @@ fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
             .state
     };
     let [Notice::MembersChanged(members)] = &rig.notices(w0)[..] else {
-        panic!("not told")
+        panic!("no notice")
     };
     assert_eq!(state_of(members, 1), WorkerState::Lost);
     // One notification at a time: changes before its answer go into the next one.
@@ -786,7 +786,7 @@ fn late_workers_begin_at_the_furthest_tick() {
     rig.ask(w0, 1, Ask::Join(Rig::join(Role::Worker, 0)));
     assert!(
         rig.orders(s0).is_empty(),
-        "nobody ticks before all servers are there"
+        "no worker ticks before all servers are there"
     );
     let s1 = rig.connects(Role::Server, 1, "ops").unwrap();
     rig.ask(s1, 1, Ask::Join(Rig::join(Role::Server, 1)));

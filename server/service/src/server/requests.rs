@@ -148,7 +148,7 @@ impl Control {
         let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
         let job = self.shared.catalogue().job(name);
         let job = job.ok_or_else(|| bad("the job has neither tables nor sessions here"))?;
-        let told = self.shared.ask_all(|_, tx| {
+        let answers = self.shared.ask_all(|_, tx| {
             Command::With(Box::new(move |engine| {
                 let min = engine.clock_line(job, domain).min;
                 let live: Vec<(WorkerThread, u64)> = engine.clocks(job).live(domain).collect();
@@ -160,17 +160,17 @@ impl Control {
                 let _ = tx.send((min, live));
             }))
         });
-        let told = told.map_err(|e| e.refusal())?;
-        let global = told.iter().map(|(min, _)| *min).min().unwrap_or(0);
+        let answers = answers.map_err(|e| e.refusal())?;
+        let global = answers.iter().map(|(min, _)| *min).min().unwrap_or(0);
         let mut workers: BTreeMap<WorkerThread, (usize, u64, u64)> = BTreeMap::new();
-        for (thread, clock, step_us) in told.iter().flat_map(|(_, live)| live) {
+        for (thread, clock, step_us) in answers.iter().flat_map(|(_, live)| live) {
             let (count, least, longest) = workers.entry(*thread).or_insert((0, u64::MAX, 0));
             *count += 1;
             *least = (*least).min(*clock);
             *longest = (*longest).max(*step_us);
         }
         let everywhere = |(thread, (count, clock, step_us)): (WorkerThread, _)| {
-            (count == told.len()).then_some(WorkerClock {
+            (count == answers.len()).then_some(WorkerClock {
                 worker: thread.rank,
                 thread: thread.thread,
                 clock,

@@ -210,8 +210,8 @@ impl SessionMemory {
 }
 
 /// Number of descriptors of an attachment.
-pub const fn descriptors(told: &ShmAttach) -> usize {
-    MEMORIES + told.parked_flag_at.len()
+pub const fn descriptors(attach: &ShmAttach) -> usize {
+    MEMORIES + attach.parked_flag_at.len()
 }
 
 /// Attaches to a server: maps its memories and returns one lane for each applier, in order. All input from
@@ -225,23 +225,23 @@ pub const fn descriptors(told: &ShmAttach) -> usize {
 /// # Errors
 /// [`ShmError`]; all descriptors are closed then.
 pub fn attach(
-    told: &ShmAttach,
+    attach: &ShmAttach,
     fds: Vec<OwnedFd>,
     peer: &str,
 ) -> Result<Vec<ShmClientLane>, ShmError> {
-    let lanes = lanes_of(told.parked_flag_at.len())?;
-    let ring = ring_of(told.ring_bytes)?;
+    let lanes = lanes_of(attach.parked_flag_at.len())?;
+    let ring = ring_of(attach.ring_bytes)?;
     let mailbox_bytes = mailbox_bytes(ring.bytes() as usize);
-    if told.mailbox_bytes != mailbox_bytes as u64 {
+    if attach.mailbox_bytes != mailbox_bytes as u64 {
         return Err(number(
             "mailbox_bytes",
-            told.mailbox_bytes,
+            attach.mailbox_bytes,
             "that of its ring in this version",
         ));
     }
-    if fds.len() != descriptors(told) {
+    if fds.len() != descriptors(attach) {
         return Err(ShmError::Descriptors {
-            expected: descriptors(told),
+            expected: descriptors(attach),
             got: fds.len(),
             lanes,
         });
@@ -261,15 +261,15 @@ pub fn attach(
         let region = Region::from_peer(fd, bytes as usize, writable).map_err(memory(name))?;
         Ok(Arc::new(region))
     };
-    let public = map("public", told.public_bytes, false)?;
-    let counters = map("counters", told.counters_bytes, true)?;
+    let public = map("public", attach.public_bytes, false)?;
+    let counters = map("counters", attach.counters_bytes, true)?;
     let inbox = map("inbox", (lanes * window) as u64, true)?;
     let mailbox = map("mailbox", (lanes * mailbox_bytes) as u64, false)?;
     let mut made = Vec::with_capacity(lanes);
-    for (lane, (waker, parked_flag_at)) in fds.zip(&told.parked_flag_at).enumerate() {
+    for (lane, (waker, parked_flag_at)) in fds.zip(&attach.parked_flag_at).enumerate() {
         made.push(ShmClientLane {
             peer: peer.to_owned(),
-            key_check: told.key_check,
+            key_check: attach.key_check,
             applier_parked_flag_at: parked_flag_of(&public, *parked_flag_at)?,
             alive: LivenessView::new(
                 &public,

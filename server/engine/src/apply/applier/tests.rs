@@ -191,8 +191,8 @@ impl Rig {
             keys: KeyOptions::default(),
             versions: 2,
         };
-        let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
-        let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);
+        let (shard_id, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
+        let table = Table::new(&memory, &Preparer::none(), shard_id, &Arc::new(spec), mine);
         applier.engine().add_table(table.unwrap());
         let hands = [0, 1].map(|rank| {
             let session = SessionId(u64::from(rank) + 5);
@@ -254,11 +254,11 @@ impl Rig {
 fn a_reply_is_posted_payload_first_and_before_the_state_that_counts_it() {
     use Event::{Reject, ReplyHeader, ReplyPayload, Signal, State};
     let mut rig = Rig::new();
-    let told = rig.answers(gather(TABLE));
-    assert_eq!(told, [ReplyPayload, ReplyHeader, State, Signal]);
+    let posted = rig.answers(gather(TABLE));
+    assert_eq!(posted, [ReplyPayload, ReplyHeader, State, Signal]);
     // A refused request gets a reject too; its reply is without payload.
-    let told = rig.answers(gather(UNKNOWN));
-    assert_eq!(told, [ReplyPayload, ReplyHeader, Reject, State, Signal]);
+    let posted = rig.answers(gather(UNKNOWN));
+    assert_eq!(posted, [ReplyPayload, ReplyHeader, Reject, State, Signal]);
     // For several frames found by one poll, the state is posted once, after everything.
     for (header, payload) in [gather(TABLE), push(f32::NAN), gather(TABLE)] {
         rig.hands[0].write(header, &payload);
@@ -277,10 +277,10 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     assert_eq!(rig.answers(push(f32::NAN)), [Reject, State, Signal]);
     // Requests with answers.
     for table in [TABLE, UNKNOWN] {
-        let told = rig.answers(gather(table));
+        let posted = rig.answers(gather(table));
         assert!(
-            told.len() > 2 && told.ends_with(&[State, Signal]),
-            "{told:?}"
+            posted.len() > 2 && posted.ends_with(&[State, Signal]),
+            "{posted:?}"
         );
     }
     // A tick: posted to its sender and, when the last worker ticks, to all.
@@ -289,8 +289,8 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     let (clock, payload) = tick();
     rig.hands[1].write(clock, &payload);
     assert_eq!(rig.step(0), [Clock, Signal]);
-    let told = rig.hands[1].take();
-    assert_eq!(told, [State, Clock, Signal], "one signal for both");
+    let posted = rig.hands[1].take();
+    assert_eq!(posted, [State, Clock, Signal], "one signal for both");
     // A clock that moves without a frame: the slowest worker is gone.
     let (clock, payload) = tick();
     rig.hands[0].write(FrameHeader { clock: 2, ..clock }, &payload);
@@ -301,8 +301,8 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     assert_eq!(rig.step(0), [Clock, Signal]);
     // A recovered lane gets rejects, state and clocks again.
     rig.attach(0);
-    let told = rig.step(0);
-    assert_eq!(told, [Reject, Reject, State, Clock, Signal]);
+    let posted = rig.step(0);
+    assert_eq!(posted, [Reject, Reject, State, Clock, Signal]);
 }
 
 #[test]
@@ -311,8 +311,8 @@ fn room_in_a_ring_is_told_and_signalled() {
     let mut rig = Rig::new();
     rig.answers(push(1.0));
     // Padding is no frame: it is consumed, and a client that waits for room must learn of it.
-    let told = rig.answers((header(FrameKind::Pad, 0), Vec::new()));
-    assert_eq!(told, [State, Signal]);
+    let posted = rig.answers((header(FrameKind::Pad, 0), Vec::new()));
+    assert_eq!(posted, [State, Signal]);
     assert_eq!(rig.hands[0].tail, RING_BYTES as u64);
     let head = |rig: &Rig| -> StateLine { rig.applier.rings[0].state() };
     assert_eq!(head(&rig).head_bytes, RING_BYTES as u64);
@@ -361,8 +361,8 @@ fn pins_end_with_their_session() {
         (pin, 8),
         (FrameHeader { clock: 1, ..pin }, 0),
     ] {
-        let told = rig.answers((refused, vec![0; payload]));
-        assert!(told.contains(&Event::Reject), "{refused:?}");
+        let posted = rig.answers((refused, vec![0; payload]));
+        assert!(posted.contains(&Event::Reject), "{refused:?}");
     }
     for hand in [0, 1] {
         rig.hands[hand].write(pin, &[]);

@@ -145,9 +145,9 @@ fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
 fn a_tick_is_what_a_loop_over_elements_gives() {
     let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
     let redo = Redo::new(Arc::clone(&memory), 0, 4096, 4096).unwrap();
-    let (spec, who) = (Arc::new(spec()), (TableId(1), 0));
+    let (spec, shard_id) = (Arc::new(spec()), (TableId(1), 0));
     let all = (0..spec.partitions).map(PartitionId);
-    let mut blocks = DenseBlocks::new(&memory, who, &spec, all).unwrap();
+    let mut blocks = DenseBlocks::new(&memory, shard_id, &spec, all).unwrap();
     let rules = Rules {
         dtype: DType::F32,
         reduce: Reduce::Mean,

@@ -94,7 +94,7 @@ impl DenseBlocks {
 
     /// Publishes the open epoch. `min_clock` is the domain's clock that it stands for, `applied`
     /// the pushes in it since the table was made. Cost: a copy of each block that an epoch stored after
-    /// the one whose buffer is used again, and this one did not.
+    /// the one with the buffer that is used again, and this one did not.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] when another epoch, or none, is open.

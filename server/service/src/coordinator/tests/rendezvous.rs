@@ -6,7 +6,7 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn told(rank: u32, size: u32, part: Part) -> Register {
+fn register(rank: u32, size: u32, part: Part) -> Register {
     Register {
         rank,
         size,
@@ -59,7 +59,7 @@ fn part_of(rank: u32) -> Part {
 fn complete(rig: &mut Rig) -> Vec<PeerId> {
     let ranks = [5, 0, 3, 1, 4, 2];
     let mut peers: Vec<_> = ranks
-        .map(|rank| (rank, rig.arrives(told(rank, 6, part_of(rank)))))
+        .map(|rank| (rank, rig.arrives(register(rank, 6, part_of(rank)))))
         .to_vec();
     peers.sort_unstable();
     peers.into_iter().map(|(_, peer)| peer).collect()
@@ -68,7 +68,7 @@ fn complete(rig: &mut Rig) -> Vec<PeerId> {
 #[test]
 fn when_all_have_come_each_is_told_its_number() {
     let mut rig = gathering(6);
-    let first = rig.arrives(told(5, 6, Part::Worker));
+    let first = rig.arrives(register(5, 6, Part::Worker));
     assert_eq!(rig.answer(first, 1), None, "the others are waited for");
     let early = rig.connects(Role::Worker, 0, "default").unwrap_err();
     assert!(early.text.contains("not all come"), "{early}");
@@ -76,13 +76,19 @@ fn when_all_have_come_each_is_told_its_number() {
     let mut rig = gathering(6);
     let peers = complete(&mut rig);
     let all: Vec<Roster> = peers.iter().map(|&peer| rig.roster(peer)).collect();
-    let numbers: Vec<u32> = all.iter().map(|told| told.number).collect();
+    let numbers: Vec<u32> = all.iter().map(|roster| roster.number).collect();
     assert_eq!(numbers, [0, 0, 1, 1, 2, 3]);
     assert!(
         all.iter()
-            .all(|told| (told.servers, told.workers) == (2, 4))
+            .all(|roster| (roster.servers, roster.workers) == (2, 4))
     );
-    let local = |told: &Roster| (told.local_number, told.local_servers, told.local_workers);
+    let local = |roster: &Roster| {
+        (
+            roster.local_number,
+            roster.local_servers,
+            roster.local_workers,
+        )
+    };
     let local: Vec<_> = all.iter().map(local).collect();
     assert_eq!(
         local,
@@ -114,13 +120,13 @@ fn when_all_have_come_each_is_told_its_number() {
     assert!(!rig.state.is_ended());
     let orders = rig.actions.iter();
     let ends = orders.filter(|a| matches!(a, Action::Command(_, _, Command::Shutdown)));
-    assert_eq!(ends.count(), 2, "the servers are told to end");
+    assert_eq!(ends.count(), 2, "the servers are asked to end");
 }
 
 #[test]
 fn who_does_not_come_is_named_with_the_host() {
     let mut rig = gathering(6);
-    let peers = [0, 1, 2].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+    let peers = [0, 1, 2].map(|rank| rig.arrives(register(rank, 6, part_of(rank))));
     assert_eq!(rig.state.next_deadline(), Some(PATIENCE));
     rig.now = PATIENCE;
     rig.state.tick(rig.now);
@@ -139,7 +145,7 @@ fn who_does_not_come_is_named_with_the_host() {
     let late = rig.connects(Role::Admin, RANK_ANY, "default").unwrap_err();
     assert!(
         late.text.contains("missing: rank 3"),
-        "who is late hears it too: {late}"
+        "a late process hears it too: {late}"
     );
     assert!(!rig.state.is_ended(), "they have yet to read it");
     for peer in peers {
@@ -151,11 +157,18 @@ fn who_does_not_come_is_named_with_the_host() {
 #[test]
 fn processes_may_serve_and_work_at_once() {
     let mut rig = gathering(4);
-    let peers = [2, 0, 3, 1].map(|rank| (rank, rig.arrives(told(rank, 4, Part::Both))));
+    let peers = [2, 0, 3, 1].map(|rank| (rank, rig.arrives(register(rank, 4, Part::Both))));
     for (rank, peer) in peers {
-        let told = rig.roster(peer);
-        assert_eq!((told.number, told.servers, told.workers), (rank, 4, 4));
-        let local = (told.local_number, told.local_servers, told.local_workers);
+        let roster = rig.roster(peer);
+        assert_eq!(
+            (roster.number, roster.servers, roster.workers),
+            (rank, 4, 4)
+        );
+        let local = (
+            roster.local_number,
+            roster.local_servers,
+            roster.local_workers,
+        );
         assert_eq!(local, (rank % 2, 2, 2));
     }
     for number in 0..4 {
@@ -166,14 +179,14 @@ fn processes_may_serve_and_work_at_once() {
     // Some may: servers and workers are numbered apart.
     let mut rig = gathering(4);
     let parts = [Part::Worker, Part::Both, Part::Server, Part::Both];
-    let peers = [0, 1, 2, 3].map(|rank| rig.arrives(told(rank, 4, parts[rank as usize])));
+    let peers = [0, 1, 2, 3].map(|rank| rig.arrives(register(rank, 4, parts[rank as usize])));
     let rosters = peers.map(|peer| rig.roster(peer));
     assert!(
         rosters
             .iter()
-            .all(|told| (told.servers, told.workers) == (3, 3))
+            .all(|roster| (roster.servers, roster.workers) == (3, 3))
     );
-    let numbers = rosters.map(|told| (told.number, told.server));
+    let numbers = rosters.map(|roster| (roster.number, roster.server));
     // A worker only has no number as server, and a server only the same in both.
     assert_eq!(numbers, [(0, 0), (1, 0), (1, 1), (2, 2)]);
     for number in 0..3 {
@@ -194,7 +207,7 @@ fn a_host_of_the_launchers_list_from_which_nobody_comes_is_named() {
     ] {
         let mut rig = Rig::new(0, 0, LostWorker::FailJob, true);
         rig.state.gather(6, listed);
-        let peers = [0, 1, 2, 3].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+        let peers = [0, 1, 2, 3].map(|rank| rig.arrives(register(rank, 6, part_of(rank))));
         rig.now = PATIENCE;
         rig.state.tick(rig.now);
         rig.actions.extend(rig.state.take_actions());
@@ -207,8 +220,8 @@ fn a_host_of_the_launchers_list_from_which_nobody_comes_is_named() {
 #[test]
 fn two_processes_with_one_rank_both_hear_of_it() {
     let mut rig = gathering(3);
-    let [first, other] = [0, 1].map(|rank| rig.arrives(told(rank, 3, part_of(rank))));
-    let mut second = told(1, 3, Part::Worker);
+    let [first, other] = [0, 1].map(|rank| rig.arrives(register(rank, 3, part_of(rank))));
+    let mut second = register(1, 3, Part::Worker);
     (second.pid, second.host) = (999, "elsewhere".into());
     let second = rig.arrives(second);
     for peer in [first, other, second] {
@@ -224,7 +237,7 @@ fn two_processes_with_one_rank_both_hear_of_it() {
 fn a_stranger_does_not_harm_a_job_that_is_complete() {
     let mut rig = gathering(6);
     let peers = complete(&mut rig);
-    let stranger = rig.arrives(told(0, 6, Part::Worker));
+    let stranger = rig.arrives(register(0, 6, Part::Worker));
     let refusal = rig.refused(stranger);
     assert!(
         refusal.text.contains("a meeting place of its own"),
@@ -238,8 +251,8 @@ fn a_stranger_does_not_harm_a_job_that_is_complete() {
 #[test]
 fn another_size_and_a_job_without_servers_fail_at_once() {
     let mut rig = gathering(2);
-    let first = rig.arrives(told(0, 2, Part::Worker));
-    let other = rig.arrives(told(1, 4, Part::Worker));
+    let first = rig.arrives(register(0, 2, Part::Worker));
+    let other = rig.arrives(register(1, 4, Part::Worker));
     for peer in [first, other] {
         let refusal = rig.refused(peer);
         assert!(
@@ -254,16 +267,16 @@ fn another_size_and_a_job_without_servers_fail_at_once() {
         (Part::Server, "a worker"),
     ] {
         let mut rig = gathering(2);
-        for peer in [0, 1].map(|rank| rig.arrives(told(rank, 2, part))) {
+        for peer in [0, 1].map(|rank| rig.arrives(register(rank, 2, part))) {
             let refusal = rig.refused(peer);
             assert!(refusal.text.contains(says), "{refusal}");
         }
     }
     let mut plain = Rig::new(1, 1, LostWorker::FailJob, true);
-    let peer = plain.arrives(told(0, 2, Part::Worker));
+    let peer = plain.arrives(register(0, 2, Part::Worker));
     assert!(
         plain.refused(peer).text.contains("join"),
-        "nobody gathers there"
+        "no process gathers there"
     );
 }
 
@@ -271,7 +284,7 @@ fn another_size_and_a_job_without_servers_fail_at_once() {
 fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
     // While the coordinator waits for the others.
     let mut rig = gathering(6);
-    let [first, second] = [0, 1].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+    let [first, second] = [0, 1].map(|rank| rig.arrives(register(rank, 6, part_of(rank))));
     rig.close(second);
     let refusal = rig.refused(first);
     assert!(
@@ -286,7 +299,7 @@ fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
     rig.enter(Role::Server, 0, "default").unwrap();
     let worker = rig.enter(Role::Worker, 0, "default").unwrap();
     rig.close(peers[3]);
-    let told = |rig: &Rig, peer, part: &str| {
+    let assert_ended = |rig: &Rig, peer, part: &str| {
         let mut notices = rig.actions.iter().filter_map(|a| match a {
             Action::Notify(to, Notice::PeerFailed(refusal)) if *to == peer => Some(refusal),
             _ => None,
@@ -297,7 +310,7 @@ fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
             rig.actions
         );
     };
-    told(&rig, worker, "rank 3 (pid 103 on node1) ended before");
+    assert_ended(&rig, worker, "rank 3 (pid 103 on node1) ended before");
     // During its work.
     let mut rig = gathering(6);
     complete(&mut rig);
@@ -306,14 +319,14 @@ fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
     rig.close(two);
     for peer in [one, server] {
         let part = "worker 1, rank 2 (pid 102 on node1): its connection ended";
-        told(&rig, peer, part);
+        assert_ended(&rig, peer, part);
     }
     let mut rig = gathering(6);
     complete(&mut rig);
     let server_of = rig.enter(Role::Server, 1, "default").unwrap();
     let one = rig.enter(Role::Worker, 0, "default").unwrap();
     rig.close(server_of);
-    told(
+    assert_ended(
         &rig,
         one,
         "server 1, rank 3 (pid 103 on node1): its connection ended",
