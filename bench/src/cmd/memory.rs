@@ -201,7 +201,8 @@ fn server_resident(pid: Pid) -> Result<u64, BenchError> {
     let (mut sum, mut is_counted) = (0, true);
     for line in text.lines() {
         let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
+        // An empty line is none of a mapping.
+        let Some(first) = words.next() else { continue };
         if first == "Rss:" && is_counted {
             sum += kib(words.next());
         } else if !first.ends_with(':') {

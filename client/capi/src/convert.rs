@@ -497,7 +497,8 @@ pub(crate) fn pulled(pulled: Pulled) -> tw_pulled {
     let stores = pulled.stores;
     tw_pulled {
         size: size_of::<tw_pulled>(),
-        version: pulled.version.unwrap_or_default(),
+        // `has_version` says whether this is one.
+        version: pulled.version.unwrap_or(0),
         smallest: stores.map_or(0, |stores| stores.smallest),
         largest: stores.map_or(0, |stores| stores.largest),
         has_version: pulled.version.is_some().into(),

@@ -1,4 +1,6 @@
 //! Decoders of foreign bytes, for fuzzing: each accepts any bytes without a panic.
+//!
+//! Errors are results like others here: what is tested is that there is an answer.
 
 use std::io::Cursor;
 use std::sync::Arc;

@@ -130,6 +130,7 @@ impl RowReader {
                 RowParser::Csv(Box::new(CsvParser::new(schema.clone(), options.labels)))
             }
             (Format::Csv, None) | (_, Some(_)) => {
+                // A source of no shards has no path to name.
                 let path = source
                     .shards()
                     .first()

@@ -196,6 +196,7 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, DataError> {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
         !name.starts_with(b".") && !name.starts_with(b"_") && !path.is_dir()
     };
+    // A path that is no text is no pattern: it exists, or the error names it.
     let text = path.to_str().unwrap_or_default();
     let mut files: Vec<PathBuf> = if path.is_dir() {
         let entries = fs::read_dir(path).map_err(|e| io_error(path, "list", e))?;
@@ -478,6 +479,7 @@ impl Records for ChunkedRecords {
     fn bytes(&self) -> &[u8] {
         let index = self.next.checked_sub(self.first + 1);
         let index = index.and_then(|index| usize::try_from(index).ok());
+        // Before the first record there are no bytes.
         index
             .and_then(|index| self.chunk.record(index))
             .unwrap_or_default()

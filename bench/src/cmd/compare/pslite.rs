@@ -126,6 +126,7 @@ fn compile() -> Result<PathBuf, String> {
 /// Figure of a test, if every value was right.
 fn figure(text: &str, test: &str) -> Result<f64, String> {
     let line = text.lines().find_map(|line| line.strip_prefix(test));
+    // No line: no words, and the error below.
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
     match words[..] {
         [figure, "0"] => figure.parse().map_err(|_| format!("no figure: {text:?}")),

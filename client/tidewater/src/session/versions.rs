@@ -332,7 +332,7 @@ impl Client {
                     let scratch = &mut self.blocks;
                     let found =
                         pull::newest_version(&mut self.lanes, state, scratch, 0, bytes, deadline)?;
-                    found.unwrap_or_default()
+                    found.unwrap_or_else(|| unreachable!("a table with snapshots has blocks"))
                 }
             };
             match self.pin_version(table.named(), wanted, deadline) {

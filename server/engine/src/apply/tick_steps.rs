@@ -68,6 +68,7 @@ impl Begun {
     /// The pushes that have not been added. Those that have are sums, or were stepped: they need no slots.
     fn unadded(&self) -> impl Iterator<Item = &Held> {
         let (current, later) = match self.tables.split_last() {
+            // After the last frame there are none.
             Some(((_, held), later)) => (held.get(self.at.frame..).unwrap_or_default(), later),
             None => (&[][..], &[][..]),
         };

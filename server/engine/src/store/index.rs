@@ -349,7 +349,8 @@ impl Index {
         let region = self.memory.private.region();
         let end = (next + MOVED_PER_INSERT).min(old.buckets);
         if let (Some(from), Some(to)) = (old.open(region), self.table.open(region)) {
-            // The old table keeps its entries: lookups probe through them until the end.
+            // The old table keeps its entries: lookups probe through them until the end. Each bucket before it
+            // is there.
             let moved: [u32; MOVED_PER_INSERT] = std::array::from_fn(|n| match next + n < end {
                 true => from.slot(from.get(next + n)).unwrap_or_default(),
                 false => EMPTY,
@@ -388,7 +389,7 @@ impl Index {
     }
 }
 
-/// A block whose pages were returned: nothing is left to free.
+/// A block without pages: they were returned, and nothing is left to free.
 struct Returned;
 
 impl Made for Returned {

@@ -522,7 +522,8 @@ impl Coordinator {
 
 /// Refuses a change by an observer.
 fn only_reads(rank: u32) -> Refusal {
-    let number = WorkerId(rank).observer().unwrap_or_default();
+    let number = WorkerId(rank).observer();
+    let number = number.unwrap_or_else(|| unreachable!("rank {rank} is one of an observer"));
     let refusal = Refusal::new(RefusalCode::Observer, [number.into(), 0, 0, 0]);
     refusal.with_text("the request is one of workers")
 }

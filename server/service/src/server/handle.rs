@@ -380,6 +380,7 @@ impl ServerHandle {
             // Sessions that an earlier worker of the rank has left.
             let (tx, rx) = bounded(1);
             self.command(ControlCommand::EndRank(job, rank, tx));
+            // A control thread that has ended has no sessions.
             let _ = rx.recv();
         }
         Ok(())

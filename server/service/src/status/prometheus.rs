@@ -11,6 +11,7 @@ struct Page(String);
 type Labels<'a> = &'a [(&'static str, &'a dyn Display)];
 
 impl Page {
+    // Writes to a String do not fail.
     fn metric(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
