@@ -1,10 +1,14 @@
 //! Calls for clocks, barriers and flushes.
 
 use std::ffi::c_char;
+use std::time::Duration;
+
+use tidewater::{AnyTable, Client, ClientError};
 
 use super::session::tw_session;
 use super::types::{tw_status, tw_table};
 use crate::convert;
+use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
 
@@ -87,19 +91,15 @@ pub unsafe extern "C" fn tw_wait_newer(
 ) -> tw_status {
     run("tw_wait_newer", || {
         // SAFETY: the contract of the module.
-        let session = unsafe { raw::session(session) }?;
-        // SAFETY: the contract of the module.
-        let newest = unsafe { raw::optional_out(newest, "the place for the newest version") }?;
-        let timeout = convert::seconds("timeout_s", timeout_s)?;
-        let found = session.with(|open| {
-            let table = *open.tables.get(table)?;
-            let timeout = timeout.unwrap_or(open.timeout);
-            Ok(table.wait_newer(&mut open.client, version, timeout)?)
-        })?;
-        if let Some(newest) = newest {
-            *newest = found;
+        unsafe {
+            wait_version(
+                session,
+                table,
+                timeout_s,
+                newest,
+                |table, client, timeout| table.wait_newer(client, version, timeout),
+            )
         }
-        Ok(())
     })
 }
 
@@ -114,19 +114,15 @@ pub unsafe extern "C" fn tw_wait_until(
 ) -> tw_status {
     run("tw_wait_until", || {
         // SAFETY: the contract of the module.
-        let session = unsafe { raw::session(session) }?;
-        // SAFETY: the contract of the module.
-        let newest = unsafe { raw::optional_out(newest, "the place for the newest version") }?;
-        let timeout = convert::seconds("timeout_s", timeout_s)?;
-        let found = session.with(|open| {
-            let table = *open.tables.get(table)?;
-            let timeout = timeout.unwrap_or(open.timeout);
-            Ok(table.wait_until(&mut open.client, tick, timeout)?)
-        })?;
-        if let Some(newest) = newest {
-            *newest = found;
+        unsafe {
+            wait_version(
+                session,
+                table,
+                timeout_s,
+                newest,
+                |table, client, timeout| table.wait_until(client, tick, timeout),
+            )
         }
-        Ok(())
     })
 }
 
@@ -139,4 +135,31 @@ pub unsafe extern "C" fn tw_flush(session: *mut tw_session) -> tw_status {
         let session = unsafe { raw::session(session) }?;
         session.with(|open| Ok(open.client.flush()?))
     })
+}
+
+/// Waits for a version of `table`, and reports the newest complete one if `newest` is not null.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn wait_version(
+    session: *mut tw_session,
+    table: tw_table,
+    timeout_s: f64,
+    newest: *mut u64,
+    wait: impl FnOnce(AnyTable, &mut Client, Duration) -> Result<u64, ClientError>,
+) -> Result<(), Failure> {
+    // SAFETY: the contract of the module.
+    let session = unsafe { raw::session(session) }?;
+    // SAFETY: the contract of the module.
+    let newest = unsafe { raw::optional_out(newest, "the place for the newest version") }?;
+    let timeout = convert::seconds("timeout_s", timeout_s)?;
+    let found = session.with(|open| {
+        let table = *open.tables.get(table)?;
+        let timeout = timeout.unwrap_or(open.timeout);
+        Ok(wait(table, &mut open.client, timeout)?)
+    })?;
+    if let Some(newest) = newest {
+        *newest = found;
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, PullOptions, Pulled, PushOptions, Ticket};
+use tidewater::{AnyTable, Client, ClientError, PullOptions, Pulled, PushOptions, Ticket};
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
@@ -17,7 +17,7 @@ use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::{Open, run};
-use crate::values;
+use crate::values::{self, ValuesMut};
 
 /// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
 /// which may repeat. `elements` of type `dtype` have room there: rows x cols. `options` may be null. On
@@ -71,19 +71,15 @@ pub unsafe extern "C" fn tw_pull_range(
 ) -> tw_status {
     run("tw_pull_range", || {
         // SAFETY: the contract of the module.
-        let session = unsafe { raw::session(session) }?;
-        // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
-        let dtype = convert::dtype(dtype)?;
-        // SAFETY: the contract of the module.
-        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
-        session.with(|open| {
-            let table = *open.tables.get(table)?;
-            let pull = open.pull_options(&options)?;
-            let pulled = values::pull_range(table, &mut open.client, first, out, pull)?;
-            // SAFETY: the contract of the module.
-            unsafe { report(&options, pulled) }
-        })
+        unsafe {
+            pull_elements(
+                session,
+                table,
+                (out, elements, dtype),
+                options,
+                |table, client, out, pull| values::pull_range(table, client, first, out, pull),
+            )
+        }
     })
 }
 
@@ -198,20 +194,17 @@ pub unsafe extern "C" fn tw_pull_pinned(
 ) -> tw_status {
     run("tw_pull_pinned", || {
         // SAFETY: the contract of the module.
-        let session = unsafe { raw::session(session) }?;
-        // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
-        let dtype = convert::dtype(dtype)?;
-        // SAFETY: the contract of the module.
-        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
-        session.with(|open| {
-            let table = *open.tables.get(table)?;
-            let pull = open.pull_options(&options)?;
-            let of = (version, first);
-            let pulled = values::pull_pinned(table, &mut open.client, of, out, pull)?;
-            // SAFETY: the contract of the module.
-            unsafe { report(&options, pulled) }
-        })
+        unsafe {
+            pull_elements(
+                session,
+                table,
+                (out, elements, dtype),
+                options,
+                |table, client, out, pull| {
+                    values::pull_pinned(table, client, (version, first), out, pull)
+                },
+            )
+        }
     })
 }
 
@@ -572,6 +565,33 @@ unsafe fn report(options: &tw_pull_options, pulled: Pulled) -> Result<(), Failur
     }
     // SAFETY: the contract of the module.
     unsafe { raw::answer(options.pulled, "options.pulled", &convert::pulled(pulled)) }
+}
+
+/// Pulls elements into an array of a type and a length.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn pull_elements(
+    session: *mut tw_session,
+    table: tw_table,
+    (out, elements, dtype): (*mut c_void, usize, i32),
+    options: *const tw_pull_options,
+    pull: impl FnOnce(AnyTable, &mut Client, ValuesMut<'_>, PullOptions) -> Result<Pulled, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the contract of the module.
+    let session = unsafe { raw::session(session) }?;
+    // SAFETY: the contract of the module.
+    let options = unsafe { pull_options(options) }?;
+    let dtype = convert::dtype(dtype)?;
+    // SAFETY: the contract of the module.
+    let out = unsafe { raw::values_mut(out, elements, dtype) }?;
+    session.with(|open| {
+        let table = *open.tables.get(table)?;
+        let how = open.pull_options(&options)?;
+        let found = pull(table, &mut open.client, out, how)?;
+        // SAFETY: the contract of the module.
+        unsafe { report(&options, found) }
+    })
 }
 
 /// Reads the options of a push; null means the defaults.
