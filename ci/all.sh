@@ -312,6 +312,7 @@ failed_stages() {
 }
 
 # print_excerpts: of the log of each stage that failed, at least once, the lines that look like the reason, else the last.
+# They follow the table: where only the end of the output is kept, it has the reasons.
 print_excerpts() {
     local stage log lines
     for stage in "${STAGES[@]}"; do
@@ -363,8 +364,8 @@ trap 'interrupted 1' HUP
 trap 'interrupted 2' INT
 trap 'interrupted 15' TERM
 for stage in "${STAGES[@]}"; do run_stage "$stage"; done
-print_excerpts
 print_table
+print_excerpts
 say
 print_failures
 print_summary
