@@ -108,6 +108,17 @@ pub const JOBS_MAX: usize = 256;
 pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
 /// Barriers of a job with waiting workers: one for each thing to wait for, not for each step.
 pub const BARRIERS_MAX: usize = 1_024;
+/// Queues of tasks of a job: one for each set of data.
+pub const QUEUES_MAX: usize = 64;
+/// Tasks of one pass of a queue. Bounds the memory of their order, 4 bytes each, and the time of its sort.
+pub const QUEUE_TASKS_MAX: u64 = 1 << 22;
+/// Shards of a queue: files of a data set. Their names must also fit into one control message.
+pub const TASK_SHARDS_MAX: usize = 8_192;
+/// Final tasks of a queue: a save, and what one worker does at the end.
+pub const TASK_FINALS_MAX: usize = 8;
+/// Tasks left out that a queue lists with their reasons; the rest is counted. The list fits into one control
+/// message with the longest reasons and paths.
+pub const TASK_LEFT_OUT_LISTED: usize = 64;
 
 "Deadlines":
 

@@ -295,6 +295,24 @@ mutants! {
     LibsvmIndexKept = "libsvm-index-kept";
     /// The checksum of a RecordIO chunk is not compared.
     ChunkChecksumIgnored = "chunk-checksum-ignored";
+    /// Every worker that finishes a task counts, not the first alone.
+    SecondFinisherCounts = "second-finisher-counts";
+    /// A task that fails is given again without end.
+    FailedTaskForEver = "failed-task-for-ever";
+    /// A task of a lost worker has one try less.
+    RecoveryCostsTry = "recovery-costs-try";
+    /// Pushes of a task take effect on arrival.
+    TaskPushesAtOnce = "task-pushes-at-once";
+    /// Servers keep the pushes of a lost worker's tasks, and apply them.
+    LostTaskApplied = "lost-task-applied";
+    /// The pushes of a finished task are dropped with the open iteration of its lost worker.
+    FinishedTaskDropped = "finished-task-dropped";
+    /// A worker reports a task before servers have its marks.
+    TaskBeforeMarks = "task-before-marks";
+    /// The coordinator answers the report of a task before servers have applied it.
+    TaskAnsweredEarly = "task-answered-early";
+    /// The tasks of a lost worker are given to no other one.
+    LostTaskKept = "lost-task-kept";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -8,7 +8,7 @@
 //! +64 payload, padded with zeros to a multiple of 64
 //! ```
 //! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows, 10 a
-//! weight follows the values, 11-12 encoding of the values. The rest must be zero. A PAD frame is its
+//! weight follows the values, 11-12 encoding of the values, 13 part of a task. The rest must be zero. A PAD frame is its
 //! header only and uses up no sequence number.
 
 use super::encoding::EncodingCode;
@@ -61,6 +61,9 @@ pub enum FrameKind {
     Pin = 12,
     /// Ends the session's pin of version `clock` of a table.
     Unpin = 13,
+    /// Marks the end of a task: the pushes flagged `task` before it are those of delivery `clock`. With
+    /// `count` 1 they are held until the task is finished, with 0 they are dropped.
+    Task = 14,
 }
 
 impl FrameKind {
@@ -88,6 +91,7 @@ impl FrameKind {
             11 => Self::Scan,
             12 => Self::Pin,
             13 => Self::Unpin,
+            14 => Self::Task,
             _ => return None,
         })
     }
@@ -108,6 +112,8 @@ pub struct FrameFlags {
     pub weight: bool,
     /// Encoding of a push's values; `None` for elements of the type.
     pub encoding: Option<EncodingCode>,
+    /// Whether the push is part of a task, and takes effect when that is finished.
+    pub task: bool,
 }
 
 impl FrameFlags {
@@ -115,7 +121,8 @@ impl FrameFlags {
     const CREATE: u16 = 1 << 9;
     const WEIGHT: u16 = 1 << 10;
     const ENCODING_AT: u32 = 11;
-    const KNOWN: u16 = 0x1fff;
+    const TASK: u16 = 1 << 13;
+    const KNOWN: u16 = 0x3fff;
 
     /// Returns the wire word of the flags.
     pub const fn code(self) -> u16 {
@@ -136,6 +143,7 @@ impl FrameFlags {
             | if self.locs { Self::LOCS } else { 0 }
             | if self.create { Self::CREATE } else { 0 }
             | if self.weight { Self::WEIGHT } else { 0 }
+            | if self.task { Self::TASK } else { 0 }
     }
 
     /// Decodes a wire word; `None` when a reserved bit is set or a code is unknown.
@@ -164,6 +172,7 @@ impl FrameFlags {
             create: code & Self::CREATE != 0,
             weight: code & Self::WEIGHT != 0,
             encoding: EncodingCode::from_code((code >> Self::ENCODING_AT & 3) as u8),
+            task: code & Self::TASK != 0,
         })
     }
 }
@@ -243,7 +252,7 @@ impl FrameHeader {
             return Err(FrameError::Flags((rest >> 16) as u16));
         };
         let carries_values = matches!(kind, FrameKind::PushRows | FrameKind::PushDense);
-        if (flags.weight || flags.encoding.is_some()) && !carries_values {
+        if (flags.weight || flags.encoding.is_some() || flags.task) && !carries_values {
             return Err(FrameError::Flags((rest >> 16) as u16));
         }
         let (payload_len, count) = unpack(line[3]);

@@ -1,14 +1,16 @@
-//! Requests to the coordinator, its commands to servers, and its notices to all.
+//! Requests to the coordinator, its commands to servers, and its notices to all. (long: their validation.) (long: one of each.)
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::members::{
-    DomainClock, Endpoints, Members, SlowMember, clocks, hosts, owner, server_id, worker_id,
+    DomainClock, Endpoints, Members, SlowMember, clocks, hosts, owner, server_id, thread_number,
+    worker_id,
 };
 use super::rendezvous::{Register, Roster};
 use super::status::{ClusterStatus, ServerStatus};
+use super::tasks::{TaskAnswer, TaskRequest};
 use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, ServerId, TableId, WorkerId};
 use crate::layout::function::FUNCTION_NAME_BYTES_MAX;
@@ -172,6 +174,8 @@ pub enum CoordinatorRequest {
         /// The slow workers; none: all are as fast as the others again.
         workers: Vec<SlowMember>,
     },
+    /// Takes a task, or reports one. Answer: [`CoordinatorAnswer::Tasks`].
+    Tasks(TaskRequest),
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -211,6 +215,8 @@ pub enum CoordinatorAnswer {
     Cluster(Box<ClusterStatus>),
     /// Answer to the request [`CoordinatorRequest::Status`] for a server.
     Server(Box<ServerStatus>),
+    /// Answer to the request [`CoordinatorRequest::Tasks`].
+    Tasks(Box<TaskAnswer>),
 }
 
 /// Commands of the coordinator to a server, over the connection that the server opened, and only after
@@ -274,6 +280,18 @@ pub enum Command {
     },
     /// Reads what the server does. Answer: [`CommandReply::Status`].
     Status,
+    /// Applies the pushes that are held for a finished task of a worker's thread. Answer: Done, when they are
+    /// applied, or part of the thread's open iterations. Repeating it changes nothing.
+    FinishTask {
+        /// Namespace of the job.
+        namespace: String,
+        /// Rank of the worker.
+        worker: WorkerId,
+        /// Thread of the worker.
+        thread: u32,
+        /// Number of the delivery.
+        delivery: u64,
+    },
 }
 
 /// Rule of a table with hyper-parameters that were set after it was created.
@@ -380,6 +398,7 @@ impl Message for CoordinatorRequest {
                 module.validate()
             }
             Self::Status { server } => server.map_or(Ok(()), server_id),
+            Self::Tasks(request) => request.validate(),
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -427,6 +446,7 @@ impl Message for CoordinatorAnswer {
             Self::Roster(roster) => roster.validate(),
             Self::Cluster(status) => status.validate(),
             Self::Server(status) => status.validate(),
+            Self::Tasks(answer) => answer.validate(),
         }
     }
 }
@@ -491,6 +511,16 @@ impl Message for Command {
                 module.validate()
             }
             Self::ReleaseTable { id: _ } | Self::Shutdown | Self::Status => Ok(()),
+            Self::FinishTask {
+                namespace: name,
+                worker,
+                thread,
+                delivery: _,
+            } => {
+                namespace(name)?;
+                worker_id(*worker)?;
+                thread_number(*thread)
+            }
         }
     }
 }

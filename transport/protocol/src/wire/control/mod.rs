@@ -20,6 +20,7 @@ mod rendezvous;
 pub(super) mod samples;
 mod server;
 mod status;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod verbs;
@@ -42,6 +43,10 @@ pub use server::{
 };
 pub use status::{
     ApplierStatus, ClockStatus, ClusterStatus, JobStatus, ServerStatus, SessionStatus, status_text,
+};
+pub use tasks::{
+    LeftOut, QueueCounters, QueueSpec, QueueStatus, Task, TaskAnswer, TaskKind, TaskRequest,
+    TaskShard, TaskUnit,
 };
 pub use verbs::{
     PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEnd, VerbsLink,

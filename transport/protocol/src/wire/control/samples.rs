@@ -347,6 +347,10 @@ impl Gen {
                     median_us: g.any(),
                 }),
             },
+            R::Tasks(TaskRequest::Open {
+                spec: queue_spec(),
+                shards: Some(vec![task().shard]),
+            }),
         ]
     }
 
@@ -386,6 +390,7 @@ impl Gen {
             }),
             A::Cluster(Box::new(cluster_status())),
             A::Server(Box::new(server_status())),
+            A::Tasks(Box::new(TaskAnswer::Task(task()))),
         ]
     }
 
@@ -423,6 +428,12 @@ impl Gen {
                 module: ModuleBytes(b"\0asm\x01\0\0\0".to_vec()),
             },
             Command::Status,
+            Command::FinishTask {
+                namespace: "job".into(),
+                worker: WorkerId(3),
+                thread: 1,
+                delivery: 77,
+            },
         ]
     }
 
@@ -600,4 +611,100 @@ fn server_status() -> ServerStatus {
         }],
         clocks_left_out: 0,
     }
+}
+
+/// A task of a file.
+pub(super) fn task() -> Task {
+    Task {
+        delivery: 77,
+        number: 1_000,
+        kind: TaskKind::Train,
+        epoch: 2,
+        shard: TaskShard {
+            path: "data/part-0.gz".into(),
+            first: 4_096,
+            end: 8_192,
+            unit: TaskUnit::Bytes,
+        },
+        failures: 1,
+    }
+}
+
+/// The definition of a queue.
+pub(super) fn queue_spec() -> QueueSpec {
+    QueueSpec {
+        name: "train".into(),
+        kind: TaskKind::Train,
+        source: "data/part-*.gz".into(),
+        task_size: 4_096,
+        epochs: 3,
+        strict_epochs: false,
+        seed: Some(5),
+        finals: vec![TaskKind::Save, TaskKind::End],
+        failures_max: 3,
+        timeout_ms: 300_000,
+        timeout_factor: 10,
+        straggler_ms: 5_000,
+        straggler_factor: 2,
+    }
+}
+
+/// One request about tasks of each variant.
+pub(super) fn task_requests() -> Vec<TaskRequest> {
+    let queue = 1;
+    vec![
+        TaskRequest::Open {
+            spec: queue_spec(),
+            shards: None,
+        },
+        TaskRequest::Take {
+            queue,
+            wait_ms: 500,
+        },
+        TaskRequest::Done {
+            queue,
+            delivery: 77,
+            thread: 0,
+            records: 128,
+            pushed: true,
+        },
+        TaskRequest::Failed {
+            queue,
+            delivery: 78,
+            reason: "data/part-0.gz is gone".into(),
+        },
+        TaskRequest::Status { queue },
+    ]
+}
+
+/// One answer about tasks of each variant.
+pub(super) fn task_answers() -> Vec<TaskAnswer> {
+    let Task {
+        number,
+        kind,
+        epoch,
+        shard,
+        ..
+    } = task();
+    let left_out = LeftOut {
+        number,
+        kind,
+        epoch,
+        shard,
+        reason: "data/part-0.gz is gone".into(),
+    };
+    vec![
+        TaskAnswer::Queue(Some(1)),
+        TaskAnswer::Task(task()),
+        TaskAnswer::Wait,
+        TaskAnswer::Over(QueueStatus {
+            counters: QueueCounters {
+                tasks: 9,
+                ..QueueCounters::default()
+            },
+            left_out: vec![left_out],
+            is_over: true,
+        }),
+        TaskAnswer::Reported { counted: true },
+    ]
 }

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::samples::Gen;
+use super::samples::{Gen, queue_spec, task, task_answers, task_requests};
 use super::*;
 use crate::ids::{
     ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, WorkerId,
@@ -419,4 +419,43 @@ fn kinds_are_not_confused() {
         decode::<ServerRequest>(&frame),
         Err(WireError::Kind { .. })
     ));
+}
+
+/// Requests and answers about tasks come back, each variant of them.
+#[test]
+fn task_messages_come_back() {
+    let requests: Vec<_> = task_requests()
+        .into_iter()
+        .map(CoordinatorRequest::Tasks)
+        .collect();
+    check(7, &requests);
+    let answers = task_answers().into_iter();
+    let answers: Vec<_> = answers
+        .map(|answer| CoordinatorAnswer::Tasks(Box::new(answer)))
+        .collect();
+    check(8, &answers);
+}
+
+/// Definitions of queues that no coordinator can carry out are refused before they are sent.
+#[test]
+fn task_queues_out_of_limits_refused() {
+    let check = |change: &dyn Fn(&mut QueueSpec, &mut TaskShard)| {
+        let (mut spec, mut shard) = (queue_spec(), task().shard);
+        change(&mut spec, &mut shard);
+        let shards = Some(vec![shard]);
+        CoordinatorRequest::Tasks(TaskRequest::Open { spec, shards }).validate()
+    };
+    assert!(check(&|_, _| ()).is_ok());
+    assert!(check(&|spec, _| spec.name.clear()).is_err());
+    assert!(check(&|spec, _| spec.task_size = 0).is_err());
+    assert!(check(&|spec, _| spec.failures_max = 0).is_err());
+    assert!(check(&|spec, _| spec.kind = TaskKind::Save).is_err());
+    assert!(check(&|spec, _| spec.finals.push(TaskKind::Train)).is_err());
+    assert!(check(&|spec, _| spec.finals = vec![TaskKind::End; 9]).is_err());
+    assert!(check(&|_, shard| shard.end = 0).is_err());
+    assert!(check(&|_, shard| shard.path = "a\nb".into()).is_err());
+    let shards = Some(vec![task().shard; 8_193]);
+    let spec = queue_spec();
+    let many = CoordinatorRequest::Tasks(TaskRequest::Open { spec, shards });
+    assert!(many.validate().is_err());
 }

@@ -1,0 +1,471 @@
+//! One queue: its tasks, their deliveries, and what becomes of them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidewater_protocol::limits::TASK_LEFT_OUT_LISTED;
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::wire::control::{
+    LeftOut, QueueCounters, QueueSpec, QueueStatus, Task, TaskKind, TaskShard, TaskUnit,
+};
+
+use crate::history::History;
+use crate::order::{Cuts, order};
+
+/// Number of the first final task. Tasks with records are numbered below it.
+const FINALS: u64 = 1 << 62;
+
+/// Names a worker of the queue's job; its caller chooses the numbers.
+pub type WorkerKey = u64;
+
+/// Result of a request for a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    /// The task.
+    Task(Box<Task>),
+    /// Other workers have the last tasks, and may not finish them.
+    Wait,
+    /// No task will follow.
+    Over,
+}
+
+/// Result of the report of a finished task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// The task counts, and its pushes are to be applied; then [`Queue::settle`].
+    Apply,
+    /// The task is finished.
+    Finished,
+    /// The delivery counts no more: its pushes are to be dropped.
+    Late,
+}
+
+/// Result of the report of a failed task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// The task is given again.
+    Again,
+    /// It has failed too often and is left out.
+    LeftOut(Box<LeftOut>),
+    /// The delivery counts no more.
+    Late,
+}
+
+/// A task that has been given and is not finished.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct OpenTask {
+    /// Its number within the pass; of a final task its number among those.
+    place: u32,
+    epoch: u32,
+    failures: u32,
+    /// Deliveries that count; none: it waits to be given again.
+    deliveries: Vec<u64>,
+}
+
+/// A delivery that counts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Delivery {
+    task: u64,
+    worker: WorkerKey,
+    since: Duration,
+    /// Records of the task, once it is reported as finished: then it is taken back by nothing.
+    applying: Option<u64>,
+}
+
+/// The state of a queue. Times are on a clock of the caller's that never goes back.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Queue {
+    spec: QueueSpec,
+    cuts: Cuts,
+    /// Tasks of the current pass in their order, and the next one.
+    order: Vec<u32>,
+    next: usize,
+    /// Tasks that are to be given again, the next one first.
+    returned: VecDeque<u64>,
+    open: BTreeMap<u64, OpenTask>,
+    /// By number, which is also the order of their times.
+    deliveries: BTreeMap<u64, Delivery>,
+    /// Final tasks that have been given.
+    finals: u32,
+    history: History,
+    counters: QueueCounters,
+    left_out: Vec<LeftOut>,
+}
+
+impl Queue {
+    /// A queue of these shards. No pass has begun.
+    pub fn new(spec: QueueSpec, shards: Vec<TaskShard>) -> Self {
+        let cuts = Cuts::new(shards, spec.task_size);
+        let counters = QueueCounters {
+            tasks: cuts.tasks(),
+            ..QueueCounters::default()
+        };
+        Self {
+            spec,
+            cuts,
+            order: Vec::new(),
+            next: 0,
+            returned: VecDeque::new(),
+            open: BTreeMap::new(),
+            deliveries: BTreeMap::new(),
+            finals: 0,
+            history: History::default(),
+            counters,
+            left_out: Vec::new(),
+        }
+    }
+
+    /// Definition of the queue.
+    pub const fn spec(&self) -> &QueueSpec {
+        &self.spec
+    }
+
+    /// Number of tasks of a pass.
+    pub const fn tasks(&self) -> u64 {
+        self.cuts.tasks()
+    }
+
+    /// What the queue has done so far.
+    pub fn status(&self) -> QueueStatus {
+        let held = self.open.len() - self.returned.len();
+        let counters = QueueCounters {
+            open: held as u64,
+            ..self.counters
+        };
+        QueueStatus {
+            counters,
+            left_out: self.left_out.clone(),
+            is_over: self.is_over(),
+        }
+    }
+
+    /// Whether no task will follow.
+    pub fn is_over(&self) -> bool {
+        let has_passes = self.next < self.order.len() || self.has_next_epoch();
+        !has_passes && self.open.is_empty() && self.finals as usize == self.spec.finals.len()
+    }
+
+    fn has_next_epoch(&self) -> bool {
+        let is_left = self.spec.epochs == 0 || self.counters.epochs < self.spec.epochs;
+        self.cuts.tasks() > 0 && is_left
+    }
+
+    /// Gives a task to a worker as delivery number `delivery`, which is greater than all before it. Tasks that
+    /// were taken back come first, then those of the pass, then those of stragglers, then the final ones. A
+    /// pass begins when its first task is asked for. Cost: a search in a map; a sort of all tasks when a pass
+    /// begins; a look at each straggler when there is no other task.
+    pub fn take(&mut self, now: Duration, worker: WorkerKey, delivery: u64) -> Taken {
+        self.expire(now);
+        let Some(number) = self.next_task(now, worker) else {
+            return match self.is_over() {
+                true => Taken::Over,
+                false => Taken::Wait,
+            };
+        };
+        self.counters.given += 1;
+        let given = Delivery {
+            task: number,
+            worker,
+            since: now,
+            applying: None,
+        };
+        self.deliveries.insert(delivery, given);
+        let Some(open) = self.open.get_mut(&number) else {
+            unreachable!("task {number} is to be given and is not open");
+        };
+        open.deliveries.push(delivery);
+        let (epoch, failures) = (open.epoch, open.failures);
+        let (kind, shard) = self.records(number);
+        Taken::Task(Box::new(Task {
+            delivery,
+            number,
+            kind,
+            epoch,
+            shard,
+            failures,
+        }))
+    }
+
+    fn next_task(&mut self, now: Duration, worker: WorkerKey) -> Option<u64> {
+        if let Some(number) = self.returned.pop_front() {
+            return Some(number);
+        }
+        if let Some(number) = self.next_of_pass() {
+            return Some(number);
+        }
+        if let Some(number) = self.straggler(now, worker) {
+            self.counters.stragglers += 1;
+            return Some(number);
+        }
+        let is_last = self.open.is_empty() && (self.finals as usize) < self.spec.finals.len();
+        is_last.then(|| {
+            let number = FINALS + u64::from(self.finals);
+            self.open_task(number, self.finals, self.counters.epochs.saturating_sub(1));
+            self.finals += 1;
+            number
+        })
+    }
+
+    fn next_of_pass(&mut self) -> Option<u64> {
+        if self.next == self.order.len() {
+            let waits = self.spec.strict_epochs && !self.open.is_empty();
+            if !self.has_next_epoch() || waits {
+                return None;
+            }
+            // The caller bounds the number of tasks.
+            let tasks = u32::try_from(self.cuts.tasks()).unwrap_or(u32::MAX);
+            self.order = order(tasks, self.spec.seed, self.counters.epochs);
+            self.next = 0;
+            self.counters.epochs = self.counters.epochs.saturating_add(1);
+        }
+        let place = *self.order.get(self.next)?;
+        let epoch = self.counters.epochs - 1;
+        let number = u64::from(epoch) * self.cuts.tasks() + self.next as u64;
+        self.next += 1;
+        self.open_task(number, place, epoch);
+        Some(number)
+    }
+
+    fn open_task(&mut self, number: u64, place: u32, epoch: u32) {
+        let open = OpenTask {
+            place,
+            epoch,
+            failures: 0,
+            deliveries: Vec::new(),
+        };
+        self.open.insert(number, open);
+    }
+
+    /// The oldest task that one worker alone has, another one than `worker`, for longer than a straggler may.
+    fn straggler(&self, now: Duration, worker: WorkerKey) -> Option<u64> {
+        let limit = self.straggler_limit()?;
+        let of_time = self.deliveries.values();
+        let mut late = of_time.take_while(|given| given.since.saturating_add(limit) <= now);
+        let found = late.find(|given| {
+            let alone = self
+                .open
+                .get(&given.task)
+                .is_some_and(|t| t.deliveries.len() == 1);
+            alone && given.worker != worker && given.applying.is_none()
+        });
+        found.map(|given| given.task)
+    }
+
+    /// Time after which a task is given to a second worker; `None` before the times of tasks are known.
+    fn straggler_limit(&self) -> Option<Duration> {
+        let least = Duration::from_millis(self.spec.straggler_ms);
+        let limit = self.history.limit(least, self.spec.straggler_factor);
+        self.history.is_known().then_some(limit)
+    }
+
+    fn timeout(&self) -> Duration {
+        let least = Duration::from_millis(self.spec.timeout_ms);
+        self.history.limit(least, self.spec.timeout_factor)
+    }
+
+    /// Handles the report of a finished task. With `pushed` the caller has its pushes applied, which nothing
+    /// takes back any more, and then calls [`Queue::settle`].
+    pub fn done(
+        &mut self,
+        now: Duration,
+        worker: WorkerKey,
+        delivery: u64,
+        (records, pushed): (u64, bool),
+    ) -> Done {
+        self.expire(now);
+        let Some(given) = self.of_worker(worker, delivery) else {
+            self.counters.late += 1;
+            return Done::Late;
+        };
+        if given.applying.is_some() {
+            // The same report again: its answer is that of the first one.
+            return Done::Apply;
+        }
+        given.applying = Some(records);
+        let (task, since) = (given.task, given.since);
+        self.history.add(now.saturating_sub(since));
+        if let Some(open) = self.open.get_mut(&task)
+            && !mutants::on(Mutant::SecondFinisherCounts)
+        {
+            for other in std::mem::replace(&mut open.deliveries, vec![delivery]) {
+                if other != delivery {
+                    self.deliveries.remove(&other);
+                }
+            }
+        }
+        if pushed {
+            return Done::Apply;
+        }
+        self.settle(delivery);
+        Done::Finished
+    }
+
+    /// Notes that the pushes of a finished task are applied: the task is finished.
+    pub fn settle(&mut self, delivery: u64) {
+        let is_applying = |given: &Delivery| given.applying.is_some();
+        if !self.deliveries.get(&delivery).is_some_and(is_applying) {
+            return;
+        }
+        if let Some(given) = self.deliveries.remove(&delivery) {
+            self.open.remove(&given.task);
+            self.counters.finished += 1;
+            self.counters.records += given.applying.unwrap_or_default();
+        }
+    }
+
+    /// Handles the report of a task that failed by itself. It comes last, or is left out after too many
+    /// failures. If another worker has the task too, that one goes on.
+    pub fn failed(
+        &mut self,
+        now: Duration,
+        worker: WorkerKey,
+        delivery: u64,
+        reason: &str,
+    ) -> Report {
+        self.expire(now);
+        let number = match self.of_worker(worker, delivery) {
+            Some(given) if given.applying.is_none() => given.task,
+            _ => {
+                self.counters.late += 1;
+                return Report::Late;
+            }
+        };
+        self.deliveries.remove(&delivery);
+        self.counters.failures += 1;
+        let Some(open) = self.open.get_mut(&number) else {
+            unreachable!("delivery {delivery} is of task {number}, which is not open");
+        };
+        open.deliveries.retain(|&other| other != delivery);
+        open.failures += 1;
+        let is_tried = open.failures >= self.spec.failures_max;
+        let is_alone = open.deliveries.is_empty();
+        if is_tried && is_alone && !mutants::on(Mutant::FailedTaskForEver) {
+            return Report::LeftOut(Box::new(self.leave_out(number, reason)));
+        }
+        if is_alone {
+            self.returned.push_back(number);
+        }
+        Report::Again
+    }
+
+    /// Leaves a task out that no worker has.
+    fn leave_out(&mut self, number: u64, reason: &str) -> LeftOut {
+        let (kind, shard) = self.records(number);
+        let epoch = self.open.remove(&number).map_or(0, |open| open.epoch);
+        self.counters.left_out += 1;
+        let left_out = LeftOut {
+            number,
+            kind,
+            epoch,
+            shard,
+            reason: reason.to_owned(),
+        };
+        if self.left_out.len() < TASK_LEFT_OUT_LISTED {
+            self.left_out.push(left_out.clone());
+        }
+        left_out
+    }
+
+    /// Takes all tasks back from a worker that is lost or has left. It is no failure of the tasks: they come
+    /// first, and their tries stay. A task with pushes that are being applied is finished all the same.
+    /// Returns how many were taken back. Cost: a look at each delivery.
+    pub fn release(&mut self, worker: WorkerKey) -> u64 {
+        let is_held = |given: &Delivery| given.worker == worker && given.applying.is_none();
+        let all = self.deliveries.iter().filter(|(_, given)| is_held(given));
+        let held: Vec<u64> = all.map(|(&delivery, _)| delivery).collect();
+        self.counters.recovered += held.len() as u64;
+        for &delivery in held.iter().rev() {
+            let number = self.take_back(delivery);
+            if mutants::on(Mutant::RecoveryCostsTry)
+                && let Some(open) = number.and_then(|number| self.open.get_mut(&number))
+            {
+                open.failures += 1;
+            }
+        }
+        held.len() as u64
+    }
+
+    /// Takes back the deliveries with a time that is over. Cost: a look at each of them.
+    pub fn expire(&mut self, now: Duration) {
+        let limit = self.timeout();
+        let of_time = self.deliveries.iter();
+        let late = of_time.take_while(|(_, given)| given.since.saturating_add(limit) <= now);
+        let late = late.filter(|(_, given)| given.applying.is_none());
+        let late: Vec<u64> = late.map(|(&delivery, _)| delivery).collect();
+        self.counters.timeouts += late.len() as u64;
+        for &delivery in late.iter().rev() {
+            self.take_back(delivery);
+        }
+    }
+
+    /// Ends a delivery; its task comes next, unless another worker has it too.
+    fn take_back(&mut self, delivery: u64) -> Option<u64> {
+        let number = self.deliveries.remove(&delivery)?.task;
+        let open = self.open.get_mut(&number)?;
+        open.deliveries.retain(|&other| other != delivery);
+        if open.deliveries.is_empty() {
+            self.returned.push_front(number);
+        }
+        Some(number)
+    }
+
+    /// The next time at which a task can be taken that cannot be now: that of a straggler, or one with a time
+    /// that is over.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let limit = self.straggler_limit().unwrap_or(Duration::MAX);
+        let limit = limit.min(self.timeout());
+        let given = self
+            .deliveries
+            .values()
+            .find(|given| given.applying.is_none())?;
+        Some(given.since.saturating_add(limit))
+    }
+
+    /// The next time at which a task is taken back.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        let given = self
+            .deliveries
+            .values()
+            .find(|given| given.applying.is_none())?;
+        Some(given.since.saturating_add(self.timeout()))
+    }
+
+    /// Deliveries with pushes that are being applied, and the worker of each.
+    pub fn applying(&self) -> impl Iterator<Item = (u64, WorkerKey)> + '_ {
+        let applying = self
+            .deliveries
+            .iter()
+            .filter(|(_, given)| given.applying.is_some());
+        applying.map(|(&delivery, given)| (delivery, given.worker))
+    }
+
+    /// Continues a queue on a clock that begins again: the time of each delivery begins now.
+    pub fn resume(&mut self, now: Duration) {
+        for given in self.deliveries.values_mut() {
+            given.since = now;
+        }
+    }
+
+    fn of_worker(&mut self, worker: WorkerKey, delivery: u64) -> Option<&mut Delivery> {
+        let given = self.deliveries.get_mut(&delivery);
+        given.filter(|given| given.worker == worker)
+    }
+
+    /// Kind and records of an open task.
+    fn records(&self, number: u64) -> (TaskKind, TaskShard) {
+        let place = self.open.get(&number).map_or(0, |open| open.place);
+        let none = TaskShard {
+            path: String::new(),
+            first: 0,
+            end: 0,
+            unit: TaskUnit::Records,
+        };
+        if number >= FINALS {
+            let kind = self.spec.finals.get(place as usize).copied();
+            return (kind.unwrap_or(TaskKind::End), none);
+        }
+        let shard = self.cuts.shard(u64::from(place));
+        (self.spec.kind, shard.unwrap_or(none))
+    }
+}

@@ -1,0 +1,142 @@
+//! The queues of one job.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidewater_protocol::limits::{QUEUE_TASKS_MAX, QUEUES_MAX};
+use tidewater_protocol::wire::control::{QueueSpec, TaskShard};
+
+use crate::queue::{Queue, WorkerKey};
+
+/// Why a queue cannot be made or found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// A queue of this name has another definition.
+    #[error(
+        "queue \"{name}\" is there with another {field}; use the same definition in all workers, or \
+         another name"
+    )]
+    Differs {
+        /// Name of the queue.
+        name: String,
+        /// Field of the definition that differs.
+        field: &'static str,
+    },
+    /// The job has as many queues as it can.
+    #[error("queue \"{name}\": the job has {limit} queues, which is the limit")]
+    TooMany {
+        /// Name of the queue.
+        name: String,
+        /// Limit of queues.
+        limit: usize,
+    },
+    /// The data has more tasks than a queue can have.
+    #[error("queue \"{name}\" has {tasks} tasks, the limit is {limit}; make its tasks larger")]
+    TooManyTasks {
+        /// Name of the queue.
+        name: String,
+        /// Number of tasks of a pass.
+        tasks: u64,
+        /// Limit of tasks.
+        limit: u64,
+    },
+    /// No queue has this number.
+    #[error("no queue has number {queue}; open it first")]
+    Unknown {
+        /// Number in the request.
+        queue: u32,
+    },
+}
+
+/// The queues of a job, by number in the order in which they were made.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Queues(Vec<Queue>);
+
+impl Queues {
+    /// Finds a queue, or makes it if there are shards. `None`: it is not there, and no shards are given.
+    /// Shards of a queue that is there are ignored: those of its first opener count.
+    ///
+    /// # Errors
+    /// [`QueueError`] for another definition, a queue too many, or too many tasks.
+    pub fn open(
+        &mut self,
+        spec: &QueueSpec,
+        shards: Option<Vec<TaskShard>>,
+    ) -> Result<Option<u32>, QueueError> {
+        let mut known = (0..).zip(&self.0);
+        if let Some((number, queue)) = known.find(|(_, queue)| queue.spec().name == spec.name) {
+            return match difference(queue.spec(), spec) {
+                None => Ok(Some(number)),
+                Some(field) => Err(QueueError::Differs {
+                    name: spec.name.clone(),
+                    field,
+                }),
+            };
+        }
+        let Some(shards) = shards else {
+            return Ok(None);
+        };
+        let name = || spec.name.clone();
+        if self.0.len() >= QUEUES_MAX {
+            let limit = QUEUES_MAX;
+            return Err(QueueError::TooMany {
+                name: name(),
+                limit,
+            });
+        }
+        let queue = Queue::new(spec.clone(), shards);
+        let (tasks, limit) = (queue.tasks(), QUEUE_TASKS_MAX);
+        if tasks > limit {
+            let name = name();
+            return Err(QueueError::TooManyTasks { name, tasks, limit });
+        }
+        self.0.push(queue);
+        Ok(Some(self.0.len() as u32 - 1))
+    }
+
+    /// A queue by number.
+    ///
+    /// # Errors
+    /// [`QueueError::Unknown`].
+    pub fn get(&mut self, queue: u32) -> Result<&mut Queue, QueueError> {
+        let found = self.0.get_mut(queue as usize);
+        found.ok_or(QueueError::Unknown { queue })
+    }
+
+    /// All queues, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Queue> {
+        self.0.iter()
+    }
+
+    /// Takes all tasks of all queues back from a worker. Returns how many.
+    pub fn release(&mut self, worker: WorkerKey) -> u64 {
+        self.0.iter_mut().map(|queue| queue.release(worker)).sum()
+    }
+
+    /// Takes back the deliveries with a time that is over.
+    pub fn expire(&mut self, now: Duration) {
+        self.0.iter_mut().for_each(|queue| queue.expire(now));
+    }
+
+    /// Continues the queues on a clock that begins again.
+    pub fn resume(&mut self, now: Duration) {
+        self.0.iter_mut().for_each(|queue| queue.resume(now));
+    }
+}
+
+/// The first field in which two definitions differ.
+fn difference(a: &QueueSpec, b: &QueueSpec) -> Option<&'static str> {
+    let fields = [
+        ("kind", a.kind == b.kind),
+        ("source", a.source == b.source),
+        ("task size", a.task_size == b.task_size),
+        ("number of epochs", a.epochs == b.epochs),
+        ("strict_epochs", a.strict_epochs == b.strict_epochs),
+        ("seed", a.seed == b.seed),
+        ("list of final tasks", a.finals == b.finals),
+    ];
+    let others = ("limit of failures or times", a == b);
+    let mut fields = fields.into_iter().chain([others]);
+    fields.find(|(_, equal)| !equal).map(|(field, _)| field)
+}

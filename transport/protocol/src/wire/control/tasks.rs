@@ -1,0 +1,301 @@
+//! Tasks: pieces of a data set that the coordinator hands to the workers of a job.
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{
+    PATH_BYTES_MAX, TABLE_NAME_BYTES_MAX, TASK_FINALS_MAX, TASK_LEFT_OUT_LISTED, TASK_SHARDS_MAX,
+    TEXT_BYTES_MAX,
+};
+use crate::wire::WireError;
+use crate::wire::error::{at_most, name_at_most, text_at_most};
+
+use super::members::thread_number;
+
+/// What a worker does with a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum TaskKind {
+    /// Trains on the records.
+    Train,
+    /// Evaluates the model on the records.
+    Evaluate,
+    /// Writes a prediction for each record.
+    Predict,
+    /// Saves the model. It has no records.
+    Save,
+    /// Does what one worker does once at the end. It has no records.
+    End,
+}
+
+/// Unit in which a shard counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskUnit {
+    /// Bytes of the content, decompressed: the records that start in the range.
+    Bytes,
+    /// Records, from 0.
+    Records,
+}
+
+/// A range of one file, or of a source without files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskShard {
+    /// Path of the file, or name of the source; empty for a count of records.
+    pub path: String,
+    /// First byte or record.
+    pub first: u64,
+    /// End of the range, exclusive.
+    pub end: u64,
+    /// Unit of `first` and `end`.
+    pub unit: TaskUnit,
+}
+
+/// Definition of a queue of tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueSpec {
+    /// Name of the queue in its job.
+    pub name: String,
+    /// Kind of the tasks with records.
+    pub kind: TaskKind,
+    /// The data as the program names it: a path, a pattern, or a name of its own.
+    pub source: String,
+    /// Bytes or records of a task, as the shards count; the last task of a shard may be smaller.
+    pub task_size: u64,
+    /// Passes over the data; 0: without end.
+    pub epochs: u32,
+    /// Whether a pass begins when all tasks of the one before are finished. Otherwise passes overlap.
+    pub strict_epochs: bool,
+    /// Order of the tasks of each pass; `None`: the order of the shards.
+    pub seed: Option<u64>,
+    /// Tasks without records that follow when all others are finished, one after another.
+    pub finals: Vec<TaskKind>,
+    /// Failures of a task by itself after which it is left out.
+    pub failures_max: u32,
+    /// Shortest time in milliseconds after which a task is taken back from its worker.
+    pub timeout_ms: u64,
+    /// Multiple of the median time of a task after which it is taken back, if that is longer.
+    pub timeout_factor: u32,
+    /// Shortest time in milliseconds after which a task is given to a second worker too.
+    pub straggler_ms: u64,
+    /// Multiple of the median time after which it is, if that is longer.
+    pub straggler_factor: u32,
+}
+
+/// A task as a worker gets it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Number of this delivery: of all that the coordinator makes, it is used once.
+    pub delivery: u64,
+    /// Number of the task in its queue. A task that is given again keeps it.
+    pub number: u64,
+    /// Kind of the task.
+    pub kind: TaskKind,
+    /// Pass over the data, from 0.
+    pub epoch: u32,
+    /// Its records; an empty range for a task without records.
+    pub shard: TaskShard,
+    /// Failures of this task so far.
+    pub failures: u32,
+}
+
+/// A task that was left out because it failed too often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Number of the task in its queue.
+    pub number: u64,
+    /// Kind of the task.
+    pub kind: TaskKind,
+    /// Pass over the data, from 0.
+    pub epoch: u32,
+    /// Its records.
+    pub shard: TaskShard,
+    /// Reason of the last failure.
+    pub reason: String,
+}
+
+/// What a queue has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueCounters {
+    /// Tasks of one pass.
+    pub tasks: u64,
+    /// Passes that have begun.
+    pub epochs: u32,
+    /// Tasks that are finished; each counts once.
+    pub finished: u64,
+    /// Records of the finished tasks, as their workers counted them.
+    pub records: u64,
+    /// Deliveries of tasks.
+    pub given: u64,
+    /// Tasks that workers have now.
+    pub open: u64,
+    /// Tasks taken back from workers that were lost or have left.
+    pub recovered: u64,
+    /// Tasks taken back because their time was over.
+    pub timeouts: u64,
+    /// Deliveries to a second worker.
+    pub stragglers: u64,
+    /// Failures that workers reported.
+    pub failures: u64,
+    /// Reports of deliveries that counted no more.
+    pub late: u64,
+    /// Tasks that are left out.
+    pub left_out: u64,
+}
+
+/// Counters of a queue, and the tasks that it left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueStatus {
+    /// Counters of the queue.
+    pub counters: QueueCounters,
+    /// The first tasks that were left out, at most [`TASK_LEFT_OUT_LISTED`].
+    pub left_out: Vec<LeftOut>,
+    /// Whether no task will follow.
+    pub is_over: bool,
+}
+
+/// Requests about tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskRequest {
+    /// Makes a queue, or finds the one of the same name if its definition is equal. Answer:
+    /// [`TaskAnswer::Queue`].
+    Open {
+        /// Definition of the queue.
+        spec: QueueSpec,
+        /// The data of a new queue; `None` to ask whether it is there.
+        shards: Option<Vec<TaskShard>>,
+    },
+    /// Takes a task. Answer: [`TaskAnswer::Task`], [`TaskAnswer::Wait`], or [`TaskAnswer::Over`].
+    Take {
+        /// Number of the queue.
+        queue: u32,
+        /// Milliseconds for which the coordinator keeps the request if there is no task.
+        wait_ms: u64,
+    },
+    /// Reports a finished task. Its marks are behind its pushes, and all appliers have them. Answer:
+    /// [`TaskAnswer::Reported`], when all servers have applied the pushes.
+    Done {
+        /// Number of the queue.
+        queue: u32,
+        /// Number of the delivery.
+        delivery: u64,
+        /// Thread of the worker that has the task.
+        thread: u32,
+        /// Number of its records.
+        records: u64,
+        /// Whether servers hold pushes of it.
+        pushed: bool,
+    },
+    /// Reports a task that failed. Answer: [`TaskAnswer::Reported`].
+    Failed {
+        /// Number of the queue.
+        queue: u32,
+        /// Number of the delivery.
+        delivery: u64,
+        /// Cause, for people.
+        reason: String,
+    },
+    /// Reads what a queue has done. Answer: [`TaskAnswer::Over`].
+    Status {
+        /// Number of the queue.
+        queue: u32,
+    },
+}
+
+/// Answers to requests about tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskAnswer {
+    /// Number of the queue; `None` if it is not there, and is made with its shards.
+    Queue(Option<u32>),
+    /// The task.
+    Task(Task),
+    /// There is no task now: others have the last ones, and may not finish them.
+    Wait,
+    /// State of the queue. After [`TaskRequest::Take`] there is no further task.
+    Over(QueueStatus),
+    /// The report has arrived. Whether it counts: not that of a task which was taken back, or which another
+    /// worker finished first.
+    Reported {
+        /// Whether it counts.
+        counted: bool,
+    },
+}
+
+impl TaskShard {
+    /// Number of bytes or records.
+    pub const fn size(&self) -> u64 {
+        self.end.saturating_sub(self.first)
+    }
+
+    fn validate(&self) -> Result<(), WireError> {
+        text_at_most("path of a shard", &self.path, PATH_BYTES_MAX)?;
+        match self.first <= self.end {
+            true => Ok(()),
+            false => Err(WireError::Malformed {
+                what: "shard",
+                why: "ends before it begins",
+            }),
+        }
+    }
+}
+
+impl QueueSpec {
+    fn validate(&self) -> Result<(), WireError> {
+        name_at_most("name of a queue", &self.name, TABLE_NAME_BYTES_MAX)?;
+        text_at_most("source of a queue", &self.source, PATH_BYTES_MAX)?;
+        let finals = self.finals.len() as u64;
+        at_most("final tasks of a queue", finals, TASK_FINALS_MAX as u64)?;
+        let has_records = |kind: &TaskKind| !matches!(kind, TaskKind::Save | TaskKind::End);
+        let wrong = |why| {
+            Err(WireError::Malformed {
+                what: "definition of a queue",
+                why,
+            })
+        };
+        if !has_records(&self.kind) || self.finals.iter().any(has_records) {
+            return wrong("has a kind with records at its end, or one without them before");
+        }
+        if self.task_size == 0 || self.failures_max == 0 {
+            return wrong("has tasks of size 0, or no tries");
+        }
+        Ok(())
+    }
+}
+
+impl QueueStatus {
+    fn validate(&self) -> Result<(), WireError> {
+        let listed = self.left_out.len() as u64;
+        at_most("tasks left out", listed, TASK_LEFT_OUT_LISTED as u64)?;
+        self.left_out.iter().try_for_each(|left_out| {
+            left_out.shard.validate()?;
+            text_at_most("reason", &left_out.reason, TEXT_BYTES_MAX)
+        })
+    }
+}
+
+impl TaskRequest {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        match self {
+            Self::Open { spec, shards } => {
+                spec.validate()?;
+                let shards = shards.as_deref().unwrap_or_default();
+                at_most(
+                    "shards of a queue",
+                    shards.len() as u64,
+                    TASK_SHARDS_MAX as u64,
+                )?;
+                shards.iter().try_for_each(TaskShard::validate)
+            }
+            Self::Done { thread, .. } => thread_number(*thread),
+            Self::Failed { reason, .. } => text_at_most("reason", reason, TEXT_BYTES_MAX),
+            Self::Take { .. } | Self::Status { .. } => Ok(()),
+        }
+    }
+}
+
+impl TaskAnswer {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        match self {
+            Self::Task(task) => task.shard.validate(),
+            Self::Over(status) => status.validate(),
+            Self::Queue(_) | Self::Wait | Self::Reported { .. } => Ok(()),
+        }
+    }
+}
