@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
+use tidewater_protocol::ids::{ServerId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
@@ -73,6 +73,17 @@ pub trait Orders {
     /// # Errors
     /// The refusal that the coordinator gets.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
+
+    /// Applies the pushes of a finished task.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn finish_task(
+        &self,
+        namespace: &str,
+        thread: WorkerThread,
+        delivery: u64,
+    ) -> Result<(), Refusal>;
 
     /// Holds the clocks of a job; returns the furthest one of each domain.
     ///
@@ -500,6 +511,18 @@ impl Enlisted {
                 return Ok(None);
             }
             Command::Shutdown => {}
+            Command::FinishTask {
+                namespace,
+                worker,
+                thread,
+                delivery,
+            } => {
+                let thread = WorkerThread {
+                    rank: worker,
+                    thread,
+                };
+                node.finish_task(&namespace, thread, delivery)?;
+            }
             Command::Status => return Ok(Some(CommandReply::Status(Box::new(node.report())))),
         }
         Ok(Some(CommandReply::Done))

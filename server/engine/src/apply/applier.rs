@@ -194,6 +194,10 @@ impl Applier {
                 self.engine.remove_worker(namespace, worker);
                 let _ = tx.send(());
             }
+            Command::FinishTask(namespace, thread, task, tx) => {
+                self.engine.finish_task(namespace, thread, task);
+                let _ = tx.send(());
+            }
             Command::HoldClocks(namespace, tx) => {
                 let _ = tx.send(self.engine.clocks(namespace).hold());
             }

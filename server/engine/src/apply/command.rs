@@ -3,7 +3,7 @@
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::fabric::{Inbox, ServerLane};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 
 use super::engine::Engine;
@@ -48,6 +48,8 @@ pub enum Command {
     Stop,
     /// Reports the applier's state to operators.
     Report(Sender<ApplierReport>),
+    /// Applies the pushes of a finished task, by the number of its delivery.
+    FinishTask(NamespaceId, WorkerThread, u64, Sender<()>),
 }
 
 impl std::fmt::Debug for Command {
@@ -68,6 +70,7 @@ impl std::fmt::Debug for Command {
             Self::With(..) => "With",
             Self::Stop => "Stop",
             Self::Report(..) => "Report",
+            Self::FinishTask(..) => "FinishTask",
         })
     }
 }

@@ -253,6 +253,7 @@ impl Engine {
             FrameKind::Delete => self.delete_frame(sender, header, payload),
             FrameKind::Scan => self.scan(sender.namespace, header, payload),
             FrameKind::Pin | FrameKind::Unpin => self.pin(sender.namespace, header),
+            FrameKind::Task => self.task_frame(sender, header),
         }
     }
 

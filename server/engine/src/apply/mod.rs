@@ -26,6 +26,7 @@ mod settings;
 pub mod status;
 mod sums;
 pub mod table;
+mod tasks;
 mod tick;
 mod tick_blocks;
 mod tick_steps;

@@ -22,6 +22,10 @@ use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
 
+mod tasks;
+
+pub(super) use tasks::{OPEN_TASK, TaskKey};
+
 /// Sizes in bytes of the first, second and every further page of a stream. A larger frame has a
 /// page of its own size.
 const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
@@ -60,7 +64,21 @@ pub struct Stream {
     /// Used bytes of the last page.
     used: usize,
     bytes: usize,
-    staged: bool,
+    budget: Budget,
+    /// Number of its first frames that are of finished tasks: they stay if the worker is lost.
+    kept: usize,
+}
+
+/// What the bytes of a stream count for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Budget {
+    /// The budget of ranks that are early.
+    #[default]
+    Early,
+    /// None: its rank has its turn.
+    Staged,
+    /// The budget of tasks that are not finished.
+    Task,
 }
 
 /// The held frames of one applier.
@@ -74,9 +92,12 @@ pub struct Pending {
     /// Largest pages that staged streams can rely on, and how many they have.
     reserved: usize,
     staged_pages: usize,
-    /// Bytes of early streams, and their budget.
+    /// Bytes of early streams, and of those of tasks. Each of them has this budget.
     early: usize,
+    in_tasks: usize,
     limit: usize,
+    /// Pushes of tasks that are not finished.
+    tasks: BTreeMap<TaskKey, Stream>,
     /// Bytes of all streams together.
     bytes: usize,
     changes: u64,
@@ -99,7 +120,9 @@ impl Pending {
             reserved: 0,
             staged_pages: 0,
             early: 0,
+            in_tasks: 0,
             limit: PENDING_BYTES_DEFAULT,
+            tasks: BTreeMap::new(),
             bytes: 0,
             changes: 0,
         }
@@ -131,7 +154,11 @@ impl Pending {
     /// [`RejectReason::PendingFull`], with what the ranks that are early now need, this payload
     /// included.
     pub fn room(&self, payload_len: usize) -> Result<(), Refusal> {
-        let needed = self.early + cost(payload_len);
+        self.room_beyond(self.early, payload_len)
+    }
+
+    fn room_beyond(&self, used: usize, payload_len: usize) -> Result<(), Refusal> {
+        let needed = used + cost(payload_len);
         if needed > self.limit && !mutants::on(Mutant::UnboundedHeldPushes) {
             return Err(RejectReason::PendingFull {
                 needed: needed as u64,
@@ -193,7 +220,7 @@ impl Pending {
         if room < len || stream.pages.is_empty() {
             let page = self.page_for(stream, len).map_err(|_| self.no_memory())?;
             let [.., largest] = PAGE_BYTES;
-            self.staged_pages += usize::from(stream.staged && page.len == largest);
+            self.staged_pages += usize::from(stream.is_staged() && page.len == largest);
             stream.pages.push(page);
             stream.used = 0;
             // The rest of the previous page stays empty.
@@ -210,8 +237,10 @@ impl Pending {
         stream.used += len;
         stream.bytes += bytes;
         self.bytes += bytes;
-        if !stream.staged {
-            self.early += bytes;
+        match stream.budget {
+            Budget::Early => self.early += bytes,
+            Budget::Task => self.in_tasks += bytes,
+            Budget::Staged => {}
         }
         stream.frames.push(Held { thread, header, at });
         Ok(())
@@ -230,7 +259,7 @@ impl Pending {
         let [.., largest] = PAGE_BYTES;
         let of_stream = PAGE_BYTES.get(stream.pages.len()).copied();
         let size = of_stream.unwrap_or(largest).max(len.next_power_of_two());
-        let kept = match size == largest && !stream.staged {
+        let kept = match size == largest && !stream.is_staged() {
             true => self.reserved.saturating_sub(self.staged_pages),
             false => 0,
         };
@@ -241,7 +270,7 @@ impl Pending {
             return Ok(page);
         }
         let fresh = self.memory.private.alloc_used(size, self.owner);
-        match (fresh, stream.staged) {
+        match (fresh, stream.is_staged()) {
             (Err(_), true) if size < largest => {
                 // The reserve is of the largest pages.
                 let spare = self.spare.entry(largest).or_default();
@@ -278,10 +307,30 @@ impl Pending {
     }
 
     fn stage_stream(&mut self, stream: &mut Stream) {
-        if !stream.staged {
-            stream.staged = true;
-            self.early -= stream.bytes;
-            self.staged_pages += largest_pages(&stream.pages);
+        self.set_budget(stream, Budget::Staged);
+    }
+
+    /// Counts a stream for another budget.
+    fn set_budget(&mut self, stream: &mut Stream, budget: Budget) {
+        self.uncount(stream, stream.bytes);
+        match stream.budget {
+            Budget::Staged => self.staged_pages -= largest_pages(&stream.pages),
+            Budget::Early | Budget::Task => {}
+        }
+        match budget {
+            Budget::Early => self.early += stream.bytes,
+            Budget::Task => self.in_tasks += stream.bytes,
+            Budget::Staged => self.staged_pages += largest_pages(&stream.pages),
+        }
+        stream.budget = budget;
+    }
+
+    /// Takes bytes of a stream out of its budget.
+    const fn uncount(&mut self, stream: &Stream, bytes: usize) {
+        match stream.budget {
+            Budget::Early => self.early -= bytes,
+            Budget::Task => self.in_tasks -= bytes,
+            Budget::Staged => {}
         }
     }
 
@@ -309,17 +358,23 @@ impl Pending {
         taken.map(|(_, stream)| stream).collect()
     }
 
-    /// The streams of a job's domain, in the order of iteration, rank and thread.
+    /// The streams of a job's domain, in the order of iteration, rank and thread; then those of tasks for its
+    /// ticks.
     pub fn streams_of(
         &self,
         (namespace, domain): (NamespaceId, DomainId),
     ) -> impl Iterator<Item = &Stream> {
         let of_domain =
             move |(key, _): &(&StreamKey, _)| (key.namespace, key.domain) == (namespace, domain);
+        let of_task = move |(key, _): &(&TaskKey, _)| {
+            (key.namespace, key.domain) == (namespace, Some(domain))
+        };
+        let in_tasks = self.tasks.iter().filter(of_task);
         self.streams
             .iter()
             .filter(of_domain)
             .map(|(_, stream)| stream)
+            .chain(in_tasks.map(|(_, stream)| stream))
     }
 
     /// Copies a held frame's payload out.
@@ -353,9 +408,9 @@ impl Pending {
     pub fn free(&mut self, streams: Vec<Stream>) {
         for stream in streams {
             self.bytes -= stream.bytes;
-            match stream.staged {
-                true => self.staged_pages -= largest_pages(&stream.pages),
-                false => self.early -= stream.bytes,
+            self.uncount(&stream, stream.bytes);
+            if stream.is_staged() {
+                self.staged_pages -= largest_pages(&stream.pages);
             }
             for page in stream.pages {
                 self.spare.entry(page.len).or_default().push(page);
@@ -365,7 +420,7 @@ impl Pending {
     }
 
     /// Drops the pushes of a rank in an iteration that it will not end, and in those after it that a
-    /// faster thread of it has begun.
+    /// faster thread of it has begun; not those of finished tasks.
     pub fn forget_rank(
         &mut self,
         (namespace, domain): (NamespaceId, DomainId),
@@ -376,32 +431,46 @@ impl Pending {
             (key.namespace, key.domain, key.thread.rank) == (namespace, domain, rank)
                 && key.iteration >= iteration
         };
-        let gone = self.streams.extract_if(.., lost).map(|(_, stream)| stream);
-        let gone = gone.collect();
-        self.free(gone);
+        let gone = self.streams.extract_if(.., lost);
+        let (finished, gone): (Vec<_>, Vec<_>) = gone
+            .partition(|(_, stream)| stream.kept > 0 && !mutants::on(Mutant::FinishedTaskDropped));
+        for (key, mut stream) in finished {
+            self.keep_finished(&mut stream);
+            self.streams.insert(key, stream);
+        }
+        self.free(gone.into_iter().map(|(_, stream)| stream).collect());
     }
 
     /// Drops the frames held for a job that is over.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         let over = |key: &StreamKey, _: &mut Stream| key.namespace == namespace;
         let gone = self.streams.extract_if(.., over).map(|(_, stream)| stream);
-        let gone = gone.collect();
+        let of_task = |key: &TaskKey, _: &mut Stream| key.namespace == namespace;
+        let in_tasks = self.tasks.extract_if(.., of_task);
+        let gone = gone.chain(in_tasks.map(|(_, stream)| stream)).collect();
         self.free(gone);
     }
 
     /// Drops the frames held for a released table. Its pages stay with the frames of other tables.
     pub fn forget_table(&mut self, table: u32) {
-        for stream in self.streams.values_mut() {
+        let mut streams = std::mem::take(&mut self.streams);
+        let mut in_tasks = std::mem::take(&mut self.tasks);
+        for stream in streams.values_mut().chain(in_tasks.values_mut()) {
             let mut gone = 0;
+            let mut at = 0;
+            let kept = stream.kept;
             stream.frames.retain(|h| {
                 let stays = h.header.table != table;
                 gone += usize::from(!stays) * cost(h.header.payload_len as usize);
+                stream.kept -= usize::from(!stays && at < kept);
+                at += 1;
                 stays
             });
             stream.bytes -= gone;
             self.bytes -= gone;
-            self.early -= usize::from(!stream.staged) * gone;
+            self.uncount(stream, gone);
         }
+        (self.streams, self.tasks) = (streams, in_tasks);
         self.changes += 1;
     }
 }
@@ -410,6 +479,10 @@ impl Stream {
     /// The frames of the stream, as pushed.
     pub fn frames(&self) -> &[Held] {
         &self.frames
+    }
+
+    fn is_staged(&self) -> bool {
+        self.budget == Budget::Staged
     }
 }
 

@@ -149,6 +149,18 @@ impl Engine {
             }
             return Err(refusal);
         }
+        let counts_pushes = table.counts_pushes();
+        if header.flags.task && !mutants::on(Mutant::TaskPushesAtOnce) {
+            let waits = table.at_clock();
+            self.check_task(sender, header)?;
+            if !counts_pushes {
+                self.locate_rows(header.table, payload, parts, count, hints)?;
+            }
+            if waits {
+                self.reserve_row_sums(header.table, op, (payload, count), header.clock)?;
+            }
+            return self.hold_of_task(sender, header, held);
+        }
         if table.at_clock() {
             let Some(staged) = self.admit(sender, header)? else {
                 return Ok(Effect::Wait);
@@ -162,7 +174,6 @@ impl Engine {
             self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }
-        let counts_pushes = table.counts_pushes();
         let factor = self.factor(sender, header, op, weight)?;
         if counts_pushes {
             return self.push_admitted(header, (op, factor), (payload, parts));
@@ -296,7 +307,16 @@ impl Engine {
         if !check.accepts(table, values) {
             return Err(not_finite(table, first, values, check));
         }
-        let staged = match table.at_clock() {
+        let waits = table.at_clock();
+        if header.flags.task && !mutants::on(Mutant::TaskPushesAtOnce) {
+            self.check_task(sender, header)?;
+            self.split_steps(header, op, first)?;
+            if waits {
+                self.reserve_sums(header.table, op)?;
+            }
+            return self.hold_of_task(sender, header, held);
+        }
+        let staged = match waits {
             true => match self.admit(sender, header)? {
                 Some(staged) => Some(staged),
                 None => return Ok(Effect::Wait),

@@ -54,6 +54,13 @@ impl Engine {
         if self.clocks(sender.namespace).is_held() && !mutants::on(Mutant::HeldClocksMove) {
             return Ok(Effect::Wait);
         }
+        // What the thread pushed for a task is of the iteration that it has open when the task is finished.
+        if self.pending.has_task(sender.namespace, sender.thread) {
+            return Err(RejectReason::BadClock {
+                clock: sent,
+                expected: sent.saturating_sub(1),
+            });
+        }
         let bad = |e: BadClock| RejectReason::BadClock {
             clock: sent,
             expected: e.expected,
@@ -124,7 +131,13 @@ impl Engine {
         if clocks.take_ended(rank) {
             return;
         }
-        let domains: Vec<DomainId> = clocks.domains().collect();
+        for (thread, task) in self.pending.tasks_of(namespace, rank) {
+            match mutants::on(Mutant::LostTaskApplied) {
+                true => self.finish_task(namespace, thread, task),
+                false => self.pending.drop_task(namespace, thread, task),
+            }
+        }
+        let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         for domain in domains {
             // The worker has not ended the iteration of its slowest thread, nor a later one.
             let of_worker = |&(thread, _): &(WorkerThread, u64)| thread.rank == rank;

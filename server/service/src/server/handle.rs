@@ -6,7 +6,9 @@ use std::thread::ScopedJoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tidewater_lanes::wake::{Arms, Reactor, Waker};
-use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::ids::{
+    ApplierId, Incarnation, PartitionId, TableId, WorkerId, WorkerThread,
+};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::limits::TABLES_MAX;
@@ -337,6 +339,23 @@ impl ServerHandle {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         self.shared
             .ask_all(|_, tx| Command::RemoveWorker(job, worker, tx))
+            .map(drop)
+    }
+
+    /// Applies the pushes of a finished task of a worker's thread, by the number of its delivery. Calling it again
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn finish_task(
+        &self,
+        namespace: &str,
+        thread: WorkerThread,
+        delivery: u64,
+    ) -> Result<(), ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        self.shared
+            .ask_all(|_, tx| Command::FinishTask(job, thread, delivery, tx))
             .map(drop)
     }
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::wire::control::{DomainClock, ServerStatus, TableInfo};
 use tidewater_protocol::wire::refusal::Refusal;
 
@@ -50,6 +50,15 @@ impl Orders for ServerHandle {
 
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal> {
         Self::remove_worker(self, namespace, worker).map_err(|error| error.refusal())
+    }
+
+    fn finish_task(
+        &self,
+        namespace: &str,
+        thread: WorkerThread,
+        delivery: u64,
+    ) -> Result<(), Refusal> {
+        Self::finish_task(self, namespace, thread, delivery).map_err(|error| error.refusal())
     }
 
     fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal> {

@@ -1,0 +1,141 @@
+//! Tasks: pushes that take effect together, when the coordinator has decided that their task is finished.
+//!
+//! ```text
+//! worker       applier                                   coordinator
+//! pushes  -->  checks them, holds them
+//! mark    -->  closes the task; acknowledges it
+//! report  -------------------------------------------->  decides: finished, or late
+//!              applies them, or adds them  <-----------  FinishTask to all servers
+//!              to the thread's open iteration            answers the report when all have
+//! ```
+//! The decision is made in one place, and before it every applier has all pushes of the task: so the task is in
+//! the model as a whole or not at all. A worker that is lost before its report leaves nothing of its task:
+//! [`Engine::remove_worker`] drops it, and later frames of the worker are refused, since it is no member any
+//! more. After its report, the order of the coordinator's connection lets every server finish the task before
+//! it removes the worker.
+//!
+//! A thread does not tick while it has a task. Its iteration is therefore the same at all appliers when the task
+//! is finished.
+
+use tidewater_protocol::ids::{DomainId, WorkerThread};
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
+use tidewater_protocol::layout::reject::RejectReason;
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::pending::{OPEN_TASK, Stream, StreamKey, TaskKey};
+use crate::namespace::{FrameSender, NamespaceId};
+
+impl Engine {
+    /// Checks that a push of a task can be held: its thread is a member of the table's domain and, for a table of
+    /// ticks, at the clock of the push.
+    pub(super) fn check_task(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+    ) -> Result<(), Refusal> {
+        let table = self.known(sender.namespace, header.table)?;
+        let (domain, waits) = (table.spec.domain, table.at_clock());
+        let clock = self.clocks(sender.namespace).clock(domain, sender.thread);
+        match clock.is_some() && (!waits || clock == Some(header.clock)) {
+            true => Ok(()),
+            false => Err(RejectReason::BadClock {
+                clock: header.clock,
+                expected: clock.unwrap_or(u64::MAX),
+            }),
+        }
+    }
+
+    /// Holds a push of a task that has been checked.
+    pub(super) fn hold_of_task(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(sender.namespace, header.table)?;
+        let key = TaskKey {
+            namespace: sender.namespace,
+            thread: sender.thread,
+            task: OPEN_TASK,
+            domain: table.at_clock().then_some(table.spec.domain),
+        };
+        let flags = FrameFlags {
+            task: false,
+            ..header.flags
+        };
+        let header = FrameHeader { flags, ..*header };
+        self.pending.hold_of_task(key, header, payload)?;
+        Ok(Effect::Applied)
+    }
+
+    /// Closes the open task of a thread, or drops it with the delivery that it names.
+    pub(super) fn task_frame(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+    ) -> Result<Effect, Refusal> {
+        let FrameSender { thread, namespace } = sender;
+        let task = header.clock;
+        if task == OPEN_TASK || header.count > 1 {
+            return Err(super::push::wrong_operation(header));
+        }
+        match header.count {
+            1 => self.pending.close_task(namespace, thread, task),
+            _ => {
+                self.pending.drop_task(namespace, thread, OPEN_TASK);
+                self.pending.drop_task(namespace, thread, task);
+            }
+        }
+        Ok(Effect::Applied)
+    }
+
+    /// Applies the pushes of a finished task of a thread. Those of tables of ticks become part of the iteration
+    /// that the thread has open. Changes nothing if there are none, or they were applied before. Cost: that of
+    /// all its pushes, in one piece.
+    pub fn finish_task(&mut self, namespace: NamespaceId, thread: WorkerThread, task: u64) {
+        for (key, stream) in self.pending.take_task(namespace, thread, task) {
+            match key.domain {
+                None => self.apply_task(FrameSender { thread, namespace }, stream),
+                Some(domain) => self.join_task((namespace, domain), thread, stream),
+            }
+        }
+    }
+
+    fn apply_task(&mut self, sender: FrameSender, stream: Stream) {
+        let mut payload = Vec::new();
+        for held in stream.frames() {
+            self.pending.payload(held, &mut payload);
+            match self.frame(sender, &held.header, &payload) {
+                Ok(_) | Err(RejectReason::TableReleased { .. } | RejectReason::UnknownTable { .. }) => {}
+                Err(reason) => self.fail(format_args!(
+                    "a push of a finished task to table {} could not be applied ({reason:?}); raise \
+                     --capacity",
+                    held.header.table
+                )),
+            }
+        }
+        self.pending.free(vec![stream]);
+    }
+
+    fn join_task(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        thread: WorkerThread,
+        stream: Stream,
+    ) {
+        let ticks = self.ticks(namespace, domain);
+        let clocks = self.clocks(namespace);
+        let Some(iteration) = clocks.clock(domain, thread) else {
+            unreachable!("{thread} is no member, and its tasks were dropped when it left");
+        };
+        let has_turn = clocks.min(domain) == iteration && clocks.turn(domain) == Some(thread.rank);
+        let to = StreamKey {
+            namespace,
+            domain,
+            iteration,
+            thread,
+        };
+        self.pending.join_iteration(stream, to, has_turn && !ticks);
+    }
+}
