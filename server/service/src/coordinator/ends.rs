@@ -70,6 +70,7 @@ impl Coordinator {
             worker.state = state;
             self.revision += 1;
             self.job_changed(&namespace, state);
+            self.release_tasks(id, &namespace);
         }
     }
 
@@ -100,6 +101,7 @@ impl Coordinator {
             ending.waiting.retain(|(asker, _)| asker.peer != id);
         }
         self.leave_queue(id);
+        self.release_tasks(id, &peer.namespace);
         // A schedule has further stays for ranks that have left.
         let is_open = self.schedule.is_none() && self.phase == Phase::Running;
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
@@ -179,6 +181,7 @@ impl Coordinator {
         peer.leaving = true;
         if role == Role::Worker {
             self.worker_lost(&namespace, WorkerId(rank), reason);
+            self.release_tasks(id, &namespace);
         } else if role == Role::Server {
             let numbers = [u64::from(rank), 0, 0, 0];
             let refusal = Refusal::new(RefusalCode::PeerFailed, numbers);
@@ -235,6 +238,7 @@ impl Coordinator {
         askers.extend(tables.flat_map(|table| std::mem::take(&mut table.askers)));
         askers.extend(self.drop_loads(namespace));
         askers.extend(self.drop_admissions(namespace));
+        askers.extend(self.drop_task_requests(namespace));
         for asker in askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }

@@ -8,6 +8,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{DomainClock, Join, WorkerMember, WorkerState};
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_queue::Queues;
 
 use super::barriers::{Barriers, Outcome};
 use super::state::{Asker, PeerId};
@@ -65,6 +66,8 @@ pub(super) struct Job {
     pub(super) stays: BTreeMap<WorkerId, usize>,
     /// Servers that do not know its schedule; `None` before they are asked.
     pub(super) unscheduled: Option<usize>,
+    /// Its queues of tasks.
+    pub(super) queues: Queues,
 }
 
 impl Job {

@@ -6,6 +6,7 @@
 //!                                                    |  tables   made by which servers, awaited
 //!                                                    |  barriers waiters and their deadlines
 //!                                                    |  models   saves and loads
+//!                                                    |  tasks    queues of tasks, and requests that wait
 //!                                                    +- jobs     workers of one namespace
 //! ```
 //! [`state::Coordinator`] is a state machine: tests without sockets reach all of its behaviour.
@@ -29,6 +30,7 @@ pub mod serve;
 pub mod state;
 mod status;
 mod tables;
+mod tasks;
 #[cfg(test)]
 mod tests;
 

@@ -19,6 +19,7 @@ use super::membership::Schedule;
 use super::models::ModelOp;
 use super::rendezvous::Gathering;
 use super::tables::TableEntry;
+use super::tasks::OpenRequests;
 use crate::checkpoint::Manifest;
 
 /// A connection, as the event loop numbers it; never used twice.
@@ -151,6 +152,8 @@ pub(super) enum Purpose {
     Admit(u64),
     /// Stays of a job's schedule.
     Schedule,
+    /// Pushes of a finished task, by its delivery.
+    Task(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,6 +195,8 @@ pub struct Coordinator {
     /// Schedule that the members of each job follow.
     pub(super) schedule: Option<Schedule>,
     pub(super) actions: Vec<Action>,
+    /// Requests about tasks that are not answered.
+    pub(super) tasks: OpenRequests,
 }
 
 impl Coordinator {
@@ -222,6 +227,7 @@ impl Coordinator {
             last_admission: 0,
             schedule: None,
             actions: Vec::new(),
+            tasks: OpenRequests::default(),
         }
     }
 
@@ -256,6 +262,7 @@ impl Coordinator {
             .chain(models)
             .chain(gathering)
             .chain(stopping)
+            .chain(self.tasks.next_deadline())
             .min()
     }
 
@@ -297,6 +304,7 @@ impl Coordinator {
             Purpose::Hold(number) => self.clocks_held(number, server, answer),
             Purpose::Admit(number) => self.clocks_go_on(number, server, answer),
             Purpose::Schedule => self.stay_known(server),
+            Purpose::Task(delivery) => self.task_applied(delivery, server, answer),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -333,6 +341,7 @@ impl Coordinator {
         self.expire_gathering();
         self.expire_barriers();
         self.expire_models();
+        self.expire_tasks();
     }
 
     fn handle(
@@ -388,6 +397,7 @@ impl Coordinator {
                 .map(|()| None),
             Ask::Leaving { clocks } => self.leaving(asker.peer, &clocks).map(Some),
             Ask::Slow { workers } => Ok(Some(self.log_slow(&namespace, &workers))),
+            Ask::Tasks(request) => self.task_request(asker, &namespace, request),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);
                 Ok(Some(CoordinatorAnswer::Done))

@@ -4,6 +4,7 @@ mod functions;
 mod models;
 mod rendezvous;
 mod service;
+mod tasks;
 
 use std::time::Duration;
 

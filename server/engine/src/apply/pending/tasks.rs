@@ -17,7 +17,7 @@ pub(in crate::apply) const OPEN_TASK: u64 = u64::MAX;
 /// Names the held pushes of one task: those for the ticks of one domain, or those that take effect when the task
 /// is finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TaskKey {
+pub(in crate::apply) struct TaskKey {
     /// Job of the task.
     pub namespace: NamespaceId,
     /// Thread of the worker that has the task.
