@@ -10,6 +10,7 @@ mod lane;
 mod requests;
 mod sending;
 mod status;
+mod tasks;
 
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,10 @@ pub(crate) struct Lanes {
     push_batch: u64,
     /// Whether some lane may hold frames of pushes.
     holds: bool,
+    /// The open task: pushes are flagged as part of it.
+    task: Option<u64>,
+    /// Lanes with pushes of the task that was open last, a lane once.
+    task_lanes: Vec<usize>,
 }
 
 /// Why a poll of the lanes ended early.
@@ -122,6 +127,8 @@ impl Lanes {
             counters: Counters::default(),
             push_batch: 1,
             holds: false,
+            task: None,
+            task_lanes: Vec::new(),
         })
     }
 

@@ -8,7 +8,7 @@ use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThr
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    DomainClock, SlowMember, TableDescriptor, TableInfo, WorkerClock,
+    DomainClock, SlowMember, TableDescriptor, TableInfo, TaskAnswer, TaskRequest, WorkerClock,
 };
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
@@ -190,6 +190,8 @@ pub enum CoordinatorCall {
         /// Bytes of the module.
         module: Vec<u8>,
     },
+    /// Takes a task, or reports one. Only a coordinator with a connection has tasks.
+    Tasks(Box<TaskRequest>),
 }
 
 impl CoordinatorCall {
@@ -203,6 +205,7 @@ impl CoordinatorCall {
             Self::Save { .. } => "save",
             Self::Load { .. } => "load",
             Self::LoadFunction { .. } => "load function",
+            Self::Tasks(_) => "tasks",
         }
     }
 }
@@ -223,6 +226,8 @@ pub enum CoordinatorReply {
     },
     /// Result of a load.
     Loaded(Loaded),
+    /// Answer about tasks.
+    Tasks(Box<TaskAnswer>),
 }
 
 impl CoordinatorReply {
@@ -243,6 +248,13 @@ impl CoordinatorReply {
     pub(crate) fn saved(self, op: &'static str) -> Result<(u64, u64), ClientError> {
         match self {
             Self::Saved { rows, bytes } => Ok((rows, bytes)),
+            _ => Err(unexpected(op)),
+        }
+    }
+
+    pub(crate) fn tasks(self, op: &'static str) -> Result<TaskAnswer, ClientError> {
+        match self {
+            Self::Tasks(answer) => Ok(*answer),
             _ => Err(unexpected(op)),
         }
     }
@@ -467,6 +479,7 @@ pub trait CoordinatorLink: Send {
                 self.load_function(name, module, deadline)?;
                 CoordinatorReply::Done
             }
+            CoordinatorCall::Tasks(_) => return Err(unexpected(call.op())),
         };
         Ok(BegunCall::Done(Box::new(reply)))
     }

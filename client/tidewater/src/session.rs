@@ -17,6 +17,7 @@ mod pull;
 mod push;
 mod push_buffer;
 mod settings;
+mod tasks;
 mod threads;
 mod versions;
 
@@ -392,6 +393,7 @@ impl Client {
         };
         self.guard.check()?;
         self.check_no_save("tick_domain")?;
+        self.check_no_task("tick_domain")?;
         let thread = self.guard.thread();
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
@@ -561,6 +563,7 @@ impl Client {
         }
         self.guard.check_finish()?;
         self.check_no_save("finish")?;
+        self.check_no_task("finish")?;
         // A sibling without some of its sessions has sent everything, and can send no more.
         if !self.lanes.has_ended_sessions() {
             self.flush()?;

@@ -402,6 +402,7 @@ fn request_of(
             name: name.clone(),
             module: ModuleBytes(module.clone()),
         },
+        CoordinatorCall::Tasks(request) => CoordinatorRequest::Tasks((**request).clone()),
     })
 }
 
@@ -444,6 +445,7 @@ impl CoordinatorLink for NetCoordinatorLink {
                 rows,
                 clocks,
             }),
+            CoordinatorAnswer::Tasks(answer) => CoordinatorReply::Tasks(answer),
             _ => return Err(unexpected(op)),
         }))
     }

@@ -21,6 +21,10 @@ impl Lanes {
         fill: impl FnOnce(&mut [u8]),
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
+        let header = match self.task {
+            Some(_) => self.of_task(lane, header)?,
+            None => header,
+        };
         let l = &self.all[lane];
         let most = l.ring.payload_bytes_max();
         if payload_len > most {

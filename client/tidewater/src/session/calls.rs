@@ -59,7 +59,7 @@ impl Started {
 }
 
 impl Client {
-    fn start_call(
+    pub(super) fn start_call(
         &mut self,
         call: &CoordinatorCall,
         deadline: Deadline,
@@ -269,7 +269,10 @@ impl Client {
         Ok(true)
     }
 
-    fn finish_call(&mut self, mut call: PendingCall) -> Result<CoordinatorReply, ClientError> {
+    pub(super) fn finish_call(
+        &mut self,
+        mut call: PendingCall,
+    ) -> Result<CoordinatorReply, ClientError> {
         loop {
             // An answer that has arrived counts also after the deadline.
             let wait = SLICE.min(call.deadline.left()).max(LOOK);

@@ -182,6 +182,7 @@ impl Client {
         take: Take<'_>,
     ) -> Result<(), ClientError> {
         first_only(op, self.guard.thread())?;
+        self.check_no_task(op)?;
         let bytes = len.saturating_mul(call.dtype.size());
         let mut open = match self.take_open(op, call, len)? {
             Some(open) => {

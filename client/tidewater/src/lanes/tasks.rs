@@ -1,0 +1,89 @@
+//! Frames of tasks: pushes that servers hold until the task is finished, and the marks behind them.
+
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind};
+use tidewater_runtime::clock::Deadline;
+
+use super::Lanes;
+use crate::error::ClientError;
+
+impl Lanes {
+    /// The delivery of the open task.
+    pub(crate) const fn task(&self) -> Option<u64> {
+        self.task
+    }
+
+    /// Opens a task, or closes it. Lanes with pushes of it are known until the next one is opened.
+    pub(crate) fn set_task(&mut self, task: Option<u64>) {
+        if task.is_some() {
+            self.task_lanes.clear();
+        }
+        self.task = task;
+    }
+
+    /// Whether servers hold pushes of the last task.
+    pub(crate) const fn has_task_pushes(&self) -> bool {
+        !self.task_lanes.is_empty()
+    }
+
+    /// Makes a frame part of the open task.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a frame that would take effect at once: a task is finished as a whole or not
+    /// at all.
+    pub(super) fn of_task(
+        &mut self,
+        lane: usize,
+        header: FrameHeader,
+    ) -> Result<FrameHeader, ClientError> {
+        let op = match header.kind {
+            FrameKind::PushRows | FrameKind::PushDense => {
+                if !self.task_lanes.contains(&lane) {
+                    self.task_lanes.push(lane);
+                }
+                let flags = FrameFlags {
+                    task: true,
+                    ..header.flags
+                };
+                return Ok(FrameHeader { flags, ..header });
+            }
+            FrameKind::Update => "update",
+            FrameKind::Delete => "delete_keys",
+            FrameKind::Settings => "set_optimizer",
+            FrameKind::Clock => "tick",
+            _ => return Ok(header),
+        };
+        Err(ClientError::Argument {
+            op,
+            table: header.table.to_string(),
+            what: "it takes effect at once, and cannot be part of a task that is applied as a whole; finish \
+                   the task first, or open the queue for delivery at least once"
+                .into(),
+        })
+    }
+
+    /// Builds marks of a task behind its pushes: `keep` says whether they are held or dropped.
+    pub(crate) fn mark_task(
+        &mut self,
+        delivery: u64,
+        keep: bool,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let header = FrameHeader {
+            kind: FrameKind::Task,
+            flags: FrameFlags::default(),
+            seq: 0,
+            session: 0,
+            payload_len: 0,
+            count: u32::from(keep),
+            table: 0,
+            partition: 0,
+            clock: delivery,
+            user_tag: 0,
+            chk: 0,
+        };
+        for lane in self.task_lanes.clone() {
+            self.build(lane, header, 0, |_| {}, deadline)?;
+        }
+        self.send_all(deadline)
+    }
+}

@@ -1,0 +1,96 @@
+//! Tasks: pushes that take effect as a whole. The crate `tidewater-tasks` has the calls for programs.
+
+use std::time::Duration;
+
+use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_protocol::wire::control::{TaskAnswer, TaskRequest};
+use tidewater_runtime::clock::Deadline;
+
+use super::Client;
+use crate::error::ClientError;
+use crate::link::CoordinatorCall;
+
+impl Client {
+    /// Sends a request about tasks to the coordinator, and waits for its answer.
+    ///
+    /// # Errors
+    /// The coordinator's refusal; a deadline; [`ClientError::Observer`].
+    pub fn request_task(
+        &mut self,
+        request: TaskRequest,
+        timeout: Duration,
+    ) -> Result<TaskAnswer, ClientError> {
+        let call = CoordinatorCall::Tasks(Box::new(request));
+        let op = call.op();
+        let call = self.start_call(&call, Deadline::after(timeout), false)?;
+        self.finish_call(call)?.tasks(op)
+    }
+
+    /// Opens a task by the number of its delivery. Servers hold what this client pushes from here on, until the
+    /// coordinator has decided that the task is finished; pulls do not see it before. Calls that take effect at
+    /// once fail meanwhile: ticks, functions, deletions, settings, collective calls.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] while another task is open; [`ClientError::Observer`].
+    pub fn begin_task(&mut self, delivery: u64) -> Result<(), ClientError> {
+        self.check_worker("begin_task")?;
+        self.check_no_task("begin_task")?;
+        self.lanes.set_task(Some(delivery));
+        Ok(())
+    }
+
+    /// Closes the open task: sends its marks behind its pushes, and waits until all appliers have them. Returns
+    /// whether servers hold pushes of it; the report of the task carries that.
+    ///
+    /// # Errors
+    /// The refusal of a push that no ticket has claimed, or a deadline: drop the task then, with
+    /// [`Client::drop_task`]. [`ClientError::Argument`] without an open task.
+    pub fn mark_task(&mut self) -> Result<bool, ClientError> {
+        let Some(delivery) = self.lanes.task() else {
+            return Err(ClientError::Argument {
+                op: "mark_task",
+                table: "-".into(),
+                what: "no task is open; open it with begin_task".into(),
+            });
+        };
+        let deadline = self.deadline();
+        self.lanes.mark_task(delivery, true, deadline)?;
+        if !on(Mutant::TaskBeforeMarks) {
+            self.complete("mark_task", deadline)?;
+        }
+        self.lanes.set_task(None);
+        Ok(self.lanes.has_task_pushes())
+    }
+
+    /// Drops what servers hold of the task that was opened last, and the refusals of its pushes. It may be
+    /// closed, and must not have been counted.
+    ///
+    /// # Errors
+    /// A deadline, or that a server is lost.
+    pub fn drop_task(&mut self, delivery: u64) -> Result<(), ClientError> {
+        self.lanes.set_task(None);
+        let deadline = self.deadline();
+        self.lanes.mark_task(delivery, false, deadline)?;
+        self.lanes.settle("drop_task", deadline)?;
+        // They are the reason why it is dropped, and not those of the next task.
+        while self.lanes.claim_refusal().is_some() {}
+        Ok(())
+    }
+
+    /// The delivery of the open task.
+    pub const fn open_task(&self) -> Option<u64> {
+        self.lanes.task()
+    }
+
+    /// Fails while a task is open.
+    pub(super) fn check_no_task(&self, op: &'static str) -> Result<(), ClientError> {
+        match self.lanes.task() {
+            None => Ok(()),
+            Some(_) => Err(ClientError::Argument {
+                op,
+                table: "-".into(),
+                what: "a task is open; finish it or drop it first".into(),
+            }),
+        }
+    }
+}
