@@ -22,7 +22,7 @@ use crate::rig::{self, BLOCKS, Frame, HELD, PARTITIONS, ROWS, SNAPSHOT, SPARSE, 
 /// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
 
-const KINDS: [FrameKind; 13] = [
+const KINDS: [FrameKind; 14] = [
     FrameKind::PushRows,
     FrameKind::PushDense,
     FrameKind::Gather,
@@ -36,6 +36,7 @@ const KINDS: [FrameKind; 13] = [
     FrameKind::Scan,
     FrameKind::Pin,
     FrameKind::Unpin,
+    FrameKind::Task,
 ];
 
 struct Fuzz {

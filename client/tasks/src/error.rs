@@ -1,0 +1,55 @@
+//! Errors of tasks.
+
+use std::path::PathBuf;
+
+use tidewater::ClientError;
+use tidewater_data::DataError;
+use tidewater_protocol::wire::control::LeftOut;
+
+/// Why a task cannot be taken, read or reported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TaskError {
+    /// The coordinator, a server, or a push of the task.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The records of the task.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A path that the coordinator cannot pass on.
+    #[error("the path {path:?} is not UTF-8; rename it, or give another name to its directory")]
+    Path {
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// A task without records is read.
+    #[error(
+        "task {number} has no records: it is of kind {kind}; look at its kind before it is read"
+    )]
+    NoRecords {
+        /// Number of the task.
+        number: u64,
+        /// Kind of the task.
+        kind: &'static str,
+    },
+    /// Tasks are left out because they failed too often. All others are finished.
+    #[error(
+        "{count} tasks of queue \"{queue}\" are left out, the first one is [{}, {}) of {:?}: {}; repair the \
+         data, or allow that tasks are left out", first.shard.first, first.shard.end, first.shard.path,
+        first.reason
+    )]
+    LeftOut {
+        /// Name of the queue.
+        queue: String,
+        /// Number of tasks that are left out.
+        count: u64,
+        /// The first one, with the reason of its last failure.
+        first: Box<LeftOut>,
+    },
+    /// The coordinator answers with something else.
+    #[error("the coordinator answers {operation} with something else; is it of another release?")]
+    Protocol {
+        /// Operation that was asked for.
+        operation: &'static str,
+    },
+}

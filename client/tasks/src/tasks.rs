@@ -1,0 +1,386 @@
+//! The tasks of a queue, as one client takes them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewater::{Client, ClientError, TaskAnswer, TaskRequest};
+use tidewater_data::{DataSource, ReadOptions, Records, RowReader, Shard, Unit};
+use tidewater_protocol::limits::TEXT_BYTES_MAX;
+use tidewater_protocol::wire::control::{QueueStatus, Task, TaskKind, TaskShard, TaskUnit};
+
+use crate::error::TaskError;
+use crate::options::{Delivery, QueueOptions};
+
+/// Time for which the coordinator keeps a request for a task. It is then asked again, so that the end of the job
+/// is noticed.
+const KEPT: Duration = Duration::from_secs(2);
+/// The same for a worker that ticks meanwhile.
+const KEPT_TICKING: Duration = Duration::from_millis(2);
+/// Longest time that an answer may take beyond that.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The tasks of a queue. It belongs to one client: give the same one to every call.
+#[derive(Debug)]
+pub struct Tasks {
+    queue: u32,
+    options: QueueOptions,
+    source: Option<Arc<dyn DataSource>>,
+    /// The task that is neither done nor failed.
+    current: Option<u64>,
+    is_over: bool,
+}
+
+/// A task that this worker has. Drop it and take the next one, and it has failed.
+#[derive(Debug)]
+pub struct CurrentTask {
+    task: Task,
+    source: Option<Arc<dyn DataSource>>,
+}
+
+impl Tasks {
+    /// Opens a queue over the shards of a source, or the queue of this name if it is there. The shards of the
+    /// first worker count: a file that has shrunk or is gone since then fails its tasks, by name. All workers open
+    /// the data under the same paths.
+    ///
+    /// # Errors
+    /// The coordinator's refusal: another definition, too many tasks or queues. [`TaskError::Path`].
+    pub fn open(
+        client: &mut Client,
+        source: Arc<dyn DataSource>,
+        options: &QueueOptions,
+    ) -> Result<Self, TaskError> {
+        let shards = source.shards().iter().map(task_shard);
+        let shards: Result<Vec<TaskShard>, TaskError> = shards.collect();
+        Self::open_with(client, Some(source), shards?, options)
+    }
+
+    /// Opens a queue over a number of records that the program reads itself: a task is a range of them.
+    ///
+    /// # Errors
+    /// As [`Tasks::open`].
+    pub fn count(
+        client: &mut Client,
+        records: u64,
+        options: &QueueOptions,
+    ) -> Result<Self, TaskError> {
+        let shard = TaskShard {
+            path: String::new(),
+            first: 0,
+            end: records,
+            unit: TaskUnit::Records,
+        };
+        Self::open_with(client, None, vec![shard], options)
+    }
+
+    fn open_with(
+        client: &mut Client,
+        source: Option<Arc<dyn DataSource>>,
+        shards: Vec<TaskShard>,
+        options: &QueueOptions,
+    ) -> Result<Self, TaskError> {
+        let mut ask = |shards| {
+            let spec = options.spec.clone();
+            let answer = client.request_task(TaskRequest::Open { spec, shards }, ANSWER)?;
+            match answer {
+                TaskAnswer::Queue(number) => Ok(number),
+                _ => Err(protocol("open a queue")),
+            }
+        };
+        // Most workers find the queue there, and need not send the names of all files.
+        let queue = match ask(None)? {
+            Some(queue) => queue,
+            None => ask(Some(shards))?.ok_or_else(|| protocol("open a queue"))?,
+        };
+        Ok(Self {
+            queue,
+            options: options.clone(),
+            source,
+            current: None,
+            is_over: false,
+        })
+    }
+
+    /// Takes the next task; `None` when there is none left. Waits while other workers have the last ones, which
+    /// they may not finish. A task that was taken before and is neither done nor failed is reported as failed.
+    ///
+    /// # Errors
+    /// [`TaskError::LeftOut`], once, at the end. The coordinator's refusal; that the job has failed; a deadline of
+    /// a tick.
+    pub fn next(&mut self, client: &mut Client) -> Result<Option<CurrentTask>, TaskError> {
+        if let Some(delivery) = self.current {
+            self.report_failed(client, delivery, "the worker took the next task instead")?;
+        }
+        while !self.is_over {
+            let kept = match self.options.ticks {
+                Some(_) => KEPT_TICKING,
+                None => KEPT,
+            };
+            let request = TaskRequest::Take {
+                queue: self.queue,
+                wait_ms: kept.as_millis() as u64,
+            };
+            match client.request_task(request, kept + ANSWER)? {
+                TaskAnswer::Task(task) => return self.begin(client, task).map(Some),
+                TaskAnswer::Wait => self.tick(client)?,
+                TaskAnswer::Over(status) => {
+                    self.is_over = true;
+                    self.check_left_out(status)?;
+                }
+                _ => return Err(protocol("take a task")),
+            }
+        }
+        Ok(None)
+    }
+
+    fn begin(&mut self, client: &mut Client, task: Task) -> Result<CurrentTask, TaskError> {
+        if self.is_exact() && has_pushes(task.kind) {
+            client.begin_task(task.delivery)?;
+        }
+        self.current = Some(task.delivery);
+        Ok(CurrentTask {
+            task,
+            source: self.source.clone(),
+        })
+    }
+
+    fn is_exact(&self) -> bool {
+        self.options.delivery == Delivery::ExactlyOnce
+    }
+
+    fn tick(&self, client: &mut Client) -> Result<(), TaskError> {
+        match self.options.ticks {
+            Some(domain) => Ok(client.tick_domain(domain)?),
+            None => Ok(()),
+        }
+    }
+
+    fn check_left_out(&self, status: QueueStatus) -> Result<(), TaskError> {
+        let count = status.counters.left_out;
+        match status.left_out.into_iter().next() {
+            Some(first) if count > self.options.allowed_left_out => Err(TaskError::LeftOut {
+                queue: self.options.spec.name.clone(),
+                count,
+                first: Box::new(first),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reports a task as finished, with its number of records; returns whether it counts. It does not if it was
+    /// taken back because its time was over, or if another worker has finished it first. With
+    /// [`Delivery::ExactlyOnce`] its pushes are applied when this returns, or dropped if it does not count. Cost:
+    /// a round trip to the appliers with pushes of it, one to the coordinator, and one from there to all servers.
+    ///
+    /// # Errors
+    /// The refusal of a push of the task. The task has failed then: its pushes are dropped, and it is given again.
+    /// That a server or the coordinator is lost.
+    pub fn done(
+        &mut self,
+        client: &mut Client,
+        task: CurrentTask,
+        records: u64,
+    ) -> Result<bool, TaskError> {
+        let delivery = task.task.delivery;
+        let is_open = client.open_task() == Some(delivery);
+        let pushed = match is_open {
+            true => client.mark_task(),
+            false => client.flush().map(|()| false),
+        };
+        let pushed = match pushed {
+            Ok(pushed) => pushed,
+            Err(error) => {
+                self.report_failed(client, delivery, &error.to_string())?;
+                return Err(error.into());
+            }
+        };
+        // From here on the coordinator decides: without its answer nothing is dropped.
+        self.current = None;
+        let request = TaskRequest::Done {
+            queue: self.queue,
+            delivery,
+            thread: client.thread(),
+            records,
+            pushed,
+        };
+        let counted = match client.request_task(request, ANSWER)? {
+            TaskAnswer::Reported { counted } => counted,
+            _ => return Err(protocol("report a task")),
+        };
+        if pushed && !counted {
+            client.drop_task(delivery)?;
+        }
+        self.tick(client)?;
+        Ok(counted)
+    }
+
+    /// Reports that a task failed by itself, with the reason. Its pushes are dropped. It is given again, and left
+    /// out with this reason after too many failures.
+    ///
+    /// # Errors
+    /// That a server or the coordinator is lost.
+    pub fn failed(
+        &mut self,
+        client: &mut Client,
+        task: CurrentTask,
+        reason: &str,
+    ) -> Result<(), TaskError> {
+        self.report_failed(client, task.task.delivery, reason)?;
+        self.tick(client)
+    }
+
+    fn report_failed(
+        &mut self,
+        client: &mut Client,
+        delivery: u64,
+        reason: &str,
+    ) -> Result<(), TaskError> {
+        // Before the report: another worker may have the task right after it.
+        client.drop_task(delivery)?;
+        let request = TaskRequest::Failed {
+            queue: self.queue,
+            delivery,
+            reason: shown(reason),
+        };
+        match client.request_task(request, ANSWER)? {
+            TaskAnswer::Reported { .. } => {
+                self.current = None;
+                Ok(())
+            }
+            _ => Err(protocol("report a task")),
+        }
+    }
+
+    /// What the queue has done so far, and the tasks that it left out.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or that it is lost.
+    pub fn status(&self, client: &mut Client) -> Result<QueueStatus, TaskError> {
+        let queue = self.queue;
+        match client.request_task(TaskRequest::Status { queue }, ANSWER)? {
+            TaskAnswer::Over(status) => Ok(status),
+            _ => Err(protocol("read the state of a queue")),
+        }
+    }
+}
+
+impl CurrentTask {
+    /// Kind of the task.
+    pub const fn kind(&self) -> TaskKind {
+        self.task.kind
+    }
+
+    /// Number of the task in its queue. A task that is given again keeps it.
+    pub const fn number(&self) -> u64 {
+        self.task.number
+    }
+
+    /// Pass over the data, from 0.
+    pub const fn epoch(&self) -> u32 {
+        self.task.epoch
+    }
+
+    /// Failures of the task before.
+    pub const fn failures(&self) -> u32 {
+        self.task.failures
+    }
+
+    /// The records of the task, for a program that reads them itself.
+    pub fn shard(&self) -> Shard {
+        let shard = &self.task.shard;
+        Shard {
+            path: Path::new(&shard.path).into(),
+            first: shard.first,
+            end: shard.end,
+            unit: match shard.unit {
+                TaskUnit::Bytes => Unit::Bytes,
+                TaskUnit::Records => Unit::Records,
+            },
+        }
+    }
+
+    /// A cursor over the rows of the task.
+    ///
+    /// # Errors
+    /// [`TaskError::NoRecords`]; a file that is gone, has shrunk or is damaged.
+    pub fn rows(&self, options: &ReadOptions) -> Result<RowReader, TaskError> {
+        let source = Arc::clone(self.source()?);
+        Ok(RowReader::new(source, vec![self.shard()], options)?)
+    }
+
+    /// A cursor over the records of the task, as bytes.
+    ///
+    /// # Errors
+    /// As [`CurrentTask::rows`].
+    pub fn records(&self) -> Result<Box<dyn Records>, TaskError> {
+        Ok(self.source()?.open(&self.shard())?)
+    }
+
+    fn source(&self) -> Result<&Arc<dyn DataSource>, TaskError> {
+        let source = self.source.as_ref().filter(|_| has_records(self.task.kind));
+        source.ok_or(TaskError::NoRecords {
+            number: self.task.number,
+            kind: name(self.task.kind),
+        })
+    }
+}
+
+const fn has_records(kind: TaskKind) -> bool {
+    !matches!(kind, TaskKind::Save | TaskKind::End)
+}
+
+/// Whether pushes of a task are held. A save is of the model as it is, and waits for no task.
+const fn has_pushes(kind: TaskKind) -> bool {
+    has_records(kind)
+}
+
+const fn name(kind: TaskKind) -> &'static str {
+    match kind {
+        TaskKind::Train => "train",
+        TaskKind::Evaluate => "evaluate",
+        TaskKind::Predict => "predict",
+        TaskKind::Save => "save",
+        TaskKind::End => "end",
+    }
+}
+
+fn task_shard(shard: &Shard) -> Result<TaskShard, TaskError> {
+    let path = shard.path.to_str().ok_or_else(|| TaskError::Path {
+        path: PathBuf::from(&*shard.path),
+    })?;
+    Ok(TaskShard {
+        path: path.to_owned(),
+        first: shard.first,
+        end: shard.end,
+        unit: match shard.unit {
+            Unit::Bytes => TaskUnit::Bytes,
+            Unit::Records => TaskUnit::Records,
+        },
+    })
+}
+
+/// A reason as a message may hold it.
+fn shown(reason: &str) -> String {
+    let text: String = reason
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    text.get(..end).unwrap_or(&text).to_owned()
+}
+
+const fn protocol(operation: &'static str) -> TaskError {
+    TaskError::Protocol { operation }
+}
+
+impl TaskError {
+    /// Whether the worker can report the task as failed and take the next one: its records are malformed or gone,
+    /// or a push was refused.
+    pub const fn is_of_task(&self) -> bool {
+        matches!(
+            self,
+            Self::Data(_)
+                | Self::Client(ClientError::Argument { .. } | ClientError::Rejected { .. })
+        )
+    }
+}
