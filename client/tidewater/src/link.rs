@@ -445,6 +445,14 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
+    /// Reason for which an operator asks the job to end, if one does. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
+        Ok(None)
+    }
+
     /// Sends a request without a wait for its answer. The default makes the blocking call, for a
     /// coordinator without a connection.
     ///

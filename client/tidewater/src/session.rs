@@ -184,7 +184,10 @@ impl Client {
 
     /// Whether this is the first client of the worker with the lowest rank that has not left the job.
     /// It does what is done once for all.
-    pub(crate) fn leads(&mut self) -> Result<bool, ClientError> {
+    ///
+    /// # Errors
+    /// That the coordinator is lost.
+    pub fn leads(&mut self) -> Result<bool, ClientError> {
         if !self.guard.thread().is_first() {
             return Ok(false);
         }
@@ -432,6 +435,16 @@ impl Client {
     /// The reason of the job's end, or that the coordinator is lost.
     pub fn check_job(&mut self) -> Result<(), ClientError> {
         self.lanes.coordinator.check()
+    }
+
+    /// Reason for which an operator asks the workers of the job to end (`tidewater stop`), if one does.
+    /// Workers end at one step with [`Walltime`](crate::walltime::Walltime), which asks this too. Cost: a
+    /// system call.
+    ///
+    /// # Errors
+    /// As [`Client::check_job`].
+    pub fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
+        self.lanes.coordinator.stop_asked()
     }
 
     /// Number of iterations completed in the default domain.

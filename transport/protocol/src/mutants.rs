@@ -313,6 +313,10 @@ mutants! {
     TaskAnsweredEarly = "task-answered-early";
     /// The tasks of a lost worker are given to no other one.
     LostTaskKept = "lost-task-kept";
+    /// The file of a predicted part has its final name while it is written.
+    PartWrittenInPlace = "part-written-in-place";
+    /// Workers do not learn that an operator stops their job.
+    StopNotPassedOn = "stop-not-passed-on";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

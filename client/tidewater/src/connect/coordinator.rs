@@ -80,6 +80,8 @@ pub struct NetCoordinatorLink {
     /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
+    /// Why an operator asks the job to end, once one has.
+    stop: Option<String>,
 }
 
 impl NetCoordinatorLink {
@@ -123,6 +125,7 @@ impl NetCoordinatorLink {
             conn,
             failed: None,
             members: None,
+            stop: None,
         };
         let join = Join {
             host: hostinfo::host_name(),
@@ -369,6 +372,9 @@ impl NetCoordinatorLink {
             }
             // Servers send this notice to their sessions.
             Notice::TableReleased { .. } => {}
+            Notice::StopJob { reason } => {
+                self.stop.get_or_insert(reason);
+            }
         }
     }
 }
@@ -487,6 +493,11 @@ impl CoordinatorLink for NetCoordinatorLink {
                 return Ok(());
             }
         }
+    }
+
+    fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
+        self.check_within(Duration::ZERO)?;
+        Ok(self.stop.clone())
     }
 
     fn slow(&mut self, workers: &[SlowMember], deadline: Deadline) -> Result<(), ClientError> {

@@ -1,7 +1,7 @@
 //! Ends a run before its batch system does: all workers at one step, with the model saved.
 //!
-//! Batch systems send SIGTERM or SIGUSR1 some time before they kill. A program that uses this time
-//! calls:
+//! Batch systems send SIGTERM or SIGUSR1 some time before they kill, and `tidewater stop` has the effect of
+//! SIGTERM at all workers. A program that uses this time calls:
 //!
 //! ```no_run
 //! # fn steps(client: &mut tidewater::Client) -> Result<u8, tidewater::ClientError> {
@@ -80,9 +80,12 @@ impl Walltime {
     /// # Errors
     /// As of a pull and a push.
     pub fn over(&mut self, client: &mut Client) -> Result<bool, ClientError> {
-        let signals = &self.signals;
-        let look = |sign: &mut StopSign| sign.look(client, || signals.came());
-        self.sign.as_mut().map_or(Ok(true), look)
+        let Some(sign) = &mut self.sign else {
+            return Ok(true);
+        };
+        let asked = sign.is_check(client) && client.stop_asked()?.is_some();
+        let asked = asked.then_some(signal_hook::consts::SIGTERM);
+        sign.look(client, || self.signals.came().or(asked))
     }
 
     /// Returns the signal that ended the run, or `None`; called after the last step, on all workers,

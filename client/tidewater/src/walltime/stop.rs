@@ -63,7 +63,7 @@ impl StopSign {
         signal: impl FnOnce() -> Option<i32>,
     ) -> Result<bool, ClientError> {
         let clock = client.clock();
-        if !clock.is_multiple_of(self.every) {
+        if !self.is_check(client) {
             return Ok(false);
         }
         self.ask(client, signal)?;
@@ -76,6 +76,11 @@ impl StopSign {
             self.write(client, CLOCK, i64::try_from(at).unwrap_or(i64::MAX))?;
         }
         Ok(stop_at != 0 && clock >= stop_at)
+    }
+
+    /// Whether [`StopSign::look`] checks at this clock.
+    pub fn is_check(&self, client: &Client) -> bool {
+        client.clock().is_multiple_of(self.every)
     }
 
     /// Returns, after the last step, the signal that ended the run, the same at every worker.
@@ -99,6 +104,11 @@ impl StopSign {
     pub fn clear(&self, client: &mut Client) -> Result<(), ClientError> {
         self.write(client, SIGNAL, 0)?;
         self.write(client, CLOCK, 0)
+    }
+
+    /// Lets this worker ask again, after an agreement that was cleared.
+    pub const fn renew(&mut self) {
+        self.asked = false;
     }
 
     /// Removes the table; one worker calls it, when no worker uses it any more.

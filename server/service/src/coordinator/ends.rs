@@ -28,6 +28,7 @@ impl Coordinator {
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.refuse_waiting(&name, &refusal);
         }
+        self.answer_waiting(None, &CoordinatorAnswer::Refused(refusal.clone()));
         let workers = self
             .peers
             .iter()
@@ -89,6 +90,9 @@ impl Coordinator {
             self.actions.extend(told);
         }
         let is_over = job.is_over() || self.has_followed_schedule(namespace);
+        if is_over {
+            self.answer_waiting(Some(namespace), &CoordinatorAnswer::Done);
+        }
         if is_over && self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, "all workers have finished");
         }
@@ -213,6 +217,8 @@ impl Coordinator {
             .into_iter()
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
         self.actions.extend(told);
+        let failed = CoordinatorAnswer::Refused(refusal.clone());
+        self.answer_waiting(Some(namespace), &failed);
         if self.gathering.is_some() {
             // Servers of a foreign launcher must end with an error too, or it takes the job for a
             // success.
@@ -254,6 +260,8 @@ impl Coordinator {
             return;
         }
         let over = bad("the job is over");
+        // A job of open size ends when no worker and no table of it is left.
+        self.answer_waiting(Some(namespace), &CoordinatorAnswer::Done);
         self.refuse_waiting(namespace, &over);
         let servers = self.joined_servers();
         let mut left = Vec::new();

@@ -24,6 +24,7 @@ mod jobs;
 mod members;
 pub mod membership;
 mod models;
+mod operators;
 mod rendezvous;
 mod scheduled;
 pub mod serve;

@@ -197,6 +197,8 @@ pub struct Coordinator {
     pub(super) actions: Vec<Action>,
     /// Requests about tasks that are not answered.
     pub(super) tasks: OpenRequests,
+    /// Operators that wait for the end of a job.
+    pub(super) waiting: Vec<(String, Asker)>,
 }
 
 impl Coordinator {
@@ -228,6 +230,7 @@ impl Coordinator {
             schedule: None,
             actions: Vec::new(),
             tasks: OpenRequests::default(),
+            waiting: Vec::new(),
         }
     }
 
@@ -322,7 +325,10 @@ impl Coordinator {
         match peer.role {
             Role::Server => self.server_gone(&peer),
             Role::Worker => self.worker_gone(id, &peer),
-            Role::Coordinator | Role::Admin => self.gathered_gone(id),
+            Role::Coordinator | Role::Admin => {
+                self.forget_waiting(id);
+                self.gathered_gone(id);
+            }
             // No process waits for an observer.
             Role::Observer => {}
         }
@@ -360,9 +366,16 @@ impl Coordinator {
                 return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
             }
             (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
-            (Ask::Register(_) | Ask::Status { .. }, Role::Admin, false) => {}
+            (
+                Ask::Register(_) | Ask::Status { .. } | Ask::StopJob { .. } | Ask::WaitJob,
+                Role::Admin,
+                false,
+            ) => {}
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
+            (Ask::StopJob { .. } | Ask::WaitJob, ..) => {
+                return Err(bad("only operators ask for this"));
+            }
             (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
             (Ask::Failed { .. }, ..) | (Ask::Finished | Ask::Leaving { .. }, Role::Worker, _) => {}
             (_, Role::Worker, _) | (Ask::OpenTable { .. }, Role::Observer, _) => {
@@ -396,6 +409,8 @@ impl Coordinator {
                 .load_function(asker, &namespace, &name, module)
                 .map(|()| None),
             Ask::Leaving { clocks } => self.leaving(asker.peer, &clocks).map(Some),
+            Ask::StopJob { reason } => self.stop_job(&namespace, &reason).map(Some),
+            Ask::WaitJob => self.wait_job(asker, &namespace),
             Ask::Slow { workers } => Ok(Some(self.log_slow(&namespace, &workers))),
             Ask::Tasks(request) => self.task_request(asker, &namespace, request),
             Ask::Finished => {
@@ -414,7 +429,7 @@ impl Coordinator {
     /// Refuses requests of a job that has failed, with the failure, and all requests once the
     /// cluster ends. The failure comes first: a lost worker fails its job and, with a lifetime of
     /// one job, stops the cluster in the same step.
-    fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
+    pub(super) fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
         if mutants::on(Mutant::ShutdownBeforeFailure) {
             self.check_running()?;
         }

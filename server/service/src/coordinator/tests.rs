@@ -2,6 +2,7 @@
 
 mod functions;
 mod models;
+mod operators;
 mod rendezvous;
 mod service;
 mod tasks;

@@ -23,6 +23,7 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
 pub use page::{MetricsError, MetricsPage};
@@ -206,6 +207,89 @@ pub struct SessionReport {
     pub refused_frames: u64,
 }
 
+fn operator(meant: Ids, namespace: &str) -> Claims {
+    Claims {
+        ids: meant,
+        namespace: namespace.to_owned(),
+        role: Role::Admin,
+        rank: RANK_ANY,
+    }
+}
+
+/// Asks the workers of the job of `namespace` to end at a common step.
+///
+/// # Errors
+/// [`StatusError`], with the coordinator's refusal when no such job runs.
+///
+/// # Cost
+/// One connection and one request, and a notice to each worker.
+pub fn stop_job(
+    address: &str,
+    token: &JobToken,
+    (meant, namespace): (Ids, &str),
+    reason: &str,
+    deadline: Deadline,
+) -> Result<(), StatusError> {
+    let reason = reason.to_owned();
+    let ask = CoordinatorRequest::StopJob { reason };
+    order(address, token, operator(meant, namespace), &ask, deadline)
+}
+
+/// How a wait for a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JobEnd {
+    /// All its workers have ended.
+    Done,
+    /// The job has failed, or its cluster has ended before it.
+    Failed(Refusal),
+    /// It runs, and the deadline has passed.
+    Running,
+}
+
+/// Waits for the end of the job of `namespace`.
+///
+/// # Errors
+/// [`StatusError`], with the coordinator's refusal when no such job runs.
+///
+/// # Cost
+/// One connection for as long as the job runs.
+pub fn wait_job(
+    address: &str,
+    token: &JobToken,
+    (meant, namespace): (Ids, &str),
+    deadline: Deadline,
+) -> Result<JobEnd, StatusError> {
+    let ask = CoordinatorRequest::WaitJob;
+    match order(address, token, operator(meant, namespace), &ask, deadline) {
+        Ok(()) => Ok(JobEnd::Done),
+        Err(StatusError::Coordinator {
+            source: ConnError::Refused(refusal),
+            ..
+        }) if refusal.code != RefusalCode::BadRequest => Ok(JobEnd::Failed(refusal)),
+        Err(StatusError::Coordinator {
+            source: ConnError::TimedOut { .. },
+            ..
+        }) => Ok(JobEnd::Running),
+        Err(error) => Err(error),
+    }
+}
+
+fn order(
+    address: &str,
+    token: &JobToken,
+    claims: Claims,
+    ask: &CoordinatorRequest,
+    deadline: Deadline,
+) -> Result<(), StatusError> {
+    let mut conn = dial::control(address, token, &claims, deadline)?;
+    let address = address.to_owned();
+    match conn.call(ask, || deadline.left()) {
+        Ok(CoordinatorAnswer::Done) => Ok(()),
+        Ok(_) => Err(StatusError::Answer { address }),
+        Err(source) => Err(StatusError::Coordinator { address, source }),
+    }
+}
+
 /// Reads the state of the cluster of the coordinator at `address`, which `meant` names; all 0 for any.
 ///
 /// # Errors
@@ -219,12 +303,7 @@ pub fn fetch(
     meant: Ids,
     deadline: Deadline,
 ) -> Result<Report, StatusError> {
-    let claims = Claims {
-        ids: meant,
-        namespace: NAMESPACE_DEFAULT.to_owned(),
-        role: Role::Admin,
-        rank: RANK_ANY,
-    };
+    let claims = operator(meant, NAMESPACE_DEFAULT);
     let mut conn = dial::control(address, token, &claims, deadline)?;
     let ask = CoordinatorRequest::Status { server: None };
     let cluster = match conn.call(&ask, || deadline.left()) {

@@ -176,6 +176,15 @@ pub enum CoordinatorRequest {
     },
     /// Takes a task, or reports one. Answer: [`CoordinatorAnswer::Tasks`].
     Tasks(TaskRequest),
+    /// Asks the workers of the namespace to end at a common step. Only operators ask. Answer: Done, when the
+    /// notices are on their way, or a refusal when there is no such job.
+    StopJob {
+        /// Reason, for people.
+        reason: String,
+    },
+    /// Waits for the end of the job of the namespace. Only operators ask. Answer: Done, when all its workers
+    /// have ended, or the refusal that its workers get.
+    WaitJob,
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -353,6 +362,11 @@ pub enum Notice {
         /// Number of the table.
         id: TableId,
     },
+    /// An operator asks the workers of the job to end at a common step.
+    StopJob {
+        /// Reason, for people.
+        reason: String,
+    },
 }
 
 impl Message for CoordinatorRequest {
@@ -391,7 +405,9 @@ impl Message for CoordinatorRequest {
                 at_most("slow workers", workers.len() as u64, u64::from(WORKERS_MAX))?;
                 workers.iter().try_for_each(|slow| worker_id(slow.worker))
             }
-            Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
+            Self::Failed { reason } | Self::StopJob { reason } => {
+                text_at_most("reason", reason, TEXT_BYTES_MAX)
+            }
             Self::Register(register) => register.validate(),
             Self::LoadFunction { name, module } => {
                 function(name)?;
@@ -399,7 +415,11 @@ impl Message for CoordinatorRequest {
             }
             Self::Status { server } => server.map_or(Ok(()), server_id),
             Self::Tasks(request) => request.validate(),
-            Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
+            Self::ReleaseTable { id: _ }
+            | Self::Members
+            | Self::Finished
+            | Self::Goodbye
+            | Self::WaitJob => Ok(()),
         }
     }
 }
@@ -573,7 +593,9 @@ impl Message for Notice {
         match self {
             Self::MembersChanged(members) => members.validate(),
             Self::PeerFailed(refusal) => refusal.validate(),
-            Self::Shutdown { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
+            Self::Shutdown { reason } | Self::StopJob { reason } => {
+                text_at_most("reason", reason, TEXT_BYTES_MAX)
+            }
             Self::TableReleased { id: _ } => Ok(()),
         }
     }

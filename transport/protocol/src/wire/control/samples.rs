@@ -351,6 +351,11 @@ impl Gen {
                 spec: queue_spec(),
                 shards: Some(vec![task().shard]),
             }),
+            // Not drawn.
+            R::StopJob {
+                reason: "maintenance".into(),
+            },
+            R::WaitJob,
         ]
     }
 
@@ -542,6 +547,9 @@ impl Gen {
             },
             Notice::TableReleased {
                 id: TableId(self.any() as u32),
+            },
+            Notice::StopJob {
+                reason: "maintenance".into(),
             },
         ]
     }

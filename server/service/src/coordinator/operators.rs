@@ -1,0 +1,91 @@
+//! Requests of operators to end a job, and to wait for its end.
+
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, bad};
+
+impl Coordinator {
+    /// Asks the workers of a job to end.
+    pub(super) fn stop_job(
+        &mut self,
+        namespace: &str,
+        reason: &str,
+    ) -> Result<CoordinatorAnswer, Refusal> {
+        self.check_healthy(namespace)?;
+        let job = self.jobs.get(namespace).filter(|job| !job.is_over());
+        let Some(job) = job else {
+            return Err(self.no_job(namespace));
+        };
+        let told: Vec<Action> = job
+            .peers()
+            .map(|id| {
+                let reason = reason.to_owned();
+                Action::Notify(id, Notice::StopJob { reason })
+            })
+            .collect();
+        if told.is_empty() {
+            let text = format!("no worker of the job \"{namespace}\" has joined");
+            return Err(bad(&text));
+        }
+        if !mutants::on(Mutant::StopNotPassedOn) {
+            self.actions.extend(told);
+        }
+        Ok(CoordinatorAnswer::Done)
+    }
+
+    /// Answers at the end of a job, or at once if it has ended. The job of a cluster that has one job may still
+    /// begin.
+    pub(super) fn wait_job(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let job = self.jobs.get(namespace);
+        if job.is_some_and(|job| job.failed.is_none() && job.is_over()) {
+            return Ok(Some(CoordinatorAnswer::Done));
+        }
+        self.check_healthy(namespace)?;
+        match self.jobs.get(namespace) {
+            None if self.config.lifetime == Lifetime::Service => {
+                return Err(self.no_job(namespace));
+            }
+            _ => {}
+        }
+        self.waiting.push((namespace.to_owned(), asker));
+        Ok(None)
+    }
+
+    /// Answers the operators that wait for the end of a job; with `None`, all of all jobs.
+    pub(super) fn answer_waiting(&mut self, namespace: Option<&str>, answer: &CoordinatorAnswer) {
+        let ended = |name: &str| namespace.is_none_or(|namespace| namespace == name);
+        let (due, rest) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|(name, _)| ended(name));
+        self.waiting = rest;
+        let due: Vec<(String, Asker)> = due;
+        for (_, asker) in due {
+            self.answer(asker, answer.clone());
+        }
+    }
+
+    fn no_job(&self, namespace: &str) -> Refusal {
+        let live = self.jobs.iter().filter(|(_, job)| !job.is_over());
+        let names: Vec<String> = live
+            .map(|(name, _)| format!("\"{name}\""))
+            .take(16)
+            .collect();
+        let names = match names.is_empty() {
+            true => "none".to_owned(),
+            false => names.join(", "),
+        };
+        let text = format!("no job \"{namespace}\" runs; jobs that run: {names}");
+        Refusal::new(RefusalCode::BadRequest, [0; 4]).with_text(text)
+    }
+
+    /// Forgets an operator that has gone.
+    pub(super) fn forget_waiting(&mut self, peer: PeerId) {
+        self.waiting.retain(|(_, waiting)| waiting.peer != peer);
+    }
+}
