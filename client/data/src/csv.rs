@@ -491,6 +491,17 @@ impl CsvParser {
         Ok(true)
     }
 
+    /// Number of columns that are numbers; `None` with categories, and before the header.
+    pub(crate) fn width(&self) -> Option<u64> {
+        let is_open = |slot: &Slot| matches!(slot, Slot::Category(_));
+        if self.slots.is_empty() || self.slots.iter().any(is_open) {
+            return None;
+        }
+        let numbers = self.slots.iter();
+        let numbers = numbers.filter(|slot| matches!(slot, Slot::Number(_)));
+        Some(numbers.count() as u64)
+    }
+
     pub(crate) fn label(&self) -> f32 {
         self.label
     }

@@ -18,6 +18,7 @@ pub struct Dataset {
     keys: Vec<u64>,
     values: Vec<f32>,
     skipped: u64,
+    width: Option<u64>,
 }
 
 /// One row of a [`Dataset`].
@@ -46,6 +47,7 @@ impl Dataset {
             keys: Vec::new(),
             values: Vec::new(),
             skipped: 0,
+            width: None,
         }
     }
 
@@ -79,9 +81,11 @@ impl Dataset {
         self.indptr.push(self.keys.len());
     }
 
-    /// Frees memory that growing left over, and records how many malformed records were left out.
-    pub(crate) fn finish(&mut self, skipped: u64) {
+    /// Frees memory that growing left over, and records how many malformed records were left out, and how many
+    /// values a record has.
+    pub(crate) fn finish(&mut self, skipped: u64, width: Option<u64>) {
         self.skipped = skipped;
+        self.width = width;
         self.labels.shrink_to_fit();
         self.indptr.shrink_to_fit();
         self.keys.shrink_to_fit();
@@ -96,6 +100,11 @@ impl Dataset {
     /// Number of malformed records that the reader left out.
     pub fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Number of values that each record has; `None` for sparse records and for a set without rows.
+    pub fn width(&self) -> Option<u64> {
+        self.width
     }
 
     /// Number of entries in all rows.

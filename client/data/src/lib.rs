@@ -38,7 +38,9 @@ pub use dataset::{Batch, BatchPlan, Dataset, Row};
 pub use error::{DataError, FileFault, LineFault, LineProblem};
 pub use input::Compression;
 pub use line::{Format, LabelMap, LineParser, Separator, UnknownFormat};
-pub use read::{BadRecords, ReadOptions, RowReader, UnknownPolicy, detect_format, read, read_part};
+pub use read::{
+    BadRecords, ReadOptions, Record, RowReader, UnknownPolicy, detect_format, read, read_part,
+};
 pub use source::{DataSource, FileSource, MemorySource, Records, Shard, Unit};
 pub use split::byte_range;
 pub use store::{RowStore, Storage};

@@ -244,6 +244,11 @@ impl LineParser {
         &self.values
     }
 
+    /// Number of values of each dense line, once there was one.
+    pub(crate) fn width(&self) -> Option<u64> {
+        self.width.map(|width| width as u64)
+    }
+
     fn parse_label(&self, field: Field<'_>) -> Result<f32, LineFault> {
         let label = parse_f32(field.text).ok_or_else(|| field.fault(LineProblem::Label))?;
         self.labels

@@ -76,6 +76,14 @@ impl RowParser {
         }
     }
 
+    /// Number of values of each record; `None` for sparse formats, and before the first record.
+    fn width(&self) -> Option<u64> {
+        match self {
+            Self::Line(parser) => parser.width(),
+            Self::Csv(parser) => parser.width(),
+        }
+    }
+
     fn row(&self) -> Row<'_> {
         let (label, keys, values) = match self {
             Self::Line(parser) => (parser.label(), parser.keys(), parser.values()),
@@ -87,6 +95,15 @@ impl RowParser {
             values,
         }
     }
+}
+
+/// A record that [`RowReader::next_record`] moved to.
+#[derive(Debug)]
+pub enum Record {
+    /// A row, which [`RowReader::row`] returns.
+    Row,
+    /// A malformed record, which the policy leaves out of the rows.
+    Malformed(DataError),
 }
 
 /// Cursor over the rows of shards, with one row in memory.
@@ -160,10 +177,37 @@ impl RowReader {
     /// A malformed record, too many of them at the end, and all errors of [`Records::advance`].
     pub fn advance(&mut self) -> Result<bool, DataError> {
         loop {
+            match self.step(|_, _| ())? {
+                Step::End => return Ok(false),
+                Step::Row => return Ok(true),
+                Step::Malformed(()) => {}
+            }
+        }
+    }
+
+    /// Moves to the next record, also to a malformed one that the policy leaves out; `None` after the last one.
+    /// A malformed record costs another pass over a text file, which numbers its line.
+    ///
+    /// # Errors
+    /// As [`RowReader::advance`].
+    pub fn next_record(&mut self) -> Result<Option<Record>, DataError> {
+        Ok(match self.step(|records, fault| records.fault(fault))? {
+            Step::End => None,
+            Step::Row => Some(Record::Row),
+            Step::Malformed(fault) => Some(Record::Malformed(fault)),
+        })
+    }
+
+    /// Moves to the next record that holds or should hold a row. `name` makes the result of a fault.
+    fn step<F>(
+        &mut self,
+        name: impl FnOnce(&dyn Records, LineFault) -> F,
+    ) -> Result<Step<F>, DataError> {
+        loop {
             let Some(records) = &mut self.current else {
                 match self.shards.next() {
                     Some(shard) => self.current = Some(self.open(&shard)?),
-                    None => return self.check().map(|()| false),
+                    None => return self.check().map(|()| Step::End),
                 }
                 continue;
             };
@@ -175,17 +219,18 @@ impl RowReader {
                 Ok(false) => {}
                 Ok(true) => {
                     self.records += 1;
-                    return Ok(true);
+                    return Ok(Step::Row);
                 }
                 Err(fault) => {
                     if self.bad_records == BadRecords::Fail {
                         return Err(records.fault(fault));
                     }
                     if self.first_bad.is_none() {
-                        self.first_bad = Some(Box::new(records.fault(fault)));
+                        self.first_bad = Some(Box::new(records.fault(fault.clone())));
                     }
                     self.records += 1;
                     self.bad += 1;
+                    return Ok(Step::Malformed(name(&**records, fault)));
                 }
             }
         }
@@ -236,10 +281,22 @@ impl RowReader {
         self.parser.row()
     }
 
+    /// Number of values of each record; `None` for sparse formats, and before the first record.
+    pub fn width(&self) -> Option<u64> {
+        self.parser.width()
+    }
+
     /// Number of malformed records that were left out so far.
     pub fn bad(&self) -> u64 {
         self.bad
     }
+}
+
+/// Result of a move to the next record.
+enum Step<F> {
+    End,
+    Row,
+    Malformed(F),
 }
 
 /// Reads all rows of a path. See [`read_part`].
@@ -285,7 +342,7 @@ pub fn read_part(
         let row = rows.row();
         data.push_checked(row.label, row.keys, row.values);
     }
-    data.finish(rows.bad());
+    data.finish(rows.bad(), rows.width());
     Ok(data)
 }
 
