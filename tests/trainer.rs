@@ -25,7 +25,8 @@ use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read, read_part};
 use tidewater_train::generate::{Synthetic, SyntheticSpec};
 use tidewater_train::reference::Reference;
 use tidewater_train::{
-    Config, Decay, EpochReport, Host, Outcome, Report, Resumed, TrainError, config, defaults, run,
+    Config, Decay, EpochReport, EvaluationReport, Host, Outcome, Report, Resumed, TrainError,
+    config, defaults, run,
 };
 
 const TRAIN_ROWS: u64 = 4_000;
@@ -57,6 +58,7 @@ fn files() -> (TempDir, Config) {
 #[derive(Default)]
 struct Program {
     epochs: Vec<EpochReport>,
+    evaluations: Vec<EvaluationReport>,
     resumed: Option<Resumed>,
     signal_at: Option<usize>,
     asked: usize,
@@ -77,7 +79,11 @@ impl Host for Program {
     }
 
     fn epoch_done(&mut self, epoch: &EpochReport) {
-        self.epochs.push(*epoch);
+        self.epochs.push(epoch.clone());
+    }
+
+    fn evaluated(&mut self, evaluation: &EvaluationReport) {
+        self.evaluations.push(evaluation.clone());
     }
 }
 
@@ -208,6 +214,16 @@ fn check_bits(transport: TransportKind, workers: u32, config: &Config) {
     let evaluation = oracle.evaluate(&test).unwrap();
     assert_eq!(figures.log_loss, evaluation.log_loss());
     assert_eq!(figures.accuracy, evaluation.accuracy());
+    assert_eq!(figures.rmse, evaluation.rmse());
+    assert_eq!(figures.test_positives, evaluation.positives());
+    for found in &ends[0].program.evaluations {
+        assert_eq!(
+            found.clocks, [found.step; 2],
+            "one version, after each step"
+        );
+        let rows: Vec<u64> = found.parts.iter().map(|part| part.rows).collect();
+        assert_eq!((rows.len(), rows.iter().sum()), (workers as usize, 1_000));
+    }
     let estimate = evaluation.auc().unwrap();
     let auc = figures.auc.unwrap();
     assert!(
@@ -235,11 +251,42 @@ fn four_workers_under_bsp_are_the_reference_bit_for_bit() {
     }
 }
 
+/// Evaluations between steps leave the bits of the training as they are.
+#[test]
+fn evaluations_do_not_change_training() {
+    let (_dir, mut config) = files();
+    config.evaluate = "20steps".parse().ok();
+    check_bits(Shm, 3, &config);
+}
+
+/// A worker that ends early, while others are at an evaluation, takes them with it; without a bound on staleness they
+/// are at different steps. Time as a distance needs such a bound.
+#[test]
+fn stopped_run_ends_at_evaluations_too() {
+    let (_dir, mut config) = files();
+    config.epochs = 1_000_000;
+    for (sync, every) in [(SyncMode::Asp, "3steps"), (SyncMode::Ssp(1), "1s")] {
+        (config.sync, config.evaluate) = (sync, every.parse().ok());
+        let ends = train(&cluster(Shm, 3), 3, &config, (&[], Some((1, 200))));
+        for end in &ends {
+            assert!(
+                matches!(end.outcome, Ok(Outcome::Stopped(15))),
+                "{:?}",
+                end.outcome
+            );
+        }
+        assert!(!ends[0].program.evaluations.is_empty(), "{sync} {every}");
+    }
+    config.sync = SyncMode::Asp;
+    let ends = train(&cluster(Shm, 1), 1, &config, (&[], None));
+    assert!(matches!(ends[0].outcome, Err(TrainError::NoCommonStep)));
+}
+
 #[test]
 fn stale_and_asynchronous_runs_reach_the_references_quality() {
     let (_dir, mut config) = files();
     config.epochs = 4;
-    config.test_each_epoch = true;
+    config.evaluate = "1epoch".parse().ok();
     let test = read(config.test.as_ref().unwrap(), &ReadOptions::default()).unwrap();
     for (transport, workers, sync) in [
         (Shm, 1, SyncMode::Asp),
@@ -531,7 +578,7 @@ fn decaying_rate_needs_fewer_epochs() {
         return;
     }
     config.test = Some(folder.join("a9a.test.dummy"));
-    config.test_each_epoch = true;
+    config.evaluate = "1epoch".parse().ok();
     // Epoch that reaches the optimum; one more than were trained if none does.
     let mut epochs = |lr, decay, most| {
         config.optimizer = Optimizer::Sgd { lr };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use tidewater_protocol::table::{Optimizer, TableSpec};
 
+use super::cadence::Cadence;
 use super::decay::Decay;
 use super::defaults;
 use super::model::LogisticConfig;
@@ -40,8 +41,8 @@ pub struct Config {
     pub epochs: u64,
     /// Seed of the order of rows.
     pub seed: u64,
-    /// Whether to evaluate after each epoch, not only after the last.
-    pub test_each_epoch: bool,
+    /// How often to evaluate on the test set, besides the end.
+    pub evaluate: Option<Cadence>,
     /// Directory for the saved model; all servers must see it.
     pub save: Option<String>,
     /// Directory of a saved model to continue from.
@@ -62,7 +63,7 @@ impl Config {
             batch_rows: defaults::BATCH_ROWS,
             epochs: defaults::EPOCHS,
             seed: 1,
-            test_each_epoch: false,
+            evaluate: None,
             save: None,
             load: None,
         }

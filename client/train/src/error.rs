@@ -11,6 +11,31 @@ use super::model::ModelError;
 use crate::data::DataError;
 use tidewater::error::ClientError;
 
+/// Why predictions are not written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PredictError {
+    /// The directory of the output holds something else.
+    #[error("{}: holds {found}, which is no output of this prediction; name a new directory", dir.display())]
+    Occupied {
+        /// Directory of the output.
+        dir: PathBuf,
+        /// Name of a file in it, or the setting that differs.
+        found: String,
+    },
+    /// An operation on a file of the output failed.
+    #[error("cannot {operation} {}: {source}", path.display())]
+    Io {
+        /// The operation that failed.
+        operation: &'static str,
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the system.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
 /// Why a run ended without a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -69,6 +94,39 @@ pub enum TrainError {
         /// Condition that does not hold.
         what: String,
     },
+    /// The model is of another kind than those of this program.
+    #[error(
+        "the model in {dir} is not of this program: {what}; give the directory of `tidewater-train --save`"
+    )]
+    OtherModel {
+        /// Directory of the model.
+        dir: String,
+        /// Property that it lacks.
+        what: String,
+    },
+    /// Records of the data have other features than those that the model was trained on.
+    #[error(
+        "{}: has {found} features, and the model was trained on {model}; give data with the columns of the \
+         training set",
+        path.display()
+    )]
+    Width {
+        /// Path of the data.
+        path: PathBuf,
+        /// Number of features of the data.
+        found: u64,
+        /// Number of features of the training set.
+        model: u64,
+    },
+    /// Predictions could not be written.
+    #[error(transparent)]
+    Predict(#[from] PredictError),
+    /// Evaluations by time need a step that all workers have in common.
+    #[error(
+        "evaluations by time need a bound on staleness, and asp has none; evaluate after steps or epochs, or by an \
+         observer: tidewater-train evaluate --observe"
+    )]
+    NoCommonStep,
     /// A call to the cluster failed.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -128,11 +186,16 @@ impl TrainError {
     /// The exit code of the process for this error.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Data(_) | Self::NoRows { .. } | Self::Position { .. } => exit::DATA,
+            Self::Data(_)
+            | Self::NoRows { .. }
+            | Self::Position { .. }
+            | Self::OtherModel { .. }
+            | Self::Width { .. } => exit::DATA,
             Self::Model(_) | Self::Metrics(_) => exit::CHECK,
-            Self::OtherTraining { .. } | Self::Differs { .. } => exit::USAGE,
+            Self::OtherTraining { .. } | Self::Differs { .. } | Self::NoCommonStep => exit::USAGE,
             Self::Client(e) => client_code(e),
-            Self::Report { .. } => exit::ENVIRONMENT,
+            Self::Report { .. } | Self::Predict(PredictError::Io { .. }) => exit::ENVIRONMENT,
+            Self::Predict(PredictError::Occupied { .. }) => exit::USAGE,
         }
     }
 }

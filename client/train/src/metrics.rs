@@ -1,4 +1,4 @@
-//! Quality of predictions: log-loss, AUC, accuracy, precision, recall.
+//! Quality of predictions: log-loss, AUC, accuracy, RMSE, precision, recall.
 //!
 //! Two forms, for test sets of any size spread over any number of workers:
 //!
@@ -127,8 +127,8 @@ pub struct AucEstimate {
 
 /// Counts and sums over evaluated rows. Fixed size, mergeable, serialisable.
 ///
-/// Merge evaluations in rank order: all counts are integers, but `loss_sum` is a floating-point sum
-/// with last bits that depend on the order.
+/// Merge evaluations in rank order: all counts are integers, but the sums of losses and squares are of floating
+/// point, with last bits that depend on the order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     rows: u64,
@@ -139,6 +139,8 @@ pub struct Evaluation {
     false_negatives: u64,
     /// `[negatives, positives]` by bin of probability.
     bins: Vec<[u64; 2]>,
+    /// Sum of squared distances of probability and label.
+    squares: f64,
 }
 
 impl Default for Evaluation {
@@ -158,6 +160,7 @@ impl Evaluation {
             true_negatives: 0,
             false_negatives: 0,
             bins: vec![[0; 2]; AUC_BINS],
+            squares: 0.0,
         }
     }
 
@@ -175,6 +178,8 @@ impl Evaluation {
         }
         let p = probability.clamp(CLIP, 1.0 - CLIP);
         self.rows += 1;
+        let distance = f64::from(u8::from(positive)) - probability;
+        self.squares += distance * distance;
         self.loss_sum -= if positive { p.ln() } else { (-p).ln_1p() };
         *match (probability >= 0.5, positive) {
             (true, true) => &mut self.true_positives,
@@ -199,6 +204,7 @@ impl Evaluation {
         // No count exceeds `rows`, so if this sum fits, all do.
         self.rows = self.rows.checked_add(other.rows).ok_or_else(inconsistent)?;
         self.loss_sum += other.loss_sum;
+        self.squares += other.squares;
         self.true_positives += other.true_positives;
         self.false_positives += other.false_positives;
         self.true_negatives += other.true_negatives;
@@ -228,6 +234,8 @@ impl Evaluation {
             && by_label(0) == negatives
             && self.loss_sum.is_finite()
             && self.loss_sum >= 0.0
+            && self.squares.is_finite()
+            && self.squares >= 0.0
     }
 
     /// Number of evaluated rows.
@@ -238,6 +246,16 @@ impl Evaluation {
     /// Mean log-loss, natural logarithm, probabilities clipped by [`CLIP`]. `None` without rows.
     pub fn log_loss(&self) -> Option<f64> {
         (self.rows > 0).then(|| self.loss_sum / self.rows as f64)
+    }
+
+    /// Number of rows with a positive label.
+    pub fn positives(&self) -> u64 {
+        self.true_positives + self.false_negatives
+    }
+
+    /// Root of the mean squared distance of probability and label. `None` without rows.
+    pub fn rmse(&self) -> Option<f64> {
+        (self.rows > 0).then(|| (self.squares / self.rows as f64).sqrt())
     }
 
     /// Share of rows classified correctly at 1/2. `None` without rows.

@@ -151,7 +151,8 @@ proptest! {
         merged.merge(&evaluation(&rows[cut..])).unwrap();
         let whole = evaluation(&rows);
         prop_assert!((merged.loss_sum - whole.loss_sum).abs() < 1e-9);
-        merged.loss_sum = whole.loss_sum;
+        prop_assert!((merged.squares - whole.squares).abs() < 1e-9);
+        (merged.loss_sum, merged.squares) = (whole.loss_sum, whole.squares);
         prop_assert_eq!(merged, whole);
     }
 

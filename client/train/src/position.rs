@@ -100,11 +100,6 @@ impl PositionTable {
         let ticket = client.push_rows(&self.0, &[0], &cells, PushOp::Assign)?;
         client.wait_applied(&ticket)
     }
-
-    /// Removes the table; one worker calls it, when no other uses it any more.
-    pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
-        client.release_table(self.0)
-    }
 }
 
 const fn encode(at: Position, course: &Course) -> [u64; CELLS] {

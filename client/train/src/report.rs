@@ -86,6 +86,10 @@ pub struct Report {
     pub seed: u64,
     /// All counters of all clients, added up.
     pub counters: BTreeMap<String, u64>,
+    /// Root of the mean squared distance of probability and label on the test set.
+    pub rmse: Option<f64>,
+    /// Number of rows of the test set with label 1.
+    pub test_positives: u64,
 }
 
 /// Training figures, summed over the epochs.
@@ -145,6 +149,8 @@ impl Report {
             epochs: config.epochs,
             seed: config.seed,
             counters,
+            rmse: quality.map(|q| q.rmse),
+            test_positives: quality.map_or(0, |q| q.positives),
         }
     }
 

@@ -9,9 +9,12 @@
 //!    batch left only ticks. (Workers must tick alike, or the others would wait for one that is done.)
 //! 3. Steps: pull, gradient, push, tick. A few pushes are under way at a time.
 //! 4. At an epoch's end all wait until their pushes are applied.
-//! 5. After the last: evaluation on the test set, statistics of the weights, figures for rank 0.
-//! 6. If asked, the model is saved: all wait for all before and after, rank 0 saves. A saved model
-//!    holds `w` and the run's position ([`POSITION`]); the trainer's other tables are released before.
+//! 5. Evaluation on the test set, after epochs, steps or seconds ([`Cadence`]), and after the last step:
+//!    all workers apply their pushes and wait for each other before and after.
+//! 6. Statistics of the weights, figures for rank 0.
+//! 7. If asked, the model is saved: all wait for all before and after, rank 0 saves. A model holds `w`, the
+//!    run's position ([`POSITION`]) and what it was trained on ([`MODEL`]); the trainer's other tables are
+//!    released before.
 //!
 //! A run that loads a model continues at the model's position: `epochs` counts from the epoch that the
 //! model was saved in. With the same training file, workers, batch and seed it takes the steps that the
@@ -19,8 +22,7 @@
 //! it continues at the beginning of that epoch.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -29,17 +31,24 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
 use super::all_gather::{AllGather, Row, WIDTH, meet};
+#[cfg(doc)]
+use super::cadence::Cadence;
 use super::config::{Config, WEIGHTS};
 use super::error::TrainError;
-use super::evaluate::{Evaluator, Quality};
+use super::evaluate::{Quality, part_counts};
+use super::evaluations::{Evaluations, read_rows};
+use super::host::{EpochReport, Host, Outcome, Resumed};
 #[cfg(doc)]
 use super::position::POSITION;
 use super::position::{Course, Position, PositionTable};
 use super::report::{Report, Training};
+#[cfg(doc)]
+use super::saved::MODEL;
+use super::saved::{Described, DescriptionTable};
 use super::settings_check;
 use super::step::Worker;
 use super::weight_stats::{self, WeightStats};
-use crate::data::{BatchPlan, Dataset, read_part};
+use crate::data::{BatchPlan, Dataset};
 use tidewater::Schedule;
 use tidewater::counters::Counters;
 use tidewater::error::ClientError;
@@ -49,60 +58,8 @@ use tidewater::walltime::StopSign;
 
 /// Name of the table by which workers agree on an early end, and steps between two checks of it.
 const STOP: (&str, u64) = ("tidewater-train/stop", 8);
-
-/// Callbacks of a run to the program around it.
-pub trait Host {
-    /// Returns a signal that asked the process to end, if one came. Called every few steps.
-    fn signal(&mut self) -> Option<i32>;
-
-    /// Called at rank 0 if the loaded model had a position, at which training continues.
-    fn resumed(&mut self, resumed: &Resumed);
-
-    /// Called at rank 0 after each epoch.
-    fn epoch_done(&mut self, epoch: &EpochReport);
-}
-
-/// Position at which a run continues.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Resumed {
-    /// The epoch of the next step, from 1.
-    pub epoch: u64,
-    /// Number of completed steps of that epoch.
-    pub step: u64,
-    /// Number of steps of an epoch.
-    pub steps: u64,
-    /// Settings that differ from those of the saving run. With any, this run is no continuation step by
-    /// step, and began the epoch again.
-    pub differs: Option<String>,
-}
-
-/// Figures of an epoch, over all workers.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EpochReport {
-    /// Number of the epoch from 1, over all runs of the model.
-    pub epoch: u64,
-    /// The last epoch of this run.
-    pub epochs: u64,
-    /// Number of rows trained on.
-    pub rows: u64,
-    /// Duration of the epoch, until all workers were done.
-    pub took: Duration,
-    /// Mean log-loss of the rows, each computed before the step that it was part of.
-    pub log_loss: f64,
-    /// Quality on the test set, if requested after each epoch.
-    pub test: Option<Quality>,
-}
-
-/// How a run ended.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// All epochs were trained. Rank 0 has the figures.
-    Done(Option<Box<Report>>),
-    /// A worker received this signal: all stopped at the same step, and saved if requested.
-    Stopped(i32),
-}
+/// Signal that stands for `tidewater stop`: SIGTERM.
+pub(crate) const STOPPED: i32 = 15;
 
 /// Trains a model. All workers of the job call it with equal settings; it returns when all are done.
 ///
@@ -114,41 +71,41 @@ pub fn run(
     config: &Config,
     host: &mut dyn Host,
 ) -> Result<Outcome, TrainError> {
+    run_from(client, config, host, config.load.as_deref(), true)
+}
+
+/// As [`run()`], from the model `model`, which is loaded from that directory first or is in the cluster.
+pub(crate) fn run_from(
+    client: &mut Client,
+    config: &Config,
+    host: &mut dyn Host,
+    model: Option<&str>,
+    is_to_load: bool,
+) -> Result<Outcome, TrainError> {
+    Evaluations::check(config)?;
     let (rank, workers) = (client.rank().0, client.workers());
     let data = read_rows(&config.train, rank, workers, config)?;
     let board = AllGather::new(client)?;
     settings_check::check(client, &board, config)?;
-    if let Some(dir) = &config.load {
+    if let Some(dir) = model.filter(|_| is_to_load) {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
         }
         meet(client)?;
     }
-    let weights = weights(client, config)?;
-    let run = Run::new(client, config, board, weights)?;
-    let evaluator = run.evaluator(client)?;
-    run.train(client, host, &data, evaluator)
-}
-
-/// Reads this worker's part of a file set, and reports the records that were left out of it.
-fn read_rows(path: &Path, rank: u32, workers: u32, config: &Config) -> Result<Dataset, TrainError> {
-    let data = read_part(path, rank, workers, &config.read)?;
-    if data.skipped() > 0 {
-        tracing::warn!(
-            path = %path.display(),
-            worker = rank,
-            skipped = data.skipped(),
-            rows = data.rows(),
-            "left out malformed records"
-        );
-    }
-    Ok(data)
+    let weights = weights(client, config, model)?;
+    let run = Run::new(client, config, model, board, weights)?;
+    run.train(client, host, &data)
 }
 
 /// Creates the model's table, or opens the loaded one.
-fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainError> {
+fn weights(
+    client: &mut Client,
+    config: &Config,
+    model: Option<&str>,
+) -> Result<Table<f32>, TrainError> {
     let want = config.table();
-    match (client.create_table(&want), &config.load) {
+    match (client.create_table(&want), model) {
         (Err(ClientError::Refused(why)), Some(dir)) if why.code == RefusalCode::TableDiffers => {
             // A model without such a table has no settings to compare.
             let loaded = client.open_table::<f32>(WEIGHTS).ok();
@@ -162,14 +119,21 @@ fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainErro
 /// The tables of a run, and its worker.
 struct Run<'a> {
     config: &'a Config,
+    /// Directory of the model that the run continues, or what stands for it in errors.
+    model: Option<&'a str>,
     weights: Table<f32>,
     position: PositionTable,
+    description: DescriptionTable,
     board: AllGather,
     stop: StopSign,
     worker: Worker,
     rank: u32,
     /// Rule that the servers have; `None` while it is that of a loaded model.
     rule: Option<Optimizer>,
+    evaluations: Evaluations,
+    /// Malformed records of this worker's part.
+    skipped: u64,
+    start: Instant,
 }
 
 /// Extent of an epoch that was run.
@@ -177,6 +141,14 @@ enum Walk {
     Whole(EpochReport),
     /// Stopped before this step.
     Stopped(u64),
+}
+
+/// What a worker has done in an epoch.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tally {
+    rows: i64,
+    loss_sum: f64,
+    stops: bool,
 }
 
 /// Sums over epochs, at rank 0.
@@ -192,18 +164,24 @@ impl<'a> Run<'a> {
     fn new(
         client: &mut Client,
         config: &'a Config,
+        model: Option<&'a str>,
         board: AllGather,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
             config,
+            model,
             weights,
             position: PositionTable::new(client)?,
-            board,
+            description: DescriptionTable::new(client)?,
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,
-            rule: config.load.is_none().then_some(config.optimizer),
+            rule: model.is_none().then_some(config.optimizer),
+            evaluations: Evaluations::new(client, config, &board)?,
+            skipped: 0,
+            start: clock::now(),
+            board,
         })
     }
 
@@ -223,27 +201,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn evaluator(&self, client: &mut Client) -> Result<Option<Evaluator>, TrainError> {
-        let Some(path) = &self.config.test else {
-            return Ok(None);
-        };
-        let part = read_rows(path, self.rank, client.workers(), self.config)?;
-        let model = self.config.model();
-        match Evaluator::new(client, &self.board, part, model)? {
-            Some(evaluator) => Ok(Some(evaluator)),
-            None => Err(TrainError::NoRows { path: path.clone() }),
-        }
-    }
-
     fn train(
         mut self,
         client: &mut Client,
         host: &mut dyn Host,
         data: &Dataset,
-        mut evaluator: Option<Evaluator>,
     ) -> Result<Outcome, TrainError> {
+        self.skipped = data.skipped();
         let mut plan = BatchPlan::new(data, self.config.batch_rows);
-        let (steps, rows) = self.agree(client, &plan, data)?;
+        let (steps, rows, trained) = self.agree(client, &plan, data)?;
         if rows == 0 {
             let path = self.config.train.clone();
             return Err(TrainError::NoRows { path });
@@ -256,17 +222,16 @@ impl<'a> Run<'a> {
             seed: self.config.seed,
         };
         let start = self.start(client, host, &course)?;
-        let (totals, end) =
-            self.epochs(client, host, &mut plan, (start, &course), &mut evaluator)?;
+        let (totals, end) = self.epochs(client, host, &mut plan, (start, &course))?;
         self.worker.settle(client)?;
         let signal = self.stop.settle(client, || host.signal())?;
         let outcome = match signal {
             Some(signal) => Outcome::Stopped(signal),
-            None => self.figures(client, data, totals, evaluator.as_mut())?,
+            None => self.figures(client, host, data, totals, (end, &course))?,
         };
         // A run without a step leaves the position as loaded.
-        let moved = (end != start || self.config.load.is_none()).then_some((end, course));
-        self.leave(client, evaluator, moved)?;
+        let moved = (end != start || self.model.is_none()).then_some((end, course));
+        self.leave(client, moved, &trained)?;
         Ok(outcome)
     }
 
@@ -277,7 +242,7 @@ impl<'a> Run<'a> {
         host: &mut dyn Host,
         course: &Course,
     ) -> Result<Position, TrainError> {
-        let Some(dir) = &self.config.load else {
+        let Some(dir) = self.model else {
             return Ok(Position::default());
         };
         let Some((saved, its)) = self.position.read(client, dir)? else {
@@ -309,7 +274,6 @@ impl<'a> Run<'a> {
         host: &mut dyn Host,
         plan: &mut BatchPlan<'_>,
         (start, course): (Position, &Course),
-        evaluator: &mut Option<Evaluator>,
     ) -> Result<(Totals, Position), TrainError> {
         let mut totals = Totals::default();
         let mut at = start;
@@ -332,8 +296,8 @@ impl<'a> Run<'a> {
             totals.steps += course.steps - first;
             totals.took += report.took;
             totals.log_loss = report.log_loss;
-            if let Some(evaluator) = evaluator.as_mut().filter(|_| self.config.test_each_epoch) {
-                report.test = evaluator.run(client, &self.board, &self.weights)?;
+            if self.evaluations.is_due_after(at.epoch) {
+                report.test = self.evaluate(client, host, (at.epoch, report.step))?;
             }
             if self.rank == 0 {
                 host.epoch_done(&report);
@@ -342,19 +306,49 @@ impl<'a> Run<'a> {
         Ok((totals, at))
     }
 
-    /// Agrees on the steps of an epoch, the same for all workers, and on the rows of all workers.
+    /// Agrees on the steps of an epoch, the same for all workers, and on rows and features of all workers.
     fn agree(
         &self,
         client: &mut Client,
         plan: &BatchPlan<'_>,
         data: &Dataset,
-    ) -> Result<(usize, u64), TrainError> {
+    ) -> Result<(usize, u64, Described), TrainError> {
         let mut row: Row = [0; WIDTH];
-        row[..2].copy_from_slice(&[plan.len() as i64, data.rows() as i64]);
+        let features = data.max_key().map_or(0, |key| key.saturating_add(1));
+        let width = data.width().unwrap_or(0);
+        row[..4].copy_from_slice(&[
+            plan.len() as i64,
+            data.rows() as i64,
+            features.cast_signed(),
+            width.cast_signed(),
+        ]);
         let all = self.board.exchange(client, &row)?;
-        let steps = all.iter().map(|row| row[0]).max().unwrap_or(0);
+        let most = |cell: usize| all.iter().map(|row| row[cell].cast_unsigned()).max();
         let rows = all.iter().map(|row| row[1].cast_unsigned()).sum();
-        Ok((usize::try_from(steps).unwrap_or(0), rows))
+        let trained = Described {
+            features: most(2).unwrap_or(0),
+            width: most(3).unwrap_or(0),
+        };
+        let steps = usize::try_from(most(0).unwrap_or(0)).unwrap_or(usize::MAX);
+        Ok((steps, rows, trained))
+    }
+
+    /// Evaluates the model, when the pushes of all workers are applied and they have met.
+    fn evaluate(
+        &mut self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        at: (u64, u64),
+    ) -> Result<Option<Quality>, TrainError> {
+        self.evaluations
+            .run(client, host, (&self.board, &self.weights), at)
+    }
+
+    /// Whether the run ends here, by a signal of a process or because an operator stops the job.
+    fn stops(&mut self, client: &mut Client, host: &mut dyn Host) -> Result<bool, TrainError> {
+        let asked = self.stop.is_check(client) && client.stop_asked()?.is_some();
+        let asked = asked.then_some(STOPPED);
+        Ok(self.stop.look(client, || host.signal().or(asked))?)
     }
 
     /// Runs the rest of an epoch, from `at` on, unless a stop ends it.
@@ -366,65 +360,106 @@ impl<'a> Run<'a> {
         (at, end, steps): (Position, u64, u64),
     ) -> Result<Walk, TrainError> {
         let began = clock::now();
-        let (mut rows, mut loss_sum, mut stops) = (0i64, 0.0, false);
+        let mut paused = Duration::ZERO;
+        let mut tally = Tally::default();
         let mut step = at.step;
+        let first = at.epoch.saturating_mul(steps);
         let rates = self
             .config
             .decay
             .schedule(self.config.optimizer.rate(), steps);
         while step < steps {
-            stops = self.stop.look(client, || host.signal())?;
-            if stops {
+            tally.stops = self.stops(client, host)?;
+            if tally.stops {
                 break;
             }
             // A number without a batch returns an empty one: the step has no rows then.
             let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
-            let of_all = at.epoch.saturating_mul(steps).saturating_add(step);
-            self.set_rate(client, &rates, of_all)?;
+            self.set_rate(client, &rates, first.saturating_add(step))?;
             let loss = self.worker.step(client, &self.weights, &batch)?;
-            rows += loss.rows as i64;
-            loss_sum += loss.loss_sum;
+            tally.rows += loss.rows as i64;
+            tally.loss_sum += loss.loss_sum;
             step += 1;
+            let of_all = first.saturating_add(step);
+            if self.evaluations.is_due(client, of_all)? {
+                let since = clock::now();
+                if let Err(least) = self.gather(client, tally, step)? {
+                    return Ok(Walk::Stopped(least));
+                }
+                self.evaluations.renew(client)?;
+                self.evaluate(client, host, (at.epoch + 1, of_all))?;
+                paused += clock::now() - since;
+            }
         }
-        self.worker.settle(client)?;
-        let mut row: Row = [0; WIDTH];
-        let loss = f64::to_bits(loss_sum).cast_signed();
-        row[..4].copy_from_slice(&[rows, loss, stops.into(), step.cast_signed()]);
-        // No worker passes this before all have arrived: the sums are of one epoch. All workers arrive:
-        // without a bound on staleness one worker sees the sign to stop in this epoch and another does
-        // not. The other must neither wait for the first nor continue without it.
-        let all = self.board.exchange(client, &row)?;
-        if all.iter().any(|row| row[2] != 0) {
-            // Without a bound on staleness workers stop at different steps; the least one omits no step
-            // later.
-            let least = all.iter().map(|row| row[3].cast_unsigned()).min();
-            return Ok(Walk::Stopped(least.unwrap_or(step)));
-        }
+        let all = match self.gather(client, tally, step)? {
+            Ok(all) => all,
+            Err(least) => return Ok(Walk::Stopped(least)),
+        };
         let rows: u64 = all.iter().map(|row| row[0].cast_unsigned()).sum();
-        let losses = all.iter().map(|row| f64::from_bits(row[1].cast_unsigned()));
+        let losses = all.iter().map(|row| f64::from_bits(row[2].cast_unsigned()));
         Ok(Walk::Whole(EpochReport {
             epoch: at.epoch + 1,
             epochs: end,
             rows,
-            took: clock::now() - began,
+            step: first.saturating_add(steps),
+            clock: client.global_clock()?,
+            since_start: clock::now() - self.start,
+            took: (clock::now() - began).saturating_sub(paused),
             log_loss: losses.sum::<f64>() / rows.max(1) as f64,
             test: None,
+            parts: part_counts(&all),
         }))
+    }
+
+    /// Waits until all pushes of all workers are applied, and gathers what the workers have done in this epoch;
+    /// `Err` with the least step if one of them stops.
+    ///
+    /// No worker passes this before all have arrived: the sums are of one epoch. All workers arrive: without a
+    /// bound on staleness one worker sees the sign to stop in this epoch and another does not, and it may see it
+    /// before an evaluation to which the other has come. The other must neither wait for the first nor continue
+    /// without it.
+    fn gather(
+        &mut self,
+        client: &mut Client,
+        tally: Tally,
+        step: u64,
+    ) -> Result<Result<Vec<Row>, u64>, TrainError> {
+        self.worker.settle(client)?;
+        let mut row: Row = [0; WIDTH];
+        let loss = f64::to_bits(tally.loss_sum).cast_signed();
+        let skipped = self.skipped.cast_signed();
+        row[..5].copy_from_slice(&[
+            tally.rows,
+            skipped,
+            loss,
+            tally.stops.into(),
+            step.cast_signed(),
+        ]);
+        let all = self.board.exchange(client, &row)?;
+        if all.iter().any(|row| row[3] != 0) {
+            // Without a bound on staleness workers stop at different steps; the least one omits no step
+            // later.
+            let least = all.iter().map(|row| row[4].cast_unsigned()).min();
+            return Ok(Err(least.unwrap_or(step)));
+        }
+        Ok(Ok(all))
     }
 
     /// Computes the figures that rank 0 reports.
     fn figures(
         &mut self,
         client: &mut Client,
+        host: &mut dyn Host,
         data: &Dataset,
         totals: Totals,
-        evaluator: Option<&mut Evaluator>,
+        (end, course): (Position, &Course),
     ) -> Result<Outcome, TrainError> {
-        // Read before the evaluation adds to them: the figures are of training.
+        // Read before the last evaluation adds to them: the figures are of training.
         let counters = self.counters(client)?;
-        let quality = match evaluator {
-            Some(evaluator) => evaluator.run(client, &self.board, &self.weights)?,
-            None => None,
+        let step = end.epoch.saturating_mul(course.steps) + end.step;
+        let quality = match self.evaluations.at(step) {
+            Some(quality) => quality,
+            None => self.evaluate(client, host, (end.epoch, step))?,
         };
         let keys = weight_stats::keys_of(data, self.config.model().bias_key);
         let census = weight_stats::take(client, &self.board, &self.weights, &keys)?;
@@ -483,29 +518,29 @@ impl<'a> Run<'a> {
         Ok(sums)
     }
 
-    /// Saves if requested, with the position if it has moved, and removes the trainer's own tables.
+    /// Completes the model with its position, if that has moved, and with what it was trained on; saves it if
+    /// requested, and removes the trainer's other tables.
     fn leave(
         self,
         client: &mut Client,
-        evaluator: Option<Evaluator>,
         moved: Option<(Position, Course)>,
+        trained: &Described,
     ) -> Result<(), TrainError> {
         // The last tick too: a save holds only frames that servers have read from their rings.
         client.flush()?;
         meet(client)?;
         if self.rank == 0 {
-            if let Some(evaluator) = evaluator {
-                evaluator.release(client)?;
-            }
+            self.evaluations.release(client)?;
             self.board.release(client)?;
             self.stop.release(client)?;
+            if let Some((position, course)) = moved {
+                self.position.write(client, position, &course)?;
+                let model = self.model.unwrap_or_default();
+                self.description.write(client, trained, model)?;
+            }
             if let Some(dir) = &self.config.save {
-                if let Some((position, course)) = moved {
-                    self.position.write(client, position, &course)?;
-                }
                 client.save(dir, CLOCK_DEADLINE)?;
             }
-            self.position.release(client)?;
         }
         meet(client)?;
         Ok(())

@@ -29,11 +29,7 @@ fn settings(config: &Config) -> [(&'static str, As, u64); 10] {
         ("--sync", As::Other, hash(&config.sync)),
         ("--epochs", As::Number, config.epochs),
         ("--test", As::Given, config.test.is_some().into()),
-        (
-            "--test-each-epoch",
-            As::Given,
-            config.test_each_epoch.into(),
-        ),
+        ("--evaluate-every", As::Other, hash(&config.evaluate)),
         ("--load", As::Given, config.load.is_some().into()),
         ("--save", As::Given, config.save.is_some().into()),
         ("--schedule", As::Other, hash(&config.decay)),
@@ -50,9 +46,14 @@ fn settings(config: &Config) -> [(&'static str, As, u64); 10] {
 /// Hash of a value's debug text. It is the same in all processes of one version, and others cannot
 /// join.
 fn hash(value: &impl std::fmt::Debug) -> u64 {
-    let text = format!("{value:?}");
-    text.bytes()
-        .fold(1, |sum, byte| mix64(sum ^ u64::from(byte)))
+    hash_bytes(format!("{value:?}").as_bytes())
+}
+
+/// Hash of bytes, without a key.
+pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(1, |sum, &byte| mix64(sum ^ u64::from(byte)))
 }
 
 /// Exchanges the settings and compares them. Cost: an exchange.
@@ -132,7 +133,7 @@ mod tests {
             with(|c| c.sync = SyncMode::Ssp(2)),
             with(|c| c.epochs += 1),
             with(|c| c.test = Some("t".into())),
-            with(|c| c.test_each_epoch = true),
+            with(|c| c.evaluate = "1epoch".parse().ok()),
             with(|c| c.load = Some("m".into())),
             with(|c| c.save = Some("m".into())),
             with(|c| c.decay = Decay::InverseSqrt { epochs: 1 }),

@@ -8,8 +8,13 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tidewater::{JoinOptions, SyncMode, TableBuilder};
+use tidewater_train::data::ReadOptions;
+use tidewater_train::job::{JobError, JobOptions, TrainingJob};
+use tidewater_train::{Config, EvaluateConfig, Outcome, PredictConfig};
 
 /// A command of the program, outside of any job.
 fn program(dir: &Path) -> Command {
@@ -225,4 +230,253 @@ fn all_forms_of_a_set_train_one_model() {
         assert_eq!(code, Some(5), "{flags}: {error}");
         assert!(error.contains(said), "{flags}: {error}");
     }
+}
+
+/// Objects of a log, one a line.
+fn lines(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// A run logs its curve; the saved model has the last figures of it; it predicts a line a record; a second run completes
+/// the output; what does not fit is refused by name.
+#[test]
+fn curves_and_predictions_of_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let succeeds = |line: &str| {
+        let (code, said) = run(dir, line);
+        assert_eq!(code, Some(0), "{line}: {said}");
+        said
+    };
+    let refused = |line: &str, code: i32, words: &str| {
+        let (ended, said) = run(dir, line);
+        assert_eq!(ended, Some(code), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {said}");
+    };
+    succeeds("generate --rows 1500 --features 300 --out train");
+    succeeds("generate --rows 501 --first 1500 --features 300 --out test");
+    succeeds(
+        "lr --train train --test test --epochs 2 --evaluate-every 10steps --log curve --save model --json one",
+    );
+    let curve = lines(&dir.join("curve"));
+    let of = |event: &str| -> Vec<&serde_json::Value> {
+        curve.iter().filter(|line| line["event"] == event).collect()
+    };
+    let steps: Vec<u64> = of("evaluation")
+        .iter()
+        .map(|line| line["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps, [10, 20, 30, 40, 48], "24 steps an epoch");
+    for line in of("evaluation") {
+        assert_eq!(
+            line["clocks"],
+            serde_json::json!([line["step"], line["step"]])
+        );
+        assert_eq!(line["records"], 501);
+        assert!(line["rates"]["rows_per_second"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(of("epoch").len(), 2);
+    assert_eq!(of("epoch")[1]["parts"][0]["rows"], 1500);
+    let (one, last) = (figures(&dir.join("one")), &of("evaluation")[4]["metrics"]);
+    for key in ["auc", "log_loss", "accuracy", "rmse"] {
+        assert_eq!(one[key], last[key], "{key}");
+        assert!(last[key].is_number(), "{key}");
+    }
+    succeeds("evaluate --load model --data test --log evaluated");
+    assert_eq!(&lines(&dir.join("evaluated"))[0]["metrics"], last);
+
+    // A malformed record has its line, in its place.
+    let text = std::fs::read_to_string(dir.join("test")).unwrap();
+    let labels: Vec<bool> = text.lines().map(|line| line.starts_with('+')).collect();
+    let (head, tail) = text.split_at(text.match_indices('\n').nth(99).unwrap().0 + 1);
+    std::fs::write(dir.join("bad"), format!("{head}1 2:x\n{tail}")).unwrap();
+    let predict = "predict --load model --data bad --bad-records skip:0.05 --parts 5 --out out --merge merged";
+    let said = succeeds(&format!("{predict} --log parts"));
+    assert!(
+        said.contains("5 of 5 parts: 502 lines, 1 of them malformed"),
+        "{said}"
+    );
+    assert_eq!(lines(&dir.join("parts")).len(), 5);
+    let merged = std::fs::read_to_string(dir.join("merged")).unwrap();
+    let mut predicted: Vec<&str> = merged.lines().collect();
+    let malformed = predicted.remove(100);
+    assert!(
+        malformed.starts_with("malformed: bad:101:5: found `x`"),
+        "{malformed}"
+    );
+    assert_eq!(predicted.len(), 501);
+    let losses = predicted.iter().zip(&labels).map(|(line, &label)| {
+        let p: f64 = line.parse().unwrap();
+        -(if label { p } else { 1.0 - p }).ln()
+    });
+    let loss = losses.sum::<f64>() / 501.0;
+    assert!(
+        (loss - last["log_loss"].as_f64().unwrap()).abs() < 1e-9,
+        "{loss}"
+    );
+
+    std::fs::remove_file(dir.join("out/part-00002-of-00005")).unwrap();
+    std::fs::write(dir.join("out/.part-00002.9.9"), "0.5\n").unwrap();
+    let said = succeeds(predict);
+    assert!(said.contains("predicted 1 of 5 parts"), "{said}");
+    assert_eq!(std::fs::read_to_string(dir.join("merged")).unwrap(), merged);
+    assert!(!dir.join("out/.part-00002.9.9").exists());
+
+    for (line, words) in [
+        (
+            "predict --load model --data test --out out",
+            "predictions of other data",
+        ),
+        ("predict --load model --data train --out .", "holds "),
+    ] {
+        refused(line, 2, words);
+    }
+    refused(
+        &predict.replace("0.05 --parts 5 --out out", "0.001 --out o2"),
+        5,
+        "1 of",
+    );
+    refused(
+        &predict
+            .replace("--bad-records skip:0.05", "")
+            .replace("out out", "out o3"),
+        5,
+        "bad:101:5",
+    );
+    assert!(
+        !dir.join("o3/part-00000-of-00005").exists()
+            || !dir.join("o3/part-00001-of-00005").exists()
+    );
+}
+
+/// Data with other columns than the training set, and models of other programs, are refused by name.
+#[test]
+fn models_and_data_that_do_not_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("three"), "1 1 2 0\n-1 0 1 3\n".repeat(20)).unwrap();
+    std::fs::write(dir.join("four"), "1 1 2 0 0\n".repeat(9)).unwrap();
+    let (code, said) = run(
+        dir,
+        "lr --train three --format dense --epochs 1 --save model",
+    );
+    assert_eq!(code, Some(0), "{said}");
+    let job = JoinOptions::embedded(1, 1)
+        .join()
+        .unwrap()
+        .into_job()
+        .unwrap();
+    let mut client = job.client(SyncMode::Bsp).unwrap();
+    let spec = TableBuilder::sparse::<f32>("x", 1);
+    client.create_table::<f32>(spec.spec()).unwrap();
+    let other = dir.join("other");
+    client
+        .save(other.to_str().unwrap(), Duration::from_secs(30))
+        .unwrap();
+    client.finish().unwrap();
+    for (line, words) in [
+        (
+            "evaluate --load model --format dense --data four",
+            "four: has 4 features, and the model was trained on 3",
+        ),
+        (
+            "predict --load model --format dense --data four --out out",
+            "four: has 4 features",
+        ),
+        (
+            "evaluate --load other --data three --format dense",
+            "it has no table \"w\"",
+        ),
+        (
+            "evaluate --load none --data three --format dense",
+            "none is missing",
+        ),
+    ] {
+        let (code, said) = run(dir, line);
+        assert_eq!(code, Some(5), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {said}");
+    }
+}
+
+/// Calls of a job in this process, in order and out of order.
+#[test]
+fn calls_of_a_job_have_an_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for line in [
+        "generate --rows 1000 --features 200 --out train",
+        "generate --rows 300 --first 1000 --features 200 --out test",
+    ] {
+        assert_eq!(run(dir, line).0, Some(0));
+    }
+    let mut options = JobOptions::default();
+    (options.servers, options.workers) = (2, 2);
+    let test = EvaluateConfig {
+        data: dir.join("test"),
+        read: ReadOptions::default(),
+        load: None,
+    };
+    let model = dir.join("model").to_str().unwrap().to_owned();
+    let state = |result: Result<(), JobError>, words: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, JobError::State { .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let mut job = TrainingJob::create(&options).unwrap();
+    state(job.save(&model), "save: the job has no model; load one");
+    state(job.stop(), "does not train; call start before");
+    let mut config = Config::new(dir.join("train"));
+    config.epochs = 2;
+    config.test = Some(dir.join("test"));
+    job.start(&config).unwrap();
+    state(
+        job.evaluate(&test).map(drop),
+        "evaluate: the job trains; wait for it",
+    );
+    let Outcome::Done(Some(report)) = job.wait().unwrap() else {
+        panic!("not done");
+    };
+    state(job.load(&model), "has a model; create another job");
+    let evaluated = job.evaluate(&test).unwrap();
+    assert_eq!(Some(evaluated.quality.log_loss), report.log_loss);
+    let predict = PredictConfig {
+        data: dir.join("test"),
+        read: ReadOptions::default(),
+        out: dir.join("out"),
+        parts: None,
+        merged: Some(dir.join("merged")),
+        load: None,
+    };
+    let predicted = job.predict(&predict).unwrap();
+    assert_eq!((predicted.len(), predicted[0].parts), (2, 8));
+    let merged = std::fs::read_to_string(dir.join("merged")).unwrap();
+    assert_eq!(merged.lines().count(), 300);
+    job.save(&model).unwrap();
+    job.close().unwrap();
+
+    let mut job = TrainingJob::create(&options).unwrap();
+    job.load(&model).unwrap();
+    assert_eq!(job.evaluate(&test).unwrap().quality, evaluated.quality);
+    config.epochs = 1_000_000;
+    job.start(&config).unwrap();
+    job.stop().unwrap();
+    assert!(matches!(job.wait().unwrap(), Outcome::Stopped(15)));
+    let error = job.predict(&PredictConfig {
+        data: dir.join("none"),
+        ..predict.clone()
+    });
+    assert!(
+        matches!(
+            error,
+            Err(JobError::Worker {
+                call: "predict",
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+    state(job.save(&model), "the job has failed; create another job");
 }

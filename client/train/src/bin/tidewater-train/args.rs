@@ -1,6 +1,6 @@
 //! The command line of `tidewater-train`.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -8,9 +8,9 @@ use tidewater::SyncMode;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
-use tidewater_train::Decay;
-use tidewater_train::data::{BadRecords, Format, Schema, SchemaError};
+use tidewater_train::data::{BadRecords, Format, LabelMap, ReadOptions, Schema, SchemaError};
 use tidewater_train::defaults;
+use tidewater_train::{Cadence, Decay};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +29,10 @@ Examples:
   A sparse model, saved, and evaluated later on other data:
     tidewater-train ftrl --train train.libsvm --l1 2 --save model
     tidewater-train ftrl --train train.libsvm --l1 2 --load model --epochs 0 --test new.libsvm
+
+  Curves while training, a line of JSON each, and one line a record afterwards:
+    tidewater-train lr --train train.libsvm --test test.libsvm --evaluate-every 100steps --log curve.jsonl
+    tidewater-train predict --load model --data new.libsvm --out predictions --merge predictions.txt
 
   Data, where there is none:
     tidewater-train generate --rows 50000 --out train.libsvm
@@ -53,6 +57,10 @@ pub(crate) enum Command {
     Lr(LrArgs),
     /// Logistic regression by FTRL-proximal: L1 makes weights exactly zero.
     Ftrl(FtrlArgs),
+    /// Evaluate a saved model, or the model of a running job.
+    Evaluate(EvaluateArgs),
+    /// Predict the records of files by a saved model, one line a record.
+    Predict(PredictArgs),
     /// Write a synthetic two-class set as LIBSVM text.
     Generate(GenerateArgs),
     /// Man pages and completions, for installers.
@@ -157,22 +165,8 @@ pub(crate) struct TrainArgs {
     /// Test file, directory or pattern, for the evaluation.
     #[arg(long, value_name = "FILES")]
     pub(crate) test: Option<PathBuf>,
-    /// Format of the records: auto (libsvm or dummy; csv with --schema), libsvm (indices from 1), libsvm0
-    /// (from 0), libsvm-bare (from 1, without values), dummy (from 0, without values), dense (values between
-    /// blanks), dense:C (between C, or tab) or csv.
-    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = format)]
-    pub(crate) format: FormatChoice,
-    /// Columns of CSV files, or @FILE with them: items NAME:TYPE or NAME:TYPE*N with the types label, number,
-    /// category and skip; header, *:TYPE, delimiter=C, quote=C or quote=none.
-    #[arg(long, value_name = "ITEMS", value_parser = schema)]
-    pub(crate) schema: Option<Schema>,
-    /// Malformed records: fail, or skip:RATIO (left out and counted; an error if they are more than RATIO of a
-    /// worker's records).
-    #[arg(long, value_name = "POLICY", default_value = "fail")]
-    pub(crate) bad_records: BadRecords,
-    /// In files of several classes, the label of the positive one.
-    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
-    pub(crate) positive: Option<f32>,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
     /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind) or
     /// asp (no bound).
     #[arg(long, default_value = "bsp")]
@@ -192,9 +186,15 @@ pub(crate) struct TrainArgs {
     /// Seed of the order in which rows are visited.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Evaluate on the test file after each epoch.
-    #[arg(long, requires = "test")]
+    /// Evaluate on the test file after each epoch: --evaluate-every 1epoch.
+    #[arg(long, requires = "test", conflicts_with = "evaluate_every")]
     pub(crate) test_each_epoch: bool,
+    /// Evaluate on the test file while training, as in 2epochs, 500steps or 30s (seconds need bsp or ssp).
+    #[arg(long, value_name = "DISTANCE", requires = "test")]
+    pub(crate) evaluate_every: Option<Cadence>,
+    /// Append a line of JSON for each epoch and each evaluation to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
     /// Save the model into this directory, which all servers must see.
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
@@ -205,6 +205,34 @@ pub(crate) struct TrainArgs {
     /// Write the figures as JSON into this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+}
+
+/// Format of data files.
+#[derive(Debug, Args)]
+pub(crate) struct DataArgs {
+    /// Format of the records: auto (libsvm or dummy; csv with --schema), libsvm (indices from 1), libsvm0
+    /// (from 0), libsvm-bare (from 1, without values), dummy (from 0, without values), dense (values between
+    /// blanks), dense:C (between C, or tab) or csv.
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = format)]
+    pub(crate) format: FormatChoice,
+    /// Columns of CSV files, or @FILE with them: items NAME:TYPE or NAME:TYPE*N with the types label, number,
+    /// category and skip; header, *:TYPE, delimiter=C, quote=C or quote=none.
+    #[arg(long, value_name = "ITEMS", value_parser = schema)]
+    pub(crate) schema: Option<Schema>,
+    /// Malformed records: fail, or skip:RATIO (left out and counted; an error if they are more than RATIO of a
+    /// worker's records).
+    #[arg(long, value_name = "POLICY", default_value = "fail")]
+    pub(crate) bad_records: BadRecords,
+    /// In files of several classes, the label of the positive one.
+    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
+    pub(crate) positive: Option<f32>,
+}
+
+/// The job to work in.
+#[derive(Debug, Args)]
+pub(crate) struct JobArgs {
     /// Transport to the servers: auto, shm, tcp or verbs [default: the launcher's choice, or auto].
     #[arg(long, value_name = "KIND")]
     pub(crate) transport: Option<TransportChoice>,
@@ -250,6 +278,72 @@ pub(crate) struct TrainArgs {
     /// this process [default: TIDEWATER_APPLIERS, or as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) appliers: Option<u16>,
+}
+
+/// Arguments of the command `evaluate`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct EvaluateArgs {
+    /// File, directory or pattern with the records; each worker reads its part.
+    #[arg(long, value_name = "FILES")]
+    pub(crate) data: PathBuf,
+    /// Directory of the saved model.
+    #[arg(long, value_name = "DIR", required_unless_present = "observe")]
+    pub(crate) load: Option<PathBuf>,
+    /// Evaluate the model of a running job as an observer, which no worker waits for.
+    #[arg(long, conflicts_with = "load")]
+    pub(crate) observe: bool,
+    /// With --observe: evaluate again after this many seconds, until the job ends.
+    #[arg(long, value_name = "SECONDS", requires = "observe", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) every: Option<u32>,
+    #[command(flatten)]
+    pub(crate) format: DataArgs,
+    /// Append the figures to this file, a line of JSON for each evaluation.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+}
+
+/// Arguments of the command `predict`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PredictArgs {
+    /// File, directory or pattern with the records. Labels are ignored.
+    #[arg(long, value_name = "FILES")]
+    pub(crate) data: PathBuf,
+    /// Directory of the saved model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) load: PathBuf,
+    /// Directory of the output: a file for each part, with a line for each record. If a prediction of the
+    /// same data by the same model was begun there, it is completed.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Number of parts [default: four for each worker].
+    #[arg(long, value_name = "N")]
+    pub(crate) parts: Option<NonZeroU32>,
+    /// Write all parts into one file too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) merge: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) format: DataArgs,
+    /// Append a line of JSON for each part to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+}
+
+impl DataArgs {
+    /// Options of the readers.
+    pub(crate) fn options(&self) -> ReadOptions {
+        ReadOptions {
+            format: self.format.0,
+            labels: self.positive.map_or(LabelMap::Binary, LabelMap::OneVsRest),
+            schema: self.schema.clone(),
+            bad_records: self.bad_records,
+        }
+    }
 }
 
 /// Arguments of the command `generate`.

@@ -1,22 +1,49 @@
 //! Signals and progress lines of the program.
 
 use std::fmt;
+use std::path::Path;
 
 use tidewater::walltime::Signals;
-use tidewater_train::{EpochReport, Host, Quality, Report, Resumed, exit};
+use tidewater_train::event_log::EventLog;
+use tidewater_train::{
+    EpochReport, EvaluationReport, Host, Quality, Report, Resumed, TrainError, exit,
+};
 
 use crate::{Failure, say};
 
 /// The program around the training loop.
 pub(crate) struct Console {
     signals: Signals,
+    log: Option<EventLog>,
+    /// The first failure of the log, which ends no training.
+    failure: Option<TrainError>,
 }
 
 impl Console {
     /// Starts to record SIGTERM and SIGUSR1, which no longer end the process by themselves.
-    pub(crate) fn new() -> Result<Self, Failure> {
+    pub(crate) fn new(log: Option<&Path>) -> Result<Self, Failure> {
         let signals = Signals::catch().map_err(|e| Failure::new(exit::ENVIRONMENT, e))?;
-        Ok(Self { signals })
+        Ok(Self {
+            signals,
+            log: log.map(EventLog::open).transpose()?,
+            failure: None,
+        })
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// The first line that could not be written.
+    pub(crate) fn close(&mut self) -> Result<(), TrainError> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn write(&mut self, line: impl FnOnce(&mut EventLog) -> Result<(), TrainError>) {
+        if let Some(log) = &mut self.log
+            && let Err(failure) = line(log)
+        {
+            self.failure.get_or_insert(failure);
+        }
     }
 }
 
@@ -47,11 +74,16 @@ impl Host for Console {
         say(format_args!(
             "epoch {n}/{of}: {rows} rows in {seconds:.2} s, {rate:.0} rows/s, log-loss {loss:.4}{test}"
         ));
+        self.write(|log| log.epoch(epoch));
+    }
+
+    fn evaluated(&mut self, evaluation: &EvaluationReport) {
+        self.write(|log| log.evaluation(evaluation));
     }
 }
 
 /// Formats a quality in words.
-struct Of(Quality);
+pub(crate) struct Of(pub(crate) Quality);
 
 impl fmt::Display for Of {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,9 +92,15 @@ impl fmt::Display for Of {
             None => write!(f, "no AUC of rows of one class, ")?,
         }
         let Quality {
-            log_loss, accuracy, ..
+            log_loss,
+            accuracy,
+            rmse,
+            ..
         } = self.0;
-        write!(f, "log-loss {log_loss:.4}, accuracy {accuracy:.4}")
+        write!(
+            f,
+            "log-loss {log_loss:.4}, accuracy {accuracy:.4}, RMSE {rmse:.4}"
+        )
     }
 }
 
@@ -75,6 +113,8 @@ pub(crate) fn conclude(report: &Report) {
             log_loss,
             auc: report.auc,
             accuracy,
+            rmse: report.rmse.unwrap_or(f64::NAN),
+            positives: report.test_positives,
         };
         say(format_args!(
             "test: {}; {} rows",

@@ -5,6 +5,7 @@ mod args;
 mod cluster;
 mod console;
 mod generate;
+mod score;
 mod train;
 
 use std::fmt;
@@ -60,6 +61,8 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Lr(args) => train::run(args.optimizer(), args.l2, args.common),
         Command::Ftrl(args) => train::run(args.optimizer(), 0.0, args.common),
+        Command::Evaluate(args) => score::evaluate(&args),
+        Command::Predict(args) => score::predict(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Pages { prefix } => {
             match manpages::write("tidewater-train", &Cli::command(), &prefix) {

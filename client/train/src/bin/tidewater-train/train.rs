@@ -1,12 +1,12 @@
 //! The commands `tidewater-train lr` and `ftrl`.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
 
 use tidewater::Client;
 use tidewater_protocol::table::Optimizer;
-use tidewater_train::data::{LabelMap, ReadOptions};
-use tidewater_train::{Config, Outcome, TrainError, exit, run as train};
+use tidewater_train::{Cadence, Config, Outcome, TrainError, exit, run as train};
 
 use crate::args::TrainArgs;
 use crate::cluster::connect;
@@ -19,9 +19,9 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
     if let Some(json) = &args.json {
         check_writable(json)?;
     }
-    let mut console = Console::new()?;
+    let mut console = Console::new(args.log.as_deref())?;
     // A server leaves signals to the workers: they end their step, save, and need servers for it.
-    let Some(mut connected) = connect(&args)? else {
+    let Some(mut connected) = connect(&args.job, args.sync)? else {
         return Ok(ExitCode::SUCCESS);
     };
     let client = &mut connected.client;
@@ -56,6 +56,7 @@ fn work(
     json: Option<&Path>,
 ) -> Result<Outcome, TrainError> {
     let outcome = train(client, config, console)?;
+    console.close()?;
     if let Outcome::Done(Some(report)) = &outcome {
         conclude(report);
         if let Some(json) = json {
@@ -69,12 +70,7 @@ fn work(
 fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, Failure> {
     let mut config = Config::new(&args.train);
     config.test.clone_from(&args.test);
-    config.read = ReadOptions {
-        format: args.format.0,
-        labels: args.positive.map_or(LabelMap::Binary, LabelMap::OneVsRest),
-        schema: args.schema.clone(),
-        bad_records: args.bad_records,
-    };
+    config.read = args.data.options();
     config.sync = args.sync;
     config.optimizer = optimizer;
     config.decay = args.schedule;
@@ -82,14 +78,17 @@ fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, 
     config.batch_rows = args.batch;
     config.epochs = args.epochs;
     config.seed = args.seed;
-    config.test_each_epoch = args.test_each_epoch;
+    config.evaluate = match args.test_each_epoch {
+        true => Some(Cadence::Epochs(NonZeroU64::MIN)),
+        false => args.evaluate_every,
+    };
     config.save = args.save.as_ref().map(directory).transpose()?;
     config.load = args.load.as_ref().map(directory).transpose()?;
     Ok(config)
 }
 
 /// Makes a directory absolute for the servers, which may have another working directory.
-fn directory(path: &PathBuf) -> Result<String, Failure> {
+pub(crate) fn directory(path: &PathBuf) -> Result<String, Failure> {
     let whole =
         absolute(path).map_err(|e| Failure::usage(format_args!("{}: {e}", path.display())))?;
     match whole.into_os_string().into_string() {
