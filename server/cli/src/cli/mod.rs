@@ -5,6 +5,7 @@
 
 mod functions;
 mod internal;
+mod job;
 mod launched;
 mod machine;
 mod membership;
@@ -43,6 +44,22 @@ Examples:
 Exit codes: 0 done, 1 a check failed, 2 wrong command line, 3 environment, 4 another process is
 missing or unwilling, 5 bad data file, 128+n ended by signal n.";
 
+const TRAIN_HELP: &str = "\
+Options of the job come first, those of the trainer after its command; tidewater-train lr --help lists them.
+Examples:
+  tidewater train --servers 2 --workers 4 lr --train train.libsvm --save model
+  tidewater train --workers 4 ftrl --train 'part-*.gz' --l1 2 --test test.libsvm --evaluate-every 1epoch";
+
+const EVALUATE_HELP: &str = "\
+Options of the job come first, those of the evaluation after them; tidewater-train evaluate --help lists them.
+Example:
+  tidewater evaluate --workers 4 --load model --data test.libsvm";
+
+const PREDICT_HELP: &str = "\
+Options of the job come first, those of the prediction after them; tidewater-train predict --help lists them.
+Example:
+  tidewater predict --workers 4 --load model --data new.libsvm --out predictions --merge predictions.txt";
+
 /// A parameter server for HPC jobs.
 #[derive(Debug, Parser)]
 #[command(name = "tidewater", version, disable_help_subcommand = true, after_help = EXAMPLES)]
@@ -55,6 +72,29 @@ struct Cli {
 enum Command {
     /// Start a job, on this host or on those of a file: a coordinator, servers, and copies of a program.
     Run(run::RunArgs),
+    /// Train a model: `run` with workers of tidewater-train, whose command (lr or ftrl) and arguments follow.
+    #[command(
+        override_usage = "tidewater train [OPTIONS] <lr|ftrl> --train FILES [ARGUMENT]...",
+        after_help = TRAIN_HELP
+    )]
+    Train(run::RunArgs),
+    /// Evaluate a saved model on files: `run` with workers of tidewater-train evaluate, whose arguments follow.
+    #[command(
+        override_usage = "tidewater evaluate [OPTIONS] --load DIR --data FILES [ARGUMENT]...",
+        after_help = EVALUATE_HELP
+    )]
+    Evaluate(run::RunArgs),
+    /// Predict records by a saved model, one line each: `run` with workers of tidewater-train predict, whose
+    /// arguments follow.
+    #[command(
+        override_usage = "tidewater predict [OPTIONS] --load DIR --data FILES --out DIR [ARGUMENT]...",
+        after_help = PREDICT_HELP
+    )]
+    Predict(run::RunArgs),
+    /// Ask the workers of a running job to end at a common step.
+    Stop(job::StopArgs),
+    /// Wait for the end of a running job; the exit code is its result.
+    Wait(job::WaitArgs),
     /// Run the coordinator of a cluster.
     Coordinator(roles::CoordinatorArgs),
     /// Run one server of a cluster.
@@ -102,7 +142,12 @@ struct BusyPollArgs {
 pub fn main() -> ExitCode {
     tidewater_topology::hostinfo::raise_open_files();
     match Cli::parse().command {
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(args, None),
+        Command::Train(args) => run::run(args, Some(&[])),
+        Command::Evaluate(args) => run::run(args, Some(&["evaluate"])),
+        Command::Predict(args) => run::run(args, Some(&["predict"])),
+        Command::Stop(args) => job::stop(&args),
+        Command::Wait(args) => job::wait(&args),
         Command::Coordinator(args) => roles::coordinator(args),
         Command::Server(args) => roles::server(args),
         Command::Serve(args) => serve::serve(args),

@@ -145,8 +145,9 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the job; its exit code is this program's.
-pub(crate) fn run(mut args: RunArgs) -> ExitCode {
+/// Runs the job; its exit code is this program's. With `trains`, the workers are those of the trainer, with
+/// these arguments before the given ones.
+pub(crate) fn run(mut args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
     super::report_unknown_variables();
     let executable = match super::internal::executable() {
         Ok(path) => path,
@@ -156,6 +157,11 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
         Ok(spread) => spread,
         Err(code) => return code,
     };
+    if let Some(first) = trains {
+        let first = first.iter().map(OsString::from);
+        let arguments = first.chain(args.command).collect();
+        args.command = super::job::trainer(&executable, arguments);
+    }
     let mut command = args.command.into_iter();
     let program = command.next().unwrap_or_default();
     let mut config = RunConfig::new(executable, ProcessCommand::new(program, command));

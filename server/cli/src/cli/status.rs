@@ -25,15 +25,8 @@ Examples:
   tidewater status --job-file a.job
   tidewater status --job-file a.job --json")]
 pub(crate) struct StatusArgs {
-    /// Job file of the cluster [default: TIDEWATER_JOB].
-    #[arg(long, value_name = "FILE", conflicts_with = "coordinator")]
-    job_file: Option<PathBuf>,
-    /// The coordinator, in place of a job file [default: TIDEWATER_COORDINATOR].
-    #[arg(long, value_name = "HOST:PORT")]
-    coordinator: Option<String>,
-    /// File, mode 0600, that holds the job token, with --coordinator [default: TIDEWATER_TOKEN_FILE].
-    #[arg(long, value_name = "FILE", conflicts_with = "job_file")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Print JSON for programs.
     #[arg(long)]
     json: bool,
@@ -45,6 +38,46 @@ pub(crate) struct StatusArgs {
     timeout: Duration,
 }
 
+/// The cluster that an operator's command is about.
+#[derive(Debug, Args)]
+pub(super) struct ClusterArgs {
+    /// Job file of the cluster [default: TIDEWATER_JOB].
+    #[arg(long, value_name = "FILE", conflicts_with = "coordinator")]
+    job_file: Option<PathBuf>,
+    /// The coordinator, in place of a job file [default: TIDEWATER_COORDINATOR].
+    #[arg(long, value_name = "HOST:PORT")]
+    coordinator: Option<String>,
+    /// File, mode 0600, that holds the job token, with --coordinator [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE", conflicts_with = "job_file")]
+    token_file: Option<PathBuf>,
+}
+
+/// A running cluster, as an operator's command reaches it.
+pub(super) struct ClusterPlace {
+    pub(super) address: String,
+    pub(super) token: JobToken,
+    /// Job file that names it, if one does.
+    pub(super) file: Option<JobFile>,
+}
+
+impl ClusterPlace {
+    pub(super) fn ids(&self) -> Ids {
+        self.file.as_ref().map_or_else(Ids::default, JobFile::ids)
+    }
+
+    /// Prints an error, and that of a stale job file in its place.
+    pub(super) fn complain(&self, error: &StatusError) -> ExitCode {
+        let stale = match (&self.file, error) {
+            (Some(file), StatusError::Dial(dial)) => file.explain(dial),
+            _ => None,
+        };
+        match stale {
+            Some(stale) => complain(4, stale),
+            None => complain(4, error),
+        }
+    }
+}
+
 /// Prints what a cluster does.
 pub(crate) fn status(args: &StatusArgs) -> ExitCode {
     match report(args).and_then(|report| print(args, &report)) {
@@ -53,40 +86,44 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
 }
 
 fn report(args: &StatusArgs) -> Result<Report, ExitCode> {
-    let (address, token, file) = cluster(args)?;
-    let meant = file.as_ref().map_or_else(Ids::default, JobFile::ids);
-    status::fetch(&address, &token, meant, Deadline::after(args.timeout)).map_err(|error| {
-        match (&file, &error) {
-            (Some(file), StatusError::Dial(dial)) => match file.explain(dial) {
-                Some(stale) => complain(4, stale),
-                None => complain(4, error),
-            },
-            _ => complain(4, error),
-        }
-    })
+    let place = args.cluster.find()?;
+    let deadline = Deadline::after(args.timeout);
+    status::fetch(&place.address, &place.token, place.ids(), deadline)
+        .map_err(|error| place.complain(&error))
 }
 
-/// Address and token of the cluster, and the job file that they are from.
-fn cluster(args: &StatusArgs) -> Result<(String, JobToken, Option<JobFile>), ExitCode> {
-    let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let vars = LaunchVars::from_env().map_err(|error| complain(3, error))?;
-    let named = args.coordinator.clone();
-    let path = args
-        .job_file
-        .clone()
-        .or(vars.job_file.filter(|_| named.is_none()));
-    if let Some(path) = path {
-        let file = JobFile::read(&path).map_err(|error| complain(3, error))?;
-        return Ok((file.coordinator.clone(), file.token.clone(), Some(file)));
+impl ClusterArgs {
+    /// Address and token of the cluster, and the job file that they are from.
+    pub(super) fn find(&self) -> Result<ClusterPlace, ExitCode> {
+        let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let vars = LaunchVars::from_env().map_err(|error| complain(3, error))?;
+        let named = self.coordinator.clone();
+        let path = self
+            .job_file
+            .clone()
+            .or(vars.job_file.filter(|_| named.is_none()));
+        if let Some(path) = path {
+            let file = JobFile::read(&path).map_err(|error| complain(3, error))?;
+            return Ok(ClusterPlace {
+                address: file.coordinator.clone(),
+                token: file.token.clone(),
+                file: Some(file),
+            });
+        }
+        let address = named.or_else(|| variable("TIDEWATER_COORDINATOR"));
+        let address = address
+            .ok_or_else(|| complain(2, "give --job-file, or --coordinator and --token-file"))?;
+        let path = self.token_file.clone();
+        let path = path.or_else(|| variable("TIDEWATER_TOKEN_FILE").map(PathBuf::from));
+        let path =
+            path.ok_or_else(|| complain(2, "give --token-file, or set TIDEWATER_TOKEN_FILE"))?;
+        let token = token::read_file(&path).map_err(|error| complain(3, error))?;
+        Ok(ClusterPlace {
+            address,
+            token,
+            file: None,
+        })
     }
-    let address = named.or_else(|| variable("TIDEWATER_COORDINATOR"));
-    let address =
-        address.ok_or_else(|| complain(2, "give --job-file, or --coordinator and --token-file"))?;
-    let path = args.token_file.clone();
-    let path = path.or_else(|| variable("TIDEWATER_TOKEN_FILE").map(PathBuf::from));
-    let path = path.ok_or_else(|| complain(2, "give --token-file, or set TIDEWATER_TOKEN_FILE"))?;
-    let token = token::read_file(&path).map_err(|error| complain(3, error))?;
-    Ok((address, token, None))
 }
 
 fn print(args: &StatusArgs, report: &Report) -> Result<ExitCode, ExitCode> {
