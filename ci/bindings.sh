@@ -396,6 +396,7 @@ test_python() {
     test_scipy "$fresh"
     attempt "readers of training data" "$fresh/bin/python" client/python/tests/test_data.py
     sed -n 's/^ok: /    /p; s/^not run: /    not run: /p' "$SCRATCH/log"
+    attempt "jobs of the trainer" env PATH="$PREFIX/bin:$PATH" "$fresh/bin/python" client/python/tests/test_jobs.py
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"
