@@ -17,7 +17,6 @@ use tidewater_tasks::{CurrentTask, Delivery, QueueOptions, TaskError, TaskKind, 
 use super::{LONG, joined};
 
 const RECORDS: u64 = 1_200;
-const EPOCHS: u64 = 2;
 /// Records of a task: more than one push of it, to all appliers.
 const TASK: u64 = 24;
 
@@ -50,8 +49,13 @@ fn client_of(job: &Job, rank: u32, sync: SyncMode) -> Client {
     }
 }
 
+/// Passes over the records: enough tasks for all losses.
+fn epochs() -> u32 {
+    losses() / 5
+}
+
 fn options(sync: SyncMode) -> QueueOptions {
-    let options = QueueOptions::new("records", TASK).epochs(EPOCHS as u32);
+    let options = QueueOptions::new("records", TASK).epochs(epochs());
     let options = options.shuffled(7).then(TaskKind::End);
     match sync {
         SyncMode::Asp => options,
@@ -145,7 +149,7 @@ fn work(job: &Job, rank: u32, sync: SyncMode, kills: &AtomicU32) -> (Client, u64
     }
 }
 
-/// Three workers count the records of two passes. Two of them are lost again and again, at any moment of a task.
+/// Three workers count the records of some passes. Two of them are lost again and again, at any moment of a task.
 fn count_with_losses(sync: SyncMode, transport: TransportChoice, losses: u32) {
     const WORKERS: u32 = 3;
     let job = pool(WORKERS, transport);
@@ -178,7 +182,10 @@ fn count_with_losses(sync: SyncMode, transport: TransportChoice, losses: u32) {
             client
                 .pull_rows(table, &keys, &mut counts, PullOptions::default())
                 .unwrap();
-            let wrong = keys.iter().zip(&counts).find(|(_, n)| **n != EPOCHS as f64);
+            let wrong = keys
+                .iter()
+                .zip(&counts)
+                .find(|(_, n)| **n != f64::from(epochs()));
             assert_eq!(wrong, None, "{sync}: a record and how often it counts");
         }
         let tasks = Tasks::count(&mut client, RECORDS, &options(sync)).unwrap();
@@ -191,8 +198,8 @@ fn count_with_losses(sync: SyncMode, transport: TransportChoice, losses: u32) {
             0,
             "too few tasks for the losses"
         );
-        assert_eq!(counters.records, EPOCHS * RECORDS);
-        assert_eq!(counters.finished, EPOCHS * RECORDS / TASK + 1);
+        assert_eq!(counters.records, u64::from(epochs()) * RECORDS);
+        assert_eq!(counters.finished, u64::from(epochs()) * RECORDS / TASK + 1);
         assert_eq!(counters.failures, 0);
         assert!(counters.recovered <= u64::from(losses));
         assert!(ends.load(Ordering::SeqCst) >= 1);
