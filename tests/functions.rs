@@ -487,6 +487,37 @@ fn handle_decides_pushes_and_pulls() {
     }
 }
 
+/// In a table that counts the pushes of a key, an update of keys counts as one: a key gets its row at the third.
+/// A result needs no row and makes none.
+#[test]
+fn update_of_keys_counts_as_push() {
+    register_all();
+    let (_cluster, mut client) = cluster(2, 2);
+    let spec = TableBuilder::sparse::<f64>("counted", 2).admit_after(3);
+    let table = client.create_table::<f64>(spec.spec()).unwrap();
+    let (known, all) = ([2, 4], [1, 2, 3, 4, 5]);
+    for times in 1..=4 {
+        let (keys, values) = match times {
+            3 => (&all[..], &[5.0; 5][..]),
+            _ => (&known[..], &[5.0; 2][..]),
+        };
+        let ticket = client.call_rows(&table, "mean", &[], keys, values).unwrap();
+        client.wait_applied(&ticket).unwrap();
+        let mut means = [-1.0; 5];
+        client
+            .call_pull(&table, "mean", &[], &all, &mut means)
+            .unwrap();
+        let (rows, mean) = if times < 3 { (0, 0.0) } else { (2, 5.0) };
+        assert_eq!(means, [0.0, mean, 0.0, mean, 0.0], "call {times}");
+        assert_eq!(client.count_keys(&table).unwrap(), rows);
+    }
+    let mut rows = [0.0; 4];
+    client
+        .pull_rows(&table, &known, &mut rows, PullOptions::default())
+        .unwrap();
+    assert_eq!(rows, [10.0, 2.0, 10.0, 2.0]);
+}
+
 /// Registers the functions of all tests: a process does so once.
 fn register_all() {
     static ONCE: std::sync::Once = std::sync::Once::new();

@@ -1,12 +1,14 @@
-//! Pushes to tables that count the pushes of a key before they make its row.
+//! Pushes and functions of tables that count the pushes of a key before they make its row.
 
-use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind, RowsPayload};
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::table::PushOp;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::push::word;
 use super::table::Store;
+use crate::store::redo::RowPlace;
 
 impl Engine {
     /// Applies the rows of a checked push that have rows or get them now, and counts the others. They are
@@ -43,5 +45,40 @@ impl Engine {
         }
         self.admitted = (rows, admitted);
         located.map(|()| Effect::Applied)
+    }
+
+    /// Fills `self.places` with the rows of the keys of a function. An update counts as a push of each key: one
+    /// that is admitted gets its row now. Other keys without a row have a place without one: the function
+    /// sees their initial values, and what it makes of them is dropped.
+    pub(super) fn find_admitted(
+        &mut self,
+        header: &FrameHeader,
+        count: usize,
+        key: impl Fn(usize) -> u64,
+    ) -> Result<(), Refusal> {
+        let progress = self.progress(0);
+        let Some(Store::Sparse(shard)) = self.tables.get_mut(&header.table).map(|t| &mut t.store)
+        else {
+            unreachable!("table {} counts pushes", header.table);
+        };
+        let counts = header.kind == FrameKind::Update;
+        self.places.clear();
+        let mut found = Ok(());
+        for key in (0..count).map(key) {
+            let has_row = match counts {
+                true => shard.admit(key),
+                false => shard.find(key).is_some(),
+            };
+            if !has_row {
+                self.places.push(RowPlace::without_row(key));
+                continue;
+            }
+            let row = |_| (key, RowLocation::NONE);
+            found = shard.find_rows(1, row, (&self.redo, progress), &mut self.places);
+            if found.is_err() {
+                break;
+            }
+        }
+        found.map_err(|e| self.no_memory(&e))
     }
 }

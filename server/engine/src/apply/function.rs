@@ -290,7 +290,8 @@ impl Engine {
         })
     }
 
-    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created.
+    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created; in a table
+    /// that counts the pushes of a key an update counts as one, and a key that is not admitted has no row.
     fn span_of_rows(
         &mut self,
         header: &FrameHeader,
@@ -319,7 +320,10 @@ impl Engine {
             return Err(FunctionProblem::Order.with(row as u64));
         }
         (0..count).try_for_each(|row| table.check_key(key(row)))?;
-        self.find_rows(header.table, count, |row| (key(row), RowLocation::NONE))?;
+        match table.counts_pushes() {
+            true => self.find_admitted(header, count, key)?,
+            false => self.find_rows(header.table, count, |row| (key(row), RowLocation::NONE))?,
+        }
         Ok(Span {
             first: 0,
             elements: count * spec.dim(),
@@ -492,8 +496,13 @@ impl Engine {
                 let rows = found.rows();
                 let rows = rows.unwrap_or_else(|| unreachable!("table {table} has rows"));
                 let mut chunks = self.places.iter().zip(out.chunks_exact_mut(row_bytes));
-                chunks
-                    .try_for_each(|(place, out)| rows.read(*place, out).map_err(|e| e.to_string()))
+                chunks.try_for_each(|(place, out)| match place.has_row() {
+                    true => rows.read(*place, out).map_err(|e| e.to_string()),
+                    false => {
+                        rows.initial(place.key, out);
+                        Ok(())
+                    }
+                })
             }
         };
         assert!(
@@ -518,6 +527,22 @@ impl Engine {
         if is_checked && !table.kernel().all_finite(values) {
             return Err(not_finite(table, span, &self.places, values));
         }
+        let mut admitted = std::mem::take(&mut self.scratch);
+        let values = match self.places.iter().all(RowPlace::has_row) {
+            true => values,
+            false => {
+                admitted.clear();
+                let rows = values.chunks_exact(table.spec.row_bytes());
+                let with_rows = self
+                    .places
+                    .iter()
+                    .zip(rows)
+                    .filter(|(place, _)| place.has_row());
+                with_rows.for_each(|(_, row)| admitted.extend_from_slice(row));
+                self.places.retain(RowPlace::has_row);
+                &admitted
+            }
+        };
         let stored = store(
             table,
             &self.redo,
@@ -526,6 +551,7 @@ impl Engine {
             &self.places,
             values,
         );
+        self.scratch = admitted;
         if let Err(e) = stored {
             let table = header.table;
             self.fail(format_args!(

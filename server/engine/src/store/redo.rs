@@ -38,6 +38,23 @@ pub struct RowPlace {
     pub salt: u64,
 }
 
+impl RowPlace {
+    /// The place of a key without a row, which is neither read nor written.
+    pub const fn without_row(key: u64) -> Self {
+        Self {
+            row_at: usize::MAX,
+            state_at: usize::MAX,
+            key,
+            salt: 0,
+        }
+    }
+
+    /// Whether there is a row.
+    pub const fn has_row(&self) -> bool {
+        self.row_at != usize::MAX
+    }
+}
+
 /// The words of one row and of its state, which their applier alone writes.
 #[derive(Debug, Clone, Copy)]
 pub struct RowWords<'a> {
