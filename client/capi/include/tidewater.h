@@ -645,8 +645,9 @@ tw_status tw_session_observe(const tw_session_options *options,
 // Begins a job of a program that counts its processes itself, as by MPI, and opens this process's session:
 // process `rank` of `size`. All are workers, by these ranks. `servers` of them, spread evenly, are servers
 // too, on threads of the library; 0: all. It needs no launcher, no variable and no file. `broadcast` is called
-// once in each process, with `context`; the bytes are a secret. `options` may be null; coordinator, token_file,
-// rank and workers of it stay unset. End the session by tw_leave. On failure `*session` is null.
+// once in each process, with `context`, also where arguments are wrong; the bytes are a secret. `options` may be
+// null; coordinator, token_file, rank and workers of it stay unset. End the session by tw_leave. On failure
+// `*session` is null; where it is that of rank 0 before the broadcast, all fail.
 tw_status tw_begin(const tw_session_options *options,
                    uint32_t rank,
                    uint32_t size,
@@ -657,7 +658,8 @@ tw_status tw_begin(const tw_session_options *options,
 
 // Ends a session of tw_begin: tw_finish, then tw_session_close; then it waits for the workers of all processes,
 // because coordinator and servers may be in this one. Call it in all processes, before MPI_Finalize; free the
-// handle afterwards. It also ends a session of tw_session_open, without a wait for others.
+// handle afterwards. It also ends a session of tw_session_open, without a wait for others. After a failure it
+// may be repeated, and goes on where it failed; of a session that has left it does nothing.
 tw_status tw_leave(tw_session *session);
 
 // Opens a session for a further thread of this worker: of the same rank and thread level, with clocks that
@@ -1153,7 +1155,8 @@ tw_status tw_barrier_start(tw_session *session,
                            tw_call *call);
 
 // Begins a save; tw_save_finish waits for it. Pulls and pushes may follow at once. Under TW_BSP and TW_SSP
-// tw_tick fails until the save is over. `timeout_s` 0: half an hour.
+// tw_tick and tw_finish fail until tw_save_finish or tw_call_test has seen the end of the save. `timeout_s` 0:
+// half an hour.
 tw_status tw_save_start(tw_session *session,
                         const char *directory,
                         double timeout_s,
@@ -1190,6 +1193,11 @@ tw_status tw_save_finish(tw_session *session,
 tw_status tw_load_finish(tw_session *session,
                          tw_call call,
                          uint64_t *tables);
+
+// Gives a call up; `*call` becomes zero. The call itself goes on, and its result is lost: a table that it
+// creates can be opened by its name. After tw_save_start tw_tick and tw_finish fail until the save is over.
+tw_status tw_call_drop(tw_session *session,
+                       tw_call *call);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -87,7 +87,8 @@ pub unsafe extern "C" fn tw_barrier_start(
 }
 
 /// Begins a save; tw_save_finish waits for it. Pulls and pushes may follow at once. Under TW_BSP and TW_SSP
-/// tw_tick fails until the save is over. `timeout_s` 0: half an hour.
+/// tw_tick and tw_finish fail until tw_save_finish or tw_call_test has seen the end of the save. `timeout_s` 0:
+/// half an hour.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_save_start(
     session: *mut tw_session,
@@ -238,6 +239,21 @@ pub unsafe extern "C" fn tw_load_finish(
             *unsafe { raw::out(tables, "the place for the number of tables") }? =
                 loaded.tables.len() as u64;
         }
+        Ok(())
+    })
+}
+
+/// Gives a call up; `*call` becomes zero. The call itself goes on, and its result is lost: a table that it
+/// creates can be opened by its name. After tw_save_start tw_tick and tw_finish fail until the save is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_call_drop(session: *mut tw_session, call: *mut tw_call) -> tw_status {
+    run("tw_call_drop", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let handle = unsafe { raw::out(call, "the place of the call") }?;
+        session.with(|open| open.calls.remove(*handle).map(drop))?;
+        *handle = 0;
         Ok(())
     })
 }

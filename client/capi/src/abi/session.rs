@@ -61,8 +61,9 @@ pub type tw_broadcast_fn =
 /// Begins a job of a program that counts its processes itself, as by MPI, and opens this process's session:
 /// process `rank` of `size`. All are workers, by these ranks. `servers` of them, spread evenly, are servers
 /// too, on threads of the library; 0: all. It needs no launcher, no variable and no file. `broadcast` is called
-/// once in each process, with `context`; the bytes are a secret. `options` may be null; coordinator, token_file,
-/// rank and workers of it stay unset. End the session by tw_leave. On failure `*session` is null.
+/// once in each process, with `context`, also where arguments are wrong; the bytes are a secret. `options` may be
+/// null; coordinator, token_file, rank and workers of it stay unset. End the session by tw_leave. On failure
+/// `*session` is null; where it is that of rank 0 before the broadcast, all fail.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_begin(
     options: *const tw_session_options,
@@ -74,19 +75,10 @@ pub unsafe extern "C" fn tw_begin(
     session: *mut *mut tw_session,
 ) -> tw_status {
     run("tw_begin", || {
-        // SAFETY: the contract of the module.
-        let session = unsafe { raw::out(session, "the place for the session") }?;
-        *session = std::ptr::null_mut();
         let Some(broadcast) = broadcast else {
             return Err(Failure::new(tw_status::TW_ERR_NULL, "broadcast is null"));
         };
-        // SAFETY: the contract of the module.
-        let (wanted, choices) = unsafe { parse(options, false) }?;
-        let wanted = JoinOptions {
-            worker_only: false,
-            ..wanted
-        };
-        let job = wanted.begin(rank, size, servers, |bytes| {
+        let copy = |bytes: &mut [u8]| {
             // SAFETY: the buffer is as long as said and lives through the call.
             match unsafe { broadcast(bytes.as_mut_ptr().cast(), bytes.len(), context) } {
                 0 => Ok(()),
@@ -94,22 +86,57 @@ pub unsafe extern "C" fn tw_begin(
                     "the program's broadcast has failed with {code}"
                 ))),
             }
-        })?;
+        };
+        // SAFETY: the contract of the module.
+        let (session, wanted, choices) = match unsafe { begin_arguments(options, session) } {
+            Ok(arguments) => arguments,
+            Err(failure) => {
+                // The others wait in the broadcast. An error of it says less than this one.
+                let _ = JoinOptions::begin_failed(copy);
+                return Err(failure);
+            }
+        };
+        let job = wanted.begin(rank, size, servers, copy)?;
         *session = Box::into_raw(tw_session::begin(job, &choices)?);
         Ok(())
     })
 }
 
+/// The checked arguments of tw_begin.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn begin_arguments<'a>(
+    options: *const tw_session_options,
+    session: *mut *mut tw_session,
+) -> Result<(&'a mut *mut tw_session, JoinOptions, SessionChoices), Failure> {
+    // SAFETY: the contract of the module.
+    let session = unsafe { raw::out(session, "the place for the session") }?;
+    *session = std::ptr::null_mut();
+    // SAFETY: the contract of the module.
+    let (wanted, choices) = unsafe { parse(options, false) }?;
+    let wanted = JoinOptions {
+        worker_only: false,
+        ..wanted
+    };
+    Ok((session, wanted, choices))
+}
+
 /// Ends a session of tw_begin: tw_finish, then tw_session_close; then it waits for the workers of all processes,
 /// because coordinator and servers may be in this one. Call it in all processes, before MPI_Finalize; free the
-/// handle afterwards. It also ends a session of tw_session_open, without a wait for others.
+/// handle afterwards. It also ends a session of tw_session_open, without a wait for others. After a failure it
+/// may be repeated, and goes on where it failed; of a session that has left it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_leave(session: *mut tw_session) -> tw_status {
     run("tw_leave", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
-        session.with(|open| Ok(open.client.finish()?))?;
-        session.close()?;
+        match session.with(|open| Ok(open.client.finish()?)) {
+            Ok(()) => session.close()?,
+            // The call before, or tw_session_close, has come so far.
+            Err(failure) if failure.status == tw_status::TW_ERR_CLOSED => {}
+            Err(failure) => return Err(failure),
+        }
         session.leave()
     })
 }

@@ -97,22 +97,104 @@ fn memory_of_lanes_is_bounded() {
     // SAFETY: both are valid for the call.
     let refused = unsafe { tw_session_open(&raw const wrong, &raw mut session) };
     fails(refused, TW_ERR_ENVIRONMENT, "a power of two");
+    // Refused before the job counts the worker: another one takes its rank.
+    let small = tw_session_options {
+        memory_budget: 100_000,
+        ..rig.options()
+    };
+    // SAFETY: both are valid for the call.
+    let refused = unsafe { tw_session_open(&raw const small, &raw mut session) };
+    fails(refused, TW_ERR_ENVIRONMENT, "memory_budget is 100000 bytes");
     let fits = tw_session_options {
         ring_bytes: 32 << 10,
         memory_budget: 64 << 20,
         ..rig.options()
     };
     let session = rig.open(&fits);
-    // SAFETY: an open session.
-    ok(unsafe { tw_finish(session) });
+    // SAFETY: an open session. The second call finds that it has left.
+    unsafe {
+        ok(tw_leave(session));
+        ok(tw_leave(session));
+        fails(tw_finish(session), TW_ERR_CLOSED, "closed");
+    }
     free(session);
+}
+
+/// A barrier that no process finishes: its call is given up once, and the worker goes on.
+#[test]
+fn dropped_call_is_given_up() {
     let rig = Rig::new(1);
-    let small = tw_session_options {
-        memory_budget: 100_000,
+    let session = rig.open(&rig.options());
+    let mut call = 0;
+    // SAFETY: an open session, a valid text and a place for the call.
+    unsafe {
+        ok(tw_barrier_start(session, c"b".as_ptr(), 0.0, &raw mut call));
+        let mut copy = call;
+        ok(tw_call_drop(session, &raw mut call));
+        assert_eq!(call, 0);
+        fails(
+            tw_call_drop(session, &raw mut copy),
+            TW_ERR_HANDLE,
+            "waited for",
+        );
+        fails(tw_call_drop(session, null_mut()), TW_ERR_NULL, "null");
+        ok(tw_finish(session));
+    }
+    free(session);
+}
+
+/// Counts the calls of a broadcast of rank 0, and checks that rank 0 has nothing to say.
+unsafe extern "C" fn counts_zeros(
+    bytes: *mut std::ffi::c_void,
+    length: usize,
+    calls: *mut std::ffi::c_void,
+) -> i32 {
+    // SAFETY: the buffer of the library, and the counter of the test.
+    let (bytes, calls) = unsafe {
+        (
+            std::slice::from_raw_parts(bytes.cast::<u8>(), length),
+            &mut *calls.cast::<u32>(),
+        )
+    };
+    *calls += 1;
+    i32::from(length == 0 || bytes.iter().any(|&byte| byte != 0))
+}
+
+/// The others wait in their broadcast: a process with wrong arguments takes part in it before it fails.
+#[test]
+fn wrong_begin_takes_part_in_the_broadcast() {
+    let rig = Rig::new(1);
+    let wrong = tw_session_options {
+        sync: 77,
         ..rig.options()
     };
     let mut session = null_mut();
-    // SAFETY: both are valid for the call.
-    let refused = unsafe { tw_session_open(&raw const small, &raw mut session) };
-    fails(refused, TW_ERR_ENVIRONMENT, "memory_budget is 100000 bytes");
+    let mut calls = 0_u32;
+    for (options, place) in [
+        (&raw const wrong, &raw mut session),
+        (std::ptr::null(), null_mut()),
+    ] {
+        // SAFETY: valid or null, as the call allows; the counter lives through it.
+        let begun = unsafe {
+            let calls = (&raw mut calls).cast();
+            tw_begin(options, 0, 2, 1, Some(counts_zeros), calls, place)
+        };
+        assert_ne!(begun, TW_OK);
+    }
+    assert_eq!(calls, 2);
+    // Rank 1 learns that rank 0 has failed.
+    // SAFETY: as above.
+    let begun = unsafe {
+        let calls = (&raw mut calls).cast();
+        tw_begin(
+            std::ptr::null(),
+            1,
+            2,
+            1,
+            Some(counts_zeros),
+            calls,
+            &raw mut session,
+        )
+    };
+    fails(begun, TW_ERR_LOST, "rank 0 could not start");
 }

@@ -92,7 +92,14 @@ impl NetCoordinatorLink {
     /// [`ClientError::Control`] when the coordinator is unreachable or the handshake fails;
     /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
-        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
+        let mut link = Self::connect(config, deadline)?;
+        let joined = link.enter(config, deadline)?;
+        Ok((link, joined))
+    }
+
+    /// Connects without a join: the coordinator keeps the rank until the connection ends, and no process waits
+    /// for it. Errors as [`Self::join`].
+    pub(super) fn connect(config: &JoinConfig, deadline: Deadline) -> Result<Self, ClientError> {
         let address = config.coordinator.clone();
         let job_file = config.job_file.as_ref();
         let claims = Claims {
@@ -120,13 +127,22 @@ impl NetCoordinatorLink {
                 other => control(&address, &other),
             }
         })?;
-        let mut link = Self {
+        Ok(Self {
             address,
             conn,
             failed: None,
             members: None,
             stop: None,
-        };
+        })
+    }
+
+    /// Joins the job. Errors as [`Self::join`].
+    pub(super) fn enter(
+        &mut self,
+        config: &JoinConfig,
+        deadline: Deadline,
+    ) -> Result<Joined, ClientError> {
+        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
         let join = Join {
             host: hostinfo::host_name(),
             host_id,
@@ -139,13 +155,13 @@ impl NetCoordinatorLink {
             appliers: 0,
             workers: config.workers,
         };
-        match link.call("join", &CoordinatorRequest::Join(join), deadline) {
-            Ok(CoordinatorAnswer::Joined(joined)) => Ok((link, joined)),
+        match self.call("join", &CoordinatorRequest::Join(join), deadline) {
+            Ok(CoordinatorAnswer::Joined(joined)) => Ok(joined),
             Ok(_) => Err(unexpected("join")),
             // A worker that joins a running job waits for all servers.
             Err(ClientError::Deadline { op, missing }) => Err(ClientError::Deadline {
                 op,
-                missing: link.who_is_missing(missing),
+                missing: self.who_is_missing(missing),
             }),
             Err(error) => Err(error),
         }

@@ -250,11 +250,31 @@ impl Job {
         }
     }
 
+    /// Bytes of each ring with lanes to these servers.
+    fn ring_of(&self, servers: &[ServerMember]) -> Result<usize, ClientError> {
+        let lanes = servers.iter().map(|server| usize::from(server.appliers));
+        self.memory.ring_of(lanes.sum())
+    }
+
     fn connect(&self, join: &JoinConfig, sync: SyncMode) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.join_timeout);
-        let (mut coordinator, joined) = NetCoordinatorLink::join(join, deadline)?;
+        let mut coordinator = NetCoordinatorLink::connect(join, deadline)?;
+        // A budget that is too small for the servers of now is refused before the job counts this worker.
+        if self.memory.budget.is_some() {
+            self.ring_of(&coordinator.members(deadline)?.servers)?;
+        }
+        let joined = coordinator.enter(join, deadline)?;
         let mut members = coordinator.wait_servers(joined.servers_expected, deadline)?;
         members.servers.sort_by_key(|server| server.id);
+        let ring_bytes = match self.ring_of(&members.servers) {
+            Ok(bytes) => bytes,
+            // Servers have come since. The others learn why the worker fails.
+            Err(refused) => {
+                return coordinator
+                    .failed(&refused.to_string(), deadline)
+                    .and(Err(refused));
+            }
+        };
         let token = join.token.clone();
         let mut config = ConnectConfig::new(token, coordinator.cluster(), joined.rank);
         config.namespace.clone_from(&join.namespace);
@@ -264,11 +284,7 @@ impl Job {
         config.rdma_device.clone_from(&self.rdma_device);
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
-        let lanes = members
-            .servers
-            .iter()
-            .map(|server| usize::from(server.appliers));
-        config.ring_bytes = self.memory.ring_of(lanes.sum())?;
+        config.ring_bytes = ring_bytes;
         let workers = config.workers;
         let threads = Threads {
             servers: members.servers,

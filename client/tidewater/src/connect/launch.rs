@@ -182,6 +182,17 @@ impl JoinOptions {
         }
     }
 
+    /// Takes part in the broadcast of [`JoinOptions::begin`], which other processes wait in, in place of a
+    /// process that cannot begin. If this is rank 0, begin fails in all of them.
+    ///
+    /// # Errors
+    /// The error of `broadcast`.
+    pub fn begin_failed(
+        broadcast: impl FnOnce(&mut [u8]) -> Result<(), ClientError>,
+    ) -> Result<(), ClientError> {
+        broadcast(&mut vec![0; BootstrapHost::RECORD_BYTES_MAX])
+    }
+
     /// Checks the numbers, which all processes give alike, and starts the coordinator.
     fn begin_host(&self, size: u32, servers: u32) -> Result<BootstrapHost, ClientError> {
         if size == 0 || servers > size {
