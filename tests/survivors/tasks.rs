@@ -1,7 +1,7 @@
 //! Workers take tasks and are lost with them: every record counts exactly once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidewater::{
     Client, ClientError, ClusterConfig, DomainId, Expression, FunctionArgs, Job, PullOptions,
@@ -9,7 +9,7 @@ use tidewater::{
 };
 use tidewater_data::{FileSource, MemorySource, ReadOptions};
 use tidewater_protocol::table::{PushOp, Reduce};
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{AtomicU32, AtomicU64, Ordering};
 use tidewater_service::coordinator::LostWorker;
 use tidewater_tasks::{CurrentTask, Delivery, QueueOptions, TaskError, TaskKind, Tasks};
@@ -489,7 +489,7 @@ fn many_clients_take_each_task_once() {
         .map(|rank| client_of(&job, rank, SyncMode::Asp))
         .collect();
     let seen: Vec<AtomicU32> = (0..tasks_of).map(|_| AtomicU32::new(0)).collect();
-    let start = Instant::now();
+    let start = clock::now();
     super::each(clients, |mut client| {
         let options = QueueOptions::new("numbers", 1).kind(TaskKind::Evaluate);
         let mut tasks = Tasks::count(&mut client, tasks_of, &options).unwrap();

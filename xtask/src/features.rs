@@ -18,7 +18,7 @@ const MUTANTS: &str = "docs/TESTING.md";
 const PRIORITIES: [&str; 3] = ["P0", "P1", "P2"];
 
 /// Ids that have a row: letter and numbers.
-const IDS: [(char, RangeInclusive<u32>); 12] = [
+const IDS: [(char, RangeInclusive<u32>); 15] = [
     ('A', 24..=24),
     ('A', 36..=36),
     ('A', 46..=59),
@@ -31,6 +31,9 @@ const IDS: [(char, RangeInclusive<u32>); 12] = [
     ('C', 12..=12),
     ('C', 30..=30),
     ('F', 17..=17),
+    ('C', 2..=11),
+    ('D', 17..=17),
+    ('F', 22..=22),
 ];
 
 /// States of a feature, and whether each needs a test.

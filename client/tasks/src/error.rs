@@ -1,4 +1,4 @@
-//! Errors of tasks.
+//! Errors of taking, reading and reporting tasks.
 
 use std::path::PathBuf;
 

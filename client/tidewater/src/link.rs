@@ -226,7 +226,7 @@ pub enum CoordinatorReply {
     },
     /// Result of a load.
     Loaded(Loaded),
-    /// Answer about tasks.
+    /// Answer to a request about tasks.
     Tasks(Box<TaskAnswer>),
 }
 

@@ -31,7 +31,7 @@ impl Cuts {
         }
     }
 
-    /// Number of tasks.
+    /// Number of tasks of a pass.
     pub(crate) const fn tasks(&self) -> u64 {
         self.tasks
     }

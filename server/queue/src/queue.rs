@@ -22,7 +22,7 @@ pub type WorkerKey = u64;
 /// Result of a request for a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taken {
-    /// The task.
+    /// The task, which the worker has from now on.
     Task(Box<Task>),
     /// Other workers have the last tasks, and may not finish them.
     Wait,

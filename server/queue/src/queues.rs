@@ -28,7 +28,7 @@ pub enum QueueError {
     TooMany {
         /// Name of the queue.
         name: String,
-        /// Limit of queues.
+        /// Most queues that a job has.
         limit: usize,
     },
     /// The data has more tasks than a queue can have.
@@ -38,7 +38,7 @@ pub enum QueueError {
         name: String,
         /// Number of tasks of a pass.
         tasks: u64,
-        /// Limit of tasks.
+        /// Most tasks that a pass has.
         limit: u64,
     },
     /// No queue has this number.

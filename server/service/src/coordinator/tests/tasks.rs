@@ -1,4 +1,4 @@
-//! Tasks at the coordinator: who is answered when, and what servers are ordered.
+//! Tasks at the coordinator: when requests are answered, and what servers are ordered.
 
 use tidewater_protocol::wire::control::{
     QueueSpec, Task, TaskAnswer, TaskKind, TaskRequest, TaskShard, TaskUnit,
@@ -171,7 +171,7 @@ fn tasks_of_lost_workers_are_given_again() {
     assert_eq!(rig.task_answer(workers[2]), counted(true));
 }
 
-/// A request waits for as long as it asks, and no longer; one whose task is taken back gets it.
+/// A request waits for as long as it asks, and no longer; a task that is taken back meanwhile ends the wait.
 #[test]
 fn waiting_requests_are_answered_in_time() {
     let mut rig = Rig::new(1, 2, LostWorker::GoOn, true);

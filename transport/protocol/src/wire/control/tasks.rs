@@ -31,7 +31,7 @@ pub enum TaskKind {
 pub enum TaskUnit {
     /// Bytes of the content, decompressed: the records that start in the range.
     Bytes,
-    /// Records, from 0.
+    /// Records of the source, counted from 0.
     Records,
 }
 
@@ -105,7 +105,7 @@ pub struct LeftOut {
     pub kind: TaskKind,
     /// Pass over the data, from 0.
     pub epoch: u32,
-    /// Its records.
+    /// Range of its records.
     pub shard: TaskShard,
     /// Reason of the last failure.
     pub reason: String,
@@ -122,7 +122,7 @@ pub struct QueueCounters {
     pub finished: u64,
     /// Records of the finished tasks, as their workers counted them.
     pub records: u64,
-    /// Deliveries of tasks.
+    /// Deliveries of tasks to workers.
     pub given: u64,
     /// Tasks that workers have now.
     pub open: u64,
@@ -151,7 +151,7 @@ pub struct QueueStatus {
     pub is_over: bool,
 }
 
-/// Requests about tasks.
+/// Requests of workers about tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskRequest {
     /// Makes a queue, or finds the one of the same name if its definition is equal. Answer:
@@ -189,7 +189,7 @@ pub enum TaskRequest {
         queue: u32,
         /// Number of the delivery.
         delivery: u64,
-        /// Cause, for people.
+        /// Cause of the failure, for people.
         reason: String,
     },
     /// Reads what a queue has done. Answer: [`TaskAnswer::Over`].
@@ -204,7 +204,7 @@ pub enum TaskRequest {
 pub enum TaskAnswer {
     /// Number of the queue; `None` if it is not there, and is made with its shards.
     Queue(Option<u32>),
-    /// The task.
+    /// The task that the worker has from now on.
     Task(Task),
     /// There is no task now: others have the last ones, and may not finish them.
     Wait,
@@ -213,7 +213,7 @@ pub enum TaskAnswer {
     /// The report has arrived. Whether it counts: not that of a task which was taken back, or which another
     /// worker finished first.
     Reported {
-        /// Whether it counts.
+        /// Whether the task is finished by this report, or has failed.
         counted: bool,
     },
 }
