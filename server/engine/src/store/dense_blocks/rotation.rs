@@ -150,9 +150,17 @@ impl Rotation {
         Some(Ok(buffer))
     }
 
-    /// Ends the session's pin of a version, or all of the session's pins.
-    pub(super) fn unpin(&mut self, session: SessionId, version: Option<u64>) {
-        self.pins
-            .retain(|pin| pin.1 != session || version.is_some_and(|v| v != pin.2));
+    /// Ends the session's pin of a version: one, of the oldest epoch with that version.
+    pub(super) fn unpin(&mut self, session: SessionId, version: u64) {
+        let mut pins = self.pins.iter();
+        let pin = pins.find(|pin| pin.1 == session && pin.2 == version);
+        if let Some(pin) = pin.copied() {
+            self.pins.remove(&pin);
+        }
+    }
+
+    /// Ends all pins of a session.
+    pub(super) fn unpin_all(&mut self, session: SessionId) {
+        self.pins.retain(|pin| pin.1 != session);
     }
 }

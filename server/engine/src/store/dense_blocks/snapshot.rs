@@ -150,12 +150,12 @@ impl DenseBlocks {
 
     /// Ends the session's pin of a version.
     pub fn unpin(&mut self, version: u64, session: SessionId) {
-        self.rotation.unpin(session, Some(version));
+        self.rotation.unpin(session, version);
     }
 
     /// Ends all pins of a session.
     pub fn unpin_all(&mut self, session: SessionId) {
-        self.rotation.unpin(session, None);
+        self.rotation.unpin_all(session);
     }
 
     /// Number of pinned versions.

@@ -397,3 +397,22 @@ fn a_pinned_version_stays() {
         "their memory is used again"
     );
 }
+
+/// A load makes a new epoch of the same version. Each of two pins of the version ends by itself.
+#[test]
+fn pins_around_a_load_end_one_by_one() {
+    let (memory, redo) = memory();
+    let mut shard = table_of_versions(&memory, 4);
+    let one = SessionId(7);
+    (1..=5).for_each(|epoch| build(&mut shard, &redo, epoch));
+    let before = shard.pin(5, one).unwrap();
+    shard.begin_epoch(6).unwrap();
+    shard.flip(6, 5, 6).unwrap();
+    let after = shard.pin(5, one).unwrap();
+    assert_ne!(before, after);
+    assert_eq!(shard.pinned(), 2);
+    shard.unpin(5, one);
+    assert_eq!(shard.pinned(), 1);
+    shard.unpin(5, one);
+    assert_eq!(shard.pinned(), 0);
+}
