@@ -3,7 +3,7 @@
 //! It is independent of lanes and threads: a frame goes in, state changes or a refusal comes out. A
 //! frame is validated completely before its first row is touched (all or nothing).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId, WorkerThread};
@@ -78,8 +78,11 @@ pub struct Engine {
     /// What moved clocks have left to do, in this order, and rows of a step of it.
     pub(super) ticking: VecDeque<TickWork>,
     pub(super) tick_rows: usize,
-    /// Threads with a CLOCK frame that has moved their clock and waits in its ring.
-    pub(super) half_ticked: BTreeSet<(NamespaceId, WorkerThread, DomainId)>,
+    /// Number of the work that was queued last.
+    pub(super) last_tick_work: u64,
+    /// Threads with a CLOCK frame that has moved their clock and waits in its ring, each with the work that
+    /// was queued last when the frame came.
+    pub(super) half_ticked: BTreeMap<(NamespaceId, WorkerThread, DomainId), u64>,
     pub(super) functions: FunctionRunner,
     /// Saves under way, of one job each.
     pub(super) saves: Vec<Save>,
@@ -133,7 +136,8 @@ impl Engine {
             deferred: Vec::new(),
             ticking: VecDeque::new(),
             tick_rows: TICK_ROWS,
-            half_ticked: BTreeSet::new(),
+            last_tick_work: 0,
+            half_ticked: BTreeMap::new(),
             functions: FunctionRunner::new(),
             saves: Vec::new(),
             deletions: BTreeMap::new(),

@@ -2,7 +2,8 @@
 //!
 //! The tick that ends iteration `i` sweeps one partition, number `i` modulo the partitions of the table.
 //! A row therefore expires at a tick that follows from its key and its last push alone: the same on every
-//! run of BSP and on any number of servers. A tick looks at one partition's rows, on one applier.
+//! run of BSP and on any number of servers. A tick looks at one partition's rows, on one applier, in steps
+//! like those of its sums. Rows that are made between two of them are new, and stay.
 
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -10,6 +11,11 @@ use tidewater_protocol::mutants::{self, Mutant};
 use super::engine::Engine;
 use super::table::Store;
 use crate::namespace::NamespaceId;
+
+/// Slots of a partition that are looked at, and whose expired rows are deleted, at once.
+const SLOTS_AT_ONCE: u64 = 512;
+/// Slots that count as a row of a tick's step: a look at one is cheaper than a step of a row.
+const SLOTS_OF_A_ROW: u64 = 4;
 
 impl Engine {
     /// Sets the ticks that tables with an expiry count: those completed when iteration `iteration` ends.
@@ -36,32 +42,42 @@ impl Engine {
         }
     }
 
-    /// Deletes the rows that have expired when iteration `iteration` ends, after its steps.
-    pub(super) fn expire(&mut self, namespace: NamespaceId, domain: DomainId, iteration: u64) {
+    /// Deletes rows of a table that have expired when iteration `iteration` ends, after its steps: those from
+    /// slot `at` of the partition that is due on, until `rows` are used up. True if all have been looked at.
+    pub(super) fn expire_some(
+        &mut self,
+        id: u32,
+        iteration: u64,
+        at: &mut u64,
+        rows: &mut usize,
+    ) -> bool {
         let mut keys = std::mem::take(&mut self.tick.keys);
-        let mut ids = Vec::new();
-        for table in self.tables.values() {
-            let Store::Sparse(shard) = &table.store else {
-                continue;
+        let done = loop {
+            let table = self.tables.get(&id);
+            let Some((Store::Sparse(shard), spec)) = table.map(|t| (&t.store, &t.spec)) else {
+                break true;
             };
-            if shard.expires() && (table.namespace, table.spec.domain) == (namespace, domain) {
-                ids.push((table.id.0, table.spec.partitions));
+            let partition = (iteration % u64::from(spec.partitions)) as u32;
+            let skipped = mutants::on(Mutant::ExpiryOnOneServer) && partition % 2 == 1;
+            // Without slots the partition is another applier's.
+            let slots = shard.slots(partition).unwrap_or_default();
+            if !shard.expires() || skipped || *at >= slots {
+                break true;
             }
-        }
-        for (id, partitions) in ids {
-            let partition = (iteration % u64::from(partitions)) as u32;
-            if mutants::on(Mutant::ExpiryOnOneServer) && partition % 2 == 1 {
-                continue;
+            if *rows == 0 {
+                break false;
             }
-            let Some(Store::Sparse(shard)) = self.tables.get(&id).map(|t| &t.store) else {
-                unreachable!("table {id} is sparse");
-            };
+            let looked = *at..slots.min(*at + SLOTS_AT_ONCE);
             keys.clear();
-            if let Err(e) = shard.expired(partition, &mut keys) {
+            if let Err(e) = shard.expired(partition, looked.clone(), &mut self.places, &mut keys) {
                 self.fail(format_args!("rows of table {id} could not be read: {e}"));
             }
             self.delete_at_tick(id, iteration, &keys);
-        }
+            let cost = (looked.end - looked.start).div_ceil(SLOTS_OF_A_ROW) as usize + keys.len();
+            *rows = rows.saturating_sub(cost);
+            *at = looked.end;
+        };
         self.tick.keys = keys;
+        done
     }
 }

@@ -83,8 +83,10 @@ impl Engine {
             }
             return Ok(self.clock_effect(namespace, thread, None));
         }
-        let is_half = self.is_half_ticked(namespace, thread, Some(domain))
-            && self.clocks(namespace).clock(domain, thread) == Some(sent);
+        // Thread 0 of the worker may have left meanwhile, and all its threads with it.
+        let at = self.clocks(namespace).clock(domain, thread);
+        let is_half =
+            self.is_half_ticked(namespace, thread, Some(domain)) && at.is_none_or(|at| at == sent);
         if is_half {
             return Ok(self.clock_effect(namespace, thread, Some(domain)));
         }
@@ -152,7 +154,7 @@ impl Engine {
         }
         let moved = self.clocks(namespace).remove(rank);
         self.half_ticked
-            .retain(|(of, thread, _)| (*of, thread.rank) != (namespace, rank));
+            .retain(|(of, thread, _), _| (*of, thread.rank) != (namespace, rank));
         self.pace.forget_rank(namespace, rank);
         self.left(namespace, moved);
     }
@@ -207,11 +209,12 @@ impl Engine {
         }
     }
 
-    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with
-    /// sums or deletions, and snapshot tables.
+    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with sums,
+    /// deletions or an expiry, and snapshot tables.
     pub(super) fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
+            (Store::Sparse(shard), _) if shard.expires() => true,
             (_, Some(Sums::Blocks(sums))) => !sums.is_empty(),
             (_, Some(Sums::Rows(all))) => {
                 let is_empty = all.iter().flatten().all(RowSums::is_empty);

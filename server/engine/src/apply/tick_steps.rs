@@ -50,6 +50,8 @@ pub(super) struct TickWork {
     domain: DomainId,
     iteration: u64,
     kind: Kind,
+    /// Number of the work, in the order of the queue.
+    number: u64,
     /// `None` before its first step.
     begun: Option<Begun>,
 }
@@ -86,6 +88,10 @@ pub(super) struct Place {
     /// Keys that are left to delete, in descending order; `None` before the first step that deletes.
     deletions: Option<Vec<u64>>,
     pub(super) sums: SumsPlace,
+    /// Whether the sums are applied.
+    is_stepped: bool,
+    /// Slot at which the sweep for expired rows goes on.
+    swept: u64,
 }
 
 /// Position in the sums of a table of rows.
@@ -140,11 +146,13 @@ impl Engine {
     }
 
     fn queue(&mut self, (namespace, domain): (NamespaceId, DomainId), iteration: u64, kind: Kind) {
+        self.last_tick_work += 1;
         self.ticking.push_back(TickWork {
             namespace,
             domain,
             iteration,
             kind,
+            number: self.last_tick_work,
             begun: None,
         });
     }
@@ -172,7 +180,7 @@ impl Engine {
         for begun in gone.into_iter().filter_map(|work| work.begun) {
             self.pending.free(begun.streams);
         }
-        self.half_ticked.retain(|(of, ..)| *of != namespace);
+        self.half_ticked.retain(|(of, ..), _| *of != namespace);
     }
 
     /// Frees the slots of sums that only dropped pushes of a lost worker had. Cost: a look at each slot, and
@@ -239,20 +247,24 @@ impl Engine {
     }
 
     /// The effect of a CLOCK frame with its work queued; `domain`: `None` for all. The frame of a thread
-    /// that moved a minimum waits in its ring until the iteration is closed, and is offered again.
+    /// that moved a minimum waits in its ring until the iterations are closed that were queued when it came
+    /// first, and is offered again. Ticks of others that follow do not hold it.
     pub(super) fn clock_effect(
         &mut self,
         namespace: NamespaceId,
         thread: WorkerThread,
         domain: Option<DomainId>,
     ) -> Effect {
+        let half = (namespace, thread, domain.unwrap_or(ALL_DOMAINS));
+        let last = self.half_ticked.get(&half).copied();
+        let last = last.unwrap_or(self.last_tick_work);
         let closes = |work: &TickWork| {
             (work.namespace, work.kind) == (namespace, Kind::Close)
                 && domain.is_none_or(|domain| domain == work.domain)
+                && work.number <= last
         };
-        let half = (namespace, thread, domain.unwrap_or(ALL_DOMAINS));
         if self.ticking.iter().any(closes) {
-            self.half_ticked.insert(half);
+            self.half_ticked.insert(half, last);
             return Effect::Wait;
         }
         self.half_ticked.remove(&half);
@@ -267,7 +279,7 @@ impl Engine {
         domain: Option<DomainId>,
     ) -> bool {
         let half = (namespace, thread, domain.unwrap_or(ALL_DOMAINS));
-        self.half_ticked.contains(&half)
+        self.half_ticked.contains_key(&half)
     }
 
     /// Does one step of the queued work. True if there was any.
@@ -349,12 +361,18 @@ impl Engine {
                         at.frame += next;
                     }
                     if work.kind == Kind::Close {
-                        let left = at.deletions.take();
-                        let mut left = left.unwrap_or_else(|| self.noted_deletions(*id));
-                        self.delete_some(*id, work.iteration, &mut left, rows);
-                        let is_done = left.is_empty();
-                        at.deletions = Some(left);
-                        if !is_done || !self.step_rows(*id, work.iteration, &mut at.sums, rows) {
+                        if !at.is_stepped {
+                            let left = at.deletions.take();
+                            let mut left = left.unwrap_or_else(|| self.noted_deletions(*id));
+                            self.delete_some(*id, work.iteration, &mut left, rows);
+                            let is_done = left.is_empty();
+                            at.deletions = Some(left);
+                            at.is_stepped =
+                                is_done && self.step_rows(*id, work.iteration, &mut at.sums, rows);
+                        }
+                        if !at.is_stepped
+                            || !self.expire_some(*id, work.iteration, &mut at.swept, rows)
+                        {
                             return false;
                         }
                     }
@@ -370,9 +388,6 @@ impl Engine {
 
     fn end(&mut self, work: &TickWork, begun: Begun) {
         let job = (work.namespace, work.domain);
-        if work.kind == Kind::Close {
-            self.expire(work.namespace, work.domain, work.iteration);
-        }
         self.pending.free(begun.streams);
         match work.kind {
             Kind::Turn(rank) => self.pending.stage(job, work.iteration, rank),

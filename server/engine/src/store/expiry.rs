@@ -3,6 +3,8 @@
 //! Each row has a stamp behind its optimizer state: the ticks that its domain had completed when a push
 //! of it took effect last, or when the row was made. A sweep looks at the rows of one partition.
 
+use std::ops::Range;
+
 use super::StoreError;
 use super::redo::RowPlace;
 use super::sparse::SparseShard;
@@ -69,22 +71,29 @@ impl SparseShard {
         Ok(())
     }
 
-    /// Appends the keys of the rows of a partition that have expired. Cost: an index entry and a stamp for
-    /// each slot of the partition.
+    /// Appends the keys of the rows in `slots` of a partition that have expired. `places` is scratch. Cost: an
+    /// index entry and a stamp for each slot, a step for each run of the partition.
     ///
     /// # Errors
     /// [`StoreError::Mem`] never for a partition of this shard.
-    pub fn expired(&self, partition: u32, keys: &mut Vec<u64>) -> Result<(), StoreError> {
+    pub fn expired(
+        &self,
+        partition: u32,
+        slots: Range<u64>,
+        places: &mut Vec<RowPlace>,
+        keys: &mut Vec<u64>,
+    ) -> Result<(), StoreError> {
         let Some(expiry) = &self.expiry else {
             return Ok(());
         };
         let private = self.extents().private();
-        let mut cursor = Default::default();
-        while let Some((key, place)) = self.next_row(partition, &mut cursor) {
+        places.clear();
+        self.rows_in_slots(partition, slots, places);
+        for place in places {
             let at = place.state_at + expiry.stamp_at;
             let stamp = private.words(at, STAMP_BYTES)?.load(0);
             if expiry.now.saturating_sub(stamp) >= expiry.after {
-                keys.push(key);
+                keys.push(place.key);
             }
         }
         Ok(())

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::frame::{
-    CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+    CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{
-    Apply, DType, GradientOptions, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use super::*;
@@ -32,6 +32,10 @@ struct Rig {
 }
 
 fn engine() -> Engine {
+    engine_with(KeyOptions::default())
+}
+
+fn engine_with(keys: KeyOptions) -> Engine {
     let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
     let spec = Arc::new(TableSpec {
         name: "t".into(),
@@ -46,7 +50,7 @@ fn engine() -> Engine {
         domain: DOMAIN,
         partitions: 2,
         gradient: GradientOptions::default(),
-        keys: Default::default(),
+        keys,
         versions: 2,
     });
     let all = (0..2).map(PartitionId);
@@ -280,3 +284,121 @@ fn large_tick_leaves_the_applier_free() {
     assert!(rows.values().all(|row| row.to_bits() == sum.to_bits()));
     assert_eq!(rows.len() as u64, ROWS);
 }
+
+/// A rank that leaves waits for the ticks that were queued before, and for none that follows.
+#[test]
+fn finish_waits_for_earlier_ticks_only() {
+    let mut engine = engine();
+    engine.set_tick_rows(5);
+    let frame = |engine: &mut Engine, rank, (header, payload): (FrameHeader, Vec<u8>)| {
+        let sender = FrameSender::first(WorkerId(rank));
+        engine.frame(sender, &header, &payload).unwrap()
+    };
+    let clock = |clock| (header(FrameKind::Clock, clock), Vec::new());
+    let keys: Vec<u64> = (0..KEYS).collect();
+    for rank in 0..RANKS {
+        assert_eq!(
+            frame(&mut engine, rank, push(&keys, rank, 0)),
+            Effect::Applied
+        );
+    }
+    frame(&mut engine, 0, clock(1));
+    frame(&mut engine, 1, clock(1));
+    assert_eq!(frame(&mut engine, 2, clock(1)), Effect::Wait);
+    assert_eq!(frame(&mut engine, 0, clock(CLOCK_FINISHED)), Effect::Wait);
+    while frame(&mut engine, 2, clock(1)) == Effect::Wait {
+        engine.tick_step();
+    }
+    // The others close the next iteration before the frame is offered again.
+    frame(&mut engine, 1, push(&keys, 1, 1));
+    frame(&mut engine, 1, clock(2));
+    assert_eq!(frame(&mut engine, 2, clock(2)), Effect::Wait);
+    assert_eq!(frame(&mut engine, 0, clock(CLOCK_FINISHED)), Effect::Clock);
+    assert_eq!(frame(&mut engine, 2, clock(2)), Effect::Wait);
+    engine.tick_all();
+    assert_eq!(frame(&mut engine, 2, clock(2)), Effect::Clock);
+}
+
+/// The CLOCK frame of a thread waits for its tick. Thread 0 leaves meanwhile, and with it the worker: the
+/// frame is accepted all the same.
+#[test]
+fn waiting_tick_survives_the_worker_end() {
+    let mut engine = engine();
+    engine.set_tick_rows(5);
+    let namespace = NamespaceId::default();
+    let frame = |engine: &mut Engine, rank, thread, clock| {
+        let thread = WorkerThread {
+            rank: WorkerId(rank),
+            thread,
+        };
+        let sender = FrameSender { thread, namespace };
+        engine.frame(sender, &header(FrameKind::Clock, clock), &[])
+    };
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let (push, payload) = push(&keys, 1, 0);
+    let sender = FrameSender::first(WorkerId(1));
+    assert_eq!(engine.frame(sender, &push, &payload), Ok(Effect::Applied));
+    assert_eq!(frame(&mut engine, 0, 1, CLOCK_JOIN), Ok(Effect::Clock));
+    for rank in 0..RANKS {
+        assert_eq!(frame(&mut engine, rank, 0, 1), Ok(Effect::Clock));
+    }
+    assert_eq!(frame(&mut engine, 0, 1, 1), Ok(Effect::Wait));
+    assert_eq!(frame(&mut engine, 0, 0, CLOCK_FINISHED), Ok(Effect::Wait));
+    assert_eq!(frame(&mut engine, 0, 1, 1), Ok(Effect::Wait));
+    engine.tick_all();
+    assert_eq!(frame(&mut engine, 0, 1, 1), Ok(Effect::Clock));
+    assert_eq!(frame(&mut engine, 0, 0, CLOCK_FINISHED), Ok(Effect::Clock));
+}
+
+/// One step of a tick deletes no more than its rows of those that expire.
+#[test]
+fn expiry_leaves_the_applier_free() {
+    const ROWS: u64 = 10_000;
+    let mut engine = engine_with(KeyOptions {
+        expire_after: 1,
+        ..KeyOptions::default()
+    });
+    let tick = |engine: &mut Engine, clock| {
+        for rank in 0..RANKS {
+            let sender = FrameSender::first(WorkerId(rank));
+            engine
+                .frame(sender, &header(FrameKind::Clock, clock), &[])
+                .unwrap();
+        }
+    };
+    let keys: Vec<u64> = (0..ROWS).collect();
+    for keys in keys.chunks(2_000) {
+        let (header, payload) = push(keys, 0, 0);
+        let sender = FrameSender::first(WorkerId(0));
+        assert_eq!(engine.frame(sender, &header, &payload), Ok(Effect::Applied));
+    }
+    // Their first tick, of partition 0.
+    tick(&mut engine, 1);
+    engine.tick_all();
+    let last = FrameSender::first(WorkerId(2));
+    let again = engine.frame(last, &header(FrameKind::Clock, 1), &[]);
+    assert_eq!(again, Ok(Effect::Clock));
+    let mut before = rows(&mut engine).len();
+    assert_eq!(before as u64, ROWS);
+    // Rows of partition 1 have expired at the next one.
+    tick(&mut engine, 2);
+    loop {
+        let after = rows(&mut engine).len();
+        assert!(
+            before - after <= TICK_ROWS + SLOTS_OF_STEP,
+            "{before} to {after}"
+        );
+        before = after;
+        if !engine.tick_step() {
+            break;
+        }
+    }
+    assert!(
+        (4_000..6_000).contains(&before),
+        "{before} rows of partition 0"
+    );
+    assert_eq!(min_of(&mut engine), 2);
+}
+
+/// Slots of the last look of a step.
+const SLOTS_OF_STEP: usize = 512;
