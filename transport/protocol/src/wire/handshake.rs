@@ -274,8 +274,8 @@ impl ServerPolicy {
             return Some(refusal);
         }
         let served = match &self.namespaces {
-            // A namespace is that of a worker's job; servers and operators have none.
-            _ if hello.role != Role::Worker => true,
+            // A namespace is that of a job; servers and operators have none.
+            _ if !matches!(hello.role, Role::Worker | Role::Observer) => true,
             Namespaces::Any => true,
             Namespaces::Only(names) => names.contains(&hello.namespace),
         };

@@ -202,6 +202,11 @@ fn wrong_claims() -> Vec<(Hello, RefusalCode, [u64; 2])> {
             C::WrongNamespace,
             [0, 0],
         ),
+        (
+            control(|h| (h.namespace, h.role) = ("other".into(), Role::Observer)),
+            C::WrongNamespace,
+            [0, 0],
+        ),
         (control(|h| h.role = Role::Admin), C::RoleNotAllowed, [4, 0]),
         (
             lane(|h| h.role = Role::Coordinator),
