@@ -32,7 +32,7 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
@@ -116,8 +116,8 @@ pub trait Orders {
     /// Sets the cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
 
-    /// What the server does now, for operators; within seconds.
-    fn report(&self) -> ServerStatus;
+    /// What the server does now, for operators: a call that takes up to seconds, for a thread of its own.
+    fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send>;
 }
 
 /// Why a server is no part of its cluster.
@@ -173,20 +173,21 @@ pub enum Ended {
 pub struct Agent {
     address: String,
     conn: ControlConn<TcpStream>,
+    number: ServerId,
     workers: u32,
 }
 
 impl Agent {
     /// Connects as server `number` to the coordinator that `meant` names, all 0 for any; waits until
-    /// `deadline` for one that is starting.
+    /// `deadline` for one that is starting. Without a number the server gets the lowest free one.
     ///
     /// # Errors
-    /// [`AgentError::Dial`].
+    /// [`AgentError::Dial`]; [`AgentError::Join`] when no number is free.
     pub fn connect(
         address: &str,
         token: &JobToken,
         meant: Ids,
-        number: ServerId,
+        number: Option<ServerId>,
         deadline: Deadline,
     ) -> Result<Self, AgentError> {
         let namespace = NAMESPACE_DEFAULT.to_owned();
@@ -194,26 +195,40 @@ impl Agent {
             ids: meant,
             namespace,
             role: Role::Server,
-            rank: number.0,
+            rank: number.map_or(RANK_ANY, |number| number.0),
         };
-        let mut conn = dial::control(address, token, &claims, deadline)?;
-        let address = address.to_owned();
-        let asked = conn.call(&CoordinatorRequest::Members, || deadline.left());
-        match asked {
-            Ok(CoordinatorAnswer::Members(members)) => {
-                let workers = members.workers.len() as u32;
-                Ok(Self {
-                    address,
-                    conn,
-                    workers,
-                })
-            }
-            Ok(_) => Err(AgentError::Lost {
-                address,
-                why: NONSENSE.into(),
-            }),
-            Err(source) => Err(AgentError::Join { address, source }),
-        }
+        let conn = dial::control(address, token, &claims, deadline)?;
+        let mut agent = Self {
+            address: address.to_owned(),
+            conn,
+            number: ServerId(0),
+            workers: 0,
+        };
+        agent.number = match number {
+            Some(number) => number,
+            None => match agent.ask(&CoordinatorRequest::Number, deadline)? {
+                CoordinatorAnswer::Number(number) => number,
+                _ => return Err(agent.lost(NONSENSE)),
+            },
+        };
+        agent.workers = match agent.ask(&CoordinatorRequest::Members, deadline)? {
+            CoordinatorAnswer::Members(members) => members.workers.len() as u32,
+            _ => return Err(agent.lost(NONSENSE)),
+        };
+        Ok(agent)
+    }
+
+    /// Sends a request of a server that has not joined, and waits for the answer.
+    fn ask(
+        &mut self,
+        request: &CoordinatorRequest,
+        deadline: Deadline,
+    ) -> Result<CoordinatorAnswer, AgentError> {
+        let asked = self.conn.call(request, || deadline.left());
+        asked.map_err(|source| AgentError::Join {
+            address: self.address.clone(),
+            source,
+        })
     }
 
     /// The address of this process on its way to the coordinator.
@@ -227,6 +242,11 @@ impl Agent {
             source,
         };
         local.map(|at| at.ip().to_canonical()).map_err(failed)
+    }
+
+    /// Number of this server.
+    pub const fn number(&self) -> ServerId {
+        self.number
     }
 
     /// Workers of the job; 0 when unknown.
@@ -257,18 +277,10 @@ impl Agent {
             appliers: member.appliers,
             workers: 0,
         };
-        let answer = self
-            .conn
-            .call(&CoordinatorRequest::Join(join), || deadline.left());
-        let joined = match answer {
-            Ok(CoordinatorAnswer::Joined(joined)) => joined,
-            Ok(_) => return Err(self.lost(NONSENSE)),
-            Err(source) => {
-                return Err(AgentError::Join {
-                    address: self.address,
-                    source,
-                });
-            }
+        let CoordinatorAnswer::Joined(joined) =
+            self.ask(&CoordinatorRequest::Join(join), deadline)?
+        else {
+            return Err(self.lost(NONSENSE));
         };
         let number = ServerId(joined.rank);
         let (stream, peer) = self.conn.into_peer();
@@ -523,7 +535,12 @@ impl Enlisted {
                 };
                 node.finish_task(&namespace, thread, delivery)?;
             }
-            Command::Status => return Ok(Some(CommandReply::Status(Box::new(node.report())))),
+            Command::Status => {
+                // It may wait for seconds: clocks that are held must go on meanwhile.
+                let report = node.reporter();
+                files.answer_apart(id, || CommandReply::Status(Box::new(report())))?;
+                return Ok(None);
+            }
         }
         Ok(Some(CommandReply::Done))
     }
@@ -561,11 +578,8 @@ impl Enlisted {
             self.removed.retain(|(job, _)| job != namespace);
             return node.end_job(namespace);
         }
-        let gone = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
-        for worker in members.workers.iter().filter(|worker| gone(worker.state)) {
-            if self.removed.insert((namespace.to_owned(), worker.id)) {
-                node.remove_worker(namespace, worker.id)?;
-            }
+        for worker in take_ended(&mut self.removed, namespace, members) {
+            node.remove_worker(namespace, worker)?;
         }
         Ok(())
     }
@@ -652,9 +666,176 @@ impl Enlisted {
     }
 }
 
+/// Workers of a job that have ended and are not among those `removed` before, where they are noted. One that
+/// is alive is taken out: it has a further stay, whose end is another one.
+fn take_ended(
+    removed: &mut BTreeSet<(String, WorkerId)>,
+    namespace: &str,
+    members: &Members,
+) -> Vec<WorkerId> {
+    let mut ended = Vec::new();
+    for worker in &members.workers {
+        let key = (namespace.to_owned(), worker.id);
+        match worker.state {
+            WorkerState::Expected => {}
+            WorkerState::Live => {
+                removed.remove(&key);
+            }
+            WorkerState::Finished | WorkerState::Lost => {
+                if removed.insert(key) {
+                    ended.push(worker.id);
+                }
+            }
+        }
+    }
+    ended
+}
+
 fn is_harmless(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use crossbeam_channel::{Receiver, Sender, bounded};
+    use tidewater_protocol::wire::control::WorkerMember;
+    use tidewater_protocol::wire::hello::RANDOM_BYTES;
+
+    use super::*;
+
+    /// A server without tables, with a report that waits for a word of the test.
+    struct SlowReport {
+        go: Receiver<()>,
+        removed: Sender<WorkerId>,
+    }
+
+    impl Orders for SlowReport {
+        fn appliers(&self) -> Box<dyn Appliers + Send> {
+            unreachable!("no order of the tests reads files")
+        }
+
+        fn create_table(&self, _: &str, _: &TableInfo) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn release_table(&self, _: TableId) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn load_function(&self, _: &str, _: &str, _: &[u8]) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn remove_worker(&self, _: &str, worker: WorkerId) -> Result<(), Refusal> {
+            self.removed.send(worker).unwrap();
+            Ok(())
+        }
+
+        fn hold_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {
+            Ok(Vec::new())
+        }
+
+        fn admit(&self, _: &str, _: Option<(WorkerId, Vec<DomainClock>)>) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn end_job(&self, _: &str) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn failure(&self) -> Option<&str> {
+            None
+        }
+
+        fn failure_descriptor(&self) -> BorrowedFd<'_> {
+            unreachable!("the tests wait for no failure")
+        }
+
+        fn set_epoch(&self, _: u64) {}
+
+        fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send> {
+            let go = self.go.clone();
+            Box::new(move || {
+                go.recv().unwrap();
+                ServerStatus::default()
+            })
+        }
+    }
+
+    fn enlisted() -> Enlisted {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        Enlisted {
+            address: "here".into(),
+            stream: TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+            peer: ControlPeer::accepted([1; RANDOM_BYTES]),
+            number: ServerId(0),
+            files_waker: Waker::new().unwrap(),
+            tables: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            held: BTreeSet::new(),
+            failed: None,
+        }
+    }
+
+    fn members(states: &[WorkerState]) -> Members {
+        let worker = |(id, &state)| WorkerMember {
+            id: WorkerId(id),
+            state,
+        };
+        Members {
+            workers: (0..).zip(states).map(worker).collect(),
+            ..Members::default()
+        }
+    }
+
+    /// Clocks that are held for a new worker go on while a report waits for a busy applier.
+    #[test]
+    fn report_holds_no_other_order() {
+        let (say, go) = bounded(1);
+        let (removed, _removed) = bounded(1);
+        let server = SlowReport { go, removed };
+        let mut enlisted = enlisted();
+        let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
+        let mut order = |id, order| {
+            enlisted
+                .carry_out(&server, &mut files, (id, order))
+                .unwrap()
+        };
+        let namespace = || "job".to_owned();
+        let hold = Command::HoldClocks {
+            namespace: namespace(),
+        };
+        assert_eq!(order(1, hold), Some(CommandReply::Clocks(Vec::new())));
+        assert_eq!(order(2, Command::Status), None);
+        let go_on = Command::MembersChanged {
+            namespace: namespace(),
+            members: members(&[WorkerState::Live]),
+            admitted: Some((WorkerId(0), Vec::new())),
+        };
+        assert_eq!(order(3, go_on), Some(CommandReply::Done));
+        assert_eq!(files.take_done(), []);
+        say.send(()).unwrap();
+        files.end_reports();
+        let status = CommandReply::Status(Box::default());
+        assert_eq!(files.take_done(), [(2, status)]);
+    }
+
+    /// A rank that has a second stay is removed again at the end of that one, and once.
+    #[test]
+    fn each_stay_of_a_rank_ends() {
+        use WorkerState::{Expected, Finished, Live, Lost};
+        let mut removed = BTreeSet::new();
+        let mut ended = |state| {
+            let ended = take_ended(&mut removed, "job", &members(&[Live, state]));
+            ended.len()
+        };
+        assert_eq!([Live, Finished, Finished].map(&mut ended), [0, 1, 0]);
+        assert_eq!([Expected, Finished].map(&mut ended), [0, 0]);
+        assert_eq!([Live, Lost, Lost].map(&mut ended), [0, 1, 0]);
+    }
 }

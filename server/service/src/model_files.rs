@@ -106,6 +106,40 @@ impl ModelFiles {
         })
     }
 
+    /// Answers an order by `work` on a thread of its own, which ends with it.
+    ///
+    /// # Errors
+    /// The refusal of the order: no thread can be started.
+    pub(crate) fn answer_apart(
+        &mut self,
+        id: u64,
+        work: impl FnOnce() -> CommandReply + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let (reply, waker) = (self.reply.clone(), self.waker.clone());
+        self.threads.retain(|thread| !thread.is_finished());
+        let thread = std::thread::Builder::new().name("tw-status".into());
+        let started = thread.spawn(move || {
+            let done = refuse_panic(work).unwrap_or_else(CommandReply::Refused);
+            // A server that has ended needs no reply.
+            let _ = reply.send((id, done));
+            waker.wake();
+        });
+        let started = started.map_err(|error| {
+            let text = format!("cannot start a thread for a report: {error}");
+            Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
+        })?;
+        self.threads.push(started);
+        Ok(())
+    }
+
+    /// Waits for the threads that have no job.
+    #[cfg(test)]
+    pub(crate) fn end_reports(&mut self) {
+        self.threads
+            .drain(..)
+            .for_each(|thread| thread.join().unwrap());
+    }
+
     /// Descriptor that is readable when orders are done.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()

@@ -23,8 +23,8 @@ pub struct ServerProcessConfig {
     pub coordinator: String,
     /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// Number of this server, from 0.
-    pub number: ServerId,
+    /// Number of this server, from 0; `None`: the lowest that is free at the coordinator.
+    pub number: Option<ServerId>,
     /// Number of applier threads.
     pub appliers: u16,
     /// Index of this process among the servers of this host.
@@ -67,11 +67,15 @@ pub struct ServerProcessConfig {
 
 impl ServerProcessConfig {
     /// Configures the only server of this host, with one applier.
-    pub fn new(coordinator: impl Into<String>, token: JobToken, number: ServerId) -> Self {
+    pub fn new(
+        coordinator: impl Into<String>,
+        token: JobToken,
+        number: impl Into<Option<ServerId>>,
+    ) -> Self {
         Self {
             coordinator: coordinator.into(),
             token,
-            number,
+            number: number.into(),
             appliers: 1,
             local_rank: 0,
             local_servers: 1,
@@ -93,8 +97,8 @@ impl ServerProcessConfig {
         }
     }
 
-    /// Configures server `number` of the job file's cluster.
-    pub fn of_job_file(file: JobFile, number: ServerId) -> Self {
+    /// Configures server `number` of the job file's cluster; `None`: the lowest that is free.
+    pub fn of_job_file(file: JobFile, number: impl Into<Option<ServerId>>) -> Self {
         Self {
             job_file: Some(file.clone()),
             ..Self::new(file.coordinator, file.token, number)
@@ -141,12 +145,16 @@ impl ServerProcess {
             .job_file
             .as_ref()
             .map_or_else(Ids::default, JobFile::ids);
+        let until = match config.job_file {
+            Some(_) => deadline.min(Deadline::after(JobFile::COORDINATOR_WAIT)),
+            None => deadline,
+        };
         let connected = Agent::connect(
             &config.coordinator,
             &config.token,
             meant,
             config.number,
-            deadline,
+            until,
         );
         let mut agent = match (&config.job_file, connected) {
             (Some(file), Err(AgentError::Dial(error))) => match file.explain(&error) {
@@ -163,7 +171,7 @@ impl ServerProcess {
         let mut node = ServerConfig::new(config.token.clone(), ids.cluster)
             .map_err(ServerProcessError::Random)?;
         node.epoch = ids.epoch;
-        node.server = config.number;
+        node.server = agent.number();
         node.appliers = config.appliers;
         node.local_rank = config.local_rank;
         node.local_appliers = u32::from(config.appliers).saturating_mul(config.local_servers);

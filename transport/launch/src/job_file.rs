@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tidewater_control::conn::ConnError;
 use tidewater_control::dial::DialError;
@@ -106,6 +107,9 @@ pub enum JobFileError {
 }
 
 impl JobFile {
+    /// Longest wait for the coordinator of a job file: it has run before the file was written.
+    pub const COORDINATOR_WAIT: Duration = Duration::from_secs(5);
+
     /// Reads a job file.
     ///
     /// # Errors

@@ -86,6 +86,10 @@ pub const WORKERS_MAX: u32 = 65_536;
 /// Observers of a cluster: clients that read and are no members of clocks. They have sessions of their own,
 /// so that they take none from workers.
 pub const OBSERVERS_MAX: u32 = 4_096;
+/// Stays of workers in the membership file of a job. Each server keeps the clocks of each.
+pub const SCHEDULE_STAYS_MAX: usize = 65_536;
+/// Largest clock in a membership file: three years of ticks of 0.3 us. Clocks above have meanings of their own.
+pub const SCHEDULE_CLOCK_MAX: u64 = 1 << 48;
 /// Processes of one launch, servers and workers.
 pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
 /// Maximum number of appliers in a server.

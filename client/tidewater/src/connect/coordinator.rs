@@ -30,8 +30,6 @@ use crate::link::{
 
 /// Time limit of the request, after a deadline, for the servers that have joined.
 const WHO: Duration = Duration::from_secs(1);
-/// Longest wait for the coordinator of a job file.
-const JOB_FILE_WAIT: Duration = Duration::from_secs(5);
 /// Time by which the coordinator ends a barrier before the caller's deadline. Its refusal, which names
 /// the missing workers, then arrives in time.
 const HEAD_START: Duration = Duration::from_millis(200);
@@ -111,8 +109,10 @@ impl NetCoordinatorLink {
             },
             rank: config.rank.unwrap_or(RANK_ANY),
         };
-        // The coordinator has run before the file was written: it is not awaited.
-        let until = job_file.map_or(deadline, |_| deadline.min(Deadline::after(JOB_FILE_WAIT)));
+        let until = match job_file {
+            Some(_) => deadline.min(Deadline::after(JobFile::COORDINATOR_WAIT)),
+            None => deadline,
+        };
         let conn = dial::control(&address, &config.token, &claims, until).map_err(|error| {
             if let Some(stale) = job_file.and_then(|file| file.explain(&error)) {
                 return stale.into();

@@ -86,7 +86,8 @@ pub(crate) struct ServerArgs {
     /// (JSON); port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// This server's number [default: TIDEWATER_RANK; when launched, in the order of ranks].
+    /// This server's number [default: TIDEWATER_RANK, or the lowest that is free at the coordinator;
+    /// when launched, in the order of ranks].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
     number: Option<u32>,
     #[command(flatten)]
@@ -225,7 +226,7 @@ fn run_server(args: ServerArgs) -> Outcome {
     }
     let env = environment()?;
     let known = env.as_ref();
-    let number = needed(args.number, known.map(|env| env.rank), "--number").map(ServerId)?;
+    let number = args.number.or(known.map(|env| env.rank)).map(ServerId);
     let mut config = match args.job_file(known)? {
         Some(file) => ServerProcessConfig::of_job_file(file, number),
         None => {

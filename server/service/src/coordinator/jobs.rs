@@ -64,10 +64,19 @@ pub(super) struct Job {
     pub(super) first: BTreeMap<WorkerId, Vec<DomainClock>>,
     /// Stays of its schedule that have begun, by rank.
     pub(super) stays: BTreeMap<WorkerId, usize>,
-    /// Servers that do not know its schedule; `None` before they are asked.
-    pub(super) unscheduled: Option<usize>,
     /// Its queues of tasks.
     pub(super) queues: Queues,
+    /// Answers of servers that its schedule waits for; `None` before it is sent.
+    pub(super) unscheduled: Option<Unscheduled>,
+}
+
+/// A schedule on its way to the servers.
+#[derive(Debug)]
+pub(super) struct Unscheduled {
+    /// Number of the schedule in its orders.
+    pub(super) number: u64,
+    /// Stays that a server has not confirmed, over all servers.
+    pub(super) left: usize,
 }
 
 impl Job {

@@ -8,15 +8,19 @@
 //! join 2 0:50 3:7    rank 2 begins at clock 50 in domain 0, at 7 in domain 3
 //! leave 1 0:80       rank 1 ends after 80 ticks in domain 0: iterations 0 to 79 have its pushes
 //! lost 3             the connection of rank 3 ended; a schedule to be followed has no such line
+//! join 0 in ads      rank 0 of the job in namespace "ads"; without "in" the namespace is "default"
 //! ```
 //! Lines that are empty or begin with `#` are comments.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use tidewater_protocol::ids::{DomainId, WorkerId};
-use tidewater_protocol::limits::{DOMAINS_MAX, WORKERS_MAX};
+use tidewater_protocol::limits::{
+    DOMAINS_MAX, NAMESPACE_BYTES_MAX, SCHEDULE_CLOCK_MAX, SCHEDULE_STAYS_MAX, WORKERS_MAX,
+};
 use tidewater_protocol::wire::control::DomainClock;
+use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 
 /// A change of a job's membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +60,16 @@ impl fmt::Display for Event {
     }
 }
 
+impl Event {
+    /// The line of the log for a job of this namespace.
+    pub(super) fn line(&self, namespace: &str) -> String {
+        match namespace {
+            NAMESPACE_DEFAULT => self.to_string(),
+            other => format!("{self} in {other}"),
+        }
+    }
+}
+
 /// A line of a membership file that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("membership line {line}, \"{text}\": {what}")]
@@ -76,19 +90,23 @@ pub(super) struct Stay {
     pub(super) last: Option<Vec<DomainClock>>,
 }
 
-/// A schedule to follow: the stays of each rank, in order.
+/// Stays of each rank of a job, in order.
+pub(super) type Stays = BTreeMap<WorkerId, Vec<Stay>>;
+
+/// Schedules to follow, by the namespace of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Schedule {
-    pub(super) stays: BTreeMap<WorkerId, Vec<Stay>>,
+    pub(super) jobs: BTreeMap<String, Stays>,
 }
 
 impl Schedule {
     /// Parses the text of a membership file.
     ///
     /// # Errors
-    /// [`ScheduleError`]: a line of another form, a rank or domain above its limit, a rank that joins twice
-    /// without a leave, leaves without a join or before its first tick, joins again before its last tick,
-    /// or was lost; no rank that begins at clock 0 in every domain.
+    /// [`ScheduleError`]: a line of another form, a rank, domain or clock above its limit, a domain twice, a
+    /// rank that joins twice without a leave, leaves without a join or before its first tick, joins again
+    /// before its last tick, or was lost; more stays than a job may have; a job without a rank that begins
+    /// at clock 0 in every domain.
     pub fn parse(text: &str) -> Result<Self, ScheduleError> {
         let mut schedule = Self::default();
         for (number, line) in (1..).zip(text.lines()) {
@@ -106,17 +124,36 @@ impl Schedule {
             let first = stays.first().map(|stay| &stay.first);
             first.is_some_and(|at| at.iter().all(|at| at.clock == 0))
         };
-        match schedule.stays.values().any(from_zero) {
-            true => Ok(schedule),
-            false => Err(ScheduleError {
-                line: 0,
-                text: String::new(),
-                what: "no rank joins at clock 0; add a line like \"join 0\"".into(),
-            }),
+        let of_file = |what| {
+            let (line, text) = (0, String::new());
+            Err(ScheduleError { line, text, what })
+        };
+        if schedule.jobs.is_empty() {
+            return of_file("no rank joins at clock 0; add a line like \"join 0\"".into());
         }
+        for (namespace, stays) in &schedule.jobs {
+            if !stays.values().any(from_zero) {
+                return of_file(format!(
+                    "no rank of namespace \"{namespace}\" joins at clock 0; add a line like \"join 0\""
+                ));
+            }
+            let count = stays.values().map(Vec::len).sum::<usize>();
+            if count > SCHEDULE_STAYS_MAX {
+                return of_file(format!(
+                    "{count} stays in namespace \"{namespace}\", and the limit is {SCHEDULE_STAYS_MAX}"
+                ));
+            }
+        }
+        Ok(schedule)
     }
 
     fn add(&mut self, line: &str) -> Result<(), String> {
+        let (line, namespace) = line.split_once(" in ").unwrap_or((line, NAMESPACE_DEFAULT));
+        if !(1..=NAMESPACE_BYTES_MAX).contains(&namespace.len()) {
+            return Err(format!(
+                "a namespace of 1 to {NAMESPACE_BYTES_MAX} bytes follows \"in\""
+            ));
+        }
         let mut words = line.split_whitespace();
         let verb = words.next().unwrap_or_default();
         let rank = words.next().unwrap_or_default();
@@ -125,7 +162,12 @@ impl Schedule {
             return Err(format!("a rank below {WORKERS_MAX} follows \"{verb}\""));
         };
         let clocks = words.map(clock).collect::<Result<Vec<_>, _>>()?;
-        let stays = self.stays.entry(rank).or_default();
+        let mut domains = BTreeSet::new();
+        if let Some(twice) = clocks.iter().find(|at| !domains.insert(at.domain)) {
+            return Err(format!("domain {} stands twice", twice.domain));
+        }
+        let job = self.jobs.entry(namespace.to_owned()).or_default();
+        let stays = job.entry(rank).or_default();
         let open = stays.last_mut().filter(|stay| stay.last.is_none());
         match (verb, open) {
             ("join", Some(_)) => Err(format!("rank {rank} joins again and has not left")),
@@ -163,8 +205,12 @@ impl Schedule {
 }
 
 fn clock(word: &str) -> Result<DomainClock, String> {
-    let bad =
-        || format!("\"{word}\" is not DOMAIN:CLOCK, like 0:50, with a domain below {DOMAINS_MAX}");
+    let bad = || {
+        format!(
+            "\"{word}\" is not DOMAIN:CLOCK, like 0:50, with a domain below {DOMAINS_MAX} and a clock of at \
+             most {SCHEDULE_CLOCK_MAX}"
+        )
+    };
     let (domain, clock) = word.split_once(':').ok_or_else(bad)?;
     let domain = domain
         .parse()
@@ -172,7 +218,11 @@ fn clock(word: &str) -> Result<DomainClock, String> {
         .filter(|&d: &u8| usize::from(d) < DOMAINS_MAX);
     Ok(DomainClock {
         domain: DomainId(domain.ok_or_else(bad)?),
-        clock: clock.parse().map_err(|_| bad())?,
+        clock: clock
+            .parse()
+            .ok()
+            .filter(|&clock| clock <= SCHEDULE_CLOCK_MAX)
+            .ok_or_else(bad)?,
     })
 }
 
@@ -198,15 +248,52 @@ mod tests {
     fn a_logged_schedule_is_parsed_again() {
         let text = "# members\njoin 0\njoin 2 0:50 3:7\n\nleave 2 0:80 3:7\njoin 2 0:90 3:7\nleave 0 0:99\n";
         let schedule = Schedule::parse(text).unwrap();
-        assert_eq!(schedule.stays[&WorkerId(2)].len(), 2);
-        let stay = &schedule.stays[&WorkerId(2)][0];
+        let stays = &schedule.jobs[NAMESPACE_DEFAULT];
+        assert_eq!(stays[&WorkerId(2)].len(), 2);
+        let stay = &stays[&WorkerId(2)][0];
         let event = Event::Join {
             rank: WorkerId(2),
             clocks: stay.first.clone(),
         };
         assert_eq!(event.to_string(), "join 2 0:50 3:7");
         assert_eq!(clock_of(stay.last.as_deref().unwrap(), DomainId(0)), 80);
-        assert_eq!(schedule.stays[&WorkerId(2)][1].last, None);
+        assert_eq!(stays[&WorkerId(2)][1].last, None);
+    }
+
+    /// The log of two jobs at a time is a schedule for each of them.
+    #[test]
+    fn namespaces_have_schedules_of_their_own() {
+        let events = [
+            (
+                "default",
+                Event::Join {
+                    rank: WorkerId(0),
+                    clocks: Vec::new(),
+                },
+            ),
+            (
+                "my ads",
+                Event::Join {
+                    rank: WorkerId(0),
+                    clocks: Vec::new(),
+                },
+            ),
+            (
+                "default",
+                Event::Leave {
+                    rank: WorkerId(0),
+                    clocks: Vec::new(),
+                },
+            ),
+        ];
+        let log = events.map(|(namespace, event)| event.line(namespace));
+        assert_eq!(log, ["join 0", "join 0 in my ads", "leave 0"]);
+        let schedule = Schedule::parse(&log.join("\n")).unwrap();
+        assert_eq!(
+            schedule.jobs["default"][&WorkerId(0)][0].last,
+            Some(Vec::new())
+        );
+        assert_eq!(schedule.jobs["my ads"][&WorkerId(0)][0].last, None);
     }
 
     #[test]
@@ -227,8 +314,15 @@ mod tests {
             ("join 65536", "a rank below 65536"),
             ("join 0 64:1", "\"64:1\" is not DOMAIN:CLOCK"),
             ("join 0 0:x", "\"0:x\" is not"),
+            (
+                "join 0 0:281474976710657",
+                "clock of at most 281474976710656",
+            ),
+            ("join 0 0:1 0:2", "domain 0 stands twice"),
+            ("join 0\njoin 1 in ", "\"in\" is not DOMAIN:CLOCK"),
+            ("join 0\njoin 0 0:5 in b", "no rank of namespace \"b\""),
             ("come 0", "begins with join or leave"),
-            ("join 4 0:1", "no rank joins at clock 0"),
+            ("join 4 0:1", "\"default\" joins at clock 0"),
             ("", "no rank joins"),
         ] {
             let error = Schedule::parse(text).unwrap_err().to_string();

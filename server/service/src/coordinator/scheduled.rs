@@ -1,19 +1,20 @@
 //! Jobs that follow a schedule of members, and the record of the changes of all jobs.
 
-use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
+use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::wire::control::{
-    Command, CoordinatorAnswer, DomainClock, Part, SlowMember, WorkerState,
+    Command, CoordinatorAnswer, DomainClock, Members, Part, SlowMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
-use super::jobs::Worker;
+use super::jobs::{Job, Unscheduled, Worker};
 use super::membership::{Event, Schedule, clock_of};
 use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
 
 impl Coordinator {
-    /// Makes the members of each job follow a schedule. The configured number of workers has no effect.
+    /// Makes the members of each job follow the schedule of its namespace. The configured number of workers
+    /// has no effect.
     pub fn follow(&mut self, schedule: Schedule) {
         self.schedule = Some(schedule);
         self.config.workers = 0;
@@ -22,7 +23,7 @@ impl Coordinator {
     /// Notes a change of members for the log.
     pub(super) fn note(&mut self, namespace: &str, event: Event) {
         tracing::debug!(namespace, %event, "a change of members");
-        self.actions.push(Action::Membership(event.to_string()));
+        self.actions.push(Action::Membership(event.line(namespace)));
     }
 
     /// Refuses a worker without a stay in the schedule.
@@ -34,6 +35,14 @@ impl Coordinator {
             let numbers = [u64::from(hello.rank), 0, 0, 0];
             Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text))
         };
+        let Some(stays) = schedule.jobs.get(&hello.namespace) else {
+            let names: Vec<&str> = schedule.jobs.keys().map(String::as_str).collect();
+            return refuse(format!(
+                "namespace \"{}\" is not in the membership file, which has {}",
+                hello.namespace,
+                names.join(", ")
+            ));
+        };
         if hello.rank == RANK_ANY {
             return refuse("this job follows a membership file: give each worker its rank".into());
         }
@@ -43,19 +52,14 @@ impl Coordinator {
             .get(&hello.namespace)
             .and_then(|job| job.stays.get(&rank));
         let begun = begun.copied().unwrap_or_default();
-        match schedule.stays.get(&rank) {
+        match stays.get(&rank) {
             Some(stays) if begun < stays.len() => Ok(()),
             Some(stays) => refuse(format!(
                 "the membership file has {} stays of rank {rank}, and all have begun",
                 stays.len()
             )),
             None => {
-                let ranks: Vec<String> = schedule
-                    .stays
-                    .keys()
-                    .take(16)
-                    .map(|r| r.to_string())
-                    .collect();
+                let ranks: Vec<String> = stays.keys().take(16).map(|r| r.to_string()).collect();
                 refuse(format!(
                     "rank {rank} is not in the membership file, which has {}",
                     ranks.join(", ")
@@ -92,10 +96,15 @@ impl Coordinator {
         else {
             return;
         };
-        let stays = schedule.stays.iter();
+        let stays = schedule.jobs.get(namespace).into_iter().flatten();
         let stays = stays.flat_map(|(&rank, stays)| stays.iter().map(move |s| (rank, &s.first)));
         let stays: Vec<_> = stays.collect();
-        job.unscheduled = Some(stays.len() * servers.len());
+        self.last_schedule += 1;
+        let number = self.last_schedule;
+        job.unscheduled = Some(Unscheduled {
+            number,
+            left: stays.len() * servers.len(),
+        });
         for (rank, first) in stays {
             for &server in &servers {
                 let order = Command::MembersChanged {
@@ -103,25 +112,24 @@ impl Coordinator {
                     members: members.clone(),
                     admitted: Some((rank, first.clone())),
                 };
-                self.order(server, Purpose::Schedule, order);
+                self.order(server, Purpose::Schedule(number), order);
             }
         }
     }
 
-    /// Notes that a server has one more stay.
-    pub(super) fn stay_known(&mut self, _: ServerId) {
-        // One job follows a schedule at a time: others find theirs complete.
-        let mut done = Vec::new();
-        for (name, job) in &mut self.jobs {
-            if let Some(left) = job.unscheduled.as_mut().filter(|left| **left > 0) {
-                *left -= 1;
-                done.push(name.clone());
-                break;
-            }
+    /// Notes that a server has one more stay of this schedule.
+    pub(super) fn stay_known(&mut self, number: u64) {
+        let of_it = |job: &&mut Job| job.unscheduled.as_ref().is_some_and(|u| u.number == number);
+        let mut jobs = self.jobs.iter_mut();
+        let Some((name, job)) = jobs.find(|(_, job)| of_it(job)) else {
+            // The job is over.
+            return;
+        };
+        if let Some(unscheduled) = &mut job.unscheduled {
+            unscheduled.left = unscheduled.left.saturating_sub(1);
         }
-        for name in done {
-            self.begin_stays(&name);
-        }
+        let name = name.clone();
+        self.begin_stays(&name);
     }
 
     /// Answers the workers that wait for their stays, once all servers have the schedule.
@@ -132,7 +140,7 @@ impl Coordinator {
         let Some(job) = self
             .jobs
             .get_mut(namespace)
-            .filter(|job| job.unscheduled == Some(0))
+            .filter(|job| job.unscheduled.as_ref().is_some_and(|u| u.left == 0))
         else {
             return;
         };
@@ -145,27 +153,54 @@ impl Coordinator {
                 return;
             };
             let begun = job.stays.entry(rank).or_default();
-            let stay = schedule
-                .stays
-                .get(&rank)
-                .and_then(|stays| stays.get(*begun));
+            let stays = schedule.jobs.get(namespace);
+            let stay = stays.and_then(|stays| stays.get(&rank)?.get(*begun));
             let Some(stay) = stay else {
                 let refusal = bad("the membership file has no further stay of this rank");
                 self.answer(asker, CoordinatorAnswer::Refused(refusal));
                 continue;
             };
+            let is_repeated = *begun > 0;
             *begun += 1;
             peer.joined = true;
             job.late.remove(&rank);
             job.first.insert(rank, stay.first.clone());
-            if let Some(worker) = job.workers.get_mut(&rank) {
+            if is_repeated {
+                self.send_stay_end(namespace, rank);
+            }
+            if let Some(worker) = self.worker(namespace, rank.0) {
                 worker.state = WorkerState::Live;
             }
             self.revision += 1;
+            if is_repeated {
+                self.send_members(namespace, &self.members(namespace));
+            }
             let clocks = stay.first.clone();
             self.note(namespace, Event::Join { rank, clocks });
             let joined = self.joined(rank.0, namespace, 0);
             self.answer(asker, joined);
+        }
+    }
+
+    /// Orders servers to end the stay before this one of a rank, if they have not. The notification of its
+    /// end may have been due, and one of the stay that begins replaces it.
+    fn send_stay_end(&mut self, namespace: &str, rank: WorkerId) {
+        let mut members = self.members(namespace);
+        let ended = members.workers.iter_mut().find(|w| w.id == rank);
+        if let Some(ended) = ended {
+            ended.state = WorkerState::Finished;
+        }
+        self.send_members(namespace, &members);
+    }
+
+    fn send_members(&mut self, namespace: &str, members: &Members) {
+        for server in self.joined_servers() {
+            let order = Command::MembersChanged {
+                namespace: namespace.to_owned(),
+                members: members.clone(),
+                admitted: None,
+            };
+            self.order(server, Purpose::Cleanup, order);
         }
     }
 
@@ -175,7 +210,7 @@ impl Coordinator {
             return false;
         };
         let begun = |rank| job.stays.get(rank).copied().unwrap_or_default();
-        let mut stays = schedule.stays.iter();
+        let mut stays = schedule.jobs.get(namespace).into_iter().flatten();
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         stays.all(|(rank, stays)| begun(rank) == stays.len()) && job.workers.values().all(ended)
     }
@@ -214,7 +249,8 @@ impl Coordinator {
         let (rank, namespace) = (WorkerId(peer.rank), peer.namespace.clone());
         if let (Some(schedule), Some(job)) = (&self.schedule, self.jobs.get(&namespace)) {
             let begun = job.stays.get(&rank).copied().unwrap_or_default();
-            let stays = schedule.stays.get(&rank);
+            let stays = schedule.jobs.get(&namespace);
+            let stays = stays.and_then(|stays| stays.get(&rank));
             let stay = stays.and_then(|stays| stays.get(begun.checked_sub(1)?));
             let last = stay.and_then(|stay| stay.last.as_deref());
             let mut domains = (0..DOMAINS_MAX as u8).map(DomainId);

@@ -150,10 +150,10 @@ pub(super) enum Purpose {
     Hold(u64),
     /// They go on, with its worker or without.
     Admit(u64),
-    /// Stays of a job's schedule.
-    Schedule,
     /// Pushes of a finished task, by its delivery.
     Task(u64),
+    /// Stays of the schedule of this number.
+    Schedule(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,8 +192,9 @@ pub struct Coordinator {
     /// Workers that are being admitted to running jobs.
     pub(super) admissions: BTreeMap<u64, Admission>,
     pub(super) last_admission: u64,
-    /// Schedule that the members of each job follow.
+    /// Schedules that the members of jobs follow.
     pub(super) schedule: Option<Schedule>,
+    pub(super) last_schedule: u64,
     pub(super) actions: Vec<Action>,
     /// Requests about tasks that are not answered.
     pub(super) tasks: OpenRequests,
@@ -228,6 +229,7 @@ impl Coordinator {
             admissions: BTreeMap::new(),
             last_admission: 0,
             schedule: None,
+            last_schedule: 0,
             actions: Vec::new(),
             tasks: OpenRequests::default(),
             waiting: Vec::new(),
@@ -306,8 +308,8 @@ impl Coordinator {
             Purpose::Status(asker) => self.server_reported(asker, answer),
             Purpose::Hold(number) => self.clocks_held(number, server, answer),
             Purpose::Admit(number) => self.clocks_go_on(number, server, answer),
-            Purpose::Schedule => self.stay_known(server),
             Purpose::Task(delivery) => self.task_applied(delivery, server, answer),
+            Purpose::Schedule(number) => self.stay_known(number),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -371,6 +373,9 @@ impl Coordinator {
                 Role::Admin,
                 false,
             ) => {}
+            (Ask::Number, Role::Server, false) => {
+                return Ok(Some(CoordinatorAnswer::Number(ServerId(peer.rank))));
+            }
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::StopJob { .. } | Ask::WaitJob, ..) => {
@@ -422,7 +427,7 @@ impl Coordinator {
                 self.peer_failed(asker.peer, &reason);
                 Ok(None)
             }
-            Ask::Members | Ask::Goodbye => Ok(None),
+            Ask::Members | Ask::Goodbye | Ask::Number => Ok(None),
         }
     }
 

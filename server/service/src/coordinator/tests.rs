@@ -4,6 +4,7 @@ mod functions;
 mod models;
 mod operators;
 mod rendezvous;
+mod schedules;
 mod service;
 mod tasks;
 
@@ -852,5 +853,8 @@ fn late_workers_begin_at_the_furthest_tick() {
             "{orders:?}"
         );
     }
-    assert_eq!(rig.log(), ["join 0 0:0", "lost 0", "join 1 0:7"]);
+    assert_eq!(
+        rig.log(),
+        ["join 0 0:0 in job", "lost 0 in job", "join 1 0:7 in job"]
+    );
 }

@@ -89,7 +89,8 @@ impl Orders for ServerHandle {
         Self::set_epoch(self, epoch);
     }
 
-    fn report(&self) -> ServerStatus {
-        Self::report(self)
+    fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send> {
+        let server = self.clone();
+        Box::new(move || server.report())
     }
 }

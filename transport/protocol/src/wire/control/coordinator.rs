@@ -185,6 +185,9 @@ pub enum CoordinatorRequest {
     /// Waits for the end of the job of the namespace. Only operators ask. Answer: Done, when all its workers
     /// have ended, or the refusal that its workers get.
     WaitJob,
+    /// Reads the number that the coordinator gave to this server, which asked for any, before the server
+    /// joins. Answer: [`CoordinatorAnswer::Number`].
+    Number,
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -226,6 +229,8 @@ pub enum CoordinatorAnswer {
     Server(Box<ServerStatus>),
     /// Answer to the request [`CoordinatorRequest::Tasks`].
     Tasks(Box<TaskAnswer>),
+    /// Answer to the request [`CoordinatorRequest::Number`].
+    Number(ServerId),
 }
 
 /// Commands of the coordinator to a server, over the connection that the server opened, and only after
@@ -419,7 +424,8 @@ impl Message for CoordinatorRequest {
             | Self::Members
             | Self::Finished
             | Self::Goodbye
-            | Self::WaitJob => Ok(()),
+            | Self::WaitJob
+            | Self::Number => Ok(()),
         }
     }
 }
@@ -467,6 +473,7 @@ impl Message for CoordinatorAnswer {
             Self::Cluster(status) => status.validate(),
             Self::Server(status) => status.validate(),
             Self::Tasks(answer) => answer.validate(),
+            Self::Number(number) => server_id(*number),
         }
     }
 }

@@ -356,6 +356,7 @@ impl Gen {
                 reason: "maintenance".into(),
             },
             R::WaitJob,
+            R::Number,
         ]
     }
 
@@ -396,6 +397,7 @@ impl Gen {
             A::Cluster(Box::new(cluster_status())),
             A::Server(Box::new(server_status())),
             A::Tasks(Box::new(TaskAnswer::Task(task()))),
+            A::Number(ServerId(7)),
         ]
     }
 
