@@ -8,8 +8,11 @@ mod keys;
 use common::Cluster;
 use common::faults::transports;
 use tidewater::{ClientError, Missing, PullMode, PullOptions, SyncMode, TableBuilder};
+use tidewater_engine::store::memory::{BlockKind, BlockOwner};
+use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::lines::RejectCode;
-use tidewater_protocol::limits::REJECTS_KEPT_MAX;
+use tidewater_protocol::layout::reject::{RejectReason, RowResource};
+use tidewater_protocol::limits::{MEMORY_BLOCKS_MAX, REJECTS_KEPT_MAX};
 use tidewater_protocol::table::{Init, Optimizer, PushOp};
 
 const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
@@ -177,6 +180,82 @@ fn a_refused_push_fails_alone_and_says_why() {
         assert_eq!(code(other.wait_applied(&gone)), RejectCode::TableReleased);
         let t = client.push_rows(&plain, &[1], &[1.0], PushOp::Sum).unwrap();
         client.wait_applied(&t).unwrap();
+    });
+}
+
+/// Blocks of memory that a server's directory has no room for refuse new rows, with the limit that is met.
+/// What is stored stays as it is, and other tables go on.
+#[test]
+fn full_directory_refuses_rows_by_name() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, SyncMode::Asp);
+        let [full, other] = ["full", "other"].map(|name| {
+            let builder = TableBuilder::sparse::<i64>(name, 1).partitions(3);
+            let table = client.create_table::<i64>(builder.spec()).unwrap();
+            let first = client.push_rows(&table, &[1], &[5], PushOp::Sum).unwrap();
+            client.wait_applied(&first).unwrap();
+            table
+        });
+        let memory = &cluster.servers[0].memory;
+        let owner = BlockOwner::of((TableId(0), 0), BlockKind::Pending, PartitionId(0));
+        while memory.public.alloc(64, owner).is_ok() {}
+        let refusal = |result: Result<(), ClientError>| match result {
+            Err(error @ ClientError::Rejected { reject, .. }) => (reject, error.to_string()),
+            other => panic!("{other:?}"),
+        };
+        // Key 1 is in each frame: in a refused one it is not pushed to.
+        let (mut next, mut pushed) = (2u64, 1);
+        let (reject, text) = loop {
+            assert!(next < 1 << 20, "no push is refused");
+            let keys: Vec<u64> = [1].into_iter().chain(next..next + 500).collect();
+            let push = client
+                .push_rows(&full, &keys, &[1; 501], PushOp::Sum)
+                .unwrap();
+            match client.wait_applied(&push) {
+                Ok(()) => (next, pushed) = (next + 500, pushed + 1),
+                refused => break refusal(refused),
+            }
+        };
+        let RejectReason::TableFull {
+            partition,
+            rows,
+            resource,
+            limit,
+        } = reject.reason
+        else {
+            panic!("{reject:?}");
+        };
+        assert_eq!(reject.table, full.id().0);
+        assert!(
+            partition < 3 && u64::from(rows) >= next - 1,
+            "{reject:?} after {next}"
+        );
+        let known = RowResource::from_code(resource);
+        assert_eq!(
+            (known, limit as usize),
+            (Some(RowResource::Blocks), MEMORY_BLOCKS_MAX)
+        );
+        for part in ["\"full\"", "65536 blocks of memory", "start more servers"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let mut out = [0i64; 2];
+        client
+            .pull_rows(&full, &[1, 2], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [5 + pushed - 1, 1], "a refused frame changes nothing");
+        let created = client.pull_rows(&full, &[u64::MAX], &mut out[..1], PullOptions::default());
+        assert!(matches!(
+            refusal(created.map(drop)).0.reason,
+            RejectReason::TableFull { .. }
+        ));
+        let go_on = client
+            .push_rows(&other, &[1, 2, 3], &[1; 3], PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&go_on).unwrap();
+        client
+            .pull_rows(&other, &[1, 3], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [6, 1]);
     });
 }
 

@@ -3,7 +3,7 @@
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::layout::lines::Reject;
-use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use crate::collective::CollectiveError;
@@ -234,6 +234,20 @@ fn describe(reason: RejectReason) -> String {
         }
         RejectReason::NotKept { oldest, newest } => {
             format!("the version is not kept; versions {oldest} to {newest} are")
+        }
+        RejectReason::TableFull {
+            partition,
+            rows,
+            resource,
+            limit,
+        } => {
+            let resource = RowResource::from_code(resource);
+            let name = resource.map_or("resources of a later version", RowResource::name);
+            let remedy = resource.map_or("compare the versions", RowResource::remedy);
+            format!(
+                "partition {partition} gets no more rows: the table has {rows} rows on this applier, and \
+                 all {limit} {name} are in use; {remedy}"
+            )
         }
         RejectReason::PinsFull { pinned, limit } => format!(
             "{pinned} versions are pinned, and {limit} can be: two less than the table has memory for; \

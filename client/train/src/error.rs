@@ -203,7 +203,7 @@ impl TrainError {
 const fn client_code(e: &ClientError) -> u8 {
     match e {
         ClientError::Rejected { reject, .. } => match reject.code() {
-            RejectCode::NoMemory => exit::ENVIRONMENT,
+            RejectCode::NoMemory | RejectCode::TableFull => exit::ENVIRONMENT,
             _ => exit::CHECK,
         },
         ClientError::RejectForgotten { .. } | ClientError::Argument { .. } => exit::CHECK,

@@ -95,7 +95,11 @@ const COVERED: &[(&str, &[&str])] = &[
     ("snapshot-line", &["lines::SnapshotLine::from_line"]),
     (
         "reject-line",
-        &["lines::Reject::from_line", "lines::RejectCode::from_code"],
+        &[
+            "lines::Reject::from_line",
+            "lines::RejectCode::from_code",
+            "reject::RowResource::from_code",
+        ],
     ),
     ("checked-u64", &["lines::CheckedU64::value"]),
     ("tagged-u32", &["dense::TaggedU32::seq"]),

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use tidewater_lanes::fabric::ExportError;
 use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
-use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::limits::ROW_DIM_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Optimizer;
@@ -332,6 +333,29 @@ impl Engine {
                 false => RejectReason::UnknownTable { table },
             }
         })
+    }
+
+    /// Turns the failure to make a row of `key` into a refusal, with the limit that it met.
+    pub(super) fn no_room(&self, table: u32, key: u64, error: &StoreError) -> Refusal {
+        let (resource, limit) = match *error {
+            StoreError::Blocks { limit, .. } => (RowResource::Blocks, limit as u64),
+            StoreError::TableFull { resource, limit } => (resource, limit),
+            StoreError::RegisteredRegion(ExportError::Full { limit }) => {
+                (RowResource::Regions, u64::from(limit))
+            }
+            _ => return self.no_memory(error),
+        };
+        let store = self.tables.get(&table).map(|table| &table.store);
+        let Some(Store::Sparse(shard)) = store else {
+            return self.no_memory(error);
+        };
+        let (_, partition) = shard.owns(key);
+        RejectReason::TableFull {
+            partition,
+            rows: u32::try_from(shard.len()).unwrap_or(u32::MAX),
+            resource: resource as u32,
+            limit: u32::try_from(limit).unwrap_or(u32::MAX),
+        }
     }
 
     /// Turns a store's failure into a refusal, with the numbers of the memory that is full.

@@ -156,7 +156,7 @@ impl Engine {
             let loc = if create {
                 match s.find_or_create(key, &self.redo, progress) {
                     Ok(loc) => loc,
-                    Err(e) => return Err(self.no_memory(&e)),
+                    Err(e) => return Err(self.no_room(header.table, key, &e)),
                 }
             } else {
                 s.find(key).unwrap_or(RowLocation::NONE)

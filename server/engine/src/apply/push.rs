@@ -249,9 +249,11 @@ impl Engine {
         let progress = self.progress(0);
         self.places.clear();
         match self.tables.get_mut(&table).map(|table| &mut table.store) {
-            Some(Store::Sparse(s)) => s
-                .find_rows(count, row, (&self.redo, progress), &mut self.places)
-                .map_err(|e| self.no_memory(&e)),
+            Some(Store::Sparse(s)) => {
+                let found = s.find_rows(count, &row, (&self.redo, progress), &mut self.places);
+                // The places before it were found.
+                found.map_err(|e| self.no_room(table, row(self.places.len()).0, &e))
+            }
             Some(Store::Rows(rows)) => (0..count).try_for_each(|n| {
                 let (key, _) = row(n);
                 let refusal = RejectReason::IndexOutOfRange {

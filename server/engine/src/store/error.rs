@@ -1,6 +1,7 @@
 //! Errors of the store.
 
 use tidewater_lanes::fabric::ExportError;
+use tidewater_protocol::layout::reject::RowResource;
 use tidewater_runtime::mem::MemError;
 
 use super::hugepages::{Hugepages, Shortfall};
@@ -46,6 +47,14 @@ pub enum StoreError {
         memory: &'static str,
         /// Number of blocks that the directory holds.
         limit: usize,
+    },
+    /// A table has as much of a resource on one applier as the format has room for.
+    #[error("the table has {limit} {} on one applier, the most there are; {}", resource.name(), resource.remedy())]
+    TableFull {
+        /// What is used up.
+        resource: RowResource,
+        /// How much of it there is.
+        limit: u64,
     },
     /// Hugepages of the requested size are not available.
     #[error("--hugepages {asked}: {shortfall}; or say --hugepages auto, which does without")]

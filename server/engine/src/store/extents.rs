@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
+use tidewater_protocol::layout::reject::RowResource;
 use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_protocol::limits::{EXTENT_BYTES_MAX, EXTENTS_MAX};
 use tidewater_runtime::mem::{MemError, Region, WordsMut};
@@ -304,20 +305,17 @@ impl Extents {
     /// Refuses an extent beyond a limit of the format.
     fn check_limits(&self) -> Result<(), StoreError> {
         if self.list.len() >= EXTENTS_MAX {
-            let limit = EXTENTS_MAX as u64;
-            return Err(StoreError::Limit {
-                what: "extents of a table on one applier (EXTENTS_MAX)",
-                have: limit + 1,
-                limit,
+            return Err(StoreError::TableFull {
+                resource: RowResource::Extents,
+                limit: EXTENTS_MAX as u64,
             });
         }
         let slots = self.plan.of_bytes(EXTENT_BYTES_MAX).slots();
         let pages = self.pages.len() as u64 + 1 + u64::from(slots.div_ceil(PAGE_SLOTS));
         let (have, limit) = (pages << PAGE_BITS, u64::from(Index::SLOT_MAX));
         if have > limit {
-            return Err(StoreError::Limit {
-                what: "rows of a table on one applier; use more appliers or servers",
-                have,
+            return Err(StoreError::TableFull {
+                resource: RowResource::Slots,
                 limit,
             });
         }

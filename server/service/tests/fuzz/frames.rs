@@ -162,7 +162,7 @@ impl Fuzz {
                     self.problems.insert(problem);
                 }
                 self.check_unchanged(&frame);
-                reason.code() == RejectCode::NoMemory
+                matches!(reason.code(), RejectCode::NoMemory | RejectCode::TableFull)
             }
         };
         let more = self.after.len() > self.before.len();

@@ -12,7 +12,7 @@ use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use super::function::{FunctionBody, FunctionCall, FunctionPayload, FunctionProblem, FunctionTrap};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
-use super::reject::RejectReason;
+use super::reject::{RejectReason, RowResource};
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
 use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
@@ -227,7 +227,10 @@ fn reject_line(bytes: &[u8]) {
         debug_assert_eq!(reject.to_line(SALT), line, "two encodings of {reject:?}");
     }
     let (code, table) = unpack(line[1]);
-    let reason = RejectCode::from_code(code % 16)
+    if let Some(resource) = RowResource::from_code(code) {
+        debug_assert_eq!(resource as u32, code);
+    }
+    let reason = RejectCode::from_code(code % 32)
         .and_then(|code| RejectReason::from_numbers(code, [line[2], line[3]]));
     if let Some(reason) = reason {
         let reject = Reject {

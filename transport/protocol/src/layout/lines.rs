@@ -229,6 +229,8 @@ pub enum RejectCode {
     NotKept = 15,
     /// The table has as many pinned versions as it can.
     PinsFull = 16,
+    /// A limit of the server keeps the partition from getting another row.
+    TableFull = 17,
 }
 
 impl RejectCode {
@@ -251,6 +253,7 @@ impl RejectCode {
             14 => Self::Observer,
             15 => Self::NotKept,
             16 => Self::PinsFull,
+            17 => Self::TableFull,
             _ => return None,
         })
     }

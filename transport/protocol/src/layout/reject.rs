@@ -115,6 +115,69 @@ pub enum RejectReason {
         /// Number of versions that can be pinned: two less than the table keeps.
         limit: u64,
     },
+    /// A limit of the server keeps the partition from getting another row. In the two numbers, `partition`
+    /// and `resource` are the low halves.
+    TableFull {
+        /// Partition of the first key without a row.
+        partition: u32,
+        /// Rows of the table on the applier; `u32::MAX` for more.
+        rows: u32,
+        /// Code of the [`RowResource`] that is used up.
+        resource: u32,
+        /// How much of it there is.
+        limit: u32,
+    },
+}
+
+/// What a row needs beside memory, and what has a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum RowResource {
+    /// Blocks in the directory of a server's memory ([`MEMORY_BLOCKS_MAX`](crate::limits::MEMORY_BLOCKS_MAX)).
+    Blocks = 1,
+    /// Extents of a table on one applier ([`EXTENTS_MAX`](crate::limits::EXTENTS_MAX)).
+    Extents = 2,
+    /// Slots of a table on one applier: 32 bits number them.
+    Slots = 3,
+    /// Keys of registered regions of a server.
+    Regions = 4,
+}
+
+impl RowResource {
+    /// Returns the resource of a wire code; `None` for an unknown code.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            1 => Self::Blocks,
+            2 => Self::Extents,
+            3 => Self::Slots,
+            4 => Self::Regions,
+            _ => return None,
+        })
+    }
+
+    /// Returns its name, for messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Blocks => "blocks of memory",
+            Self::Extents => "extents",
+            Self::Slots => "slots",
+            Self::Regions => "registered regions",
+        }
+    }
+
+    /// Returns the remedy when it is used up.
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::Blocks | Self::Regions => {
+                "release tables that are not needed, or start more servers"
+            }
+            Self::Extents | Self::Slots => {
+                "start more servers, or servers with more appliers, and create the table with as many \
+                 partitions"
+            }
+        }
+    }
 }
 
 impl RejectReason {
@@ -137,6 +200,7 @@ impl RejectReason {
             Self::Observer { .. } => RejectCode::Observer,
             Self::NotKept { .. } => RejectCode::NotKept,
             Self::PinsFull { .. } => RejectCode::PinsFull,
+            Self::TableFull { .. } => RejectCode::TableFull,
         }
     }
 
@@ -158,6 +222,15 @@ impl RejectReason {
             Self::Observer { kind } => [kind, 0],
             Self::NotKept { oldest, newest } => [oldest, newest],
             Self::PinsFull { pinned, limit } => [pinned, limit],
+            Self::TableFull {
+                partition,
+                rows,
+                resource,
+                limit,
+            } => [
+                partition as u64 | (rows as u64) << 32,
+                resource as u64 | (limit as u64) << 32,
+            ],
         }
     }
 
@@ -202,6 +275,12 @@ impl RejectReason {
                 pinned: a,
                 limit: b,
             },
+            RejectCode::TableFull => Self::TableFull {
+                partition: a as u32,
+                rows: (a >> 32) as u32,
+                resource: b as u32,
+                limit: (b >> 32) as u32,
+            },
         };
         // Refuses a table of more than 32 bits, or a number that the reason does not have.
         (reason.numbers() == numbers).then_some(reason)
@@ -216,7 +295,7 @@ mod tests {
     #[test]
     fn reasons_keep_code_and_numbers() {
         let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();
-        assert_eq!(codes.len(), 16);
+        assert_eq!(codes.len(), 17);
         for code in codes {
             let numbers = match code {
                 RejectCode::UnknownTable | RejectCode::TableReleased | RejectCode::Observer => {
