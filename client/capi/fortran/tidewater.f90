@@ -445,6 +445,11 @@ module tidewater
             import :: c_int, c_ptr
             type(c_ptr), value :: session
         end function
+        integer(c_int) function tw_batch_pushes(session, frames) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), value :: frames
+        end function
         integer(c_int) function tw_finish(session) bind(c)
             import :: c_int, c_ptr
             type(c_ptr), value :: session

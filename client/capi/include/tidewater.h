@@ -693,6 +693,13 @@ tw_status tw_session_counters(tw_session *session, tw_counters *counters);
 // it. `progress_interval_us` has a thread make these calls.
 tw_status tw_progress(tw_session *session);
 
+// Lets up to `frames` frames of pushes of rows leave for an applier together (default 1: each push leaves before
+// its call returns; 0 is 1). A push of one row is one frame. Pushes that are held leave when the batch is
+// full or has 32 KiB, and with each call that waits, pulls, ticks, flushes, saves, or is tw_progress. They are
+// lost if the session is closed before.
+tw_status tw_batch_pushes(tw_session *session,
+                          uint32_t frames);
+
 // This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
 // coordinator, so that no worker waits for it. On a sibling its thread is done. Close the session
 // afterwards. TW_ERR_THREAD while siblings are open.

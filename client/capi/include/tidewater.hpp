@@ -159,6 +159,8 @@ public:
     }
     void flush() { check(tw_flush(it_.get())); }
     void progress() { check(tw_progress(it_.get())); }
+    /// Lets up to so many frames of pushes leave together.
+    void batch_pushes(std::uint32_t frames) { check(tw_batch_pushes(it_.get(), frames)); }
     void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_.get(), every)); }
     bool walltime_over()
     {

@@ -443,6 +443,14 @@ impl Session {
         self.with(py, Client::progress)
     }
 
+    /// Lets up to `frames` frames of pushes of rows leave for an applier together.
+    fn batch_pushes(&self, py: Python<'_>, frames: u32) -> PyResult<()> {
+        self.with(py, |client| {
+            client.batch_pushes(frames);
+            Ok(())
+        })
+    }
+
     /// Saves all tables; returns rows and bytes written. Waits for half an hour if no timeout is given.
     #[pyo3(signature = (directory, timeout=None))]
     fn save(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<(u64, u64)> {

@@ -883,6 +883,17 @@ def _child(s, t, results):
             results.put("refused")
 
 
+def test_held_pushes_leave_together():
+    with session() as s:
+        t = s.table("held", "sparse", dtype=np.int64, cols=1)
+        s.batch_pushes(8)
+        for _ in range(3):
+            t.push(np.ones((1, 1), np.int64), [1])
+        s.flush()
+        assert t.pull([1]).item() == 3
+        raises(OverflowError, "negative", lambda: s.batch_pushes(-1))
+
+
 def test_a_forked_child_is_refused_and_the_parent_goes_on():
     with session() as s:
         t = s.table("t", "sparse", dtype=np.int64, cols=1)

@@ -248,6 +248,22 @@ pub unsafe extern "C" fn tw_progress(session: *mut tw_session) -> tw_status {
     })
 }
 
+/// Lets up to `frames` frames of pushes of rows leave for an applier together (default 1: each push leaves before
+/// its call returns; 0 is 1). A push of one row is one frame. Pushes that are held leave when the batch is
+/// full or has 32 KiB, and with each call that waits, pulls, ticks, flushes, saves, or is tw_progress. They are
+/// lost if the session is closed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_batch_pushes(session: *mut tw_session, frames: u32) -> tw_status {
+    run("tw_batch_pushes", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| {
+            open.client.batch_pushes(frames);
+            Ok(())
+        })
+    })
+}
+
 /// This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
 /// coordinator, so that no worker waits for it. On a sibling its thread is done. Close the session
 /// afterwards. TW_ERR_THREAD while siblings are open.

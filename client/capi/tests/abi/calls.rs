@@ -1,9 +1,10 @@
 //! Calls that are started and finished later, and the memory of a session's lanes.
 
 use std::ffi::CString;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use tidewater_capi::abi::call::*;
+use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::session::*;
 use tidewater_capi::abi::table::*;
 use tidewater_capi::abi::types::tw_status::*;
@@ -197,4 +198,41 @@ fn wrong_begin_takes_part_in_the_broadcast() {
         )
     };
     fails(begun, TW_ERR_LOST, "rank 0 could not start");
+}
+
+/// Pushes that are held leave with another call, and not before.
+#[test]
+fn held_pushes_leave_together() {
+    let rig = Rig::new(2);
+    let (session, reader) = (rig.open(&rig.options()), rig.open(&rig.options()));
+    let options = table_options(c"held", I64, tw_kind::TW_SPARSE, 0, 1);
+    let (table, seen) = (create(session, &options), create(reader, &options));
+    let (key, one) = (7u64, 1i64);
+    let push = || {
+        let value = (&raw const one).cast();
+        let none = null_mut();
+        // SAFETY: an open session, one key and one value.
+        ok(unsafe { tw_push_rows(session, table, &raw const key, 1, value, 1, I64, SUM, none) });
+    };
+    let pull = || {
+        let mut sum = -1i64;
+        let (to, none) = ((&raw mut sum).cast(), null());
+        // SAFETY: an open session, one key and room for its value.
+        ok(unsafe { tw_pull_rows(reader, seen, &raw const key, 1, to, 1, I64, none) });
+        sum
+    };
+    // SAFETY: an open session, or none.
+    unsafe {
+        fails(tw_batch_pushes(null_mut(), 8), TW_ERR_NULL, "session");
+        ok(tw_batch_pushes(session, 8));
+        (0..3).for_each(|_| push());
+        assert!((0..500).all(|_| pull() == 0), "they are not held");
+        ok(tw_progress(session));
+        assert!((0..60_000).any(|_| pull() == 3), "they stay");
+        ok(tw_batch_pushes(session, 0));
+        push();
+    }
+    assert!((0..60_000).any(|_| pull() == 4), "a push is held");
+    free(session);
+    free(reader);
 }

@@ -195,6 +195,8 @@ class Session:
         waited for: the earliest, one push a call."""
     def progress(self) -> None:
         """Takes in what has arrived and sends what is left; never waits for an answer."""
+    def batch_pushes(self, frames: int) -> None:
+        """Lets up to so many frames of pushes of rows leave for an applier together."""
     def save(self, directory: str, timeout: Optional[float] = None) -> Tuple[int, int]:
         """Saves all tables, on one worker between barriers; rows and bytes written."""
     def load(self, directory: str, timeout: Optional[float] = None) -> list[str]:
