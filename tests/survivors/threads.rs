@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, ClusterConfig, PullOptions, ReduceOp, SyncMode, TableBuilder,
+    Client, ClientError, ClusterConfig, PullMode, PullOptions, ReduceOp, SyncMode, TableBuilder,
 };
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
@@ -99,6 +99,64 @@ fn threads_of_workers_have_the_bits_of_workers() {
     let four = bits_of(4, 1);
     assert_eq!(bits_of(2, 2), four);
     assert_eq!(bits_of(1, 4), four);
+}
+
+/// Threads of a worker share the locations of rows: what one has resolved, no other asks for. Catches
+/// `locations-not-shared`.
+#[test]
+fn siblings_share_row_locations() {
+    const KEYS: u64 = 5_000;
+    let job = joined(ClusterConfig {
+        servers: 2,
+        ..ClusterConfig::default()
+    });
+    let mut first = job.client_of(0, SyncMode::Asp).unwrap();
+    let spec = TableBuilder::sparse::<i64>("shared", 1);
+    let table = first.create_table::<i64>(spec.spec()).unwrap();
+    let mut second = first.sibling().unwrap();
+    let same = second.open_table::<i64>("shared").unwrap();
+    let keys: Vec<u64> = (0..KEYS).map(|key| key << 40 | key).collect();
+    let values: Vec<i64> = (0..KEYS as i64).collect();
+    let push = first
+        .push_rows(&table, &keys, &values, PushOp::Sum)
+        .unwrap();
+    first.wait_applied(&push).unwrap();
+    let mut out = vec![0; keys.len()];
+    let options = PullOptions::default();
+    first.pull_rows(&table, &keys, &mut out, options).unwrap();
+    assert_eq!(first.counters().resolved_keys, KEYS);
+    for mode in [PullMode::Consistent, PullMode::Hogwild] {
+        out.fill(-1);
+        second
+            .pull_rows(&same, &keys, &mut out, options.mode(mode))
+            .unwrap();
+        assert_eq!(out, values);
+    }
+    assert_eq!(second.counters().resolved_keys, 0);
+    // Both ways, and at once: each thread creates its own rows and pulls those of both.
+    let work = |mut client: Client| {
+        let table = client.open_table::<i64>("shared").unwrap();
+        let own = u64::from(client.thread()) + 1;
+        let (mut one, mut both) = ([0], [0; 2]);
+        for n in 0..2_000u64 {
+            let keys = [n << 8 | own, n << 8 | (3 - own)];
+            drop(
+                client
+                    .push_rows(&table, &keys[..1], &[n as i64], PushOp::Assign)
+                    .unwrap(),
+            );
+            client
+                .pull_rows(&table, &keys[..1], &mut one, options)
+                .unwrap();
+            client.pull_rows(&table, &keys, &mut both, options).unwrap();
+            assert!(both[1] == 0 || both[1] == n as i64, "{both:?} of {n}");
+        }
+        client.flush().unwrap();
+        client
+    };
+    let mut all = each(vec![first, second], work);
+    all.reverse();
+    all.iter_mut().for_each(|client| client.finish().unwrap());
 }
 
 /// A sibling joins at its worker's clock and holds the others back from there on, until it finishes.

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use tidewater_bookkeeping::combine::Combiner;
-use tidewater_bookkeeping::locations::Hints;
+use tidewater_bookkeeping::locations::Locations;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::FRAME_HEADER_BYTES;
 use tidewater_protocol::layout::hash::mix64;
@@ -54,8 +54,8 @@ fn keys(count: u64, distinct: u64) -> Body {
     })
 }
 
-fn known() -> Hints {
-    let mut hints = Hints::default();
+fn known() -> Locations {
+    let hints = Locations::default();
     for n in 0..HINTS_KNOWN {
         hints.put(mix64(n), RowLocation::new(0, 1, n as u32));
     }
@@ -74,7 +74,7 @@ fn hints_get() -> Body {
 }
 
 fn hints_put() -> Body {
-    let mut hints = known();
+    let hints = known();
     let mut from = 0;
     Box::new(move || {
         from = (from + HINTS) % HINTS_KNOWN;

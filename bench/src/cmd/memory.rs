@@ -22,6 +22,8 @@ const BATCH: u64 = 2_048;
 /// Bytes of a key and of a row's header.
 const KEY_BYTES: u64 = 8;
 const HEADER_BYTES: u64 = 16;
+/// Keys from which an entry of the client's cache of locations leaves out what its place implies.
+const LOCATIONS_LARGE: u64 = 1 << 19;
 /// Keys of the longest run, with `--large`.
 const LARGE: u64 = 10_000_000;
 
@@ -137,11 +139,15 @@ impl Case {
             server - (row + record) as f64,
             self.state,
         );
+        let locations = match keys < LOCATIONS_LARGE {
+            true => "locations.small",
+            false => "locations",
+        };
         let id = |metric: &str| format!("memory.{}.{metric}", self.id);
         let values = [
             (id("bytes"), server),
             (id("ratio"), ratio),
-            (id("locations"), client),
+            (id(locations), client),
         ];
         (text, values)
     }

@@ -241,6 +241,14 @@ impl Client {
         self.feedback.bytes_max = bytes;
     }
 
+    /// Sets the bytes of memory for the locations of sparse rows that this worker has seen, of all its tables
+    /// and threads together (default: no bound but 2^24 rows of each table). A location takes about 15 bytes.
+    /// Beyond it locations overwrite each other, and a pull asks the server for those that are gone. Memory
+    /// that is in use stays so.
+    pub fn set_location_bytes_max(&mut self, bytes: usize) {
+        self.guard.locations().budget().set_bytes_max(bytes);
+    }
+
     /// Sets the longest time that a clock wait may take (default 30 min).
     pub const fn set_clock_timeout(&mut self, timeout: Duration) {
         self.clock.deadline = timeout;
@@ -315,7 +323,9 @@ impl Client {
     /// Asks every server for its part of a table, and adds the table.
     fn describe(&mut self, info: TableInfo, deadline: Deadline) -> Result<(), ClientError> {
         let id = info.id;
-        let mut state = TableState::new(self.tables.next_handle()?, info, &self.lanes)?;
+        let hints = self.guard.locations().of(id);
+        let handle = self.tables.next_handle()?;
+        let mut state = TableState::new(handle, info, &self.lanes, hints)?;
         let mut first_lane = 0;
         for server in 0..self.lanes.servers() {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);

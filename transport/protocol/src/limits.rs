@@ -188,8 +188,8 @@ pub const PULLS_MAX: usize = 256;
 /// Handles of one kind in a C, C++, Fortran or Python program. A program that never waits for its pushes
 /// gets an error before it has used up the memory.
 pub const HANDLES_MAX: usize = 1 << 16;
-/// Row locations of a table that a client keeps, with 16 bytes each. Beyond it they overwrite each
-/// other, and a pull asks the server for the locations that are gone.
+/// Row locations of a table that the threads of a worker keep together, with about 15 bytes each. Beyond
+/// it they overwrite each other, and a pull asks the server for the locations that are gone.
 pub const LOCATIONS_MAX: usize = 1 << 24;
 /// Attempts of a consistent read before the client asks the server to gather.
 pub const PULL_RETRIES_MAX: u32 = 8;

@@ -317,6 +317,12 @@ mutants! {
     PartWrittenInPlace = "part-written-in-place";
     /// Workers do not learn that an operator stops their job.
     StopNotPassedOn = "stop-not-passed-on";
+    /// The writer of a sequence lock stores the words without a fence after the odd count.
+    SequenceWithoutFence = "sequence-without-fence";
+    /// A lookup of a cached location compares a few bits of the key's hash.
+    LocationByShortHash = "location-by-short-hash";
+    /// Each thread of a worker has location caches of its own.
+    LocationsNotShared = "locations-not-shared";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

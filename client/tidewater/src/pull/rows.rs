@@ -222,7 +222,7 @@ impl RowPull<'_> {
         let mut unknown = Vec::new();
         for &row in &s.missing {
             let lane = self.lane(row)?;
-            match self.table.hints.get(self.key(row)).filter(|l| l.is_some()) {
+            match self.table.hints.get_waiting(self.key(row)) {
                 Some(loc) => s.located.push((row, lane, loc)),
                 None => unknown.push((lane, row)),
             }

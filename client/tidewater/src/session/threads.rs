@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
+use tidewater_bookkeeping::locations::SharedLocations;
 use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, WORKER_THREADS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -51,6 +52,7 @@ pub(crate) struct WorkerState {
     /// The first thread that ended before it finished.
     lost: OnceLock<WorkerThread>,
     reported: AtomicBool,
+    locations: SharedLocations,
 }
 
 impl WorkerState {
@@ -61,6 +63,7 @@ impl WorkerState {
             open: Mutex::default(),
             lost: OnceLock::new(),
             reported: AtomicBool::new(false),
+            locations: SharedLocations::default(),
         }
     }
 
@@ -182,6 +185,11 @@ impl ThreadGuard {
             worker: Arc::clone(&self.worker),
             thread: self.thread,
         })
+    }
+
+    /// The row locations that the threads of the worker share.
+    pub(super) fn locations(&self) -> &SharedLocations {
+        &self.worker.locations
     }
 
     /// Fails if a thread of the worker was lost.

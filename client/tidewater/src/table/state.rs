@@ -15,7 +15,8 @@ use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescri
 use super::opened::HandleId;
 use crate::error::ClientError;
 use crate::lanes::Lanes;
-use tidewater_bookkeeping::locations::Hints;
+use tidewater_bookkeeping::locations::Locations;
+use tidewater_runtime::sync::Arc;
 
 /// Entries of an extent table read at once: one page.
 const EXTENTS_AT_ONCE: u64 = 64;
@@ -78,7 +79,8 @@ pub(crate) struct TableState {
     /// The rule that this client set last; that of the definition before.
     pub(crate) rule: Optimizer,
     pub(crate) row: RowLayout,
-    pub(crate) hints: Hints,
+    /// Locations of sparse rows, shared by the threads of the worker.
+    pub(crate) hints: Arc<Locations>,
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
@@ -130,6 +132,7 @@ impl TableState {
         handle: HandleId,
         info: TableInfo,
         lanes: &Lanes,
+        hints: Arc<Locations>,
     ) -> Result<Self, ClientError> {
         let spec = info.spec;
         // With a valid definition, sizes multiply without overflow and no divisor is zero.
@@ -166,7 +169,7 @@ impl TableState {
             handle,
             id: info.id,
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::default(),
+            hints,
             dense: vec![None; spec.partitions as usize],
             sparse,
             lane_of_partition,
@@ -268,7 +271,7 @@ impl TableState {
             handle,
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::default(),
+            hints: Arc::default(),
             dense: (0..spec.partitions).map(|p| Some(part(p))).collect(),
             sparse: Vec::new(),
             lane_of_partition: vec![0; spec.partitions as usize],
@@ -329,7 +332,7 @@ impl TableState {
                 .dense_row(key)
                 .map(|source| (source, RowLocation::NONE));
         }
-        let loc = self.hints.get(key).filter(|l| l.is_some())?;
+        let loc = self.hints.get(key)?;
         let lane = self.lane_of(key)?;
         Some((self.sparse_row(lane, loc).ok()?, loc))
     }
@@ -488,7 +491,7 @@ mod tests {
             handle: tables.next_handle().unwrap(),
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Hints::default(),
+            hints: Arc::default(),
             sparse: vec![SparseLane {
                 salt: SALT,
                 table: Some(table),

@@ -16,6 +16,7 @@ pub mod publish;
 #[cfg(not(loom))]
 pub mod region;
 pub mod rows;
+pub mod sequence;
 pub mod shared;
 pub mod versioned;
 

@@ -6,11 +6,12 @@ use loom::thread;
 
 use super::publish::{cell, publish};
 use super::rows::copy_row;
+use super::sequence::Sequence;
 use super::versioned::{
     self, BlockVersions, RowHead, begin_buffer, publish_snapshot, store_block, store_row,
 };
 use super::{Words, WordsMut};
-use crate::sync::{Arc, AtomicU64};
+use crate::sync::{Arc, AtomicU64, Ordering};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::lines::{CheckedU64, SnapshotLine};
 use tidewater_protocol::layout::row::{RowVersion, row_chk};
@@ -252,4 +253,45 @@ fn loom_a_reader_of_an_old_epoch_notices_that_its_buffer_is_rewritten() {
         begin_buffer();
         buffers.store(8, 3);
     });
+}
+
+/// Two words that a writer changes together, under a [`Sequence`].
+fn changed_together(read: fn(&Sequence, &[AtomicU64; 2]) -> Option<[u64; 2]>) {
+    loom::model(move || {
+        let shared = Arc::new((Sequence::default(), [0, 0].map(AtomicU64::new)));
+        let writer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (sequence, words) = &*shared;
+                for value in 1..=2 {
+                    sequence.write(|| {
+                        words.iter().for_each(|w| w.store(value, Ordering::Relaxed));
+                    });
+                }
+            })
+        };
+        let (sequence, words) = &*shared;
+        if let Some([a, b]) = read(sequence, words) {
+            assert_eq!(a, b, "halves of two changes");
+        }
+        writer.join().unwrap();
+        let last = sequence.read(|| words[0].load(Ordering::Relaxed));
+        assert_eq!(last, Some(2), "an ended change is not read");
+    });
+}
+
+fn both(words: &[AtomicU64; 2]) -> [u64; 2] {
+    [0, 1].map(|n| words[n].load(Ordering::Relaxed))
+}
+
+/// Catches `sequence-without-fence`.
+#[test]
+fn loom_a_sequenced_read_is_of_one_change() {
+    changed_together(|sequence, words| sequence.read(|| both(words)));
+}
+
+#[test]
+#[should_panic(expected = "halves of two changes")]
+fn loom_finds_halves_without_the_second_count() {
+    changed_together(|_, words| Some(both(words)));
 }
