@@ -38,6 +38,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

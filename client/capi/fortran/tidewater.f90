@@ -34,6 +34,7 @@ module tidewater
     integer(c_int), parameter :: TW_NORM_1 = 1, TW_NORM_2 = 2, TW_NORM_MAX = 3
     integer(c_int), parameter :: TW_ZEROS = 0, TW_CONSTANT = 1, TW_UNIFORM = 2, TW_NORMAL = 3
     integer(c_int), parameter :: TW_IMMEDIATE = 0, TW_CLOCK_SUM = 1, TW_CLOCK_MEAN = 2
+    integer(c_int), parameter :: TW_DURABILITY_NONE = 0, TW_WARM = 1
     integer(c_int), parameter :: TW_ASP = 0, TW_BSP = 1, TW_SSP = 2
     integer(c_int), parameter :: TW_TRANSPORT_DEFAULT = 0, TW_SHM = 1, TW_TCP = 2, TW_VERBS = 3
     integer(c_int), parameter :: TW_THREAD_SINGLE = 0, TW_THREAD_FUNNELED = 1, &
@@ -69,7 +70,7 @@ module tidewater
         integer(c_int32_t) :: allow_not_finite = 0, reserved = 0
         real(c_double) :: weight_decay = 0, clip_value = 0, clip_norm = 0, initial_accumulator = 0
         integer(c_int32_t) :: by_staleness = 0, versions = 0
-        integer(c_int32_t) :: redo = 0, reserved2 = 0
+        integer(c_int32_t) :: redo = 0, durability = TW_DURABILITY_NONE
         integer(c_int32_t) :: expire_after = 0, admit_after = 0
     end type
 

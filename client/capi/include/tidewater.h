@@ -184,6 +184,15 @@ typedef enum {
     TW_CLOCK_MEAN = 2,
 } tw_effect;
 
+// What of a table outlives a server process.
+typedef enum {
+    // Nothing of the table.
+    TW_DURABILITY_NONE = 0,
+    // Rows, optimizer state and acknowledged pushes, where a holder process keeps the servers' memory; other
+    // servers refuse the table. For TW_IMMEDIATE, without by_staleness, expire_after and admit_after.
+    TW_WARM = 1,
+} tw_durability;
+
 // How far workers may drift apart.
 typedef enum {
     // No worker waits for another.
@@ -420,10 +429,10 @@ typedef struct {
     // Versions that a table with `snapshot` has memory for, that which is being built included: 2 to 16. All
     // but two can be pinned. 0: 2.
     uint32_t versions;
-    // Not 0: appliers write each result into a redo record first. Nothing reads it yet.
+    // Not 0: appliers write each result into a redo record first. For measurements: TW_WARM implies it.
     int32_t redo;
-    // Unused; must be zero.
-    int32_t reserved2;
+    // What of the table outlives a server process: a tw_durability. 0: TW_DURABILITY_NONE.
+    int32_t durability;
     // Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
     uint32_t expire_after;
     // Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE

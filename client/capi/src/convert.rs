@@ -14,8 +14,8 @@ use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
 use tidewater_protocol::limits::{DOMAINS_MAX, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
-    TableSpec,
+    Apply, DType, DenseLayout, Durability, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
+    Reduce, Shape, TableSpec,
 };
 
 use crate::abi::types::*;
@@ -257,9 +257,6 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
     if options.reserved != 0 {
         return Err(Failure::argument("reserved is not zero"));
     }
-    if options.reserved2 != 0 {
-        return Err(Failure::argument("reserved2 is not zero"));
-    }
     let dtype = dtype(options.dtype)?;
     Ok(TableSpec {
         name: name.to_owned(),
@@ -277,6 +274,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         redo: options.redo != 0,
         keys: keys(options)?,
         versions: or_default(options.versions, VERSIONS_DEFAULT),
+        durability: durability(options)?,
     })
 }
 
@@ -475,6 +473,14 @@ fn init(options: &tw_table_options) -> Result<Init, Failure> {
     })
 }
 
+fn durability(options: &tw_table_options) -> Result<Durability, Failure> {
+    use tw_durability::*;
+    choice!("durability", options.durability, {
+        TW_DURABILITY_NONE => Durability::None,
+        TW_WARM => Durability::Warm,
+    })
+}
+
 fn effect(options: &tw_table_options) -> Result<Apply, Failure> {
     use tw_effect::*;
     choice!("effect", options.effect, {
@@ -587,6 +593,7 @@ mod tests {
             clip_value: 2.0,
             initial_accumulator: 0.5,
             redo: 1,
+            durability: tw_durability::TW_WARM as i32,
             ..options
         };
         let builder = builder
@@ -594,7 +601,8 @@ mod tests {
             .weight_decay(0.01)
             .clip_value(2.0)
             .initial_accumulator(0.5)
-            .redo(true);
+            .redo(true)
+            .durability(Durability::Warm);
         assert_eq!(&table_spec("t", &adjusted).unwrap(), builder.spec());
         let adamw = tw_table_options {
             optimizer: tw_optimizer::TW_ADAMW as i32,

@@ -11,7 +11,7 @@ use tidewater::{
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
-use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp, Reduce};
+use tidewater_protocol::table::{Apply, DType, Durability, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
 
@@ -60,6 +60,11 @@ pub(crate) fn effect(given: &str) -> PyResult<Apply> {
         ("clock_mean", Apply::AtTick(Reduce::Mean)),
     ];
     word("effect", given, &known)
+}
+
+pub(crate) fn durability(given: &str) -> PyResult<Durability> {
+    let known = [("none", Durability::None), ("warm", Durability::Warm)];
+    word("durability", given, &known)
 }
 
 pub(crate) fn sync(given: &str) -> PyResult<SyncMode> {

@@ -231,7 +231,7 @@ impl Session {
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
         initial_accumulator=0.0, by_staleness=false, redo=false, versions=2, expire_after=0,
-        admit_after=0))]
+        admit_after=0, durability="none"))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -258,6 +258,7 @@ impl Session {
         versions: u32,
         expire_after: u32,
         admit_after: u8,
+        durability: &str,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -298,6 +299,7 @@ impl Session {
                 expire_after,
                 admit_after,
             },
+            durability: options::durability(durability)?,
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

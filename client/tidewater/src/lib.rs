@@ -102,7 +102,8 @@ pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 pub use tidewater_protocol::ids::DomainId;
 pub use tidewater_protocol::layout::encoding::PushEncoding;
 pub use tidewater_protocol::table::{
-    Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
+    TableSpec,
 };
 /// Messages about tasks; the crate `tidewater-tasks` has the calls for programs.
 pub use tidewater_protocol::wire::control::{TaskAnswer, TaskRequest};

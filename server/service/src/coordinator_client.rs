@@ -736,6 +736,10 @@ mod tests {
             Ok(())
         }
 
+        fn finish_task(&self, _: &str, _: WorkerThread, _: u64) -> Result<(), Refusal> {
+            unreachable!("no order of the tests finishes a task")
+        }
+
         fn hold_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {
             Ok(Vec::new())
         }

@@ -56,7 +56,9 @@ impl WorkerId {
 
 /// One client thread of a worker. Ordered by rank, then thread: the order in which contributions to an
 /// iteration are added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct WorkerThread {
     /// Rank of the worker.
     pub rank: WorkerId,

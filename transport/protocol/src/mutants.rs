@@ -323,6 +323,18 @@ mutants! {
     LocationByShortHash = "location-by-short-hash";
     /// Each thread of a worker has location caches of its own.
     LocationsNotShared = "locations-not-shared";
+    /// A successor does not finish the row that was being stored.
+    RedoNotReplayed = "redo-not-replayed";
+    /// A successor applies all of a push that was cut, also the rows that are stored.
+    CutPushFromItsStart = "cut-push-from-its-start";
+    /// A ring's record counts a push before it is applied.
+    CountedBeforeApplied = "counted-before-applied";
+    /// The ring's record of an applied push is not written.
+    AppliedNotRecorded = "applied-not-recorded";
+    /// A successor uses the last record of a journal although its checksum does not match.
+    TornJournalUsed = "torn-journal-used";
+    /// A successor's index holds rows that were removed.
+    RemovedRowsIndexed = "removed-rows-indexed";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -137,6 +137,7 @@ mod tests {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         };
         let dense = |rows| Shape::Dense {
             rows,

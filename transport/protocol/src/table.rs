@@ -202,6 +202,20 @@ pub struct TableSpec {
     /// [`VERSIONS_MAX`](crate::limits::VERSIONS_MAX). All but two of them can be pinned.
     #[serde(default = "versions_default")]
     pub versions: u32,
+    /// What of the table outlives a server process.
+    #[serde(default)]
+    pub durability: Durability,
+}
+
+/// What of a table outlives the process of a server: see `docs/GUARANTEES.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Durability {
+    /// Nothing: the table is gone with the process.
+    #[default]
+    None,
+    /// All of it: rows, optimizer state and acknowledged pushes are in memory that a holder process keeps, and
+    /// a successor goes on with them. Implies `redo`. Cost: a redo record for each row.
+    Warm,
 }
 
 /// Options of the keys of a sparse table.
@@ -236,7 +250,8 @@ impl Serialize for TableSpec {
         let redo = binary || self.redo;
         let keys = binary || !self.keys.is_none();
         let versions = binary || self.versions != VERSIONS_DEFAULT;
-        let options = [gradient, redo, keys, versions];
+        let durability = binary || self.durability != Durability::None;
+        let options = [gradient, redo, keys, versions, durability];
         let fields = 10 + options.into_iter().filter(|given| *given).count();
         let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
@@ -269,6 +284,11 @@ impl Serialize for TableSpec {
         } else {
             spec.skip_field("versions")?;
         }
+        if durability {
+            spec.serialize_field("durability", &self.durability)?;
+        } else {
+            spec.skip_field("durability")?;
+        }
         spec.end()
     }
 }
@@ -281,6 +301,11 @@ impl TableSpec {
     /// [`TRANSIENT_TABLES`]. It is part of no saved model, and its clock domain does not count as used.
     pub fn is_transient(&self) -> bool {
         TRANSIENT_TABLES.contains(&self.name.as_str())
+    }
+
+    /// Whether appliers write each result into a redo record before they store it.
+    pub const fn keeps_redo(&self) -> bool {
+        self.redo || matches!(self.durability, Durability::Warm)
     }
 
     /// Returns the elements of one row.

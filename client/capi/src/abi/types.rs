@@ -220,6 +220,17 @@ pub enum tw_effect {
     TW_CLOCK_MEAN = 2,
 }
 
+/// What of a table outlives a server process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_durability {
+    /// Nothing of the table.
+    TW_DURABILITY_NONE = 0,
+    /// Rows, optimizer state and acknowledged pushes, where a holder process keeps the servers' memory; other
+    /// servers refuse the table. For TW_IMMEDIATE, without by_staleness, expire_after and admit_after.
+    TW_WARM = 1,
+}
+
 /// How far workers may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -397,10 +408,10 @@ pub struct tw_table_options {
     /// Versions that a table with `snapshot` has memory for, that which is being built included: 2 to 16. All
     /// but two can be pinned. 0: 2.
     pub versions: u32,
-    /// Not 0: appliers write each result into a redo record first. Nothing reads it yet.
+    /// Not 0: appliers write each result into a redo record first. For measurements: TW_WARM implies it.
     pub redo: i32,
-    /// Unused; must be zero.
-    pub reserved2: i32,
+    /// What of the table outlives a server process: a tw_durability. 0: TW_DURABILITY_NONE.
+    pub durability: i32,
     /// Ticks without a push after which a row of TW_SPARSE is deleted. 0: never.
     pub expire_after: u32,
     /// Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE

@@ -96,6 +96,7 @@ class Session:
         versions: int = 2,
         expire_after: int = 0,
         admit_after: int = 0,
+        durability: Literal["none", "warm"] = "none",
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -109,8 +110,9 @@ class Session:
         being built included; all but two can be pinned. A row of a "sparse" table is deleted `expire_after`
         ticks after its last push; `admit_after` is the push of a key that makes its row, those before are
         dropped. 0 `partitions`: their number is chosen from the size of the table and the servers;
-        `Table.partitions` has it. `redo` makes appliers write each result into a redo record first, which
-        nothing reads yet.
+        `Table.partitions` has it. `redo` makes appliers write each result into a redo record first, for
+        measurements. A table with `durability` "warm" outlives a server process where a holder
+        keeps the memory; other servers refuse it.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""

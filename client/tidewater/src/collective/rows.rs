@@ -69,6 +69,7 @@ impl RowsOf {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

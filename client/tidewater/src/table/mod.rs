@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::limits::{PARTITIONS_AUTO, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
-    TableSpec,
+    Apply, DType, DenseLayout, Durability, GradientOptions, Init, KeyOptions, Optimizer, Reduce,
+    Shape, TableSpec,
 };
 
 pub use any::AnyTable;
@@ -103,6 +103,7 @@ impl TableBuilder {
             redo: false,
             keys: KeyOptions::default(),
             versions: VERSIONS_DEFAULT,
+            durability: Default::default(),
         })
     }
 
@@ -263,11 +264,19 @@ impl TableBuilder {
     }
 
     /// Makes appliers write each result into a redo record before they store it, so that a successor
-    /// of a dead server could finish a row that was cut (default: no). Nothing reads the record yet:
-    /// set it only to measure its cost, a second copy and a checksum for each row.
+    /// of a dead server can finish a row that was cut (default: no). [`Durability::Warm`] implies it. Set it
+    /// only to measure its cost, a second copy and a checksum for each row.
     #[must_use]
     pub fn redo(mut self, redo: bool) -> Self {
         self.0.redo = redo;
+        self
+    }
+
+    /// Sets what of the table outlives the process of a server (default: nothing). Servers refuse
+    /// [`Durability::Warm`] unless a holder process keeps their memory.
+    #[must_use]
+    pub const fn durability(mut self, durability: Durability) -> Self {
+        self.0.durability = durability;
         self
     }
 

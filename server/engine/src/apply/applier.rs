@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use tidewater_lanes::fabric::{Parker, RegionTableView};
+use tidewater_lanes::fabric::{Inbox, Parker, RegionTableView};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reject::RejectReason;
@@ -26,9 +26,10 @@ use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
-use crate::inbox::{Next, Ring};
+use crate::inbox::{Next, Ring, RingRecord};
 use crate::namespace::{FrameSender, NamespaceId};
-use crate::store::{ServerMemory, StoreError};
+use crate::store::prepare::Preparer;
+use crate::store::{ResumeError, ServerMemory, StoreError};
 
 /// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
 /// A lane with operations in flight shortens it.
@@ -37,6 +38,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// One applier with its rings.
 pub struct Applier {
     engine: Engine,
+    number: u32,
     memory: Arc<ServerMemory>,
     exports: RegionTableView,
     rings: Vec<Ring>,
@@ -74,8 +76,19 @@ impl Applier {
         workers: impl IntoIterator<Item = WorkerId>,
         commands: Receiver<Command>,
     ) -> Result<Self, StoreError> {
-        Ok(Self {
-            engine: Engine::new(Arc::clone(&memory), number, workers)?,
+        let engine = Engine::new(Arc::clone(&memory), number, workers)?;
+        Ok(Self::of_parts(engine, memory, number, commands))
+    }
+
+    fn of_parts(
+        engine: Engine,
+        memory: Arc<ServerMemory>,
+        number: u32,
+        commands: Receiver<Command>,
+    ) -> Self {
+        Self {
+            engine,
+            number,
             exports: memory.exports.view(),
             memory,
             rings: Vec::new(),
@@ -83,7 +96,40 @@ impl Applier {
             payload: Vec::new(),
             last_to_tick: 0,
             stopped: false,
-        })
+        }
+    }
+
+    /// The successor of a dead applier, made from the memory alone: the tables that outlive their process,
+    /// and its rings without lanes. `inbox` makes the memory of a ring. A ring goes on as after any broken
+    /// lane: [`Command::Recover`] answers its position, [`Command::AttachPort`] brings its lane, and its client
+    /// sends what was not applied. All appliers of a server are resumed before the first of them steps.
+    ///
+    /// Cost: reads and hashes each row of a sparse table, and makes its index.
+    ///
+    /// # Errors
+    /// [`ResumeError`]; the memory can be resumed again.
+    pub fn resume(
+        memory: Arc<ServerMemory>,
+        number: u32,
+        workers: impl IntoIterator<Item = WorkerId>,
+        commands: Receiver<Command>,
+        preparer: &Preparer,
+        inbox: impl FnMut(&RingRecord) -> Result<Inbox, StoreError>,
+    ) -> Result<Self, ResumeError> {
+        let workers = workers.into_iter().collect();
+        let (engine, push) = Engine::resume(&memory, number, workers, preparer)?;
+        let rings = Ring::resume_all(&memory, number, push, inbox)?;
+        let mut applier = Self::of_parts(engine, memory, number, commands);
+        for (ring, rows) in rings {
+            applier.engine.expect_cut(ring.session, ring.state(), rows);
+            applier.rings.push(ring);
+        }
+        Ok(applier)
+    }
+
+    /// The sessions that have a ring here, with their senders.
+    pub fn sessions(&self) -> impl Iterator<Item = (SessionId, FrameSender)> {
+        self.rings.iter().map(|ring| (ring.session, ring.sender))
     }
 
     /// Steps until it is stopped; parks when there is nothing to do.
@@ -110,6 +156,12 @@ impl Applier {
     /// Whether it was stopped or has failed.
     pub const fn is_stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// The memory of its server, for tests to inspect.
+    #[cfg(test)]
+    pub(super) fn memory_of(&self) -> Arc<ServerMemory> {
+        Arc::clone(&self.memory)
     }
 
     /// The engine, for tests to inspect.
@@ -187,7 +239,7 @@ impl Applier {
                 let _ = tx.send(());
             }
             Command::Expect(namespace, workers, tx) => {
-                self.engine.clocks(namespace).expect(workers);
+                self.engine.expect_workers(namespace, workers);
                 let _ = tx.send(());
             }
             Command::RemoveWorker(namespace, worker, tx) => {
@@ -199,7 +251,7 @@ impl Applier {
                 let _ = tx.send(());
             }
             Command::HoldClocks(namespace, tx) => {
-                let _ = tx.send(self.engine.clocks(namespace).hold());
+                let _ = tx.send(self.engine.hold_clocks(namespace));
             }
             Command::Admit(namespace, admitted, tx) => {
                 let begins = match &admitted {
@@ -236,17 +288,22 @@ impl Applier {
 
     /// Makes the sender of a ring a member of its job's clocks, and takes the ring.
     fn add_ring(&mut self, ring: Ring) {
-        let FrameSender { thread, namespace } = ring.sender;
-        let counts = !ring.sender.is_observer() || mutants::on(Mutant::ObserverCounts);
-        if thread.is_first() && counts {
-            self.engine.clocks(namespace).join(thread.rank);
-        }
+        self.join(&ring);
+        ring.begin(self.number);
         self.rings.push(ring);
         let last = self.rings.len() - 1;
         if let Err(e) = self.tell_clocks(last) {
             // Its client recovers the lane, and gets the state then.
             tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
             self.rings[last].destroy_port();
+        }
+    }
+
+    fn join(&mut self, ring: &Ring) {
+        let FrameSender { thread, namespace } = ring.sender;
+        let counts = !ring.sender.is_observer() || mutants::on(Mutant::ObserverCounts);
+        if thread.is_first() && counts {
+            self.engine.join_worker(namespace, thread.rank);
         }
     }
 
@@ -408,6 +465,9 @@ impl Applier {
         payload: &[u8],
     ) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let sender = self.rings[n].sender;
+        if mutants::on(Mutant::CountedBeforeApplied) {
+            self.rings[n].count_early(header);
+        }
         let done = match self.engine.frame(sender, header, payload) {
             Ok(Effect::Reply { count }) => {
                 let refusal = self.reply_too_large(n);

@@ -22,10 +22,12 @@ use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
 use super::tick_steps::{TICK_ROWS, TickWork};
+use super::warm::CutPush;
 use crate::clocks::pace::Pace;
-use crate::clocks::{Clocks, Moved};
+use crate::clocks::{ClockChange, Clocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::dense_blocks::PinRefusal;
+use crate::store::journal::Journal;
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
 
@@ -91,6 +93,16 @@ pub struct Engine {
     pub(super) deletions: BTreeMap<u32, Vec<u64>>,
     /// Admitted rows of a push, and its payload with these rows only.
     pub(super) admitted: (Vec<u32>, Vec<u8>),
+    /// What a successor needs, where the memory outlives the process.
+    pub(super) journal: Option<Journal>,
+    /// Pushes that were cut by the death of the process before this one.
+    pub(super) cut_pushes: Vec<CutPush>,
+    /// Rows of the current push that were applied before.
+    pub(super) rows_before: u32,
+    /// Last frame of each session that changed clocks, where there is a journal.
+    pub(super) clock_frames: BTreeMap<u64, u64>,
+    /// Of these, session and number of those that the death before this process cut.
+    pub(super) cut_clocks: Vec<(u64, u64)>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -114,8 +126,26 @@ impl Engine {
         let widest = ROW_DIM_MAX as usize * 8;
         // Three slots and a step count, see `Optimizer::AmsGrad`.
         let redo = Redo::new(Arc::clone(&memory), applier, widest, 3 * widest + 16)?;
+        let journal = memory.is_held().then(|| Journal::new(&memory, applier));
+        let mut engine = Self::of_parts(memory, applier, redo, journal.transpose()?);
+        engine.set_workers(workers);
+        Ok(engine)
+    }
+
+    /// Sets the members of every clock domain of jobs that begin later.
+    pub(super) fn set_workers(&mut self, workers: impl IntoIterator<Item = WorkerId>) {
+        self.workers = workers.into_iter().collect();
+    }
+
+    /// An engine without tables and workers.
+    pub(super) fn of_parts(
+        memory: Arc<ServerMemory>,
+        applier: u32,
+        redo: Redo,
+        journal: Option<Journal>,
+    ) -> Self {
         let pending = Pending::new(Arc::clone(&memory), applier);
-        Ok(Self {
+        Self {
             memory,
             tables: HashMap::new(),
             released: Vec::new(),
@@ -128,7 +158,7 @@ impl Engine {
             tick: Buffers::default(),
             sums: HashMap::new(),
             settings: BTreeMap::new(),
-            workers: workers.into_iter().collect(),
+            workers: Vec::new(),
             clocks: BTreeMap::new(),
             pace: Pace::default(),
             reply: Vec::new(),
@@ -143,7 +173,12 @@ impl Engine {
             saves: Vec::new(),
             deletions: BTreeMap::new(),
             admitted: Default::default(),
-        })
+            journal,
+            cut_pushes: Vec::new(),
+            rows_before: 0,
+            clock_frames: BTreeMap::new(),
+            cut_clocks: Vec::new(),
+        }
     }
 
     /// Number of frames that took effect so far.
@@ -164,6 +199,7 @@ impl Engine {
             Store::Sparse(shard) => shard.set_ticks(min_clock),
             Store::Rows(_) => {}
         }
+        self.note_table(&table);
         self.tables.insert(table.id.0, table);
         self.pending.changed();
     }
@@ -172,6 +208,7 @@ impl Engine {
     /// dropped.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
+        self.note_release(&table);
         // A successor must not store a row of it again.
         if let Err(e) = self.redo.void() {
             self.fail(format_args!("the redo area could not be cleared: {e}"));
@@ -216,8 +253,27 @@ impl Engine {
         self.clocks.entry(namespace).or_insert_with(new)
     }
 
+    /// Sets the number of workers of a job.
+    pub fn expect_workers(&mut self, namespace: NamespaceId, workers: u32) {
+        self.note_clocks(namespace, ClockChange::Expect(workers), None);
+        self.clocks(namespace).expect(workers);
+    }
+
+    /// Notes that a worker of a job has joined.
+    pub(super) fn join_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        self.note_clocks(namespace, ClockChange::Join(rank), None);
+        self.clocks(namespace).join(rank);
+    }
+
+    /// Holds the clocks of a job, see [`Clocks::hold`].
+    pub(super) fn hold_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
+        self.note_clocks(namespace, ClockChange::Hold, None);
+        self.clocks(namespace).hold()
+    }
+
     /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
+        self.note_end(namespace);
         self.clocks.remove(&namespace);
         self.forget_ticks(namespace);
         self.pace.forget_namespace(namespace);
@@ -243,6 +299,10 @@ impl Engine {
             check_observer(header)?;
         }
         self.lsn += 1;
+        if header.kind.is_push() {
+            self.rows_before = self.take_cut(header);
+            self.name_push(header);
+        }
         if header.flags.encoding.is_some() {
             return self.push_encoded(sender, header, payload);
         }
@@ -289,6 +349,9 @@ impl Engine {
 
     /// Ends all pins of a session.
     pub fn end_session(&mut self, session: SessionId) {
+        self.cut_pushes.retain(|cut| cut.session != session.0);
+        self.cut_clocks.retain(|(of, _)| *of != session.0);
+        self.clock_frames.remove(&session.0);
         for table in self.tables.values_mut() {
             if let Store::Blocks(blocks) = &mut table.store {
                 blocks.unpin_all(session);

@@ -19,7 +19,7 @@ use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::{FRAME_ROWS_MAX, FUNCTION_BYTES_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::table::{DType, PushOp, TableSpec};
+use tidewater_protocol::table::{DType, Durability, PushOp, TableSpec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Refusal;
@@ -183,6 +183,10 @@ impl Engine {
         if sender.is_observer() && matches!(call.body, FunctionBody::NamedRows(_)) {
             // It creates missing rows.
             return Err(observer_refused(header));
+        }
+        // Of a function that was cut, no record says which elements have their new values.
+        if header.kind == FrameKind::Update && table.spec.durability == Durability::Warm {
+            return Err(wrong_operation(header));
         }
         if header.kind == FrameKind::Update && table.at_clock() {
             return Err(FunctionProblem::AtTick.with(0));

@@ -30,6 +30,7 @@ mod tasks;
 mod tick;
 mod tick_blocks;
 mod tick_steps;
+mod warm;
 
 use tidewater_protocol::layout::reject::RejectReason;
 

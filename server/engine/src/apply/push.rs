@@ -13,6 +13,7 @@ use super::push_values::{FiniteCheck, scale_sum, split_weight};
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
+use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 
 /// Bytes of a range's payload before its values: the first element's number.
@@ -26,6 +27,17 @@ pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
     raw.copy_from_slice(&payload[at..at + 8]);
     u64::from_le_bytes(raw)
+}
+
+/// The places and values of a push behind its first `before` rows, which were applied before a death.
+fn rest_of_rows<'a>(
+    places: &'a [RowPlace],
+    values: &'a [u8],
+    before: u32,
+    row_bytes: usize,
+) -> (&'a [RowPlace], &'a [u8]) {
+    let before = places.len().min(before as usize);
+    (&places[before..], &values[before * row_bytes..])
 }
 
 /// The refusal of an operation that the table does not have.
@@ -186,17 +198,19 @@ impl Engine {
     /// Applies `values` to the rows in `self.places`: sums multiplied by `factor`, gradients at
     /// `factor` times the rate.
     pub(super) fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
-        let progress = self.progress(0);
+        let before = std::mem::take(&mut self.rows_before);
+        let progress = self.progress(before as usize);
         let mut scaled = std::mem::take(&mut self.scratch);
         let Some(rows) = self.tables.get_mut(&table) else {
             unreachable!("rows of table {table} have been found");
         };
         let expires = rows.spec.keys.expire_after > 0;
+        let (places, values) = rest_of_rows(&self.places, values, before, rows.spec.row_bytes());
         let values = scale_sum(rows.spec.dtype, op, values, factor, &mut scaled);
         let Some(rows) = rows.rows() else {
             unreachable!("table {table}, which was found before, has no rows");
         };
-        let (redo, places) = (&self.redo, &self.places);
+        let redo = &self.redo;
         let apply = |rows: &mut RowWriter| rows.apply_all(redo, progress, places, op, values);
         let done = match factor == 1.0 {
             true => apply(rows),
@@ -339,7 +353,8 @@ impl Engine {
     /// Applies `values` to the elements from `first` on: sums multiplied by `factor`, gradients at
     /// `factor` times the rate.
     fn store_range(&mut self, table: u32, first: u64, (op, factor): (PushOp, f64), values: &[u8]) {
-        let progress = self.progress(0);
+        let before = std::mem::take(&mut self.rows_before);
+        let progress = self.progress(before as usize);
         let mut scaled = std::mem::take(&mut self.scratch);
         let Some(Table {
             store: Store::Blocks(blocks),
@@ -349,9 +364,17 @@ impl Engine {
         else {
             unreachable!("table {table} is by ranges");
         };
+        let (elements, size) = (values.len() / spec.dtype.size(), spec.dtype.size());
+        // The blocks that were applied before a death are left out.
+        let rest = blocks.resume_at(first, before).saturating_sub(first);
+        let done = elements.min(usize::try_from(rest).unwrap_or(elements));
+        let (first, values) = (first + done as u64, &values[done * size..]);
         let values = scale_sum(spec.dtype, op, values, factor, &mut scaled);
         let redo = &self.redo;
-        let apply = |b: &mut DenseBlocks| b.apply_range(redo, progress, first, op, values);
+        let apply = |b: &mut DenseBlocks| match done < elements {
+            true => b.apply_range(redo, progress, first, op, values),
+            false => Ok(()),
+        };
         let done = match factor == 1.0 {
             true => apply(blocks),
             false => blocks.at_rate(factor, apply),

@@ -70,6 +70,7 @@ impl Engine {
 
     /// Sets the rule of a table that takes it: from a frame, or from a saved model.
     pub fn set_optimizer(&mut self, id: TableId, optimizer: Optimizer) {
+        self.note_rule(id, optimizer);
         let Some(table) = self.tables.get_mut(&id.0) else {
             return;
         };

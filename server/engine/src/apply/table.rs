@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::table::{Apply, DenseLayout, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DenseLayout, Durability, Optimizer, Shape, TableSpec};
 
 use super::Refusal;
 use super::kernels::{KernelError, RowKernel};
 use super::records::RecordError;
 use crate::namespace::NamespaceId;
-use crate::store::ServerMemory;
 use crate::store::cut::{Cut, Outlet};
-use crate::store::dense_blocks::DenseBlocks;
-use crate::store::dense_rows::DenseRows;
+use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
+use crate::store::dense_rows::{DenseRows, RowsKept};
+use crate::store::extents::ExtentsPlace;
+use crate::store::memory::Block;
 use crate::store::prepare::Preparer;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
+use crate::store::{ResumeError, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
 
 /// The three kinds of store.
@@ -47,6 +50,16 @@ pub struct Table {
     optimizer: Optimizer,
     /// Memory of its rows or blocks.
     pub store: Store,
+    /// Partitions of this applier.
+    partitions: Vec<u32>,
+}
+
+/// Where the memory of a table's share is, for a successor of this process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum KeptPlace {
+    Sparse(ExtentsPlace),
+    Rows(RowsKept),
+    Blocks(BlocksKept),
 }
 
 impl Table {
@@ -63,6 +76,12 @@ impl Table {
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
         super::kernels::init::check(&spec.init, spec.dtype)?;
+        if spec.durability == Durability::Warm && !memory.is_held() {
+            let table = spec.name.clone();
+            return Err(ShardError::NotHeld { table });
+        }
+        let own: Vec<PartitionId> = partitions.collect();
+        let partitions = own.iter().copied();
         let shard_id = (id, applier);
         let store = match spec.shape {
             Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
@@ -83,7 +102,64 @@ impl Table {
             spec: Arc::clone(spec),
             optimizer: spec.optimizer,
             store,
+            partitions: own.into_iter().map(|p| p.0).collect(),
         })
+    }
+
+    /// The share that a dead process left. Cost: that of reading each row of a sparse table.
+    pub(super) fn resume(
+        memory: &Arc<ServerMemory>,
+        preparer: &Preparer,
+        shard_id: (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+        place: KeptPlace,
+    ) -> Result<Self, ResumeError> {
+        let own: Vec<PartitionId> = partitions.collect();
+        let partitions = own.iter().copied();
+        let store = match place {
+            KeptPlace::Sparse(place) => Store::Sparse(SparseShard::resume(
+                memory, preparer, shard_id, spec, partitions, place,
+            )?),
+            KeptPlace::Rows(place) => Store::Rows(DenseRows::resume(memory, spec, place)?),
+            KeptPlace::Blocks(place) => {
+                Store::Blocks(DenseBlocks::resume(memory, shard_id, spec, partitions, place)?)
+            }
+        };
+        Ok(Self {
+            id: shard_id.0,
+            namespace: NamespaceId::default(),
+            spec: Arc::clone(spec),
+            optimizer: spec.optimizer,
+            store,
+            partitions: own.into_iter().map(|p| p.0).collect(),
+        })
+    }
+
+    /// Where a successor finds the share; `None` for a table that does not outlive its process.
+    pub(super) fn kept_place(&self) -> Option<KeptPlace> {
+        if self.spec.durability != Durability::Warm {
+            return None;
+        }
+        match &self.store {
+            Store::Sparse(s) => s.kept_place().map(KeptPlace::Sparse),
+            Store::Rows(r) => Some(KeptPlace::Rows(r.kept_place())),
+            Store::Blocks(b) => Some(KeptPlace::Blocks(b.kept_place())),
+        }
+    }
+
+    /// Blocks of the share in public and in private memory.
+    pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
+        match &self.store {
+            Store::Sparse(s) => s.blocks(),
+            Store::Rows(r) => r.blocks(),
+            Store::Blocks(b) => b.blocks(),
+        }
+    }
+
+    /// Partitions of this applier.
+    pub fn partitions(&self) -> &[u32] {
+        &self.partitions
     }
 
     /// Assigns the table to a job; without this it belongs to the first one.

@@ -32,7 +32,7 @@ use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
-use crate::clocks::{BadClock, FirstClocks, Moved};
+use crate::clocks::{BadClock, ClockChange, FirstClocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 
 /// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
@@ -65,10 +65,15 @@ impl Engine {
             clock: sent,
             expected: e.expected,
         };
+        if self.was_carried_out(header) {
+            return Ok(Effect::Clock);
+        }
         if sent == CLOCK_JOIN {
             // In every domain. No minimum moves and no turn passes.
             let clocks = self.clocks(sender.namespace);
             clocks.join_sibling(sender.thread).map_err(bad)?;
+            let change = ClockChange::JoinSibling(sender.thread);
+            self.note_clocks(sender.namespace, change, Some(header));
             return Ok(Effect::Clock);
         }
         let domain = DomainId(header.partition as u8);
@@ -77,6 +82,7 @@ impl Engine {
             if !self.is_half_ticked(namespace, thread, None) {
                 // In every domain: also in those that this thread never ticked in. Its pushes after its
                 // last tick count.
+                self.note_clocks(namespace, ClockChange::Finish(thread), Some(header));
                 let moved = self.clocks(namespace).finish(thread);
                 self.pace.forget(namespace, thread);
                 self.left(namespace, moved);
@@ -90,6 +96,11 @@ impl Engine {
         if is_half {
             return Ok(self.clock_effect(namespace, thread, Some(domain)));
         }
+        self.clocks(namespace)
+            .check(domain, thread, sent)
+            .map_err(bad)?;
+        let change = ClockChange::Tick(domain, thread, sent);
+        self.note_clocks(namespace, change, Some(header));
         let moved = self.clocks(namespace).tick(domain, thread, sent);
         let moved = moved.map_err(bad)?;
         let was_idle = !self.is_ticking();
@@ -115,6 +126,7 @@ impl Engine {
         namespace: NamespaceId,
         admitted: Option<(WorkerId, FirstClocks)>,
     ) {
+        self.note_clocks(namespace, ClockChange::Admit(admitted.clone()), None);
         let clocks = self.clocks(namespace);
         clocks.go_on();
         let moved = match admitted {
@@ -129,6 +141,7 @@ impl Engine {
     /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
     /// end are dropped, those of all its threads.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        self.note_clocks(namespace, ClockChange::Remove(rank), None);
         let clocks = self.clocks(namespace);
         if clocks.take_ended(rank) {
             return;

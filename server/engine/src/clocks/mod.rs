@@ -13,13 +13,14 @@ pub mod pace;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN};
 use tidewater_protocol::layout::lines::ClockLine;
 use tidewater_protocol::mutants::{self, Mutant};
 
 /// One domain on one applier.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Domain {
     clocks: BTreeMap<WorkerThread, u64>,
     min: u64,
@@ -31,7 +32,7 @@ struct Domain {
 }
 
 /// Clocks of every domain of one job on one applier.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     domains: BTreeMap<DomainId, Domain>,
     members: BTreeSet<WorkerThread>,
@@ -54,6 +55,27 @@ pub struct Clocks {
 
 /// Clocks with which a worker begins; 0 in domains that are missing.
 pub type FirstClocks = BTreeMap<DomainId, u64>;
+
+/// A change of the clocks of a job, as a journal has it: the call that makes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClockChange {
+    /// The number of workers is known, see [`Clocks::expect`].
+    Expect(u32),
+    /// A worker has joined, see [`Clocks::join`].
+    Join(WorkerId),
+    /// The clocks are held, see [`Clocks::hold`].
+    Hold,
+    /// [`Clocks::go_on`], and [`Clocks::admit`] for a new member.
+    Admit(Option<(WorkerId, FirstClocks)>),
+    /// [`Clocks::take_ended`]; [`Clocks::remove`] if that is false.
+    Remove(WorkerId),
+    /// A further thread is a member, see [`Clocks::join_sibling`].
+    JoinSibling(WorkerThread),
+    /// A thread has finished, see [`Clocks::finish`].
+    Finish(WorkerThread),
+    /// A thread has ticked or left, see [`Clocks::tick`].
+    Tick(DomainId, WorkerThread, u64),
+}
 
 /// A domain's minimum moved: iterations `from..to` are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +115,36 @@ impl Clocks {
             later: BTreeMap::new(),
             ended: BTreeMap::new(),
             held: false,
+        }
+    }
+
+    /// Makes a change again that a process before this one made, of which the results are known. One that is in the
+    /// state already is refused and changes nothing.
+    pub fn replay(&mut self, change: ClockChange) {
+        match change {
+            ClockChange::Expect(workers) => self.expect(workers),
+            ClockChange::Join(rank) => self.join(rank),
+            ClockChange::Hold => self.held = true,
+            ClockChange::Admit(admitted) => {
+                self.go_on();
+                if let Some((rank, first)) = admitted {
+                    self.admit(rank, first);
+                }
+            }
+            ClockChange::Remove(rank) => {
+                if !self.take_ended(rank) {
+                    self.remove(rank);
+                }
+            }
+            ClockChange::JoinSibling(thread) => {
+                let _ = self.join_sibling(thread);
+            }
+            ClockChange::Finish(thread) => {
+                self.finish(thread);
+            }
+            ClockChange::Tick(domain, thread, sent) => {
+                let _ = self.tick(domain, thread, sent);
+            }
         }
     }
 

@@ -4,6 +4,8 @@
 //! The memory belongs to the client and may change at any moment. Header and payload are copied out
 //! before anything is checked, and only the copy is used.
 
+mod record;
+
 use std::collections::VecDeque;
 
 use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, ServerLane};
@@ -20,9 +22,12 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::publish::publish;
 
 use crate::namespace::FrameSender;
-use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
+use crate::store::redo::PushName;
 use crate::store::status::StatusLine;
+use crate::store::{ResumeError, StoreError};
+pub use record::RingRecord;
+use record::{KeptRing, rings_of};
 
 /// Why a session is ended: its ring is out of step, or another process writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -114,6 +119,8 @@ pub struct Ring {
     rejects: VecDeque<Reject>,
     check_frames: bool,
     status: StatusLine,
+    /// Where the memory outlives the process.
+    kept: Option<KeptRing>,
 }
 
 impl std::fmt::Debug for Ring {
@@ -144,22 +151,108 @@ impl Ring {
     /// [`StoreError`] when memory is used up.
     pub fn new(owner: RingOwner, inbox: Inbox, memory: &ServerMemory) -> Result<Self, StoreError> {
         let state = StateLine::default();
-        let status = memory.status_line(&state.to_line(owner.session.0))?;
-        inbox.reset_tail(0);
-        Ok(Self {
+        let kept = memory
+            .is_held()
+            .then(|| KeptRing::new(memory))
+            .transpose()?;
+        match memory.status_line(&state.to_line(owner.session.0)) {
+            Ok(status) => Ok(Self::at(owner, inbox, status, state, kept)),
+            Err(e) => {
+                if let Some(kept) = kept {
+                    kept.release(memory)?;
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// A ring at the position of `state`.
+    fn at(
+        owner: RingOwner,
+        inbox: Inbox,
+        status: StatusLine,
+        state: StateLine,
+        kept: Option<KeptRing>,
+    ) -> Self {
+        inbox.reset_tail(state.head_bytes);
+        Self {
             session: owner.session,
             sender: owner.sender,
             port: None,
             waiting: None,
             inbox,
-            consumed: 0,
+            consumed: state.head_bytes,
             late: None,
             state,
             told: state,
             rejects: VecDeque::new(),
             check_frames: owner.check_frames,
             status,
-        })
+            kept,
+        }
+    }
+
+    /// Notes that the ring belongs to an applier: where the memory outlives the process, its successor has the
+    /// ring too.
+    pub(crate) fn begin(&self, applier: u32) {
+        if let Some(kept) = &self.kept {
+            kept.begin(RingRecord {
+                session: self.session,
+                sender: self.sender,
+                check_frames: self.check_frames,
+                ring_bytes: self.inbox.ring().bytes(),
+                status_at: self.status.at,
+                applier,
+            });
+        }
+    }
+
+    /// The rings of a dead applier, without lanes, each with the number of rows of its next frame that are
+    /// applied. `push` is the push that the applier began last. `inbox` makes the memory of a ring.
+    ///
+    /// # Errors
+    /// [`ResumeError`].
+    pub(crate) fn resume_all(
+        memory: &ServerMemory,
+        applier: u32,
+        push: Option<(PushName, u32)>,
+        mut inbox: impl FnMut(&RingRecord) -> Result<Inbox, StoreError>,
+    ) -> Result<Vec<(Self, u32)>, ResumeError> {
+        let mut rings = Vec::new();
+        for (record, kept) in rings_of(memory, applier)? {
+            let state = kept.state();
+            let next = state.applied_seq + 1;
+            let name = (record.session.0, next);
+            if let Some((push, rows)) = push
+                && (push.session, push.seq) == name
+                && rows > kept.cut(next)
+            {
+                kept.note_cut(next, rows);
+            }
+            let rows = kept.cut(next);
+            let status = memory.take_status_line(record.status_at);
+            let status = status.ok_or_else(|| ResumeError::Damaged {
+                what: format!("session {:#x} has no status record", record.session.0),
+            })?;
+            let owner = RingOwner {
+                session: record.session,
+                sender: record.sender,
+                check_frames: record.check_frames,
+            };
+            let rejects = kept.rejects(record.session, state.applied_seq);
+            let mut ring = Self::at(owner, inbox(&record)?, status, state, Some(kept));
+            ring.rejects = rejects.into();
+            ring.store_public(memory);
+            rings.push((ring, rows));
+        }
+        Ok(rings)
+    }
+
+    fn store_public(&self, memory: &ServerMemory) {
+        let line = self.state.to_line(self.session.0);
+        if let Ok(words) = memory.public.region().words_mut(self.status.at, LINE_BYTES) {
+            publish(words, 0, &line_bytes(&line));
+        }
     }
 
     /// Lets the lane do what the client requested; `None` while the lane is broken.
@@ -301,6 +394,20 @@ impl Ring {
         self.state.applied_seq = header.seq;
         self.state.durable_seq = header.seq;
         self.skip(header.ring_bytes());
+        if let Some(kept) = &self.kept {
+            kept.count(&self.state);
+        }
+    }
+
+    /// Counts a frame for a successor although it is not applied yet: a mutant.
+    pub(crate) fn count_early(&self, header: &FrameHeader) {
+        if let Some(kept) = &self.kept {
+            kept.count(&StateLine {
+                applied_seq: header.seq,
+                head_bytes: self.state.head_bytes + header.ring_bytes(),
+                ..self.state
+            });
+        }
     }
 
     /// Refuses the frame: its ticket fails, nothing else does. The reject record is written before
@@ -315,6 +422,9 @@ impl Ring {
             reason,
         };
         self.rejects.push_back(reject);
+        if let Some(kept) = &self.kept {
+            kept.refuse(&reject, self.session);
+        }
         self.state.rejected += 1;
         self.done(header);
         self.forget_rejects();
@@ -354,10 +464,8 @@ impl Ring {
             return Ok(false);
         }
         self.told = self.state;
+        self.store_public(memory);
         let line = self.state.to_line(self.session.0);
-        if let Ok(words) = memory.public.region().words_mut(self.status.at, LINE_BYTES) {
-            publish(words, 0, &line_bytes(&line));
-        }
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))?;
         Ok(true)
     }
@@ -410,6 +518,9 @@ impl Ring {
     /// Never for a ring of this memory.
     pub fn release(mut self, memory: &ServerMemory) -> Result<(), StoreError> {
         self.destroy_port();
+        if let Some(kept) = self.kept.take() {
+            kept.release(memory)?;
+        }
         memory.free_status_line(self.status)
     }
 }

@@ -35,12 +35,14 @@ use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
 
 use super::StoreError;
 use super::cut::{Cut, Outlet, Span};
-use super::memory::{BlockKind, BlockOwner, ServerMemory};
+use super::files::ResumeError;
+use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
 use crate::apply::kernels::{KernelError, RowKernel};
 pub use error::BlocksError;
 use error::length;
+pub use part::BlocksKept;
 use part::{Given, Ground, Part, Sizes};
 pub use rotation::PinRefusal;
 use rotation::Rotation;
@@ -108,24 +110,9 @@ impl DenseBlocks {
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        let (layout, snapshot) = shape(spec)?;
-        let elements = layout.block_elements() as usize;
-        let kernel = RowKernel::of_table(spec, elements)?;
-        let buffers = if snapshot { spec.versions as usize } else { 1 };
-        let sizes = Sizes {
-            layout,
-            snapshot,
-            buffers,
-            slots: spec.optimizer.state_slots(),
-            counts: spec.optimizer.counts_steps(),
-        };
-        let ranges = Ranges::new(layout.blocks(), spec.partitions);
-        let mut mine: Vec<u32> = partitions
-            .map(|p| p.0)
-            .filter(|&p| p < spec.partitions)
-            .collect();
-        mine.sort_unstable();
-        mine.dedup();
+        let (kernel, sizes) = sizes_of(spec)?;
+        let ranges = Ranges::new(sizes.layout.blocks(), spec.partitions);
+        let mine = sorted(spec, partitions);
         let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
         let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
         let ground = Ground::new(memory, owner, sizes, (mine.len() as u64, blocks))?;
@@ -155,9 +142,68 @@ impl DenseBlocks {
             tables: StepTables::new(owner),
             runs: Vec::new(),
             line: SnapshotLine::default(),
-            rotation: Rotation::new(buffers, 0),
+            rotation: Rotation::new(sizes.buffers, 0),
             cut: None,
         })
+    }
+
+    /// The share that a dead process left, registered again. Blocks, state and step counts stay as they are;
+    /// free step tables are not found, and are used again when the table is released.
+    pub(crate) fn resume(
+        memory: &Arc<ServerMemory>,
+        shard_id: (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+        place: BlocksKept,
+    ) -> Result<Self, ResumeError> {
+        let (kernel, sizes) = sizes_of(spec)?;
+        let ranges = Ranges::new(sizes.layout.blocks(), spec.partitions);
+        let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
+        let ground = Ground::resume(memory, place)?;
+        let mut parts = Vec::new();
+        parts.resize_with(spec.partitions as usize, || None);
+        let mut given = Given::default();
+        for p in sorted(spec, partitions) {
+            let range = (ranges.start(p), ranges.len(p));
+            parts[p as usize] = Some(Part::new(&ground, &mut given, sizes, range));
+        }
+        if !ground.holds(given, sizes) {
+            let what = format!("the blocks of table {}", spec.name);
+            return Err(ResumeError::Damaged { what });
+        }
+        Ok(Self {
+            memory: Arc::clone(memory),
+            spec: Arc::clone(spec),
+            sizes,
+            ranges,
+            ground,
+            parts,
+            salt: place.salt,
+            kernel,
+            window: Window::default(),
+            tables: StepTables::resume(memory, owner, place.state)?,
+            runs: Vec::new(),
+            line: SnapshotLine::default(),
+            rotation: Rotation::new(sizes.buffers, 0),
+            cut: None,
+        })
+    }
+
+    /// Where a successor finds the share.
+    pub(crate) fn kept_place(&self) -> BlocksKept {
+        self.ground.kept_place(self.salt)
+    }
+
+    /// Blocks of the share in public and in private memory.
+    pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
+        let BlocksKept {
+            payload,
+            meta,
+            state,
+            ..
+        } = self.kept_place();
+        let private = self.tables.chunks().chain([state]).collect();
+        [vec![payload, meta], private]
     }
 
     /// Begins a save of all blocks.
@@ -439,6 +485,31 @@ impl DenseBlocks {
         self.ground.release(&self.memory)?;
         self.tables.release(&self.memory)
     }
+}
+
+/// Rule for whole blocks, and sizes.
+fn sizes_of(spec: &TableSpec) -> Result<(RowKernel, Sizes), ShardError> {
+    let (layout, snapshot) = shape(spec)?;
+    let kernel = RowKernel::of_table(spec, layout.block_elements() as usize)?;
+    let sizes = Sizes {
+        layout,
+        snapshot,
+        buffers: if snapshot { spec.versions as usize } else { 1 },
+        slots: spec.optimizer.state_slots(),
+        counts: spec.optimizer.counts_steps(),
+    };
+    Ok((kernel, sizes))
+}
+
+/// The partitions of a table among these, each once, in ascending order.
+fn sorted(spec: &TableSpec, partitions: impl Iterator<Item = PartitionId>) -> Vec<u32> {
+    let mut all: Vec<u32> = partitions
+        .map(|p| p.0)
+        .filter(|&p| p < spec.partitions)
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// The table's layout, after every number of it was checked.

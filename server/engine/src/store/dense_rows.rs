@@ -13,6 +13,7 @@ use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
 use super::cut::{Outlet, Span};
+use super::files::ResumeError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
@@ -43,6 +44,14 @@ pub struct RowsDescriptor {
     pub first_row: u64,
     /// Number of rows; 0 when the table has fewer rows than partitions.
     pub rows: u64,
+}
+
+/// Where the rows of a table that outlives its process are, for its successor.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RowsKept {
+    salt: u64,
+    /// Partition, rows and states.
+    slabs: Vec<(u32, Block, Block)>,
 }
 
 /// One applier's share of a dense table with layout `rows`.
@@ -83,17 +92,8 @@ impl DenseRows {
             });
         };
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
-        let mut slabs = Vec::new();
-        slabs.resize_with(spec.partitions as usize, || None);
-        let mut shard = Self {
-            memory: Arc::clone(memory),
-            ranges: Ranges::new(count, spec.partitions),
-            slabs,
-            layout: rows.layout(),
-            state_stride: rows.kernel().state_bytes().next_multiple_of(8),
-            salt: memory.salt(),
-            rows,
-        };
+        let ranges = Ranges::new(count, spec.partitions);
+        let mut shard = Self::empty(memory, spec, (ranges, memory.salt()), rows);
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
             let owner = BlockOwner::of(shard_id, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner).and_then(|()| shard.fill(spec, partition)) {
@@ -102,6 +102,82 @@ impl DenseRows {
             }
         }
         Ok(shard)
+    }
+
+    /// A shard without partitions.
+    fn empty(
+        memory: &Arc<ServerMemory>,
+        spec: &TableSpec,
+        (ranges, salt): (Ranges, u64),
+        rows: RowWriter,
+    ) -> Self {
+        let mut slabs = Vec::new();
+        slabs.resize_with(spec.partitions as usize, || None);
+        Self {
+            memory: Arc::clone(memory),
+            ranges,
+            slabs,
+            layout: rows.layout(),
+            state_stride: rows.kernel().state_bytes().next_multiple_of(8),
+            salt,
+            rows,
+        }
+    }
+
+    /// The share that a dead process left, registered again. The rows stay as they are.
+    pub(crate) fn resume(
+        memory: &Arc<ServerMemory>,
+        spec: &Arc<TableSpec>,
+        place: RowsKept,
+    ) -> Result<Self, ResumeError> {
+        let damaged = |what: String| ResumeError::Damaged { what };
+        let Shape::Dense { rows: count, .. } = spec.shape else {
+            return Err(damaged(format!("table {} is not dense", spec.name)));
+        };
+        let rows =
+            RowWriter::new(Arc::clone(memory), Arc::clone(spec)).map_err(ShardError::from)?;
+        let ranges = Ranges::new(count, spec.partitions);
+        let mut shard = Self::empty(memory, spec, (ranges, place.salt), rows);
+        for (partition, payload, state) in place.slabs {
+            let slab = Slab {
+                first: shard.ranges.start(partition),
+                rows: shard.ranges.len(partition),
+                payload,
+                key: memory.export(payload)?,
+                state,
+            };
+            let needed = slab.rows as usize * shard.layout.stride;
+            let slot = shard.slabs.get_mut(partition as usize);
+            match slot.filter(|_| needed <= payload.len) {
+                Some(slot) => *slot = Some(slab),
+                None => {
+                    let what = format!("partition {partition} of table {}", spec.name);
+                    return Err(damaged(what));
+                }
+            }
+        }
+        Ok(shard)
+    }
+
+    /// Where a successor finds the share.
+    pub(crate) fn kept_place(&self) -> RowsKept {
+        let slabs = (0..).zip(&self.slabs).filter_map(|(partition, slab)| {
+            let slab = slab.as_ref()?;
+            Some((partition, slab.payload, slab.state))
+        });
+        RowsKept {
+            salt: self.salt,
+            slabs: slabs.collect(),
+        }
+    }
+
+    /// Blocks of the share in public and in private memory.
+    pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
+        let slabs = || self.slabs.iter().flatten();
+        [
+            slabs().map(|slab| slab.payload).collect(),
+            slabs().map(|slab| slab.state).collect(),
+        ]
     }
 
     fn add(&mut self, owner: BlockOwner) -> Result<(), StoreError> {
@@ -309,6 +385,7 @@ mod tests {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! Extents: slabs of rows that never move, with their keys and optimizer state in private memory.
+//! Extents: slabs of rows that never move, with their keys and optimizer state in private memory. (long: with its tests.)
 //!
 //! Each slot has a row in public memory and a record in private memory: its key (8 bytes), then the
 //! optimizer state of the row, to a multiple of 8. Slots of all extents are numbered in 32 bits for
@@ -21,6 +21,7 @@ use tidewater_runtime::mem::{MemError, Region, WordsMut};
 
 use super::StoreError;
 use super::cut::Span;
+use super::extent_records::{ExtentRecord, ExtentRecords};
 use super::index::Index;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
 use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
@@ -72,6 +73,21 @@ struct Plan {
 }
 
 impl Plan {
+    /// The plan of a table's first extent.
+    const fn first((table, applier): (TableId, u32), layout: RowLayout, state: usize) -> Self {
+        Self {
+            owner: BlockOwner {
+                kind: BlockKind::Extent,
+                table: table.0,
+                applier,
+                part: 1,
+            },
+            layout,
+            record_bytes: KEY_BYTES + state.next_multiple_of(8),
+            bytes: FIRST_BYTES,
+        }
+    }
+
     /// Makes the extent. With `pace` its pages are made present. Without it (in an applier, which
     /// has no time for that) the first access makes each present. Nothing is allocated on an error.
     fn make(
@@ -142,6 +158,16 @@ pub struct Extents {
     entries_key: RegionKey,
     preparer: Preparer,
     coming: Option<Order<Extent>>,
+    /// Of a table that outlives its process.
+    kept: Option<ExtentRecords>,
+}
+
+/// Where the extents of a table that outlives its process are, for its successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ExtentsPlace {
+    entries: Block,
+    records: Block,
+    salt: u64,
 }
 
 impl Extents {
@@ -156,24 +182,13 @@ impl Extents {
         layout: RowLayout,
         state_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner {
-            kind: BlockKind::Extent,
-            table: table.0,
-            applier,
-            part: 1,
-        };
+        let plan = Plan::first((table, applier), layout, state_bytes);
         let meta = BlockOwner {
             kind: BlockKind::Meta,
-            ..owner
+            ..plan.owner
         };
         let (entries, entries_key) = memory.public_block(EXTENTS_MAX * LINE_BYTES, meta)?;
         let table_salt = memory.salt();
-        let plan = Plan {
-            owner,
-            layout,
-            record_bytes: KEY_BYTES + state_bytes.next_multiple_of(8),
-            bytes: FIRST_BYTES,
-        };
         Ok(Self {
             memory,
             plan,
@@ -185,7 +200,100 @@ impl Extents {
             entries_key,
             preparer,
             coming: None,
+            kept: None,
         })
+    }
+
+    /// Keeps a record of each extent, so that a successor finds them. For a table without extents.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up.
+    pub(super) fn keep(&mut self) -> Result<(), StoreError> {
+        self.kept = Some(ExtentRecords::new(&self.memory, self.plan.owner)?);
+        Ok(())
+    }
+
+    /// Where a successor finds the extents; `None` for a table that does not outlive its process.
+    pub(super) fn location_of_all(&self) -> Option<ExtentsPlace> {
+        let kept = self.kept.as_ref()?;
+        Some(ExtentsPlace {
+            entries: self.entries,
+            records: kept.block(),
+            salt: self.table_salt,
+        })
+    }
+
+    /// The extents of a dead process, registered again, with all slots in use. The caller says how many of
+    /// the last extent's are, by [`Self::end_at`].
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory or keys are used up, or `place` is none of this memory.
+    pub(super) fn resume(
+        memory: Arc<ServerMemory>,
+        preparer: Preparer,
+        (table, applier): (TableId, u32),
+        (layout, state_bytes): (RowLayout, usize),
+        place: ExtentsPlace,
+    ) -> Result<Self, StoreError> {
+        let plan = Plan::first((table, applier), layout, state_bytes);
+        let entries_key = memory.export(place.entries)?;
+        let kept = ExtentRecords::attach(&memory, place.records);
+        let mut extents = Self {
+            plan,
+            table_salt: place.salt,
+            list: Vec::new(),
+            pages: Vec::new(),
+            bytes: 0,
+            entries: place.entries,
+            entries_key,
+            preparer,
+            coming: None,
+            kept: None,
+            memory,
+        };
+        while let Some(record) = kept.read(extents.list.len())? {
+            let key = extents.memory.export(record.rows)?;
+            let ExtentRecord {
+                rows,
+                records,
+                slots,
+                salt,
+            } = record;
+            extents.add(Extent {
+                rows,
+                records,
+                key,
+                salt,
+                slots,
+                used: slots,
+                base: 0,
+            })?;
+        }
+        extents.kept = Some(kept);
+        Ok(extents)
+    }
+
+    /// Sets the number of slots of the last extent that are in use.
+    pub(super) fn end_at(&mut self, used: u32) {
+        if let Some(last) = self.list.last_mut() {
+            last.used = used.min(last.slots);
+        }
+    }
+
+    /// Number of slots of each extent.
+    pub(super) fn slots_of_all(&self) -> Vec<u32> {
+        self.list.iter().map(|extent| extent.slots).collect()
+    }
+
+    /// All blocks of the extents: in public and in private memory.
+    pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
+        let rows = self.list.iter().map(|extent| extent.rows);
+        let records = self.list.iter().map(|extent| extent.records);
+        let kept = self.kept.iter().map(ExtentRecords::block);
+        [
+            rows.chain([self.entries]).collect(),
+            records.chain(kept).collect(),
+        ]
     }
 
     /// Salt of the extent table's entries.
@@ -276,6 +384,11 @@ impl Extents {
                 self.next_plan().make(&self.memory, None)?
             }
         };
+        self.add(extent)
+    }
+
+    /// Adds an extent to the table, for this applier, for its successor and for clients.
+    fn add(&mut self, extent: Extent) -> Result<(), StoreError> {
         let base = self.next_number();
         let extent = Extent { base, ..extent };
         let entry = ExtentEntry {
@@ -285,6 +398,22 @@ impl Extents {
             len: extent.rows.len as u64,
             salt: extent.salt,
         };
+        if let Some(kept) = &self.kept {
+            let Extent {
+                rows,
+                records,
+                slots,
+                salt,
+                ..
+            } = extent;
+            let record = ExtentRecord {
+                rows,
+                records,
+                slots,
+                salt,
+            };
+            kept.write(self.list.len(), record)?;
+        }
         let pages = extent.slots.div_ceil(PAGE_SLOTS) as usize;
         self.pages
             .extend(std::iter::repeat_n(self.list.len() as u16, pages));
@@ -436,6 +565,9 @@ impl Extents {
         release_rows(&self.memory, self.list.iter().map(slab))?;
         for extent in &self.list {
             self.memory.private.free(extent.records)?;
+        }
+        if let Some(kept) = self.kept {
+            kept.release()?;
         }
         self.memory.public.free(self.entries)
     }

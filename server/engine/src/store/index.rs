@@ -243,6 +243,15 @@ impl Index {
         Ok(())
     }
 
+    /// Blocks of its tables.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
+        let other = match &self.growth {
+            Growth::None | Growth::Ordered(_) => None,
+            Growth::Ahead(other, _) | Growth::Move(other, _) => Some(other.block),
+        };
+        [self.table.block].into_iter().chain(other)
+    }
+
     /// Number of buckets of the table.
     pub const fn buckets(&self) -> usize {
         self.table.buckets

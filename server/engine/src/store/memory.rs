@@ -18,15 +18,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tidewater_lanes::fabric::{AccessFlags, RegionTable, RegisteredRegion};
 use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
-use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
-use tidewater_protocol::limits::{APPLIERS_MAX, MEMORY_BLOCKS_MAX};
+use tidewater_protocol::layout::{LINE_BYTES, Line};
+use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::pages::give_back;
 use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
-use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
+use super::files::{MemoryFile, MemoryFiles};
+use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages};
 use super::prepare::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
@@ -38,6 +39,8 @@ const BLOCKS_AT: usize = DIRECTORY_AT + MEMORY_BLOCKS_MAX * LINE_BYTES;
 const RETURNED_BYTES: usize = 1 << 20;
 /// Blocks begin at multiples of this, as slabs need.
 const BLOCK_ALIGN: usize = 64;
+/// Offset of the number of bytes in use.
+pub(super) const USED_AT: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
 const ENTRY: u64 = u64::from_le_bytes(*b"mem-dirE");
 
@@ -71,6 +74,10 @@ pub enum BlockKind {
     Pending = 6,
     /// Status records of rings (public).
     Ring = 7,
+    /// An applier's journal (private).
+    Journal = 8,
+    /// The record of one ring, and its refusals (private).
+    Session = 9,
 }
 
 /// The owner of a block; part of the directory entry.
@@ -87,6 +94,21 @@ pub struct BlockOwner {
 }
 
 impl BlockOwner {
+    /// The owner in a directory entry; `None` for a use that is not known.
+    pub(crate) fn of_words([kind, table, applier, part]: [u32; 4]) -> Option<Self> {
+        use BlockKind::{Dense, Extent, Free, Index, Journal, Meta, Pending, Redo, Ring, Session};
+        let all = [
+            Free, Extent, Index, Dense, Meta, Redo, Pending, Ring, Journal, Session,
+        ];
+        let kind = all.into_iter().find(|known| *known as u32 == kind)?;
+        Some(Self {
+            kind,
+            table,
+            applier,
+            part,
+        })
+    }
+
     /// The owner of a partition's block on an applier.
     pub const fn of((table, applier): (TableId, u32), kind: BlockKind, part: PartitionId) -> Self {
         Self {
@@ -99,13 +121,71 @@ impl BlockOwner {
 }
 
 /// A block of one memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Block {
     /// Offset in its memory, in bytes.
     pub at: usize,
     /// Length in bytes: at least the requested one.
     pub len: usize,
     entry: u32,
+}
+
+impl Block {
+    /// A block of a directory entry.
+    pub(super) const fn of_parts(at: usize, len: usize, entry: u32) -> Self {
+        Self { at, len, entry }
+    }
+
+    /// Number of its directory entry.
+    pub(super) const fn entry(&self) -> u32 {
+        self.entry
+    }
+}
+
+/// The record at the start of each memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Superblock {
+    pub(super) len: u64,
+    pub(super) incarnation: Incarnation,
+    pub(super) directory_at: u64,
+    pub(super) blocks_at: u64,
+}
+
+impl Superblock {
+    /// The superblock of a memory as this code writes it.
+    pub(super) fn of(region: &Region, incarnation: Incarnation) -> Self {
+        Self {
+            len: region.len() as u64,
+            incarnation,
+            directory_at: DIRECTORY_AT as u64,
+            blocks_at: BLOCKS_AT as u64,
+        }
+    }
+
+    /// The superblock in a memory; `None` if its checksum does not match.
+    pub(super) fn read(region: &Region) -> Option<Self> {
+        let line = region.words(0, LINE_BYTES).ok()?.line(0);
+        let old = Self {
+            len: line[1],
+            incarnation: Incarnation(line[2]),
+            directory_at: line[3],
+            blocks_at: line[4],
+        };
+        (old.to_line() == line).then_some(old)
+    }
+
+    fn to_line(self) -> Line {
+        let words = [
+            SUPER,
+            self.len,
+            self.incarnation.0,
+            self.directory_at,
+            self.blocks_at,
+        ];
+        let chk = line_chk(self.incarnation.0, SUPER, &words);
+        let [a, b, c, d, e] = words;
+        [a, b, c, d, e, chk, 0, 0]
+    }
 }
 
 #[derive(Debug, Default)]
@@ -129,34 +209,31 @@ pub struct Arena {
 }
 
 impl Arena {
-    fn new(
+    /// A memory without blocks, with its superblock.
+    pub(super) fn new(
         name: &'static str,
-        (region, fd): Reserved,
+        file: MemoryFile,
         incarnation: Incarnation,
     ) -> Result<Self, StoreError> {
-        let words = [
-            SUPER,
-            region.len() as u64,
-            incarnation.0,
-            DIRECTORY_AT as u64,
-            BLOCKS_AT as u64,
-        ];
-        let chk = line_chk(incarnation.0, SUPER, &words);
-        let [a, b, c, d, e] = words;
-        region
-            .words_mut(0, LINE_BYTES)?
-            .store_line(0, &[a, b, c, d, e, chk, 0, 0]);
+        let superblock = Superblock::of(&file.region, incarnation);
+        let words = file.region.words_mut(0, LINE_BYTES)?;
+        words.store_line(0, &superblock.to_line());
+        Ok(Self::of_file(name, file))
+    }
+
+    /// A memory without blocks; stores nothing.
+    pub(super) fn of_file(name: &'static str, MemoryFile { region, fd }: MemoryFile) -> Self {
         let books = Mutex::new(AllocatorState {
             used: BLOCKS_AT,
             ..AllocatorState::default()
         });
-        Ok(Self {
+        Self {
             name,
-            region: Arc::new(region),
+            region,
             fd,
             locked: false,
             books,
-        })
+        }
     }
 
     /// The memory that is mapped.
@@ -271,8 +348,26 @@ impl Arena {
             return Ok((block, true));
         }
         let block = self.fresh(&mut books, len)?;
-        self.region.words_mut(64, 8)?.store(0, books.used as u64);
+        self.region
+            .words_mut(USED_AT, 8)?
+            .store(0, books.used as u64);
         Ok((block, false))
+    }
+
+    /// Takes over the blocks of a dead process: those of the first `entries` entries, up to offset `used`,
+    /// of which these are free.
+    pub(super) fn adopt(
+        &self,
+        entries: u32,
+        used: usize,
+        free: Vec<Block>,
+    ) -> Result<(), StoreError> {
+        {
+            let mut books = self.books();
+            (books.entries, books.used) = (entries, used);
+            self.region.words_mut(USED_AT, 8)?.store(0, used as u64);
+        }
+        free.into_iter().try_for_each(|block| self.free(block))
     }
 
     fn fresh(&self, books: &mut AllocatorState, len: usize) -> Result<Block, StoreError> {
@@ -388,21 +483,32 @@ impl Arena {
         let entries = self.books().entries;
         let mut all = Vec::with_capacity(entries as usize);
         for entry in 0..entries {
-            let at = DIRECTORY_AT + entry as usize * LINE_BYTES;
-            let line = self.region.words(at, LINE_BYTES)?.line(0);
-            if line_chk(ENTRY, u64::from(entry), &line[..4]) == line[4] {
-                let block = Block {
-                    at: line[2] as usize,
-                    len: line[3] as usize,
-                    entry,
-                };
-                let half = |w: u64| [w as u32, (w >> 32) as u32];
-                let ([kind, table], [applier, part]) = (half(line[0]), half(line[1]));
-                all.push((block, [kind, table, applier, part]));
-            }
+            all.extend(entry_words(&self.region, entry)?);
         }
         Ok(all)
     }
+
+    /// The block of a directory entry in a memory; `None` for one that is not valid.
+    pub(super) fn entry(
+        region: &Region,
+        entry: u32,
+    ) -> Result<Option<(Block, BlockOwner)>, StoreError> {
+        let found = entry_words(region, entry)?;
+        Ok(found.and_then(|(block, words)| Some((block, BlockOwner::of_words(words)?))))
+    }
+}
+
+/// A directory entry: the block, with kind, table, applier and part; `None` for one that is not valid.
+fn entry_words(region: &Region, entry: u32) -> Result<Option<(Block, [u32; 4])>, StoreError> {
+    let at = DIRECTORY_AT + entry as usize * LINE_BYTES;
+    let line = region.words(at, LINE_BYTES)?.line(0);
+    if line_chk(ENTRY, u64::from(entry), &line[..4]) != line[4] {
+        return Ok(None);
+    }
+    let half = |w: u64| [w as u32, (w >> 32) as u32];
+    let ([kind, table], [applier, part]) = (half(line[0]), half(line[1]));
+    let block = Block::of_parts(line[2] as usize, line[3] as usize, entry);
+    Ok(Some((block, [kind, table, applier, part])))
 }
 
 /// All memories of one server.
@@ -426,6 +532,8 @@ pub struct ServerMemory {
     pub(super) free_status: Mutex<Vec<StatusLine>>,
     /// Number of this start of the server.
     pub incarnation: Incarnation,
+    /// Whether a holder keeps the memories when this process ends.
+    is_held: bool,
 }
 
 impl ServerMemory {
@@ -452,32 +560,48 @@ impl ServerMemory {
         incarnation: Incarnation,
         backing: &Backing,
     ) -> Result<(Self, Option<NoHugepages>), StoreError> {
-        let (counters, counters_fd) =
-            Region::memfd("tidewater-counters", APPLIERS_MAX as usize * LINE_BYTES)?;
-        let counters = Arc::new(counters);
+        let (files, without) = MemoryFiles::reserve(capacity, backing)?;
+        let [public, private, counters] = files.into_parts();
+        let public = Arena::new(NAMES[0], public, incarnation)?;
+        let private = Arena::new(NAMES[1], private, incarnation)?;
+        let memory = Self::assemble([public, private], counters, incarnation, false)?;
+        Ok((memory, without))
+    }
+
+    /// The memories of a server, with the counters registered.
+    pub(super) fn assemble(
+        [public, private]: [Arena; 2],
+        counters: MemoryFile,
+        incarnation: Incarnation,
+        is_held: bool,
+    ) -> Result<Self, StoreError> {
         let exports = Arc::new(RegionTable::new(incarnation.0 as u8));
-        let len = counters.len() as u64;
+        let len = counters.region.len() as u64;
         let export = RegisteredRegion {
-            region: Arc::clone(&counters),
+            region: Arc::clone(&counters.region),
             start: 0,
             len,
             rights: AccessFlags::Atomic,
             memory: 1,
         };
         let counters_key = exports.add(export)?;
-        let ([public, private], without) = backing.reserve(capacity)?;
-        let memory = Self {
-            public: Arena::new(NAMES[0], public, incarnation)?,
-            private: Arena::new(NAMES[1], private, incarnation)?,
-            counters,
-            counters_fd,
+        Ok(Self {
+            public,
+            private,
+            counters: counters.region,
+            counters_fd: counters.fd,
             counters_key,
             exports,
             keys: Mutex::default(),
             free_status: Mutex::default(),
             incarnation,
-        };
-        Ok((memory, without))
+            is_held,
+        })
+    }
+
+    /// Whether a holder keeps the memories when this process ends, so that tables can outlive it.
+    pub const fn is_held(&self) -> bool {
+        self.is_held
     }
 
     /// Locks both memories, their used parts now and later: they are never swapped.

@@ -1,12 +1,14 @@
 //! The redo record: the result of a row, before it is stored.
 //!
-//! Only tables with `TableSpec::redo` use it. Rows of other tables are stored directly, so the record
+//! Only tables with `TableSpec::keeps_redo` use it. Rows of other tables are stored directly, so the record
 //! names the last row of a table with the option, whatever other tables the applier wrote since.
 //!
 //! A kernel's result (payload, state, version, checksum) is copied here, then the header line that
 //! names its target, then the target is written. If the server dies in between, a process that
 //! attaches its memory finds a header with a matching checksum. It stores the same bytes again:
 //! idempotent. A header with a wrong checksum means that no byte of its target was written.
+//!
+//! The last line of the area names the push that is being applied, so that the rest of it is applied once.
 //!
 //! Results of blocks take the same way, with a header of their own: see `redo_block`.
 
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::WordsMut;
 use tidewater_runtime::mem::versioned::{RowHead, store_row};
 use tidewater_runtime::sync::{Ordering, fence};
@@ -24,6 +27,10 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
 const PROOF_AT: usize = 56;
+/// Offset of the number of stored rows in the line that names the push.
+const STORED_AT: usize = 24;
+/// Set in the row number of a record that makes a row: no push is in it.
+const CREATES: u32 = 1 << 31;
 
 /// Location of a row and its optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,8 +140,39 @@ impl<'a> RowWords<'a> {
 pub struct Progress {
     /// Number of the frame in the applier's total order.
     pub lsn: u64,
-    /// Row in the frame; all rows before it are stored completely.
+    /// Row in the frame; all rows before it are stored completely. The highest bit marks a row that is made
+    /// for the frame, before any row of it is stored.
     pub row: u32,
+}
+
+impl Progress {
+    /// The same row, as one that is made and has no push of the frame yet.
+    #[must_use]
+    pub(super) const fn creating(self) -> Self {
+        Self {
+            row: self.row | CREATES,
+            ..self
+        }
+    }
+
+    /// Rows of the frame that are applied, once the record of this row is finished.
+    pub const fn rows_applied(self) -> u32 {
+        match self.row & CREATES {
+            0 => self.row + 1,
+            _ => 0,
+        }
+    }
+}
+
+/// A push, as the redo area names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushName {
+    /// Number of the frame in the applier's total order.
+    pub lsn: u64,
+    /// Nonce of its session.
+    pub session: u64,
+    /// Its sequence number in the session.
+    pub seq: u64,
 }
 
 /// One applier's redo area. Used by that applier, or by its successor once it is gone.
@@ -162,11 +200,74 @@ impl Redo {
             applier,
             part: 0,
         };
-        // A block's header takes two lines.
+        // A block's header takes two lines, and the name of the push one.
         let bytes =
-            2 * LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
+            3 * LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
         let block = memory.private.alloc(bytes, owner)?;
         Ok(Self { memory, block })
+    }
+
+    /// The block of the area.
+    pub(crate) const fn block(&self) -> Block {
+        self.block
+    }
+
+    /// Names the push that the applier begins. The record of a row gives the number of the frame only.
+    ///
+    /// Its other half is [`Self::interrupted`]. The number is 0 while session and sequence change, so that no
+    /// record of an earlier frame is taken for one of this push. Cost: four stores to one line.
+    ///
+    /// # Errors
+    /// Never for an area of this memory.
+    pub fn begin(&self, push: PushName) -> Result<(), StoreError> {
+        let line = self.name_line()?;
+        line.store(0, 0);
+        fence(Ordering::Release);
+        line.store(8, push.session);
+        line.store(16, push.seq);
+        line.store(STORED_AT, 0);
+        fence(Ordering::Release);
+        line.store(0, push.lsn);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// Finishes the row that was being stored, and returns the greatest frame number in the area, and the
+    /// push that was begun last with the number of its rows that are applied. It may be done.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub fn interrupted(&self) -> Result<(u64, Option<(PushName, u32)>), StoreError> {
+        let finished = match mutants::on(Mutant::RedoNotReplayed) {
+            true => None,
+            false => self.finish()?,
+        };
+        let line = self.name_line()?.as_read();
+        let push = PushName {
+            lsn: line.load(0),
+            session: line.load(8),
+            seq: line.load(16),
+        };
+        let newest = finished.map_or(push.lsn, |progress| progress.lsn.max(push.lsn));
+        let of_push = finished.filter(|progress| progress.lsn == push.lsn);
+        // Without a record: it was void, for the row behind those that are stored.
+        let stored = line.load(STORED_AT) as u32;
+        let rows = of_push.map_or(stored, |progress| progress.rows_applied().max(stored));
+        Ok((newest, (push.lsn > 0).then_some((push, rows))))
+    }
+
+    /// Notes that the rows of a frame before that of `progress` are stored: before the record, which says so
+    /// otherwise, is void. A row that is made says nothing of them.
+    pub(super) fn note_stored(name: WordsMut<'_>, progress: Progress) {
+        if progress.row & CREATES == 0 {
+            name.store(STORED_AT, progress.row.into());
+            fence(Ordering::Release);
+        }
+    }
+
+    pub(super) fn name_line(&self) -> Result<WordsMut<'_>, StoreError> {
+        let at = self.block.at + self.block.len - LINE_BYTES;
+        Ok(self.memory.private.region().words_mut(at, LINE_BYTES)?)
     }
 
     /// Attaches the area that a dead applier left.
@@ -203,7 +304,7 @@ impl Redo {
             .memory
             .private
             .region()
-            .words_mut(self.block.at, self.block.len)?;
+            .words_mut(self.block.at, self.area_len())?;
         let state_at = LINE_BYTES + payload.next_multiple_of(8);
         let windows = (
             area.get(0, LINE_BYTES),
@@ -214,14 +315,20 @@ impl Redo {
             return Err(StoreError::Limit {
                 what: "bytes of a redo line",
                 have: (state_at + state) as u64,
-                limit: self.block.len as u64,
+                limit: self.area_len() as u64,
             });
         };
         Ok(RedoLine {
             line,
             payload,
             state,
+            name: self.name_line()?,
         })
+    }
+
+    /// Bytes of the area for a record.
+    pub(super) const fn area_len(&self) -> usize {
+        self.block.len - LINE_BYTES
     }
 
     /// Voids the record: before a row is removed or its memory freed, so that no successor stores
@@ -259,7 +366,7 @@ impl Redo {
         let mut payload = vec![0; payload_len];
         let mut state = vec![0; state_len];
         let state_from = LINE_BYTES + payload_len.next_multiple_of(8);
-        if state_from + state_len.next_multiple_of(8) > self.block.len {
+        if state_from + state_len.next_multiple_of(8) > self.area_len() {
             return Ok(None);
         }
         area.copy_out(LINE_BYTES, &mut payload);
@@ -285,6 +392,7 @@ pub struct RedoLine<'a> {
     line: WordsMut<'a>,
     payload: WordsMut<'a>,
     state: WordsMut<'a>,
+    name: WordsMut<'a>,
 }
 
 impl RedoLine<'_> {
@@ -300,6 +408,7 @@ impl RedoLine<'_> {
         payload: &[u8],
         state: &[u8],
     ) {
+        Redo::note_stored(self.name, progress);
         self.line.store(PROOF_AT, 0);
         // SYNC: redo. A header is never valid over bytes of another row: it is void first.
         fence(Ordering::Release);

@@ -90,15 +90,16 @@ impl Redo {
         state: &[u8],
     ) -> Result<(), StoreError> {
         let need = DATA_AT + payload.len() + state.len();
-        if need > self.block.len {
+        if need > self.area_len() {
             return Err(StoreError::Limit {
                 what: "bytes of redo for a block",
                 have: need as u64,
-                limit: self.block.len as u64,
+                limit: self.area_len() as u64,
             });
         }
         let private = self.memory.private.region();
         let area = private.words_mut(self.block.at, self.block.len)?;
+        Self::note_stored(self.name_line()?, progress);
         area.store(56, 0);
         // SYNC: redo. A header is never valid over bytes of another block: it is void first.
         fence(Ordering::Release);
@@ -158,7 +159,7 @@ impl Redo {
             return Ok(None);
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
-        if DATA_AT + payload_len + state_len > self.block.len {
+        if DATA_AT + payload_len + state_len > self.area_len() {
             return Ok(None);
         }
         let table = area.line(LINE_BYTES);

@@ -107,6 +107,7 @@ mod tests {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         })
     }
 

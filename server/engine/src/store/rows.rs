@@ -188,7 +188,7 @@ impl RowWriter {
             public.words_mut(0, public.len())?,
             private.words_mut(0, private.len())?,
         );
-        let record = self.spec.redo.then(|| push.redo.open(lengths));
+        let record = self.spec.keeps_redo().then(|| push.redo.open(lengths));
         let record = record.transpose()?;
         let (payload, state) = (&mut self.payload[..lengths.0], &mut self.state[..lengths.1]);
         let mut progress = push.progress;
@@ -243,7 +243,7 @@ impl RowWriter {
         let (init, seed) = (&self.spec.init, self.spec.seed);
         self.first
             .init_row(init, seed, place.key, &mut self.payload, &mut self.state);
-        self.commit(redo, progress, row)
+        self.commit(redo, progress.creating(), row)
     }
 
     /// Gives a row its first values and state again.
@@ -362,7 +362,7 @@ impl RowWriter {
     fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
         let (place, ver) = (row.place(), row.version().next());
         let chk = row_chk(place.salt, place.key, ver, &self.payload);
-        if self.spec.redo {
+        if self.spec.keeps_redo() {
             let record = redo.open(self.lengths())?;
             record.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
         } else {

@@ -6,7 +6,7 @@ use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
-use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::table::{Durability, TableSpec};
 
 use super::StoreError;
 use super::admission::Admission;
@@ -28,7 +28,7 @@ const RUN_PART: u32 = 16;
 pub const FIND_AHEAD: usize = 16;
 
 /// The key of a slot without a row. It is a valid key, too.
-const NO_KEY: u64 = 0;
+pub(super) const NO_KEY: u64 = 0;
 
 /// Consecutive slots of one extent that belong to one partition.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +76,15 @@ pub enum ShardError {
     /// The optimizer does not fit the table's type.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The table outlives its process, and the memory of this server does not.
+    #[error(
+        "table {table}: durability is warm, and no holder keeps the memory of this server when its process \
+         ends; create it with durability none"
+    )]
+    NotHeld {
+        /// Name of the table.
+        table: String,
+    },
     /// The table's shape, layout or block settings do not suit this kind of dense shard (rows or blocks).
     #[error("table {table}: {what} = {have}; {remedy}")]
     Shape {
@@ -104,7 +113,6 @@ impl SparseShard {
     ) -> Result<Self, ShardError> {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
         let expire_after = spec.keys.expire_after;
-        let expiry = Expiry::new(expire_after, rows.kernel().state_bytes());
         let state_bytes = Expiry::private_bytes(expire_after, rows.kernel().state_bytes());
         let layout = rows.layout();
         let extents = Extents::new(
@@ -122,22 +130,40 @@ impl SparseShard {
                 return Err(e.into());
             }
         };
-        let mut all = Vec::new();
-        all.resize_with(spec.partitions as usize, || None);
-        for partition in partitions {
-            if let Some(slot) = all.get_mut(partition.0 as usize) {
-                *slot = Some(Partition::default());
-            }
+        let own = own_partitions(spec, partitions);
+        let mut shard = Self::of_parts(extents, index, own, rows, spec);
+        if spec.durability == Durability::Warm
+            && let Err(e) = shard.extents.keep()
+        {
+            shard.release()?;
+            return Err(e.into());
         }
-        Ok(Self {
+        Ok(shard)
+    }
+
+    /// A shard of its parts, without rows.
+    pub(super) fn of_parts(
+        extents: Extents,
+        index: Index,
+        partitions: Vec<Option<Partition>>,
+        rows: RowWriter,
+        spec: &TableSpec,
+    ) -> Self {
+        let expiry = Expiry::new(spec.keys.expire_after, rows.kernel().state_bytes());
+        Self {
             extents,
             index,
-            partitions: all,
+            partitions,
             rows,
             len: 0,
             expiry,
             admission: Admission::new(spec.keys.admit_after),
-        })
+        }
+    }
+
+    /// Counts a row that was found in the memory of a dead process.
+    pub(super) const fn count_row(&mut self) {
+        self.len += 1;
     }
 
     /// Number of rows in all partitions.
@@ -165,7 +191,7 @@ impl SparseShard {
         &self.extents
     }
 
-    fn partition_of(&self, key: u64) -> usize {
+    pub(super) fn partition_of(&self, key: u64) -> usize {
         partition_of_key(key, self.partitions.len() as u32).0 as usize
     }
 
@@ -398,6 +424,21 @@ impl SparseShard {
     }
 }
 
+/// Rows of each partition of a table: `None` for those of other appliers.
+pub(super) fn own_partitions(
+    spec: &TableSpec,
+    own: impl Iterator<Item = PartitionId>,
+) -> Vec<Option<Partition>> {
+    let mut all = Vec::new();
+    all.resize_with(spec.partitions as usize, || None);
+    for partition in own {
+        if let Some(slot) = all.get_mut(partition.0 as usize) {
+            *slot = Some(Partition::default());
+        }
+    }
+    all
+}
+
 fn not_owned(p: usize) -> StoreError {
     StoreError::Limit {
         what: "partition of another applier",
@@ -436,6 +477,7 @@ mod tests {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         })
     }
 

@@ -61,6 +61,13 @@ impl ServerMemory {
         Ok(())
     }
 
+    /// Takes a certain record out of the free ones: that of a ring which is resumed. `None` if it is not free.
+    pub(crate) fn take_status_line(&self, at: usize) -> Option<StatusLine> {
+        let mut free = self.free_status_lines();
+        let found = free.iter().position(|status| status.at == at)?;
+        Some(free.swap_remove(found))
+    }
+
     /// Makes a slab. Returns its first record, and adds the others to `free`.
     fn status_slab(&self, free: &mut Vec<StatusLine>) -> Result<StatusLine, StoreError> {
         let owner = BlockOwner {
@@ -76,6 +83,20 @@ impl ServerMemory {
         };
         free.extend((1..SLAB_LINES).rev().map(line));
         Ok(line(0))
+    }
+
+    /// Registers the slabs of a dead process; all their records are free.
+    pub(super) fn resume_status_slabs(&self) -> Result<(), StoreError> {
+        let mut free = self.free_status_lines();
+        for (block, [kind, ..]) in self.public.directory()? {
+            if kind == BlockKind::Ring as u32 {
+                let key = self.export(block)?;
+                let line = |at| StatusLine { at, key };
+                let records = (block.at..block.at + block.len).step_by(LINE_BYTES);
+                free.extend(records.rev().map(line));
+            }
+        }
+        Ok(())
     }
 
     fn store_status(&self, status: StatusLine, line: &Line) -> Result<(), StoreError> {

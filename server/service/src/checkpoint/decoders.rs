@@ -172,6 +172,7 @@ pub fn specs() -> [TableSpec; 4] {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

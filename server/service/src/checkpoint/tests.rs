@@ -89,6 +89,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

@@ -342,6 +342,7 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
             }
         )*};
     }
-    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo);
+    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo keys versions
+        durability);
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
 }

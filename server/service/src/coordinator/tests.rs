@@ -55,6 +55,7 @@ fn spec(name: &str) -> TableSpec {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

@@ -66,6 +66,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

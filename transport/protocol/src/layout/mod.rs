@@ -70,11 +70,11 @@ pub fn word_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// `low | high << 32`.
-pub(crate) const fn pack(low: u32, high: u32) -> u64 {
+pub const fn pack(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
 /// Splits a word into its low and high half.
-pub(crate) const fn unpack(word: u64) -> (u32, u32) {
+pub const fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }

@@ -7,7 +7,9 @@ use crate::limits::{
     VERSIONS_DEFAULT, VERSIONS_MAX,
 };
 use crate::table::optimizer::Parameter;
-use crate::table::{Apply, DType, DenseLayout, Init, KeyOptions, Optimizer, Shape, TableSpec};
+use crate::table::{
+    Apply, DType, DenseLayout, Durability, Init, KeyOptions, Optimizer, Shape, TableSpec,
+};
 
 /// Defect of a table's definition.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -128,6 +130,15 @@ pub enum SpecError {
          it has acknowledged; apply them on arrival, or leave it out"
     )]
     AdmissionAtTick,
+    /// An option with state that does not outlive a server process, on a table that does.
+    #[error(
+        "durability is warm and {what} is set; its state does not outlive the process of a server: leave one \
+         of them out"
+    )]
+    NotWarm {
+        /// Name of the option.
+        what: &'static str,
+    },
     /// The clock domain does not exist.
     #[error("clock domain {domain}: give 0 to {}", DOMAINS_MAX - 1)]
     Domain {
@@ -162,6 +173,7 @@ impl TableSpec {
         self.validate_optimizer()?;
         self.validate_init()?;
         self.validate_keys()?;
+        self.validate_durability()?;
         if usize::from(self.domain.0) >= DOMAINS_MAX {
             return Err(SpecError::Domain {
                 domain: self.domain,
@@ -316,6 +328,19 @@ impl TableSpec {
             Some(what) if in_blocks => Err(SpecError::NeedsRows { what }),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that all state of a table outlives a server process if the table does.
+    const fn validate_durability(&self) -> Result<(), SpecError> {
+        let what = match self.durability {
+            Durability::None => return Ok(()),
+            Durability::Warm if !matches!(self.effect, Apply::Immediate) => "an effect at ticks",
+            Durability::Warm if self.gradient.by_staleness => "by_staleness",
+            Durability::Warm if self.keys.expire_after > 0 => "expire_after",
+            Durability::Warm if self.keys.admit_after > 1 => "admit_after",
+            Durability::Warm => return Ok(()),
+        };
+        Err(SpecError::NotWarm { what })
     }
 
     /// Checks the options of keys: of a sparse table, and of use there.

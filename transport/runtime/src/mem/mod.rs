@@ -2,6 +2,8 @@
 
 #[cfg(not(loom))]
 pub mod buffer;
+#[cfg(all(feature = "mutants", not(loom)))]
+pub mod crash;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]

@@ -218,13 +218,24 @@ impl<'a> WordsMut<'a> {
     /// Stores one word, without ordering.
     #[inline]
     pub fn store(&self, at: usize, word: u64) {
+        self.check_alive();
         self.0[at / 8].store(word, Ordering::Relaxed);
     }
 
     /// Stores one word after everything written before it.
     #[inline]
     pub fn store_release(&self, at: usize, word: u64) {
+        self.check_alive();
         self.0[at / 8].store(word, Ordering::Release);
+    }
+
+    /// Ends a writer that has stored all words it may: tests only.
+    #[inline(always)]
+    fn check_alive(&self) {
+        #[cfg(all(feature = "mutants", not(loom)))]
+        if super::crash::cut(1).is_some() {
+            super::crash::crash();
+        }
     }
 
     /// Adds to one word atomically (wrapping) and returns the old value.
@@ -243,6 +254,12 @@ impl<'a> WordsMut<'a> {
     /// Stores eight words, in no order.
     #[inline]
     pub fn store_line(&self, at: usize, line: &Line) {
+        #[cfg(all(feature = "mutants", not(loom)))]
+        if let Some(words) = super::crash::cut(line.len()) {
+            let first = line.iter().take(words).enumerate();
+            first.for_each(|(n, word)| self.store(at + n * 8, *word));
+            super::crash::crash();
+        }
         let slots = &self.0[at / 8..at / 8 + line.len()];
         let mut n = 0;
         while let (Some(slot), Some(word)) = (slots.get(n), line.get(n)) {
@@ -254,6 +271,11 @@ impl<'a> WordsMut<'a> {
     /// Copies bytes in; the rest of a last partial word becomes zero. Cost: about a `memcpy`.
     #[inline]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
+        #[cfg(all(feature = "mutants", not(loom)))]
+        if let Some(words) = super::crash::cut(bytes.len().div_ceil(8)) {
+            self.copy_in(at, &bytes[..words * 8]);
+            super::crash::crash();
+        }
         let words = &self.0[at / 8..at / 8 + bytes.len().div_ceil(8)];
         let (lines, words) = words.split_at(bytes.len() / LINE_BYTES * (LINE_BYTES / 8));
         let (lines, (wide, bytes)) = (lines.as_chunks().0, bytes.as_chunks());
@@ -267,6 +289,11 @@ impl<'a> WordsMut<'a> {
 
     /// Stores zeros in a range.
     pub fn zero(&self, at: usize, len: usize) {
+        #[cfg(all(feature = "mutants", not(loom)))]
+        if let Some(words) = super::crash::cut(len.div_ceil(8)) {
+            self.zero(at, words * 8);
+            super::crash::crash();
+        }
         for word in &self.0[at / 8..at / 8 + len.div_ceil(8)] {
             word.store(0, Ordering::Relaxed);
         }

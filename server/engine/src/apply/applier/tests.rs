@@ -190,6 +190,7 @@ impl Rig {
             redo: false,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         };
         let (shard_id, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
         let table = Table::new(&memory, &Preparer::none(), shard_id, &Arc::new(spec), mine);

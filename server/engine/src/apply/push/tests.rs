@@ -42,6 +42,7 @@ fn engine() -> Engine {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);

@@ -75,6 +75,7 @@ fn specs() -> Vec<TableSpec> {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

@@ -45,6 +45,7 @@ fn spec() -> TableSpec {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

@@ -52,6 +52,7 @@ fn engine_with(keys: KeyOptions) -> Engine {
         gradient: GradientOptions::default(),
         keys,
         versions: 2,
+        durability: Default::default(),
     });
     let all = (0..2).map(PartitionId);
     let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, all);

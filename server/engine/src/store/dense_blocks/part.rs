@@ -64,7 +64,50 @@ pub(super) struct Ground {
     state: Block,
 }
 
+/// Where the memory of a range table that outlives its process is, for its successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct BlocksKept {
+    pub(super) salt: u64,
+    pub(super) payload: Block,
+    pub(super) meta: Block,
+    pub(super) state: Block,
+}
+
 impl Ground {
+    /// The memory that a dead process left, registered again.
+    pub(super) fn resume(memory: &ServerMemory, place: BlocksKept) -> Result<Self, StoreError> {
+        let BlocksKept {
+            payload,
+            meta,
+            state,
+            ..
+        } = place;
+        Ok(Self {
+            payload,
+            payload_key: memory.export(payload)?,
+            meta,
+            meta_key: memory.export(meta)?,
+            state,
+        })
+    }
+
+    /// Whether the memory has room for what partitions were given.
+    pub(super) const fn holds(&self, given: Given, sizes: Sizes) -> bool {
+        sizes.payload_bytes(given.blocks) <= self.payload.len
+            && given.meta <= self.meta.len
+            && given.blocks * sizes.state_stride() <= self.state.len
+    }
+
+    /// Where a successor finds the memory.
+    pub(super) const fn kept_place(&self, salt: u64) -> BlocksKept {
+        BlocksKept {
+            salt,
+            payload: self.payload,
+            meta: self.meta,
+            state: self.state,
+        }
+    }
+
     /// Zeroed memory for this number of partitions and blocks.
     pub(super) fn new(
         memory: &ServerMemory,

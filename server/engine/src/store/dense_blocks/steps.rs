@@ -74,6 +74,26 @@ impl StepTables {
         }
     }
 
+    /// The tables that a dead process left in private memory, apart from `state`. What is free in their memory
+    /// is not found.
+    pub(super) fn resume(
+        memory: &ServerMemory,
+        owner: BlockOwner,
+        state: Block,
+    ) -> Result<Self, StoreError> {
+        let mut all = memory.private.directory()?;
+        all.retain(|(block, words)| BlockOwner::of_words(*words) == Some(owner) && *block != state);
+        Ok(Self {
+            chunks: all.into_iter().map(|(block, _)| block).collect(),
+            ..Self::new(owner)
+        })
+    }
+
+    /// Blocks of the tables.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = Block> {
+        self.chunks.iter().copied()
+    }
+
     fn take(&mut self, memory: &ServerMemory, class: u32) -> Result<usize, StoreError> {
         if let Some(at) = self.free[class as usize].pop() {
             return Ok(at);

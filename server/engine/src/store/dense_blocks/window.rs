@@ -220,7 +220,7 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        let record = self.spec.redo.then_some(progress);
+        let record = self.spec.keeps_redo().then_some(progress);
         redo.store_result(record, place, &w.payload, &w.state)?;
         part.touch(sizes, cut.block, self.line.building);
         Ok(())
@@ -307,7 +307,7 @@ impl DenseBlocks {
             versions: next_versions(&self.memory, version_at, self.salt)?,
             pieces,
         };
-        let record = self.spec.redo.then_some(progress);
+        let record = self.spec.keeps_redo().then_some(progress);
         redo.store_result(record, place, &w.payload, &w.state)?;
         part.touch(sizes, block, self.line.building);
         Ok(())

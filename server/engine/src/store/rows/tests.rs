@@ -29,6 +29,7 @@ fn spec(dim: u32, optimizer: Optimizer, redo: bool) -> Arc<TableSpec> {
         redo,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     })
 }
 

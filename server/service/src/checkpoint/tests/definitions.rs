@@ -187,6 +187,7 @@ fn text_omits_options_not_set() {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     };
     let text = serde_json::to_string(&plain).unwrap();
     let old = r#"{"name":"w","shape":{"Sparse":{"dim":8}},"dtype":"F32","optimizer":{"AdaGrad":{"lr":0.1,"eps":1e-8}},"init":"Zeros","seed":1,"effect":"Immediate","finite_check":true,"domain":0,"partitions":4}"#;

@@ -106,6 +106,7 @@ impl Gen {
             redo: true,
             keys: KeyOptions::default(),
             versions: 2,
+            durability: Default::default(),
         }
     }
 

@@ -21,6 +21,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         redo: false,
         keys: KeyOptions::default(),
         versions: 2,
+        durability: Default::default(),
     }
 }
 

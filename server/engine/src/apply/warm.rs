@@ -1,0 +1,362 @@
+//! Tables that outlive their process: what an applier writes down for its successor, and how that one goes
+//! on.
+//!
+//! Rows, optimizer state and keys are found in the memory. The journal has the rest, an entry for each change
+//! and in the order in which the applier makes them: definitions of tables with the places of their memory,
+//! releases, hyper-parameters, changes of clocks. An entry is written before its change takes effect.
+//!
+//! A push that the death cut is applied once: the redo area names it and the rows of it that are stored, and
+//! the record of its ring says whether it was done. Its client sends it again, and the rest is applied.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidewater_protocol::ids::{PartitionId, SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::{Durability, Optimizer, TableSpec};
+
+use super::engine::Engine;
+use super::table::{KeptPlace, Table};
+use crate::clocks::{ClockChange, Clocks};
+use crate::namespace::NamespaceId;
+use crate::store::journal::Journal;
+use crate::store::memory::{Block, BlockKind, BlockOwner};
+use crate::store::prepare::Preparer;
+use crate::store::redo::{PushName, Redo};
+use crate::store::{ResumeError, ServerMemory, StoreError};
+
+/// An entry of the journal.
+#[derive(Debug, Serialize, Deserialize)]
+enum Entry {
+    /// A table was created.
+    Table(Box<KeptTable>),
+    /// A table was released.
+    Released { id: u32, namespace: u64 },
+    /// A table has new hyper-parameters.
+    Rule { id: u32, optimizer: Optimizer },
+    /// The clocks of a job change; for a frame of this session and number, if any.
+    Clock {
+        namespace: u64,
+        change: ClockChange,
+        frame: Option<(u64, u64)>,
+    },
+    /// The clocks of a job so far.
+    Clocks { namespace: u64, clocks: Box<Clocks> },
+    /// The last frame of a session that changed clocks.
+    ClockFrame { session: u64, seq: u64 },
+    /// A job has ended.
+    JobEnded { namespace: u64 },
+}
+
+/// A table and the places of its memory.
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptTable {
+    id: u32,
+    namespace: u64,
+    spec: TableSpec,
+    partitions: Vec<u32>,
+    place: KeptPlace,
+}
+
+/// A push that a death cut, until its client sends it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CutPush {
+    pub(super) session: u64,
+    pub(super) seq: u64,
+    /// Rows, or parts of blocks, that are applied.
+    pub(super) rows: u32,
+}
+
+/// Tables of a journal, with their rules.
+#[derive(Debug, Default)]
+struct Replayed {
+    clocks: BTreeMap<NamespaceId, Clocks>,
+    clock_frames: BTreeMap<u64, u64>,
+    tables: BTreeMap<u32, KeptTable>,
+    rules: BTreeMap<u32, Optimizer>,
+    released: Vec<(NamespaceId, u32)>,
+}
+
+impl Replayed {
+    /// Makes a change again; `workers` are the members of a job's clocks at first.
+    fn replay(&mut self, entry: Entry, workers: &[WorkerId]) {
+        match entry {
+            Entry::Clock {
+                namespace,
+                change,
+                frame,
+            } => {
+                let new = || Clocks::new(workers.iter().copied());
+                let clocks = self.clocks.entry(NamespaceId(namespace));
+                clocks.or_insert_with(new).replay(change);
+                self.clock_frames.extend(frame);
+            }
+            Entry::Clocks { namespace, clocks } => {
+                self.clocks.insert(NamespaceId(namespace), *clocks);
+            }
+            Entry::ClockFrame { session, seq } => {
+                self.clock_frames.insert(session, seq);
+            }
+            Entry::JobEnded { namespace } => {
+                self.clocks.remove(&NamespaceId(namespace));
+                self.released.retain(|(of, _)| of.0 != namespace);
+            }
+            Entry::Table(table) => {
+                self.tables.insert(table.id, *table);
+            }
+            Entry::Released { id, namespace } => {
+                self.tables.remove(&id);
+                self.rules.remove(&id);
+                self.released.push((NamespaceId(namespace), id));
+            }
+            Entry::Rule { id, optimizer } => {
+                self.rules.insert(id, optimizer);
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Writes down a table that outlives the process.
+    pub(super) fn note_table(&mut self, table: &Table) {
+        if let Some(entry) = entry_of(table) {
+            self.note(&entry);
+        }
+    }
+
+    /// Writes down that a table is released.
+    pub(super) fn note_release(&mut self, table: &Table) {
+        if table.spec.durability == Durability::Warm {
+            let (id, namespace) = (table.id.0, table.namespace.0);
+            self.note(&Entry::Released { id, namespace });
+        }
+    }
+
+    /// Writes down new hyper-parameters of a table.
+    pub(super) fn note_rule(&mut self, id: TableId, optimizer: Optimizer) {
+        let table = self.tables.get(&id.0);
+        if table.is_some_and(|table| table.spec.durability == Durability::Warm) {
+            self.note(&Entry::Rule {
+                id: id.0,
+                optimizer,
+            });
+        }
+    }
+
+    /// Writes down a change of clocks. For a frame: it counts as carried out from then on, if its session and
+    /// number are given.
+    pub(super) fn note_clocks(
+        &mut self,
+        namespace: NamespaceId,
+        change: ClockChange,
+        frame: Option<&FrameHeader>,
+    ) {
+        if self.journal.is_none() {
+            return;
+        }
+        let frame = frame.map(|header| (header.session, header.seq));
+        self.note(&Entry::Clock {
+            namespace: namespace.0,
+            change,
+            frame,
+        });
+        self.clock_frames.extend(frame);
+    }
+
+    /// Writes down that a job has ended.
+    pub(super) fn note_end(&mut self, NamespaceId(namespace): NamespaceId) {
+        self.note(&Entry::JobEnded { namespace });
+    }
+
+    /// Whether a frame changed clocks in a process before this one, which died before it counted the frame.
+    pub(super) fn was_carried_out(&mut self, header: &FrameHeader) -> bool {
+        let frame = (header.session, header.seq);
+        let found = self.cut_clocks.iter().position(|cut| *cut == frame);
+        if let Some(n) = found {
+            self.cut_clocks.swap_remove(n);
+        }
+        found.is_some()
+    }
+
+    fn note(&mut self, entry: &Entry) {
+        let Some(mut journal) = self.journal.take() else {
+            return;
+        };
+        let written = encode(entry).and_then(|entry| {
+            if journal.append(&entry)? {
+                return Ok(());
+            }
+            let state = self.state_so_far()?;
+            journal.renew(&state, &entry)?;
+            journal.append(&entry).map(|_| ())
+        });
+        self.journal = Some(journal);
+        if let Err(e) = written {
+            self.fail(format_args!("the journal could not be written: {e}"));
+        }
+    }
+
+    /// The journal's entries for the present state.
+    fn state_so_far(&self) -> Result<Vec<Vec<u8>>, StoreError> {
+        let released = self
+            .released
+            .iter()
+            .map(|&(NamespaceId(namespace), id)| encode(&Entry::Released { id, namespace }));
+        let tables = self.tables.values().filter_map(entry_of);
+        let tables = tables.map(|entry| encode(&entry));
+        let warm = |table: &&Table| table.spec.durability == Durability::Warm;
+        let rules = self.tables.values().filter(warm).map(|table| {
+            encode(&Entry::Rule {
+                id: table.id.0,
+                optimizer: table.optimizer(),
+            })
+        });
+        let clocks = self.clocks.iter().map(|(&NamespaceId(namespace), clocks)| {
+            let clocks = Box::new(clocks.clone());
+            encode(&Entry::Clocks { namespace, clocks })
+        });
+        let frames = self.clock_frames.iter();
+        let frames = frames.map(|(&session, &seq)| encode(&Entry::ClockFrame { session, seq }));
+        let all = released.chain(tables).chain(rules);
+        all.chain(clocks).chain(frames).collect()
+    }
+
+    /// Names a push in the redo area before its first row is stored.
+    pub(super) fn name_push(&mut self, header: &FrameHeader) {
+        if self.journal.is_none() {
+            return;
+        }
+        let push = PushName {
+            lsn: self.lsn,
+            session: header.session,
+            seq: header.seq,
+        };
+        if let Err(e) = self.redo.begin(push) {
+            self.fail(format_args!("a push could not be named: {e}"));
+        }
+    }
+
+    /// Rows of a push that were applied before the death that cut it; 0 for any other.
+    pub(super) fn take_cut(&mut self, header: &FrameHeader) -> u32 {
+        let is_it = |cut: &CutPush| (cut.session, cut.seq) == (header.session, header.seq);
+        let found = self.cut_pushes.iter().position(is_it);
+        let rows = found.map_or(0, |n| self.cut_pushes.swap_remove(n).rows);
+        match mutants::on(Mutant::CutPushFromItsStart) {
+            true => 0,
+            false => rows,
+        }
+    }
+
+    /// Expects the next frame of a ring with its first `rows` applied.
+    pub(super) fn expect_cut(&mut self, session: SessionId, state: StateLine, rows: u32) {
+        let next = (session.0, state.applied_seq + 1);
+        if self.clock_frames.get(&next.0) == Some(&next.1) {
+            self.cut_clocks.push(next);
+        }
+        if rows > 0 {
+            self.cut_pushes.push(CutPush {
+                session: session.0,
+                seq: state.applied_seq + 1,
+                rows,
+            });
+        }
+    }
+
+    /// The engine of a dead applier: its tables, and the push that was begun last with the number of its rows
+    /// that are applied.
+    pub(super) fn resume(
+        memory: &Arc<ServerMemory>,
+        applier: u32,
+        workers: Vec<WorkerId>,
+        preparer: &Preparer,
+    ) -> Result<(Self, Option<(PushName, u32)>), ResumeError> {
+        let redo = redo_of(memory, applier)?;
+        let (lsn, push) = redo.interrupted()?;
+        let of_applier = |owner: &BlockOwner| owner.applier == applier;
+        // Made again, and first: there may be no room for two.
+        let is_made_again = |owner: &BlockOwner| {
+            of_applier(owner) && matches!(owner.kind, BlockKind::Index | BlockKind::Pending)
+        };
+        memory.free_others(is_made_again, [&[], &[]])?;
+        let (journal, entries) = Journal::resume(memory, applier)?;
+        let mut replayed = Replayed::default();
+        for entry in entries {
+            let entry = postcard::from_bytes(&entry).map_err(|e| ResumeError::Damaged {
+                what: format!("an entry of the journal of applier {applier}: {e}"),
+            })?;
+            replayed.replay(entry, &workers);
+        }
+        let mut kept = [Vec::new(), vec![redo.block(), journal.block()]];
+        let mut engine = Self::of_parts(Arc::clone(memory), applier, redo, Some(journal));
+        engine.lsn = lsn;
+        engine.set_workers(workers);
+        engine.released = replayed.released;
+        (engine.clocks, engine.clock_frames) = (replayed.clocks, replayed.clock_frames);
+        for (id, kept_table) in replayed.tables {
+            let spec = Arc::new(kept_table.spec);
+            let own = kept_table.partitions.into_iter().map(PartitionId);
+            let place = kept_table.place;
+            let shard_id = (TableId(id), applier);
+            let table = Table::resume(memory, preparer, shard_id, &spec, own, place)?;
+            let mut table = table.of(NamespaceId(kept_table.namespace));
+            if let Some(optimizer) = replayed.rules.get(&id).filter(|rule| table.takes(rule)) {
+                table
+                    .set_optimizer(*optimizer)
+                    .map_err(|e| ResumeError::Damaged {
+                        what: format!("the rule of table {id}: {e}"),
+                    })?;
+            }
+            let [public, private] = table.blocks();
+            kept[0].extend(public);
+            kept[1].extend(private);
+            engine.tables.insert(id, table);
+        }
+        // Records of rings have no applier here, nor do their public copies.
+        let is_other = |owner: &BlockOwner| {
+            of_applier(owner) && !matches!(owner.kind, BlockKind::Session | BlockKind::Ring)
+        };
+        memory.free_others(is_other, [&kept[0], &kept[1]])?;
+        Ok((engine, push))
+    }
+}
+
+/// The journal's entry for a table; `None` for one that does not outlive its process.
+fn entry_of(table: &Table) -> Option<Entry> {
+    let place = table.kept_place()?;
+    Some(Entry::Table(Box::new(KeptTable {
+        id: table.id.0,
+        namespace: table.namespace.0,
+        spec: TableSpec::clone(&table.spec),
+        partitions: table.partitions().to_vec(),
+        place,
+    })))
+}
+
+fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
+    postcard::to_stdvec(entry).map_err(|_| StoreError::Limit {
+        what: "bytes of a journal entry",
+        have: size_of_val(entry) as u64,
+        limit: u32::MAX.into(),
+    })
+}
+
+/// The redo area of a dead applier.
+fn redo_of(memory: &Arc<ServerMemory>, applier: u32) -> Result<Redo, ResumeError> {
+    let blocks = memory.private.directory()?;
+    let is_it = |words: [u32; 4]| {
+        BlockOwner::of_words(words)
+            .is_some_and(|owner| (owner.kind, owner.applier) == (BlockKind::Redo, applier))
+    };
+    let found: Option<&(Block, _)> = blocks.iter().find(|(_, words)| is_it(*words));
+    let (block, _) = found.ok_or_else(|| ResumeError::Damaged {
+        what: format!("applier {applier} has no redo area; had the server as many appliers?"),
+    })?;
+    Ok(Redo::attach(Arc::clone(memory), *block))
+}
+
+#[cfg(test)]
+#[cfg(feature = "mutants")]
+mod tests;

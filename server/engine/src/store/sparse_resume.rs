@@ -1,0 +1,188 @@
+//! A sparse table's share in the memory of a dead process: index, runs and free slots are made again by one
+//! pass over the slots.
+//!
+//! A slot has a row if the key in its record and the version fit the row's checksum. Every other slot that
+//! was ever used is free: its row was removed, or was being made or removed when the process died. Such a
+//! slot gets the next generation, so that no cached location of an earlier row counts as valid.
+
+use std::sync::Arc;
+
+use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::layout::row::{RowLocation, RowVersion, is_proven, row_chk};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::TableSpec;
+
+use super::extents::{Extents, ExtentsPlace};
+use super::files::ResumeError;
+use super::index::Index;
+use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+use super::prepare::Preparer;
+use super::rows::RowWriter;
+use super::sparse::{NO_KEY, Run, SparseShard, own_partitions};
+
+/// What a slot holds.
+enum Slot {
+    /// The row of a key.
+    Row(u64),
+    /// No row: never used, or free now.
+    Free(RowVersion),
+}
+
+impl SparseShard {
+    /// Where a successor finds the share; `None` for a table that does not outlive its process.
+    pub(crate) fn kept_place(&self) -> Option<ExtentsPlace> {
+        self.extents.location_of_all()
+    }
+
+    /// Blocks of the share in public and in private memory.
+    pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
+        let [public, mut private] = self.extents.blocks();
+        private.extend(self.index.blocks());
+        [public, private]
+    }
+
+    /// The share that a dead process left. Cost: reads and hashes each row.
+    pub(crate) fn resume(
+        memory: &Arc<ServerMemory>,
+        preparer: &Preparer,
+        shard_id: (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+        place: ExtentsPlace,
+    ) -> Result<Self, ResumeError> {
+        let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))
+            .map_err(super::sparse::ShardError::from)?;
+        let sizes = (rows.layout(), rows.kernel().state_bytes());
+        let extents = Extents::resume(Arc::clone(memory), preparer.clone(), shard_id, sizes, place)?;
+        let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
+        let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
+        let own = own_partitions(spec, partitions);
+        let mut shard = Self::of_parts(extents, index, own, rows, spec);
+        let slots = shard.extents.slots_of_all();
+        let mut payload = vec![0; shard.rows().kernel().row_bytes()];
+        let mut end = 0;
+        let last = slots.len() as u16;
+        for (extent, slots) in (1u16..).zip(slots) {
+            let is_last = extent == last;
+            end = shard.resume_extent(memory, (extent, slots, is_last), &mut payload)?;
+        }
+        shard.extents.end_at(end);
+        Ok(shard)
+    }
+
+    /// Adds the rows of an extent to the index, and all slots before its last used one to runs. Returns the
+    /// number of these slots.
+    fn resume_extent(
+        &mut self,
+        memory: &ServerMemory,
+        (extent, slots, is_last): (u16, u32, bool),
+        payload: &mut [u8],
+    ) -> Result<u32, ResumeError> {
+        let mut all = Vec::with_capacity(slots as usize);
+        for slot in 0..slots {
+            all.push(self.read_slot(memory, RowLocation::new(0, extent, slot), payload)?);
+        }
+        let is_used = |slot: &Slot| !matches!(slot, Slot::Free(RowVersion(0)));
+        // All slots of an extent are given out before the next one is made.
+        let used = match is_last {
+            true => all.iter().rposition(is_used).map_or(0, |last| last + 1),
+            false => all.len(),
+        };
+        // Free slots are those of the partition before them, as far as there is one.
+        let key_of = |slot: &Slot| match slot {
+            Slot::Row(key) => Some(*key),
+            Slot::Free(_) => None,
+        };
+        let first = all.iter().find_map(key_of);
+        let none = self.partitions.iter().position(Option::is_some);
+        let mut partition = first.map(|key| self.partition_of(key)).or(none);
+        let mut run: Option<(usize, Run)> = None;
+        for (slot, found) in (0u32..).zip(&all[..used]) {
+            let loc = RowLocation::new(0, extent, slot);
+            if let Slot::Row(key) = found {
+                partition = Some(self.partition_of(*key));
+                self.resume_row(*key, loc)?;
+            }
+            let p = partition.ok_or_else(|| damaged(loc, "there is no partition for it"))?;
+            let Some(rows) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+                return Err(damaged(
+                    loc,
+                    "it holds a row of a partition of another applier",
+                ));
+            };
+            match found {
+                Slot::Row(_) => rows.len += 1,
+                Slot::Free(ver) => {
+                    let free = RowLocation::new(ver.generation(), extent, slot);
+                    rows.vacant.push_back(free);
+                }
+            }
+            match &mut run {
+                Some((of, run)) if *of == p => (run.len, run.used) = (run.len + 1, run.used + 1),
+                _ => {
+                    self.end_run(run.take());
+                    let (first, len, used) = (slot, 1, 1);
+                    let begun = Run {
+                        extent,
+                        first,
+                        len,
+                        used,
+                    };
+                    run = Some((p, begun));
+                }
+            }
+        }
+        self.end_run(run);
+        Ok(used as u32)
+    }
+
+    fn end_run(&mut self, ended: Option<(usize, Run)>) {
+        let Some((p, run)) = ended else { return };
+        if let Some(rows) = self.partitions.get_mut(p).and_then(Option::as_mut) {
+            rows.runs.push(run);
+        }
+    }
+
+    /// What a slot holds; frees one with a row that was cut.
+    fn read_slot(
+        &mut self,
+        memory: &ServerMemory,
+        loc: RowLocation,
+        payload: &mut [u8],
+    ) -> Result<Slot, ResumeError> {
+        let place = self.extents.place(loc);
+        let place = place.ok_or_else(|| damaged(loc, "it lies outside its extent"))?;
+        let ver = self.rows().version(place)?;
+        let chk = memory.public.region().words(place.row_at, 16)?.load(8);
+        self.rows().read(place, payload)?;
+        let is_row = is_proven(ver, chk, || row_chk(place.salt, place.key, ver, payload));
+        if is_row || (mutants::on(Mutant::RemovedRowsIndexed) && ver.is_valid()) {
+            return Ok(Slot::Row(place.key));
+        }
+        if ver == RowVersion(0) && place.key == NO_KEY && chk == 0 {
+            return Ok(Slot::Free(ver));
+        }
+        let next = self.rows().vacate(place)?;
+        self.extents.set_key(loc, NO_KEY)?;
+        Ok(Slot::Free(next))
+    }
+
+    fn resume_row(&mut self, key: u64, loc: RowLocation) -> Result<(), ResumeError> {
+        if self.find_slot(key).is_some() {
+            return Err(damaged(loc, "its key has another row"));
+        }
+        let number = self.extents.number(loc);
+        let number = number.ok_or_else(|| damaged(loc, "it has no number"))?;
+        let extents = &self.extents;
+        self.index
+            .insert(key, number, |number| extents.key_of(number))?;
+        self.count_row();
+        Ok(())
+    }
+}
+
+fn damaged(loc: RowLocation, why: &str) -> ResumeError {
+    ResumeError::Damaged {
+        what: format!("slot {} of extent {}: {why}", loc.slot(), loc.extent()),
+    }
+}
