@@ -122,9 +122,9 @@ impl Table {
                 memory, preparer, shard_id, spec, partitions, place,
             )?),
             KeptPlace::Rows(place) => Store::Rows(DenseRows::resume(memory, spec, place)?),
-            KeptPlace::Blocks(place) => {
-                Store::Blocks(DenseBlocks::resume(memory, shard_id, spec, partitions, place)?)
-            }
+            KeptPlace::Blocks(place) => Store::Blocks(DenseBlocks::resume(
+                memory, shard_id, spec, partitions, place,
+            )?),
         };
         Ok(Self {
             id: shard_id.0,

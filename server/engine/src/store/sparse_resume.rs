@@ -53,7 +53,8 @@ impl SparseShard {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))
             .map_err(super::sparse::ShardError::from)?;
         let sizes = (rows.layout(), rows.kernel().state_bytes());
-        let extents = Extents::resume(Arc::clone(memory), preparer.clone(), shard_id, sizes, place)?;
+        let extents =
+            Extents::resume(Arc::clone(memory), preparer.clone(), shard_id, sizes, place)?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
         let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
         let own = own_partitions(spec, partitions);
