@@ -622,3 +622,29 @@ fn resumed_run_of_other_workers_begins_the_epoch_again() {
     let differs = resumed.differs.unwrap();
     assert!(differs.starts_with("workers 2, now 1; steps"), "{differs}");
 }
+
+/// A worker's position is at the servers when the iteration takes effect in which it was set, not before:
+/// a checkpoint holds both or neither.
+#[test]
+fn position_of_worker_is_of_its_tick() {
+    let cluster = cluster(Shm, 2);
+    let mut first = cluster.client(0, SyncMode::Bsp);
+    let mut second = cluster.client(1, SyncMode::Bsp);
+    assert_eq!(first.position().unwrap(), None);
+    assert!(!first.has_checkpoints() && first.resumed().is_none());
+    for step in 1..=3u64 {
+        let before = first.position().unwrap();
+        first.set_position(&step.to_le_bytes()).unwrap();
+        first.flush().unwrap();
+        assert_eq!(first.position().unwrap(), before, "before the tick");
+        second.tick().unwrap();
+        first.tick().unwrap();
+        let position = first.position().unwrap().unwrap();
+        assert_eq!(position, step.to_le_bytes());
+    }
+    assert_eq!(second.position().unwrap(), None);
+    let long = first.set_position(&[1; 257]).unwrap_err().to_string();
+    assert!(long.contains("257 bytes"), "{long}");
+    first.finish().unwrap();
+    second.finish().unwrap();
+}

@@ -16,10 +16,11 @@ use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims};
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
-use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
-use tidewater_protocol::table::PushOp;
+use tidewater_protocol::ids::{ClusterId, DomainId, Incarnation, WorkerId};
+use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_protocol::wire::control::{
     self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
+    ThreadClock,
 };
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
@@ -325,6 +326,8 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
                         servers: Vec::new(),
                         workers: Vec::new(),
                     },
+                    checkpoints: false,
+                    resumed: None,
                 })
             } else {
                 peer.queue(0, notice).unwrap();
@@ -521,5 +524,63 @@ fn shutdown_refusal_yields_to_failure_notice() {
                 assert_eq!(refusal_of(&error), &failure);
             }
         });
+    }
+}
+
+/// A worker is lost while it sends a tick. If one applier has consumed the tick, the iteration counts on
+/// all servers, otherwise on none.
+#[test]
+fn half_tick_of_a_lost_worker_is_completed() {
+    for is_half in [false, true] {
+        let cluster = Cluster::start(&ClusterConfig {
+            servers: 2,
+            appliers: 2,
+            workers: 2,
+            capacity: 64 << 20,
+            on_lost: LostWorker::GoOn,
+            ..Default::default()
+        })
+        .unwrap();
+        let [mut stays, mut leaves] = [0, 1].map(|rank| {
+            let mut client = client_in_step(&cluster, rank, TransportChoice::Shm, SyncMode::Bsp);
+            client.set_clock_timeout(Duration::from_secs(60));
+            client
+        });
+        let spec = TableBuilder::sparse::<f32>("t", 1).at_clock(Reduce::Sum);
+        let keys: Vec<u64> = (0..64).collect();
+        let push = |client: &mut Client, value: f32| {
+            let table = client.create_table::<f32>(spec.spec()).unwrap();
+            let pushed = client.push_rows(&table, &keys, &[value; 64], PushOp::Sum);
+            client.wait_applied(&pushed.unwrap()).unwrap();
+            table
+        };
+        for client in [&mut leaves, &mut stays] {
+            push(client, 1.0);
+            client.tick().unwrap();
+        }
+        push(&mut leaves, 10.0);
+        if is_half {
+            // As if the CLOCK frame had arrived at this server only.
+            let tick = ThreadClock {
+                thread: 0,
+                domain: DomainId(0),
+                clock: 2,
+            };
+            let server = cluster.server(0).unwrap();
+            server.end_worker("default", WorkerId(1), &[tick]).unwrap();
+        }
+        drop(leaves);
+        let table = push(&mut stays, 1.0);
+        stays.tick().unwrap();
+        let mut out = [0.0; 64];
+        stays
+            .pull_rows(&table, &keys, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(
+            out,
+            [if is_half { 13.0 } else { 3.0 }; 64],
+            "half: {is_half}"
+        );
+        stays.finish().unwrap();
     }
 }

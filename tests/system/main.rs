@@ -11,6 +11,7 @@ mod bad_input;
 mod bits;
 mod busy;
 mod by_hand;
+mod checkpoints;
 mod crowded;
 mod deaths;
 mod hosts;

@@ -105,6 +105,7 @@ pub use tidewater_protocol::table::{
     Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
     TableSpec,
 };
+pub use tidewater_protocol::wire::control::Resumed;
 /// Messages about tasks; the crate `tidewater-tasks` has the calls for programs.
 pub use tidewater_protocol::wire::control::{TaskAnswer, TaskRequest};
 #[cfg(feature = "embedded")]

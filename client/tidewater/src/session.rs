@@ -16,6 +16,7 @@ mod pace;
 mod pull;
 mod push;
 mod push_buffer;
+mod resume;
 mod settings;
 mod tasks;
 mod threads;
@@ -95,6 +96,7 @@ pub struct Client {
     lane_waits: Vec<usize>,
     buffers: Buffers,
     collective: collectives::State,
+    resume: resume::State,
     rank: WorkerId,
     workers: u32,
     timeout: Duration,
@@ -155,6 +157,7 @@ impl Client {
             lane_waits,
             buffers: Buffers::default(),
             collective: collectives::State::default(),
+            resume: resume::State::default(),
             rank: guard.thread().rank,
             workers,
             timeout: DATA_DEADLINE,

@@ -27,7 +27,7 @@ pub(crate) const ASIDE: DomainId = DomainId(1);
 /// Longest wait for the other workers: as long as for a clock, since the same things delay both.
 const PATIENCE: Duration = CLOCK_DEADLINE;
 
-const NAME: &str = "tidewater-train/board";
+pub(crate) const NAME: &str = "tidewater-train/board";
 
 /// Numbers that a worker gives to the others.
 pub(crate) type Row = [i64; WIDTH];

@@ -31,7 +31,7 @@ use tidewater::table::{Table, TableBuilder};
 const READ_ROWS: usize = 64 << 10;
 /// Columns of a row of the table: probability, label.
 const COLUMNS: usize = 2;
-const NAME: &str = "tidewater-train/predictions";
+pub(crate) const NAME: &str = "tidewater-train/predictions";
 
 /// Quality of a model on the test set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -20,7 +20,7 @@ use tidewater::table::Table;
 use tidewater::walltime::StopSign;
 
 /// Name of the table by which workers agree on evaluations by time, and steps between two checks of it.
-const EVALUATE: (&str, u64) = ("tidewater-train/evaluate", 8);
+pub(crate) const EVALUATE: (&str, u64) = ("tidewater-train/evaluate", 8);
 /// What rank 0 writes into it.
 const DUE: i32 = 1;
 

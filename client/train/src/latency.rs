@@ -16,7 +16,7 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// Significant decimal digits of a recorded value.
 const DIGITS: u8 = 2;
 const KINDS: usize = 3;
-const NAME: &str = "tidewater-train/latency";
+pub(crate) const NAME: &str = "tidewater-train/latency";
 
 /// Kinds of measured calls.
 #[derive(Debug, Clone, Copy)]

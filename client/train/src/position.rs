@@ -61,6 +61,39 @@ impl Course {
     }
 }
 
+/// The position of a worker in a checkpoint: [`encode`]'s words and the last epoch of the command.
+pub(crate) const CHECKPOINT_BYTES: usize = (CELLS + 1) * size_of::<u64>();
+
+/// The bytes that a worker gives to [`Client::set_position`]: its position after a step, and the epoch with
+/// which its run ends.
+pub(crate) fn checkpoint(at: Position, end: u64, course: &Course) -> [u8; CHECKPOINT_BYTES] {
+    let mut bytes = [0; CHECKPOINT_BYTES];
+    let words = encode(at, course).into_iter().chain([end]);
+    for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// Decodes [`checkpoint`].
+///
+/// # Errors
+/// Why the bytes are of no run of this program.
+pub(crate) fn from_checkpoint(bytes: &[u8]) -> Result<(Position, u64, Course), String> {
+    if bytes.len() != CHECKPOINT_BYTES {
+        return Err(format!("a position of {} bytes", bytes.len()));
+    }
+    let mut words = [0; CELLS + 1];
+    for (word, from) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*from);
+    }
+    let [cells @ .., end] = words;
+    match decode(cells)? {
+        Some((at, course)) => Ok((at, end, course)),
+        None => Err("a position of layout 0".into()),
+    }
+}
+
 /// The table of the position.
 #[derive(Debug)]
 pub(crate) struct PositionTable(Table<i64>);
@@ -161,6 +194,16 @@ mod tests {
             bad[cell] = value;
             let error = decode(bad).unwrap_err();
             assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn position_survives_a_checkpoint() {
+        let at = Position { epoch: 3, step: 93 };
+        let bytes = checkpoint(at, 7, &COURSE);
+        assert_eq!(from_checkpoint(&bytes), Ok((at, 7, COURSE)));
+        for bad in [&bytes[..64], &[0; CHECKPOINT_BYTES]] {
+            assert!(from_checkpoint(bad).is_err());
         }
     }
 

@@ -30,17 +30,17 @@ use tidewater_protocol::table::Optimizer;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
-use super::all_gather::{AllGather, Row, WIDTH, meet};
+use super::all_gather::{self, AllGather, Row, WIDTH, meet};
 #[cfg(doc)]
 use super::cadence::Cadence;
 use super::config::{Config, WEIGHTS};
 use super::error::TrainError;
-use super::evaluate::{Quality, part_counts};
-use super::evaluations::{Evaluations, read_rows};
+use super::evaluate::{self, Quality, part_counts};
+use super::evaluations::{EVALUATE, Evaluations, read_rows};
 use super::host::{EpochReport, Host, Outcome, Resumed};
-#[cfg(doc)]
+use super::latency;
 use super::position::POSITION;
-use super::position::{Course, Position, PositionTable};
+use super::position::{self, Course, Position, PositionTable};
 use super::report::{Report, Training};
 #[cfg(doc)]
 use super::saved::MODEL;
@@ -53,7 +53,7 @@ use tidewater::Schedule;
 use tidewater::counters::Counters;
 use tidewater::error::ClientError;
 use tidewater::session::Client;
-use tidewater::table::Table;
+use tidewater::table::{Element, Table};
 use tidewater::walltime::StopSign;
 
 /// Name of the table by which workers agree on an early end, and steps between two checks of it.
@@ -85,9 +85,12 @@ pub(crate) fn run_from(
     Evaluations::check(config)?;
     let (rank, workers) = (client.rank().0, client.workers());
     let data = read_rows(&config.train, rank, workers, config)?;
+    if client.resumed().is_some() {
+        release_aside(client)?;
+    }
     let board = AllGather::new(client)?;
     settings_check::check(client, &board, config)?;
-    if let Some(dir) = model.filter(|_| is_to_load) {
+    if let Some(dir) = model.filter(|_| is_to_load && client.resumed().is_none()) {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
         }
@@ -96,6 +99,33 @@ pub(crate) fn run_from(
     let weights = weights(client, config, model)?;
     let run = Run::new(client, config, model, board, weights)?;
     run.train(client, host, &data)
+}
+
+/// Removes the trainer's own tables of a checkpoint: they hold what workers exchanged before.
+fn release_aside(client: &mut Client) -> Result<(), TrainError> {
+    if client.rank().0 == 0 {
+        let numbers = [
+            all_gather::NAME,
+            latency::NAME,
+            weight_stats::NAME,
+            STOP.0,
+            EVALUATE.0,
+            POSITION,
+        ];
+        for name in numbers {
+            release_if_there::<i64>(client, name)?;
+        }
+        release_if_there::<f64>(client, evaluate::NAME)?;
+    }
+    Ok(meet(client)?)
+}
+
+fn release_if_there<T: Element>(client: &mut Client, name: &str) -> Result<(), ClientError> {
+    match client.open_table::<T>(name) {
+        Ok(table) => client.release_table(table),
+        Err(ClientError::Refused(why)) if why.code == RefusalCode::UnknownTable => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Creates the model's table, or opens the loaded one.
@@ -177,7 +207,7 @@ impl<'a> Run<'a> {
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,
-            rule: model.is_none().then_some(config.optimizer),
+            rule: (model.is_none() && client.resumed().is_none()).then_some(config.optimizer),
             evaluations: Evaluations::new(client, config, &board)?,
             skipped: 0,
             start: clock::now(),
@@ -221,8 +251,9 @@ impl<'a> Run<'a> {
             batch_rows: self.config.batch_rows.get() as u64,
             seed: self.config.seed,
         };
-        let start = self.start(client, host, &course)?;
-        let (totals, end) = self.epochs(client, host, &mut plan, (start, &course))?;
+        let (start, last) = self.start(client, host, &course)?;
+        let way = (start, last, &course);
+        let (totals, end) = self.epochs(client, host, &mut plan, way)?;
         self.worker.settle(client)?;
         let signal = self.stop.settle(client, || host.signal())?;
         let outcome = match signal {
@@ -235,18 +266,29 @@ impl<'a> Run<'a> {
         Ok(outcome)
     }
 
-    /// The first step; for a loaded model, the one after its last.
+    /// The first step, and the epoch with which the run ends. A loaded model continues after its last
+    /// step, and a resumed job after that of its checkpoint.
     fn start(
         &self,
         client: &mut Client,
         host: &mut dyn Host,
         course: &Course,
-    ) -> Result<Position, TrainError> {
-        let Some(dir) = self.model else {
-            return Ok(Position::default());
-        };
-        let Some((saved, its)) = self.position.read(client, dir)? else {
-            return Ok(Position::default());
+    ) -> Result<(Position, u64), TrainError> {
+        let epochs = self.config.epochs;
+        let (saved, its, last) = match client.resumed() {
+            Some(_) => match self.of_checkpoint(client)? {
+                Some(found) => found,
+                None => return Ok((Position::default(), epochs)),
+            },
+            None => {
+                let Some(dir) = self.model else {
+                    return Ok((Position::default(), epochs));
+                };
+                let Some((saved, its)) = self.position.read(client, dir)? else {
+                    return Ok((Position::default(), epochs));
+                };
+                (saved, its, saved.epoch.saturating_add(epochs))
+            }
         };
         let differs = its.difference(course);
         let mut start = match differs {
@@ -264,7 +306,42 @@ impl<'a> Run<'a> {
                 differs,
             });
         }
-        Ok(start)
+        Ok((start, last))
+    }
+
+    /// The position in the checkpoint that the job continues from. Without a bound on staleness the positions
+    /// of workers differ: the least one omits no step.
+    fn of_checkpoint(
+        &self,
+        client: &mut Client,
+    ) -> Result<Option<(Position, Course, u64)>, TrainError> {
+        let mine = client.position()?;
+        let mut row: Row = [0; WIDTH];
+        for (cell, bytes) in row
+            .iter_mut()
+            .zip(mine.iter().flat_map(|m| m.as_chunks::<8>().0))
+        {
+            *cell = i64::from_le_bytes(*bytes);
+        }
+        let all = self.board.exchange(client, &row)?;
+        let mut least: Option<(Position, Course, u64)> = None;
+        for row in all {
+            let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
+            if row[0] == 0 {
+                // A worker that has taken no step.
+                return Ok(None);
+            }
+            let decoded = position::from_checkpoint(&bytes[..position::CHECKPOINT_BYTES]);
+            let (at, last, course) = decoded.map_err(|what| TrainError::Position {
+                dir: "the checkpoint".into(),
+                what,
+            })?;
+            let of = |at: &Position| (at.epoch, at.step);
+            if least.as_ref().is_none_or(|(other, ..)| of(&at) < of(other)) {
+                least = Some((at, course, last));
+            }
+        }
+        Ok(least)
     }
 
     /// Runs all epochs; returns the sums over them, and the position after the last step.
@@ -273,15 +350,14 @@ impl<'a> Run<'a> {
         client: &mut Client,
         host: &mut dyn Host,
         plan: &mut BatchPlan<'_>,
-        (start, course): (Position, &Course),
+        (start, end, course): (Position, u64, &Course),
     ) -> Result<(Totals, Position), TrainError> {
         let mut totals = Totals::default();
         let mut at = start;
-        let end = start.epoch.saturating_add(self.config.epochs);
         while at.epoch < end {
             plan.shuffle(self.config.seed.wrapping_add(self.rank.into()), at.epoch);
             let first = at.step;
-            let mut report = match self.epoch(client, host, plan, (at, end, course.steps))? {
+            let mut report = match self.epoch(client, host, plan, (at, end, course))? {
                 Walk::Whole(report) => report,
                 Walk::Stopped(step) => {
                     at.step = step;
@@ -357,8 +433,9 @@ impl<'a> Run<'a> {
         client: &mut Client,
         host: &mut dyn Host,
         plan: &BatchPlan<'_>,
-        (at, end, steps): (Position, u64, u64),
+        (at, end, course): (Position, u64, &Course),
     ) -> Result<Walk, TrainError> {
+        let steps = course.steps;
         let began = clock::now();
         let mut paused = Duration::ZERO;
         let mut tally = Tally::default();
@@ -376,7 +453,15 @@ impl<'a> Run<'a> {
             // A number without a batch returns an empty one: the step has no rows then.
             let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
             self.set_rate(client, &rates, first.saturating_add(step))?;
-            let loss = self.worker.step(client, &self.weights, &batch)?;
+            let after = Position {
+                epoch: at.epoch + (step + 1) / steps,
+                step: (step + 1) % steps,
+            };
+            let position = position::checkpoint(after, end, course);
+            let position = client.has_checkpoints().then_some(&position[..]);
+            let loss = self
+                .worker
+                .step(client, &self.weights, (&batch, position))?;
             tally.rows += loss.rows as i64;
             tally.loss_sum += loss.loss_sum;
             step += 1;

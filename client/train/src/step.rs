@@ -39,12 +39,13 @@ impl Worker {
         }
     }
 
-    /// Takes a step with a batch. An empty batch only ticks, so that the others continue.
+    /// Takes a step with a batch, and sets the worker's position after it if there is one. An empty batch
+    /// only ticks, so that the others continue.
     pub(crate) fn step(
         &mut self,
         client: &mut Client,
         table: &Table<f32>,
-        batch: &Batch<'_>,
+        (batch, position): (&Batch<'_>, Option<&[u8]>),
     ) -> Result<BatchLoss, TrainError> {
         let mut loss = BatchLoss::default();
         if !batch.is_empty() {
@@ -55,6 +56,9 @@ impl Worker {
             self.latencies.record(Kind::Pull, clock::now() - began);
             loss = self.step.compute(batch, &self.weights)?;
             self.push(client, table)?;
+        }
+        if let Some(position) = position {
+            client.set_position(position)?;
         }
         client.tick()?;
         Ok(loss)

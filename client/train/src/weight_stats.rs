@@ -16,7 +16,7 @@ use tidewater::table::{Table, TableBuilder};
 
 /// Number of keys in one call.
 const CHUNK: usize = 16 << 10;
-const NAME: &str = "tidewater-train/claims";
+pub(crate) const NAME: &str = "tidewater-train/claims";
 
 /// Statistics of all weights that the training set touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -28,7 +28,7 @@ use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
     self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Join, Joined,
-    Members, Message, Notice, ServerMember, ServerStatus, TableInfo, WorkerState,
+    Members, Message, Notice, ServerMember, ServerStatus, TableInfo, ThreadClock, WorkerState,
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -85,11 +85,34 @@ pub trait Orders {
         delivery: u64,
     ) -> Result<(), Refusal>;
 
+    /// Ends the sessions of a lost worker; returns the furthest clock of each of its threads.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn lose_worker(&self, namespace: &str, worker: WorkerId) -> Result<Vec<ThreadClock>, Refusal>;
+
+    /// Completes the ticks of a lost worker that appliers lack.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn end_worker(
+        &self,
+        namespace: &str,
+        worker: WorkerId,
+        clocks: &[ThreadClock],
+    ) -> Result<(), Refusal>;
+
     /// Holds the clocks of a job; returns the furthest one of each domain.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
+
+    /// The furthest clock of each domain of a job, which goes on.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
 
     /// Lets the held clocks of a job go on, with a worker that begins at these clocks if there is one.
     ///
@@ -508,10 +531,29 @@ impl Enlisted {
                 namespace,
                 dir,
                 clocks,
+                checkpoint,
             } => {
                 let order = self.save(&namespace, dir, clocks);
-                files.order(id, &namespace, order, || node.appliers())?;
+                if checkpoint {
+                    self.held.remove(&namespace);
+                    files.begin_checkpoint(id, &namespace, order, || node.appliers())?;
+                } else {
+                    files.order(id, &namespace, order, || node.appliers())?;
+                }
                 return Ok(None);
+            }
+            Command::LoseWorker { namespace, worker } => {
+                let clocks = node.lose_worker(&namespace, worker)?;
+                return Ok(Some(CommandReply::ThreadClocks(clocks)));
+            }
+            Command::EndWorker {
+                namespace,
+                worker,
+                clocks,
+            } => node.end_worker(&namespace, worker, &clocks)?,
+            Command::CancelSave { namespace } => files.cancel_checkpoint(&namespace),
+            Command::ReadClocks { namespace } => {
+                return Ok(Some(CommandReply::Clocks(node.read_clocks(&namespace)?)));
             }
             Command::Load {
                 id: table,
@@ -591,6 +633,7 @@ impl Enlisted {
             tables: tables.filter(|t| !t.spec.is_transient()).collect(),
             clocks,
             dir: PathBuf::from(dir),
+            begun: None,
         }
     }
 
@@ -738,6 +781,18 @@ mod tests {
 
         fn finish_task(&self, _: &str, _: WorkerThread, _: u64) -> Result<(), Refusal> {
             unreachable!("no order of the tests finishes a task")
+        }
+
+        fn lose_worker(&self, _: &str, _: WorkerId) -> Result<Vec<ThreadClock>, Refusal> {
+            unreachable!("no worker of the tests is lost")
+        }
+
+        fn end_worker(&self, _: &str, _: WorkerId, _: &[ThreadClock]) -> Result<(), Refusal> {
+            unreachable!("no worker of the tests is lost")
+        }
+
+        fn read_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {
+            unreachable!("no order of the tests reads clocks")
         }
 
         fn hold_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {

@@ -17,7 +17,8 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::coordinator::membership::Schedule;
 use crate::coordinator::{
-    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
+    CheckpointPolicy, CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError,
+    serve,
 };
 use crate::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
 use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerFunctions, ServerHandle};
@@ -73,6 +74,8 @@ pub struct ClusterConfig {
     pub membership: Option<Schedule>,
     /// File that gets the schedule of members as it happens.
     pub membership_log: Option<PathBuf>,
+    /// Where and how often checkpoints of the job are taken; it continues from the newest one.
+    pub checkpoint: Option<CheckpointPolicy>,
 }
 
 impl Default for ClusterConfig {
@@ -100,6 +103,7 @@ impl Default for ClusterConfig {
             advertise: None,
             membership: None,
             membership_log: None,
+            checkpoint: None,
         }
     }
 }
@@ -193,6 +197,9 @@ impl Cluster {
         })?;
         if let Some(schedule) = &config.membership {
             listening = listening.following(schedule.clone());
+        }
+        if let Some(policy) = &config.checkpoint {
+            listening = listening.with_checkpoints(policy.clone());
         }
         if let Some(path) = &config.membership_log {
             let log = File::create(path).map_err(system("make the log of members"))?;

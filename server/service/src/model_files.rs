@@ -8,17 +8,19 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use tidewater_engine::store::cut::SaveMemory;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::wire::control::{CommandReply, DomainClock, SavedPart, TableInfo};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
-use crate::checkpoint::{self, Appliers, OsDisk, SaveRequest, SavedModel};
+use crate::checkpoint::{self, Appliers, BegunSave, OsDisk, SaveRequest, SavedModel};
 use crate::panics::refuse_panic;
 
 /// Time for which the index of a model is kept after an order.
@@ -37,6 +39,8 @@ pub(crate) enum FileOrder {
         clocks: Vec<DomainClock>,
         /// Directory of the model.
         dir: PathBuf,
+        /// The save, if the appliers have the order already.
+        begun: Option<BegunSave>,
     },
     /// Fills this server's share of a table.
     Load {
@@ -52,6 +56,8 @@ pub(crate) struct ModelFiles {
     server: ServerId,
     /// The thread of each job.
     jobs: BTreeMap<String, Sender<(u64, FileOrder)>>,
+    /// The last checkpoint of each job, which may be over: its end by another order.
+    checkpoints: BTreeMap<String, Arc<SaveMemory>>,
     threads: Vec<JoinHandle<()>>,
     done: Receiver<(u64, CommandReply)>,
     reply: Sender<(u64, CommandReply)>,
@@ -65,6 +71,7 @@ impl ModelFiles {
         Self {
             server,
             jobs: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
             threads: Vec::new(),
             done,
             reply,
@@ -140,6 +147,57 @@ impl ModelFiles {
             .for_each(|thread| thread.join().unwrap());
     }
 
+    /// Orders all appliers to save, lets the clocks of the job go on, which are held until here, and
+    /// passes the rest of the save to the thread of its job.
+    ///
+    /// # Errors
+    /// The refusal of the order; the clocks go on in this case too.
+    pub(crate) fn begin_checkpoint(
+        &mut self,
+        id: u64,
+        namespace: &str,
+        order: FileOrder,
+        appliers: impl Fn() -> Box<dyn Appliers + Send>,
+    ) -> Result<(), Refusal> {
+        let FileOrder::Save {
+            tables,
+            clocks,
+            dir,
+            ..
+        } = order
+        else {
+            return self.order(id, namespace, order, appliers);
+        };
+        let own = appliers();
+        let request = SaveRequest {
+            server: self.server,
+            tables: &tables,
+            clocks: &clocks,
+            dir: &dir,
+            nonce: 0,
+        };
+        let begun = checkpoint::begin_save(&*own, &request, true);
+        own.release_clocks(namespace)?;
+        let begun = begun?;
+        let end = begun.cancel_handle();
+        self.checkpoints.insert(namespace.to_owned(), end);
+        let begun = Some(begun);
+        let order = FileOrder::Save {
+            tables,
+            clocks,
+            dir,
+            begun,
+        };
+        self.order(id, namespace, order, appliers)
+    }
+
+    /// Ends the checkpoint of a job that is under way, if there is one.
+    pub(crate) fn cancel_checkpoint(&mut self, namespace: &str) {
+        if let Some(memory) = self.checkpoints.remove(namespace) {
+            memory.cancel();
+        }
+    }
+
     /// Descriptor that is readable when orders are done.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
@@ -153,6 +211,7 @@ impl ModelFiles {
 
     /// Ends the thread of a job that is over, after its orders.
     pub(crate) fn end_job(&mut self, namespace: &str) {
+        self.cancel_checkpoint(namespace);
         self.jobs.remove(namespace);
         self.threads.retain(|thread| !thread.is_finished());
     }
@@ -161,6 +220,7 @@ impl ModelFiles {
     /// behind: it ends with the process, and its files have names that no manifest holds.
     pub(crate) fn end(mut self, deadline: Deadline) {
         self.jobs.clear();
+        self.checkpoints.values().for_each(|memory| memory.cancel());
         for thread in self.threads {
             while !thread.is_finished() && !deadline.passed() {
                 std::thread::sleep(POLL);
@@ -216,7 +276,11 @@ impl FileThread {
                         self.model = None;
                     }
                     let reply = done.flatten().unwrap_or_else(|refusal| {
-                        tracing::warn!(%refusal, "an order cannot be carried out");
+                        match refusal.code {
+                            // The coordinator has ended it.
+                            RefusalCode::ShuttingDown => tracing::debug!(%refusal, "a save ends"),
+                            _ => tracing::warn!(%refusal, "an order cannot be carried out"),
+                        }
                         CommandReply::Refused(refusal)
                     });
                     // A server that has ended needs no reply.
@@ -235,9 +299,10 @@ impl FileThread {
                 tables,
                 clocks,
                 dir,
+                begun,
             } => {
                 self.model = None;
-                let part = self.save(&tables, &clocks, &dir)?;
+                let part = self.save((&tables, &clocks), &dir, begun)?;
                 Ok(CommandReply::Saved(part))
             }
             FileOrder::Load { table, dir } => {
@@ -255,9 +320,9 @@ impl FileThread {
 
     fn save(
         &self,
-        tables: &[TableInfo],
-        clocks: &[DomainClock],
+        (tables, clocks): (&[TableInfo], &[DomainClock]),
         dir: &Path,
+        begun: Option<BegunSave>,
     ) -> Result<SavedPart, Refusal> {
         let nonce = getrandom::u64().map_err(|error| {
             Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
@@ -269,8 +334,16 @@ impl FileThread {
             dir,
             nonce,
         };
-        let checkpoint::SavedShare { file, settings } =
-            checkpoint::save_part(&*self.appliers, Box::new(OsDisk), &request)?;
+        let (appliers, disk) = (&*self.appliers, Box::new(OsDisk));
+        let share = match begun {
+            Some(begun) => checkpoint::write_part(appliers, disk, &request, begun)?,
+            None => checkpoint::save_part(appliers, disk, &request)?,
+        };
+        let checkpoint::SavedShare {
+            file,
+            settings,
+            cut_ms,
+        } = share;
         let checkpoint::SavedFile {
             server: _,
             file,
@@ -286,6 +359,7 @@ impl FileThread {
             check,
             clocks,
             settings,
+            cut_ms,
         })
     }
 }
@@ -326,6 +400,7 @@ mod tests {
                 tables: Vec::new(),
                 clocks: Vec::new(),
                 dir: dir.path().to_owned(),
+                begun: None,
             };
             files.order(id, "job", save, || Box::new(Defect)).unwrap();
             let until = Deadline::after(Duration::from_secs(20));

@@ -110,6 +110,8 @@ pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
 pub const JOBS_MAX: usize = 256;
 /// Bytes of values that a worker may give to one collective call. More belongs in a table.
 pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a worker's position in its data. More belongs in a table.
+pub const POSITION_BYTES_MAX: usize = 256;
 /// Barriers of a job with waiting workers: one for each thing to wait for, not for each step.
 pub const BARRIERS_MAX: usize = 1_024;
 /// Queues of tasks of a job: one for each set of data.

@@ -139,6 +139,14 @@ mutants! {
     ResumeAtFirstEpoch = "resume-at-first-epoch";
     /// A saved model has the clocks of its last job only.
     ModelClocksBeginAgain = "model-clocks-begin-again";
+    /// A checkpoint is cut at once instead of at one tick of all appliers.
+    CheckpointWithoutClocks = "checkpoint-without-clocks";
+    /// A checkpoint with a file that was cut off counts as complete.
+    CutCheckpointTaken = "cut-checkpoint-taken";
+    /// The position of a worker takes effect before the tick of its iteration.
+    PositionOnArrival = "position-on-arrival";
+    /// A lost worker's tick that one applier has consumed is not completed on the others.
+    LostTickHalved = "lost-tick-halved";
     /// A record changes before the save under way has copied it.
     WriteBeforeCopy = "write-before-copy";
     /// A saved part has the clocks of its server's fastest applier.

@@ -171,10 +171,7 @@ fn wrong_begin_takes_part_in_the_broadcast() {
     };
     let mut session = null_mut();
     let mut calls = 0_u32;
-    for (options, place) in [
-        (&raw const wrong, &raw mut session),
-        (std::ptr::null(), null_mut()),
-    ] {
+    for (options, place) in [(&raw const wrong, &raw mut session), (null(), null_mut())] {
         // SAFETY: valid or null, as the call allows; the counter lives through it.
         let begun = unsafe {
             let calls = (&raw mut calls).cast();
@@ -187,15 +184,7 @@ fn wrong_begin_takes_part_in_the_broadcast() {
     // SAFETY: as above.
     let begun = unsafe {
         let calls = (&raw mut calls).cast();
-        tw_begin(
-            std::ptr::null(),
-            1,
-            2,
-            1,
-            Some(counts_zeros),
-            calls,
-            &raw mut session,
-        )
+        tw_begin(null(), 1, 2, 1, Some(counts_zeros), calls, &raw mut session)
     };
     fails(begun, TW_ERR_LOST, "rank 0 could not start");
 }

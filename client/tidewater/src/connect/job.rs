@@ -300,6 +300,7 @@ impl Job {
             sync,
         })?;
         client.begin_at(&joined.clocks);
+        client.continues(joined.checkpoints, joined.resumed);
         client.connect_siblings_by(Arc::new(threads));
         match client.check_member(deadline) {
             Ok(()) => Ok(client),

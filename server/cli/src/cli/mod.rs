@@ -3,6 +3,7 @@
 //! Subcommands return the process's exit code: 0 ok, 1 a check failed, 2 usage, 3 environment,
 //! 4 peer or rendezvous, 5 bad input data, 128+n signal.
 
+mod checkpoint;
 mod functions;
 mod internal;
 mod job;

@@ -70,6 +70,8 @@ pub(crate) struct CoordinatorArgs {
     publish: PublishArgs,
     #[command(flatten)]
     membership: super::membership::MembershipArgs,
+    #[command(flatten)]
+    checkpoint: super::checkpoint::CheckpointArgs,
 }
 
 /// The arguments of `server`.
@@ -212,6 +214,7 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         namespace: args.namespace,
     })?;
     let listening = args.membership.apply(listening)?;
+    let listening = args.checkpoint.apply(listening)?;
     stop.ready(listening.address())?;
     coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
 }

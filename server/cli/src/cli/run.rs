@@ -11,12 +11,13 @@ use crate::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use clap::Args;
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_runtime::clock::Deadline;
 use tidewater_service::server::BusyPoll;
 
 use super::parse_duration;
 
 /// The arguments of `run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(
     override_usage = "tidewater run [OPTIONS] -- PROGRAM [ARGUMENT]...",
     after_help = "\
@@ -131,8 +132,14 @@ pub(crate) struct RunArgs {
     server_command: Option<OsString>,
     #[command(flatten)]
     membership: super::membership::MembershipArgs,
+    #[command(flatten)]
+    checkpoint: super::checkpoint::CheckpointArgs,
+    /// Start all processes again, up to N times, when one of them dies or fails. With --checkpoint they
+    /// continue from the newest one.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
     /// Run the coordinator as this shell command.
-    #[arg(long, value_name = "LINE", hide_short_help = true, conflicts_with_all = ["membership", "membership_log"])]
+    #[arg(long, value_name = "LINE", hide_short_help = true, conflicts_with_all = ["membership", "membership_log", "checkpoint"])]
     coordinator_command: Option<OsString>,
     /// Program of each worker, and its arguments.
     #[arg(
@@ -145,17 +152,40 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the job; its exit code is this program's. With `trains`, the workers are those of the trainer, with
-/// these arguments before the given ones.
-pub(crate) fn run(mut args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
+/// Runs the job, again if it is to; the exit code of the last try is this program's. With `trains`, the workers
+/// are those of the trainer, with these arguments before the given ones.
+pub(crate) fn run(args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
     super::report_unknown_variables();
+    let limit = args.timeout.map(Deadline::after);
+    let mut left = args.restarts;
+    loop {
+        let mut again = args.clone();
+        again.timeout = limit.map(|limit| limit.left());
+        let (code, may_restart) = run_once(again, trains);
+        if !may_restart || left == 0 || limit.is_some_and(|limit| limit.passed()) {
+            return code;
+        }
+        super::complain(format_args!(
+            "all processes start again{}; {} restarts are left after this",
+            match &args.checkpoint.checkpoint {
+                Some(dir) => format!(", from the newest checkpoint of {}", dir.display()),
+                None => ", from the beginning: there is no --checkpoint".into(),
+            },
+            left - 1
+        ));
+        left -= 1;
+    }
+}
+
+/// Runs the job once. Returns the exit code, and whether another try may do better.
+fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
     let executable = match super::internal::executable() {
         Ok(path) => path,
-        Err(code) => return code,
+        Err(code) => return (code, false),
     };
     let spread = match Spread::of(&mut args) {
         Ok(spread) => spread,
-        Err(code) => return code,
+        Err(code) => return (code, false),
     };
     if let Some(first) = trains {
         let first = first.iter().map(OsString::from);
@@ -201,6 +231,11 @@ pub(crate) fn run(mut args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
     }
     let members = args.membership.passed_on();
     config.coordinator.args.extend(members.map(OsString::from));
+    let checkpoints = args.checkpoint.passed_on();
+    config
+        .coordinator
+        .args
+        .extend(checkpoints.map(OsString::from));
     if let Some(line) = args.coordinator_command {
         config.coordinator = ProcessCommand::shell(line);
     }
@@ -215,11 +250,11 @@ pub(crate) fn run(mut args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
                     "{lost} bytes of output were not taken and are lost"
                 ));
             }
-            ExitCode::from(outcome.code())
+            (ExitCode::from(outcome.code()), outcome.may_restart())
         }
         Err(error) => {
             super::complain(&error);
-            ExitCode::from(error.code())
+            (ExitCode::from(error.code()), false)
         }
     }
 }

@@ -243,9 +243,23 @@ pub struct Outcome {
     pub failure: Option<Failure>,
     /// Bytes of output that no reader took: it went away or stopped reading.
     pub output_lost: u64,
+    /// Whether a signal asked the job to end.
+    pub asked_to_end: bool,
 }
 
 impl Outcome {
+    /// Whether the job may do better when all of its processes start again: one of them died, or failed
+    /// for a reason that is not its command line.
+    pub fn may_restart(&self) -> bool {
+        let wrong_command_line = Exit::Code(2);
+        !self.asked_to_end
+            && match &self.failure {
+                Some(Failure::Process { exit, .. }) => *exit != wrong_command_line,
+                Some(Failure::Host { ran, .. }) => *ran,
+                _ => false,
+            }
+    }
+
     /// The exit code of the job: 0, or that of the first failure.
     pub fn code(&self) -> u8 {
         self.failure.as_ref().map_or(0, Failure::code)

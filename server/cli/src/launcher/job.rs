@@ -38,6 +38,8 @@ pub(super) struct Job {
     pub(super) deadline: Option<Deadline>,
     /// Whether the current stage has sent SIGKILL.
     pub(super) killed: bool,
+    /// Whether a signal of the launcher asks the job to end.
+    pub(super) asked_to_end: bool,
     /// Number of SIGINTs so far.
     pub(super) interrupts: usize,
     /// When the whole job must have ended.
@@ -100,6 +102,7 @@ impl Job {
             processes: vec![guard],
             stage: Stage::Starting,
             killed: false,
+            asked_to_end: false,
             interrupts: 0,
             failure: None,
             suspect: None,
@@ -141,6 +144,7 @@ impl Job {
         Ok(Outcome {
             failure: self.failure.take(),
             output_lost,
+            asked_to_end: self.asked_to_end,
         })
     }
 

@@ -134,6 +134,7 @@ impl Job {
             self.interrupts += times;
         }
         let asks_to_end = [Signal::INT, Signal::TERM, Signal::HUP].contains(&signal);
+        self.asked_to_end |= asks_to_end;
         if self.stage < Stage::Workers && asks_to_end {
             let nothing_ran = self.stage == Stage::Starting;
             self.enter(Stage::Workers, Some(signal));

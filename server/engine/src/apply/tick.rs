@@ -138,6 +138,42 @@ impl Engine {
         self.pending.changed();
     }
 
+    /// Clocks of the threads of a worker in the domains that have been used: thread, domain, ticks.
+    pub fn clocks_of(
+        &mut self,
+        namespace: NamespaceId,
+        rank: WorkerId,
+    ) -> Vec<(WorkerThread, DomainId, u64)> {
+        let clocks = self.clocks(namespace);
+        let domains: Vec<DomainId> = clocks.domains().collect();
+        let mut all = Vec::new();
+        for domain in domains {
+            let live = clocks
+                .live(domain)
+                .filter(|(thread, _)| thread.rank == rank);
+            all.extend(live.map(|(thread, clock)| (thread, domain, clock)));
+        }
+        all
+    }
+
+    /// Completes the tick of a lost worker's thread if it is the one that is missing here: another applier has
+    /// consumed its CLOCK frame. All of its pushes are here, since they were acknowledged before that frame
+    /// was sent.
+    pub fn complete_tick(
+        &mut self,
+        namespace: NamespaceId,
+        thread: WorkerThread,
+        (domain, clock): (DomainId, u64),
+    ) {
+        let here = self.clocks(namespace).clock(domain, thread);
+        if here.and_then(|here| here.checked_add(1)) != Some(clock) {
+            return;
+        }
+        // The clock is the thread's next one, so that nothing is refused.
+        let moved = self.clocks(namespace).tick(domain, thread, clock);
+        self.left(namespace, moved.ok().flatten().into_iter().collect());
+    }
+
     /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
     /// end are dropped, those of all its threads.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {

@@ -173,6 +173,11 @@ impl Clocks {
     /// domain that a worker has ticked in. No member has ended that iteration, so none is in its sums.
     pub fn hold(&mut self) -> Vec<(DomainId, u64)> {
         self.held = true;
+        self.furthest()
+    }
+
+    /// The furthest clock of each domain that a worker has ticked in; the worker may have left.
+    pub fn furthest(&self) -> Vec<(DomainId, u64)> {
         let used = self.domains.iter().filter(|(_, domain)| domain.front > 0);
         used.map(|(&id, domain)| (id, domain.front)).collect()
     }

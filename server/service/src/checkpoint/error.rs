@@ -47,6 +47,20 @@ pub enum CheckpointError {
         /// Time limit in seconds.
         seconds: u64,
     },
+    /// The save was ended by an order of the coordinator.
+    #[error("the save into {} was ended: another save, a table or the end of the job came between", .path.display())]
+    Cancelled {
+        /// Directory of the save.
+        path: PathBuf,
+    },
+    /// No checkpoint of a directory is complete.
+    #[error("{}: none of the checkpoints is complete ({what}); remove the directory to begin again", .path.display())]
+    NoCheckpoint {
+        /// Directory of the checkpoints.
+        path: PathBuf,
+        /// Why the newest is not.
+        what: String,
+    },
     /// There is no saved model, or a file of it is missing.
     #[error("{} is missing: the directory holds no whole saved model; restore it from a copy", .path.display())]
     Missing {
@@ -146,6 +160,7 @@ impl From<CheckpointError> for Refusal {
                 (RefusalCode::Io, u64::from(errno.unsigned_abs()))
             }
             CheckpointError::Stalled { seconds, .. } => (RefusalCode::Timeout, *seconds),
+            CheckpointError::Cancelled { .. } => (RefusalCode::ShuttingDown, 0),
             CheckpointError::Locked { .. } => (RefusalCode::BadRequest, 0),
             CheckpointError::Store { .. } => (RefusalCode::OutOfMemory, 0),
             CheckpointError::ApplierGone { applier } => {

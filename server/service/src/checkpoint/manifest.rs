@@ -64,6 +64,9 @@ pub struct Manifest {
     pub tables: Vec<SavedTable>,
     /// Part files, one a server.
     pub files: Vec<SavedFile>,
+    /// Milliseconds since 1970 at which it was taken, if it is a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_ms: Option<u64>,
 }
 
 /// The content of the manifest file.
@@ -87,6 +90,7 @@ impl Manifest {
             namespace,
             tables,
             files,
+            taken_ms: None,
         }
     }
 

@@ -45,6 +45,7 @@ pub(crate) mod faults;
 mod manifest;
 mod part;
 mod rows;
+pub(crate) mod series;
 #[cfg(test)]
 mod tests;
 
@@ -53,4 +54,9 @@ pub use error::CheckpointError;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
 pub(crate) use manifest::{abandon, note_settings};
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};
-pub use rows::{Appliers, SaveRequest, SavedModel, SavedShare, load_table, save_part};
+pub(crate) use rows::now_ms;
+pub use rows::{
+    Appliers, BegunSave, SaveRequest, SavedModel, SavedShare, begin_save, load_table, save_part,
+    write_part,
+};
+pub use series::{Found, Newest};

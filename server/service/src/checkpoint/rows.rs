@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, ServerId, TableId};
@@ -14,6 +15,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::{Optimizer, TableSpec};
 use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
+use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::Deadline;
 
 use super::disk::Disk;
@@ -40,6 +42,14 @@ pub trait Appliers {
 
     /// Largest number of bytes that the copies of a save hold in memory.
     fn save_bytes(&self) -> usize;
+
+    /// Lets the clocks of a job go on that are held. Appliers without a coordinator hold none.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets.
+    fn release_clocks(&self, _namespace: &str) -> Result<(), Refusal> {
+        Ok(())
+    }
 }
 
 /// Runs `f` on an applier's thread and returns its result.
@@ -80,7 +90,35 @@ pub struct SavedShare {
     pub file: SavedFile,
     /// Rules set after their table was created.
     pub settings: Vec<TableSetting>,
+    /// Milliseconds since 1970 at the first cut of an applier.
+    pub cut_ms: u64,
 }
+
+/// A save that the appliers have begun, before there is a file: they copy as much as fits into memory.
+/// Dropping it ends the save.
+#[derive(Debug)]
+pub struct BegunSave {
+    pieces: Receiver<(u16, SavePiece)>,
+    memory: Arc<SaveMemory>,
+    /// Whether the wait for the cuts has no limit.
+    is_patient: bool,
+}
+
+impl BegunSave {
+    /// Ends the save from another thread: [`write_part`] fails within [`CANCEL_POLL`].
+    pub fn cancel_handle(&self) -> Arc<SaveMemory> {
+        Arc::clone(&self.memory)
+    }
+}
+
+impl Drop for BegunSave {
+    fn drop(&mut self) {
+        self.memory.cancel();
+    }
+}
+
+/// Longest time from the end of a save by another thread until the writing thread notices it.
+const CANCEL_POLL: Duration = Duration::from_millis(100);
 
 /// Writes a server's part of a save, on the calling thread. All appliers copy their shares at the same
 /// time, in steps between frames, and go on with everything else; see `tidewater_engine::apply::save`.
@@ -93,40 +131,120 @@ pub fn save_part(
     disk: Box<dyn Disk>,
     request: &SaveRequest<'_>,
 ) -> Result<SavedShare, CheckpointError> {
+    // Before the appliers copy anything.
     let writer = PartWriter::create(disk, request.dir, request.server.0, request.nonce)?;
+    let begun = begin_save(appliers, request, false)?;
+    finish_part(appliers, writer, request, begun)
+}
+
+/// Orders all appliers to save: when this returns, none of them passes the clocks of the request without
+/// its cut. `is_patient`: the wait for these clocks has no limit.
+///
+/// # Errors
+/// [`CheckpointError::ApplierGone`].
+pub fn begin_save(
+    appliers: &dyn Appliers,
+    request: &SaveRequest<'_>,
+    is_patient: bool,
+) -> Result<BegunSave, CheckpointError> {
     let memory = Arc::new(SaveMemory::new(appliers.save_bytes()));
-    let saved = save_copies(appliers, writer, request, &memory);
+    match begin_copies(appliers, request, &memory) {
+        Ok(pieces) => Ok(BegunSave {
+            pieces,
+            memory,
+            is_patient,
+        }),
+        Err(error) => {
+            memory.cancel();
+            wake_all(appliers);
+            Err(error)
+        }
+    }
+}
+
+/// Writes the part of a save that was begun, as [`save_part`] does.
+///
+/// # Errors
+/// As [`save_part`]; [`CheckpointError::Cancelled`].
+pub fn write_part(
+    appliers: &dyn Appliers,
+    disk: Box<dyn Disk>,
+    request: &SaveRequest<'_>,
+    begun: BegunSave,
+) -> Result<SavedShare, CheckpointError> {
+    match PartWriter::create(disk, request.dir, request.server.0, request.nonce) {
+        Ok(writer) => finish_part(appliers, writer, request, begun),
+        Err(error) => {
+            drop(begun);
+            wake_all(appliers);
+            Err(error)
+        }
+    }
+}
+
+fn finish_part(
+    appliers: &dyn Appliers,
+    writer: PartWriter,
+    request: &SaveRequest<'_>,
+    begun: BegunSave,
+) -> Result<SavedShare, CheckpointError> {
+    let saved = write_copies(appliers, writer, request, &begun);
+    let saved = match saved {
+        Err(_) if begun.memory.is_cancelled() => Err(CheckpointError::Cancelled {
+            path: request.dir.to_owned(),
+        }),
+        saved => saved,
+    };
+    drop(begun);
     if saved.is_err() {
-        memory.cancel();
         wake_all(appliers);
     }
     saved
 }
 
-fn save_copies(
+fn write_copies(
     appliers: &dyn Appliers,
     mut writer: PartWriter,
     request: &SaveRequest<'_>,
-    memory: &Arc<SaveMemory>,
+    begun: &BegunSave,
 ) -> Result<SavedShare, CheckpointError> {
-    let deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
-    let pieces = begin_copies(appliers, request, memory)?;
+    let BegunSave { pieces, memory, .. } = begun;
+    let mut deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
+    let mut uncut = match begun.is_patient {
+        true => usize::from(appliers.count()),
+        false => 0,
+    };
     let mut missing: BTreeSet<u16> = (0..appliers.count()).collect();
     let mut share = Share::default();
     wake_all(appliers);
     while let Some(&applier) = missing.first() {
-        let (from, piece) = pieces
-            .recv_timeout(deadline.left())
-            .map_err(|error| match error {
-                RecvTimeoutError::Timeout => CheckpointError::Stalled {
+        let (from, piece) = match pieces.recv_timeout(CANCEL_POLL.min(deadline.left())) {
+            Ok(piece) => piece,
+            // Each applier drops its end when it is done or has ended.
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(CheckpointError::ApplierGone { applier });
+            }
+            Err(RecvTimeoutError::Timeout) if memory.is_cancelled() => {
+                let path = request.dir.to_owned();
+                return Err(CheckpointError::Cancelled { path });
+            }
+            Err(RecvTimeoutError::Timeout) if uncut > 0 => {
+                deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) if !deadline.passed() => continue,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(CheckpointError::Stalled {
                     appliers: missing.iter().copied().collect(),
                     seconds: FILE_ORDERS_TIMEOUT.as_secs(),
-                },
-                // Each applier drops its end when it is done or has ended.
-                RecvTimeoutError::Disconnected => CheckpointError::ApplierGone { applier },
-            })?;
+                });
+            }
+        };
         match piece {
-            SavePiece::Cut { clocks, settings } => share.add(clocks, settings),
+            SavePiece::Cut { clocks, settings } => {
+                uncut = uncut.saturating_sub(1);
+                share.add(clocks, settings);
+            }
             SavePiece::Records {
                 table,
                 partition,
@@ -155,8 +273,17 @@ fn save_copies(
         clocks: share.clocks,
         ..part
     };
-    let settings = share.settings;
-    Ok(SavedShare { file, settings })
+    Ok(SavedShare {
+        file,
+        settings: share.settings,
+        cut_ms: share.cut_ms.unwrap_or_else(now_ms),
+    })
+}
+
+/// Milliseconds since 1970; 0 on a clock before that.
+pub(crate) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Orders the copies of all appliers. Returns the channel on which they come.
@@ -196,10 +323,13 @@ struct Share {
     clocks: Vec<DomainClock>,
     /// The first of each table.
     settings: Vec<TableSetting>,
+    /// Time of the first cut.
+    cut_ms: Option<u64>,
 }
 
 impl Share {
     fn add(&mut self, clocks: Vec<(DomainId, u64)>, settings: Vec<(TableId, Optimizer)>) {
+        self.cut_ms.get_or_insert_with(now_ms);
         for (table, optimizer) in settings {
             if !self.settings.iter().any(|known| known.table == table) {
                 self.settings.push(TableSetting { table, optimizer });

@@ -132,14 +132,14 @@ impl Coordinator {
         if self.phase != Phase::Running {
             return;
         }
-        if let Some(worker) = self.worker(namespace, rank.0) {
-            worker.state = WorkerState::Lost;
-        }
-        self.note(namespace, Event::Lost { rank });
-        self.revision += 1;
         match self.config.on_lost {
-            LostWorker::GoOn => self.job_changed(namespace, WorkerState::Lost),
+            LostWorker::GoOn => self.lose_worker(namespace, rank),
             LostWorker::FailJob => {
+                if let Some(worker) = self.worker(namespace, rank.0) {
+                    worker.state = WorkerState::Lost;
+                }
+                self.note(namespace, Event::Lost { rank });
+                self.revision += 1;
                 let who = self.launched_as(Part::Worker, rank.0);
                 let text = format!("worker {rank}{who}: {why}");
                 let numbers = [u64::from(rank.0), 0, 0, 0];
@@ -157,6 +157,7 @@ impl Coordinator {
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
         self.admit_without(number);
+        self.lose_without(number);
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, number);
         }
@@ -245,6 +246,13 @@ impl Coordinator {
         askers.extend(self.drop_loads(namespace));
         askers.extend(self.drop_admissions(namespace));
         askers.extend(self.drop_task_requests(namespace));
+        let durable = self.jobs.get_mut(namespace);
+        let durable = durable.and_then(|job| job.durable.as_mut());
+        askers.extend(
+            durable
+                .into_iter()
+                .flat_map(|durable| durable.drop_waiting()),
+        );
         for asker in askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }
@@ -253,7 +261,7 @@ impl Coordinator {
 
     /// Ends a job of a service when no process of it is left. Servers release its tables and forget
     /// its sessions and clocks; when all have, the next job of its name begins.
-    fn end_job_if_left(&mut self, namespace: &str) {
+    pub(super) fn end_job_if_left(&mut self, namespace: &str) {
         let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
         let is_left = self.jobs.get(namespace).is_some_and(|job| job.is_left());
         if !is_service || !is_left {

@@ -6,15 +6,21 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::wake::Waker;
+use tidewater_protocol::wire::control::DomainClock;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
 use super::files::Files;
 use super::state::{FileDone, FileTask};
+use crate::checkpoint::series::{Alive, write_alive};
 use crate::panics::refuse_panic;
+
+/// Notes that wait for the file system.
+const BEATS_MAX: usize = 64;
 
 /// Result of a file task, with its operation.
 type Done = (u64, Result<FileDone, Refusal>);
@@ -64,8 +70,10 @@ impl FileThreads {
     /// Begins a task. Its result, if the state machine expects one, comes from [`Self::take_done`].
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
-            FileTask::BeginSave(dir) | FileTask::BeginLoad(dir) => Some(dir.clone()),
-            FileTask::Commit(_) | FileTask::Abandon(_) | FileTask::EndLoad => None,
+            FileTask::BeginSave(dir)
+            | FileTask::BeginLoad(dir)
+            | FileTask::BeginResume { dir, .. } => Some(dir.clone()),
+            FileTask::Commit { .. } | FileTask::Abandon(_) | FileTask::EndLoad => None,
         };
         let Some(dir) = dir else {
             if let Some(Operation { dir, tasks, ended }) = self.operations.remove(&op) {
@@ -158,4 +166,44 @@ impl AsFd for FileThreads {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }
+}
+
+/// A thread that notes in files that jobs are alive. A file system that hangs holds this thread only: later
+/// notes of it are dropped.
+#[derive(Debug, Default)]
+pub(super) struct Heartbeat(Option<Sender<(String, Alive)>>);
+
+impl Heartbeat {
+    /// Notes that the job with this directory runs, and has reached these clocks.
+    pub(super) fn beat(&mut self, dir: String, clocks: Vec<DomainClock>) {
+        let notes = match &self.0 {
+            Some(notes) => notes,
+            None => match start_heartbeat() {
+                Ok(notes) => self.0.insert(notes),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread notes that jobs are alive");
+                    return;
+                }
+            },
+        };
+        let unix_ms = crate::checkpoint::now_ms();
+        if notes.try_send((dir, Alive { unix_ms, clocks })).is_err() {
+            tracing::debug!("the file system holds a note that a job is alive");
+        }
+    }
+}
+
+fn start_heartbeat() -> io::Result<Sender<(String, Alive)>> {
+    let (notes, taken) = bounded::<(String, Alive)>(BEATS_MAX);
+    let run = move || {
+        for (dir, alive) in taken {
+            if let Err(error) = write_alive(Path::new(&dir), &alive) {
+                // There is no directory before the first checkpoint.
+                tracing::debug!(%error, dir, "it is not noted that a job is alive");
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("tw-alive".into());
+    thread.spawn(run)?;
+    Ok(notes)
 }

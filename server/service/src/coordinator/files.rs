@@ -31,9 +31,13 @@ impl Files {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
             FileTask::BeginLoad(dir) => self.begin_load(op, PathBuf::from(dir)),
-            FileTask::Commit(manifest) => match self.0.remove(&op) {
+            FileTask::BeginResume { dir, before } => self.begin_resume(op, &dir, before),
+            FileTask::Commit { manifest, keep } => match self.0.remove(&op) {
                 Some(held) => {
                     let committed = checkpoint::commit(&mut OsDisk, &held.dir, &manifest);
+                    if let (Ok(()), Some(keep)) = (&committed, keep) {
+                        checkpoint::series::prune(&mut OsDisk, &held.dir, keep);
+                    }
                     committed.map(|()| FileDone::Committed).inspect_err(|_| {
                         let names = manifest.files.iter().map(|file| file.file.clone());
                         abandon_uncommitted(&held.dir, &names.collect::<Vec<_>>());
@@ -70,6 +74,21 @@ impl Files {
             self.0.remove(&op);
         }
         Ok(FileDone::Manifest(Box::new(manifest?)))
+    }
+
+    /// Finds the newest complete checkpoint of a job, and locks it.
+    fn begin_resume(
+        &mut self,
+        op: u64,
+        dir: &str,
+        before: u64,
+    ) -> Result<FileDone, CheckpointError> {
+        let found = checkpoint::series::find(dir, before)?;
+        if let Some(newest) = &found.newest {
+            let dir = PathBuf::from(&newest.dir);
+            self.lock(op, dir, FlockOperation::NonBlockingLockShared)?;
+        }
+        Ok(FileDone::Checkpoints(Box::new(found)))
     }
 
     fn lock(&mut self, op: u64, dir: PathBuf, how: FlockOperation) -> Result<(), CheckpointError> {

@@ -11,6 +11,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_queue::Queues;
 
 use super::barriers::{Barriers, Outcome};
+use super::checkpoints::Durable;
 use super::state::{Asker, PeerId};
 
 /// Most ranks that a message names; more are counted.
@@ -66,6 +67,8 @@ pub(super) struct Job {
     pub(super) stays: BTreeMap<WorkerId, usize>,
     /// Its queues of tasks.
     pub(super) queues: Queues,
+    /// Its checkpoints, if the coordinator takes any.
+    pub(super) durable: Option<Box<Durable>>,
     /// Answers of servers that its schedule waits for; `None` before it is sent.
     pub(super) unscheduled: Option<Unscheduled>,
 }

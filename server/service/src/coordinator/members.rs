@@ -119,6 +119,15 @@ impl Coordinator {
         join: &Join,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let is_scheduled = self.schedule.is_some();
+        let namespace = self
+            .peers
+            .get(&asker.peer)
+            .map(|peer| peer.namespace.clone());
+        if let Some(namespace) = namespace
+            && self.waits_for_resume(asker, &namespace, join)?
+        {
+            return Ok(None);
+        }
         let Some(peer) = self.peers.get_mut(&asker.peer) else {
             return Err(bad("unknown peer"));
         };
@@ -234,6 +243,10 @@ impl Coordinator {
             workers_expected,
             clocks: first.cloned().unwrap_or_default(),
             members: self.members(namespace),
+            checkpoints: self.checkpoint.is_some(),
+            resumed: job
+                .and_then(|job| job.durable.as_ref())
+                .and_then(|durable| durable.resumed.clone()),
         })
     }
 
@@ -248,6 +261,7 @@ impl Coordinator {
         }
         if self.is_complete() {
             self.make_waiting_tables();
+            self.resume_waiting();
             for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
                 self.next_admission(&namespace);
                 self.send_schedule(&namespace);

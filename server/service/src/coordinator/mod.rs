@@ -16,11 +16,13 @@
 
 mod admissions;
 mod barriers;
+mod checkpoints;
 mod ends;
 mod file_threads;
 mod files;
 mod functions;
 mod jobs;
+mod losses;
 mod members;
 pub mod membership;
 mod models;
@@ -35,6 +37,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
+pub use checkpoints::{CheckpointPolicy, Every};
 pub use serve::{Listening, ServeConfig, ServeError, serve};
 pub use state::{
     Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,

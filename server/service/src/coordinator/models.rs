@@ -22,20 +22,59 @@ use crate::checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
 pub(super) struct ModelOp {
     namespace: String,
     dir: String,
-    asker: Asker,
+    by: By,
     pub(super) deadline: Duration,
     step: Step,
 }
 
+/// What an operation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// A worker's request, which gets the answer.
+    Worker(Asker),
+    /// A checkpoint of the job.
+    Checkpoint,
+    /// The job continues from its newest checkpoint.
+    Resume,
+}
+
+/// A request of a worker.
+#[derive(Debug, Clone)]
+pub(super) enum Request {
+    /// A save at these clocks.
+    Save {
+        /// Directory of the model.
+        dir: String,
+        /// Clocks of the worker.
+        clocks: Vec<DomainClock>,
+    },
+    /// A load.
+    Load {
+        /// Directory of the model.
+        dir: String,
+    },
+}
+
 #[derive(Debug)]
-enum Step {
+pub(super) enum Step {
     /// The directory is being locked, for a save at these clocks.
     BeginSave { clocks: Vec<DomainClock> },
+    /// The checkpoints of the job are being listed.
+    Finding,
+    /// Servers hold the clocks of these domains for a checkpoint.
+    Holding {
+        domains: BTreeSet<DomainId>,
+        missing: BTreeSet<ServerId>,
+        furthest: BTreeMap<DomainId, u64>,
+        refused: Option<Refusal>,
+    },
     /// Servers write their parts.
     Saving {
         tables: Vec<SavedTable>,
         missing: BTreeSet<ServerId>,
         parts: Vec<SavedFile>,
+        /// Time of the first cut.
+        cut_ms: Option<u64>,
         refused: Option<Refusal>,
     },
     /// The manifest is being written.
@@ -58,16 +97,44 @@ enum Step {
 }
 
 impl Coordinator {
-    pub(super) fn begin_save(
+    /// Begins a save or load of a worker, after the checkpoint under way if there is one.
+    pub(super) fn begin_request(
         &mut self,
         asker: Asker,
         namespace: &str,
-        dir: String,
-        clocks: Vec<DomainClock>,
+        request: Request,
     ) -> Result<(), Refusal> {
-        let task = FileTask::BeginSave(dir.clone());
-        let step = Step::BeginSave { clocks };
-        self.begin_model(asker, namespace, dir, (step, task))
+        let (Request::Save { dir, .. } | Request::Load { dir }) = &request;
+        if !Path::new(dir).is_absolute() {
+            // Each process would resolve it from its own working directory.
+            return Err(bad(&format!(
+                "directory \"{dir}\" is relative; give an absolute path"
+            )));
+        }
+        if !self.is_complete() {
+            return Err(bad("not all servers have joined; wait for them"));
+        }
+        if self.queue_behind_checkpoint(asker, namespace, &request) {
+            return Ok(());
+        }
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(bad("no such job"));
+        };
+        if std::mem::replace(&mut job.busy, true) {
+            return Err(bad("a save or load of this job is running; wait for it"));
+        }
+        let (dir, step, task) = match request {
+            Request::Save { dir, clocks } => {
+                let task = FileTask::BeginSave(dir.clone());
+                (dir, Step::BeginSave { clocks }, task)
+            }
+            Request::Load { dir } => {
+                let task = FileTask::BeginLoad(dir.clone());
+                (dir, Step::BeginLoad, task)
+            }
+        };
+        self.begin_op(By::Worker(asker), namespace, dir, (step, task));
+        Ok(())
     }
 
     /// The directory of the save or load of a job that runs.
@@ -77,39 +144,14 @@ impl Coordinator {
         Some(&model.dir)
     }
 
-    pub(super) fn begin_load(
+    /// Enters an operation of a job that has no other one: its first step and the file task of that.
+    pub(super) fn begin_op(
         &mut self,
-        asker: Asker,
-        namespace: &str,
-        dir: String,
-    ) -> Result<(), Refusal> {
-        let task = FileTask::BeginLoad(dir.clone());
-        self.begin_model(asker, namespace, dir, (Step::BeginLoad, task))
-    }
-
-    /// Begins a save or load: its first step and the file task of that.
-    fn begin_model(
-        &mut self,
-        asker: Asker,
+        by: By,
         namespace: &str,
         dir: String,
         (step, task): (Step, FileTask),
-    ) -> Result<(), Refusal> {
-        if !Path::new(&dir).is_absolute() {
-            // Each process would resolve it from its own working directory.
-            return Err(bad(&format!(
-                "directory \"{dir}\" is relative; give an absolute path"
-            )));
-        }
-        if !self.is_complete() {
-            return Err(bad("not all servers have joined; wait for them"));
-        }
-        let Some(job) = self.jobs.get_mut(namespace) else {
-            return Err(bad("no such job"));
-        };
-        if std::mem::replace(&mut job.busy, true) {
-            return Err(bad("a save or load of this job is running; wait for it"));
-        }
+    ) {
         self.last_model += 1;
         let (namespace, deadline) = (namespace.to_owned(), self.now + FILE_ORDERS_TIMEOUT);
         self.models.insert(
@@ -117,13 +159,36 @@ impl Coordinator {
             ModelOp {
                 namespace,
                 dir,
-                asker,
+                by,
                 deadline,
                 step,
             },
         );
         self.actions.push(Action::Files(self.last_model, task));
-        Ok(())
+    }
+
+    /// The job of an operation that is under way.
+    pub(super) fn namespace_of(&self, op: u64) -> Option<String> {
+        Some(self.models.get(&op)?.namespace.clone())
+    }
+
+    /// The step of an operation that is under way.
+    pub(super) fn step_of(&mut self, op: u64) -> Option<&mut Step> {
+        Some(&mut self.models.get_mut(&op)?.step)
+    }
+
+    pub(super) fn set_step(&mut self, op: u64, step: Step) {
+        if let Some(model) = self.models.get_mut(&op) {
+            model.step = step;
+        }
+    }
+
+    /// Loads the model in another directory than the one in which the operation began.
+    pub(super) fn load_from(&mut self, op: u64, dir: String, manifest: Box<Manifest>) {
+        if let Some(model) = self.models.get_mut(&op) {
+            model.dir = dir;
+        }
+        self.make_loaded(op, manifest);
     }
 
     /// Handles the result of a file task of operation `op`.
@@ -134,6 +199,12 @@ impl Coordinator {
         };
         match (&mut model.step, done) {
             (_, Err(refusal)) => self.end_model(op, CoordinatorAnswer::Refused(refusal)),
+            (Step::BeginSave { .. }, Ok(FileDone::Begun)) if model.by == By::Checkpoint => {
+                self.hold_for_checkpoint(op);
+            }
+            (Step::Finding, Ok(FileDone::Checkpoints(found))) => {
+                self.checkpoints_found(op, *found);
+            }
             (Step::BeginSave { clocks }, Ok(FileDone::Begun)) => {
                 let clocks = std::mem::take(clocks);
                 self.order_parts(op, &clocks);
@@ -160,7 +231,7 @@ impl Coordinator {
         }
     }
 
-    fn order_parts(&mut self, op: u64, clocks: &[DomainClock]) {
+    pub(super) fn order_parts(&mut self, op: u64, clocks: &[DomainClock]) {
         let servers = self.joined_servers();
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -180,14 +251,21 @@ impl Coordinator {
             tables: tables.collect(),
             missing: servers.iter().copied().collect(),
             parts: Vec::new(),
+            cut_ms: None,
             refused: None,
         };
+        let checkpoint = model.by == By::Checkpoint;
+        if checkpoint {
+            // It may wait for a tick. Servers limit the time from then on.
+            model.deadline = Duration::MAX;
+        }
         let (namespace, dir) = (model.namespace.clone(), model.dir.clone());
         for server in servers {
             let order = Command::Save {
                 namespace: namespace.clone(),
                 dir: dir.clone(),
                 clocks: clocks.to_vec(),
+                checkpoint,
             };
             self.order(server, Purpose::Save(op), order);
         }
@@ -202,6 +280,7 @@ impl Coordinator {
             tables,
             missing,
             parts,
+            cut_ms,
             refused,
         } = &mut model.step
         else {
@@ -211,6 +290,7 @@ impl Coordinator {
         match answer {
             CommandReply::Saved(part) => {
                 note_settings(tables, &part.settings);
+                *cut_ms = Some(cut_ms.map_or(part.cut_ms, |first| part.cut_ms.min(first)));
                 parts.push(saved_file(server, part));
             }
             other => {
@@ -222,6 +302,7 @@ impl Coordinator {
         }
         parts.sort_by_key(|part| part.server);
         let (tables, mut files) = (std::mem::take(tables), std::mem::take(parts));
+        let taken_ms = cut_ms.take().filter(|_| model.by == By::Checkpoint);
         if let Some(job) = self.jobs.get(&model.namespace) {
             add_base(&mut files, &job.base);
         }
@@ -238,9 +319,16 @@ impl Coordinator {
             rows: sum(|file| file.rows),
             bytes: sum(|file| file.bytes),
         };
-        let manifest = Manifest::new(model.namespace.clone(), tables, files);
+        model.deadline = self.now + FILE_ORDERS_TIMEOUT;
+        let manifest = Box::new(Manifest {
+            taken_ms,
+            ..Manifest::new(model.namespace.clone(), tables, files)
+        });
+        let policy = self.checkpoint.as_ref();
+        let keep = policy.filter(|_| model.by == By::Checkpoint);
+        let keep = keep.map(|policy| policy.keep.max(1));
         self.actions
-            .push(Action::Files(op, FileTask::Commit(Box::new(manifest))));
+            .push(Action::Files(op, FileTask::Commit { manifest, keep }));
     }
 
     fn make_loaded(&mut self, op: u64, manifest: Box<Manifest>) {
@@ -416,14 +504,18 @@ impl Coordinator {
         }
     }
 
-    fn end_model(&mut self, op: u64, answer: CoordinatorAnswer) {
+    pub(super) fn end_model(&mut self, op: u64, answer: CoordinatorAnswer) {
         let Some(model) = self.models.remove(&op) else {
             return;
         };
         if let Some(job) = self.jobs.get_mut(&model.namespace) {
             job.busy = false;
         }
-        self.answer(model.asker, answer);
+        match model.by {
+            By::Worker(asker) => self.answer(asker, answer),
+            By::Checkpoint => self.checkpoint_ended(&model.namespace, answer),
+            By::Resume => self.resume_ended(&model.namespace, answer),
+        }
     }
 
     /// Names the servers that have not answered an order of the operation.
@@ -450,21 +542,34 @@ impl Coordinator {
     }
 
     /// Aborts a save or load because the job ends or a server hangs.
-    fn abort_model(&mut self, op: u64, refusal: Refusal) {
+    pub(super) fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
-            Some(Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
+            Some(Step::Finding | Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
                 self.load_failed(op, refusal);
             }
             Some(
-                step @ (Step::BeginSave { .. } | Step::Saving { .. } | Step::Committing { .. }),
+                step @ (Step::BeginSave { .. }
+                | Step::Holding { .. }
+                | Step::Saving { .. }
+                | Step::Committing { .. }),
             ) => {
+                let is_held = matches!(step, Step::Holding { .. });
+                let is_open = matches!(step, Step::Saving { .. });
                 // Parts that are still being written stay as files without a manifest.
                 let names = match step {
                     Step::Saving { parts, .. } => parts.iter().map(|p| p.file.clone()).collect(),
                     _ => Vec::new(),
                 };
+                let model = self.models.get(&op).map(|m| (m.by, m.namespace.clone()));
                 self.actions
                     .push(Action::Files(op, FileTask::Abandon(names)));
+                if let Some((By::Checkpoint, namespace)) = model {
+                    if is_held {
+                        self.release_hold(&namespace);
+                    } else if is_open {
+                        self.cancel_parts(&namespace);
+                    }
+                }
                 self.end_model(op, CoordinatorAnswer::Refused(refusal));
             }
             None => {}
@@ -528,6 +633,7 @@ fn saved_file(server: ServerId, part: SavedPart) -> SavedFile {
         check,
         clocks,
         settings: _,
+        cut_ms: _,
     } = part;
     SavedFile {
         server: server.0,

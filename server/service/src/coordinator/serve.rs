@@ -20,7 +20,8 @@ use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_topology::hostinfo;
 
-use super::file_threads::FileThreads;
+use super::checkpoints::CheckpointPolicy;
+use super::file_threads::{FileThreads, Heartbeat};
 use super::membership::Schedule;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
@@ -98,6 +99,8 @@ pub struct Listening {
     schedule: Option<Schedule>,
     /// File that gets the schedule of members as it happens.
     log: Option<File>,
+    /// Where and how often checkpoints are taken.
+    checkpoint: Option<CheckpointPolicy>,
 }
 
 impl Listening {
@@ -156,6 +159,7 @@ impl Listening {
             gathers: None,
             schedule: None,
             log: None,
+            checkpoint: None,
         })
     }
 
@@ -172,6 +176,13 @@ impl Listening {
     #[must_use]
     pub fn following(mut self, schedule: Schedule) -> Self {
         self.schedule = Some(schedule);
+        self
+    }
+
+    /// Takes checkpoints of each job, and resumes it from the newest complete one.
+    #[must_use]
+    pub fn with_checkpoints(mut self, policy: CheckpointPolicy) -> Self {
+        self.checkpoint = Some(policy);
         self
     }
 
@@ -245,6 +256,9 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
     if let Some(schedule) = listening.schedule.clone() {
         state.follow(schedule);
     }
+    if let Some(policy) = listening.checkpoint.clone() {
+        state.keep_checkpoints(policy);
+    }
     let mut server = Server {
         state,
         listening,
@@ -252,6 +266,7 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         conns: BTreeMap::new(),
         next_peer: FIRST_PEER,
         files,
+        heartbeat: Heartbeat::default(),
         start: clock::now(),
         paused: None,
         not_accepted: WarnLimit::new(WARN_EVERY),
@@ -281,6 +296,7 @@ struct Server {
     conns: BTreeMap<u64, Conn>,
     next_peer: u64,
     files: FileThreads,
+    heartbeat: Heartbeat,
     start: Instant,
     /// Set while no connection is accepted.
     paused: Option<Deadline>,
@@ -537,6 +553,7 @@ impl Server {
                     Action::Notify(peer, notice) => self.send(peer, 0, &notice),
                     Action::Files(op, task) => self.files.perform(op, task),
                     Action::Membership(line) => self.log_members(&line),
+                    Action::Alive(dir, clocks) => self.heartbeat.beat(dir, clocks),
                 }
             }
         }

@@ -6,21 +6,25 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Notice, ServerMember, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Notice,
+    ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::{RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::admissions::Admission;
 use super::barriers::Waiter;
+use super::checkpoints::CheckpointPolicy;
 use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
+use super::losses::Loss;
 use super::membership::Schedule;
-use super::models::ModelOp;
+use super::models::{ModelOp, Request};
 use super::rendezvous::Gathering;
 use super::tables::TableEntry;
 use super::tasks::OpenRequests;
 use crate::checkpoint::Manifest;
+use crate::checkpoint::series::Found;
 
 /// A connection, as the event loop numbers it; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,6 +87,8 @@ pub enum Action {
     Files(u64, FileTask),
     /// Writes a line into the log of members.
     Membership(String),
+    /// Notes, in a job's directory of checkpoints, that the job runs and has reached these clocks.
+    Alive(String, Vec<DomainClock>),
 }
 
 /// Tasks of saves and loads in the file system.
@@ -91,13 +97,26 @@ pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
     BeginSave(String),
     /// All parts are written: write the manifest, remove what it replaces, unlock.
-    Commit(Box<Manifest>),
+    Commit {
+        /// The model.
+        manifest: Box<Manifest>,
+        /// Complete checkpoints that are kept, with this one; `None` if it is none.
+        keep: Option<usize>,
+    },
     /// The save failed: remove these parts, unlock. Reports nothing.
     Abandon(Vec<String>),
     /// Lock the directory against saves and read its manifest.
     BeginLoad(String),
     /// The load is over: unlock. Reports nothing.
     EndLoad,
+    /// Find the newest complete checkpoint of a job with a number below `before`, lock it against
+    /// saves and read its manifest.
+    BeginResume {
+        /// Directory of the job's checkpoints.
+        dir: String,
+        /// Limit of the number.
+        before: u64,
+    },
 }
 
 /// Result of a [`FileTask`].
@@ -109,6 +128,8 @@ pub enum FileDone {
     Committed,
     /// The directory is locked; this is its manifest.
     Manifest(Box<Manifest>),
+    /// The checkpoints of a job; the newest complete one is locked.
+    Checkpoints(Box<Found>),
 }
 
 #[derive(Debug)]
@@ -154,6 +175,12 @@ pub(super) enum Purpose {
     Task(u64),
     /// Stays of the schedule of this number.
     Schedule(u64),
+    /// The clocks of a job are held for this checkpoint.
+    HoldForSave(u64),
+    /// The furthest clocks of the job of this number, for its checkpoints.
+    ReadClocks(u64),
+    /// The clocks of a lost worker.
+    Loss(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,9 +219,13 @@ pub struct Coordinator {
     /// Workers that are being admitted to running jobs.
     pub(super) admissions: BTreeMap<u64, Admission>,
     pub(super) last_admission: u64,
+    /// Lost workers with ticks that are not agreed on, numbered as admissions are.
+    pub(super) losses: BTreeMap<u64, Loss>,
     /// Schedules that the members of jobs follow.
     pub(super) schedule: Option<Schedule>,
     pub(super) last_schedule: u64,
+    /// Where and how often checkpoints are taken, if they are.
+    pub(super) checkpoint: Option<CheckpointPolicy>,
     pub(super) actions: Vec<Action>,
     /// Requests about tasks that are not answered.
     pub(super) tasks: OpenRequests,
@@ -228,8 +259,10 @@ impl Coordinator {
             gathering: None,
             admissions: BTreeMap::new(),
             last_admission: 0,
+            losses: BTreeMap::new(),
             schedule: None,
             last_schedule: 0,
+            checkpoint: None,
             actions: Vec::new(),
             tasks: OpenRequests::default(),
             waiting: Vec::new(),
@@ -262,6 +295,7 @@ impl Coordinator {
             .values()
             .filter_map(|job| job.barriers.next_deadline());
         let models = self.models.values().map(|op| op.deadline);
+        let models = models.chain(self.next_checkpoint());
         let gathering = self.gathering_deadline();
         barriers
             .chain(models)
@@ -310,6 +344,9 @@ impl Coordinator {
             Purpose::Admit(number) => self.clocks_go_on(number, server, answer),
             Purpose::Task(delivery) => self.task_applied(delivery, server, answer),
             Purpose::Schedule(number) => self.stay_known(number),
+            Purpose::HoldForSave(op) => self.clocks_held_for_save(op, server, answer),
+            Purpose::Loss(number) => self.loss_reported(number, server, answer),
+            Purpose::ReadClocks(job) => self.clocks_read(job, answer),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -350,6 +387,7 @@ impl Coordinator {
         self.expire_barriers();
         self.expire_models();
         self.expire_tasks();
+        self.step_checkpoints();
     }
 
     fn handle(
@@ -406,10 +444,16 @@ impl Coordinator {
                 self.barrier(asker, &namespace, &name, count, wait)
                     .map(|()| None)
             }
-            Ask::Save { dir, clocks } => self
-                .begin_save(asker, &namespace, dir, clocks)
-                .map(|()| None),
-            Ask::Load { dir } => self.begin_load(asker, &namespace, dir).map(|()| None),
+            Ask::Save { dir, clocks } => {
+                let request = Request::Save { dir, clocks };
+                self.begin_request(asker, &namespace, request)
+                    .map(|()| None)
+            }
+            Ask::Load { dir } => {
+                let request = Request::Load { dir };
+                self.begin_request(asker, &namespace, request)
+                    .map(|()| None)
+            }
             Ask::LoadFunction { name, module } => self
                 .load_function(asker, &namespace, &name, module)
                 .map(|()| None),

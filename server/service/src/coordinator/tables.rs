@@ -53,6 +53,7 @@ impl Coordinator {
             return self.table_when_ready(asker, id, Some(&spec));
         }
         let id = self.add_table(namespace, spec, None)?;
+        self.give_way(namespace);
         if let Some(table) = self.tables.get_mut(&id) {
             table.askers.push(asker);
         }
@@ -92,6 +93,7 @@ impl Coordinator {
             Stage::Ready => {
                 table.askers.push(asker);
                 self.start_release(id);
+                self.give_way(namespace);
             }
             Stage::Waiting | Stage::Making { .. } | Stage::Filling => {
                 let refusal = Refusal::new(RefusalCode::BadRequest, numbers);

@@ -1,5 +1,6 @@
 //! The state machine without sockets: its answers, and its orders to servers. (long: one rig.)
 
+mod checkpoints;
 mod functions;
 mod models;
 mod operators;
@@ -17,11 +18,12 @@ use tidewater_protocol::table::{
 };
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock,
-    Endpoints, Join, Members, Notice, SavedPart, WorkerState,
+    Endpoints, Join, Members, Notice, SavedPart, ThreadClock, WorkerState,
 };
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
+use super::checkpoints::{CheckpointPolicy, Every};
 use super::state::*;
 use crate::checkpoint::Manifest;
 
@@ -174,6 +176,20 @@ impl Rig {
 
     fn close(&mut self, peer: PeerId) {
         self.state.closed(self.now, peer);
+        self.actions.extend(self.state.take_actions());
+        self.agree_on_losses();
+    }
+
+    /// All servers report that a lost worker has not ticked.
+    fn agree_on_losses(&mut self) {
+        let is_loss = |a: &Action| matches!(a, Action::Command(_, _, Command::LoseWorker { .. }));
+        let asked: Vec<Action> = self.actions.extract_if(.., |a| is_loss(a)).collect();
+        for action in asked {
+            if let Action::Command(server, id, _) = action {
+                let reply = CommandReply::ThreadClocks(Vec::new());
+                self.state.answered(self.now, server, id, reply);
+            }
+        }
         self.actions.extend(self.state.take_actions());
     }
 
@@ -670,6 +686,41 @@ fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
         rig.enter(Role::Worker, 1, "job").unwrap_err().code,
         RefusalCode::ShuttingDown
     );
+}
+
+/// A tick that one applier has consumed is completed on all servers before a lost worker is removed; until
+/// then it counts as a member.
+#[test]
+fn tick_of_a_lost_worker_is_completed_everywhere() {
+    let mut rig = Rig::new(2, 2, LostWorker::GoOn, false);
+    let (s0, s1) = (rig.server(0), rig.server(1));
+    let (w0, w1) = (rig.worker(0), rig.worker(1));
+    rig.state.closed(rig.now, w1);
+    rig.actions.extend(rig.state.take_actions());
+    let at = |clock| {
+        vec![ThreadClock {
+            thread: 0,
+            domain: DomainId(0),
+            clock,
+        }]
+    };
+    let asked = rig.obey(s0, &CommandReply::ThreadClocks(at(5)));
+    assert!(matches!(&asked[..], [Command::LoseWorker { worker, .. }] if worker.0 == 1));
+    assert!(rig.orders(s0).is_empty() && rig.notices(w0).is_empty());
+    rig.obey(s1, &CommandReply::ThreadClocks(at(4)));
+    for server in [s0, s1] {
+        let orders = rig.obey(server, &CommandReply::Done);
+        let [
+            Command::EndWorker { worker, clocks, .. },
+            Command::MembersChanged { members, .. },
+        ] = &orders[..]
+        else {
+            panic!("{orders:?}")
+        };
+        assert_eq!((*worker, clocks), (WorkerId(1), &at(5)));
+        assert_eq!(members.workers[1].state, WorkerState::Lost);
+    }
+    assert!(matches!(&rig.notices(w0)[..], [Notice::MembersChanged(_)]));
 }
 
 #[test]

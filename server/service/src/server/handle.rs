@@ -1,5 +1,6 @@
 //! The handle of other threads on a server: tables, workers, the appliers themselves.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ScopedJoinHandle;
@@ -7,14 +8,14 @@ use std::thread::ScopedJoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tidewater_lanes::wake::{Arms, Reactor, Waker};
 use tidewater_protocol::ids::{
-    ApplierId, Incarnation, PartitionId, TableId, WorkerId, WorkerThread,
+    ApplierId, DomainId, Incarnation, PartitionId, TableId, WorkerId, WorkerThread,
 };
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::wire::control::{
-    ApplierPart, DomainClock, Endpoints, Remote, ServerMember, TableInfo,
+    ApplierPart, DomainClock, Endpoints, Remote, ServerMember, TableInfo, ThreadClock,
 };
 use tidewater_topology::hostinfo;
 
@@ -359,6 +360,69 @@ impl ServerHandle {
             .map(drop)
     }
 
+    /// Ends the sessions of a lost worker; returns the furthest clock of each of its threads at any applier.
+    /// From here on nothing of the worker arrives.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn lose_worker(
+        &self,
+        namespace: &str,
+        worker: WorkerId,
+    ) -> Result<Vec<ThreadClock>, ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        // First: commands to an applier are in order, so its clocks are those after the last frame.
+        let (tx, rx) = bounded(1);
+        self.command(ControlCommand::EndRank(job, worker, tx));
+        rx.recv().map_err(|_| self.shared.gone())?;
+        let read = |tx: Sender<_>| {
+            Box::new(move |engine: &mut Engine| {
+                // The caller waits for it.
+                let _ = tx.send(engine.clocks_of(job, worker));
+            })
+        };
+        let clocks = self.shared.ask_all(|_, tx| Command::With(read(tx)))?;
+        let mut furthest: BTreeMap<(u32, DomainId), u64> = BTreeMap::new();
+        for (thread, domain, clock) in clocks.into_iter().flatten() {
+            let most = furthest.entry((thread.thread, domain)).or_default();
+            *most = clock.max(*most);
+        }
+        let clock = |((thread, domain), clock)| ThreadClock {
+            thread,
+            domain,
+            clock,
+        };
+        Ok(furthest.into_iter().map(clock).collect())
+    }
+
+    /// Completes the ticks of a lost worker that appliers lack.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn end_worker(
+        &self,
+        namespace: &str,
+        worker: WorkerId,
+        clocks: &[ThreadClock],
+    ) -> Result<(), ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        let complete = |clocks: Vec<ThreadClock>, tx: Sender<()>| {
+            Box::new(move |engine: &mut Engine| {
+                for at in clocks {
+                    let thread = WorkerThread {
+                        rank: worker,
+                        thread: at.thread,
+                    };
+                    engine.complete_tick(job, thread, (at.domain, at.clock));
+                }
+                // The caller waits for it.
+                let _ = tx.send(());
+            })
+        };
+        let all = |_, tx| Command::With(complete(clocks.to_vec(), tx));
+        self.shared.ask_all(all).map(drop)
+    }
+
     /// Holds the clocks of a job: no tick is consumed until [`Self::admit`]. Returns the furthest clock of
     /// each domain at any applier.
     ///
@@ -367,15 +431,23 @@ impl ServerHandle {
     pub fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         let held = self.shared.ask_all(|_, tx| Command::HoldClocks(job, tx))?;
-        let mut furthest = FirstClocks::new();
-        for (domain, clock) in held.into_iter().flatten() {
-            let most = furthest.entry(domain).or_default();
-            *most = clock.max(*most);
-        }
-        let furthest = furthest.into_iter();
-        Ok(furthest
-            .map(|(domain, clock)| DomainClock { domain, clock })
-            .collect())
+        Ok(furthest_of(held))
+    }
+
+    /// The furthest clock of each domain of a job, which goes on.
+    ///
+    /// # Errors
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, ServerError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        let read = |tx: Sender<Vec<(DomainId, u64)>>| {
+            Box::new(move |engine: &mut Engine| {
+                // The caller waits for it.
+                let _ = tx.send(engine.clocks(job).furthest());
+            })
+        };
+        let clocks = self.shared.ask_all(|_, tx| Command::With(read(tx)))?;
+        Ok(furthest_of(clocks))
     }
 
     /// Lets the clocks of a job go on, with a worker that begins at these clocks if there is one.
@@ -515,4 +587,17 @@ pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
             0
         },
     }
+}
+
+/// The furthest clock of each domain of all appliers.
+fn furthest_of(appliers: Vec<Vec<(DomainId, u64)>>) -> Vec<DomainClock> {
+    let mut furthest = FirstClocks::new();
+    for (domain, clock) in appliers.into_iter().flatten() {
+        let most = furthest.entry(domain).or_default();
+        *most = clock.max(*most);
+    }
+    let furthest = furthest.into_iter();
+    furthest
+        .map(|(domain, clock)| DomainClock { domain, clock })
+        .collect()
 }

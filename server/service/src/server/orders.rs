@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use tidewater_protocol::ids::{ApplierId, TableId, WorkerId, WorkerThread};
-use tidewater_protocol::wire::control::{DomainClock, ServerStatus, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, ServerStatus, TableInfo, ThreadClock};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::ServerHandle;
@@ -28,6 +28,10 @@ impl Appliers for ServerHandle {
 
     fn save_bytes(&self) -> usize {
         self.shared.config.save_bytes
+    }
+
+    fn release_clocks(&self, namespace: &str) -> Result<(), Refusal> {
+        Self::admit(self, namespace, None).map_err(|error| error.refusal())
     }
 }
 
@@ -63,6 +67,23 @@ impl Orders for ServerHandle {
 
     fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal> {
         Self::hold_clocks(self, namespace).map_err(|error| error.refusal())
+    }
+
+    fn lose_worker(&self, namespace: &str, worker: WorkerId) -> Result<Vec<ThreadClock>, Refusal> {
+        Self::lose_worker(self, namespace, worker).map_err(|error| error.refusal())
+    }
+
+    fn end_worker(
+        &self,
+        namespace: &str,
+        worker: WorkerId,
+        clocks: &[ThreadClock],
+    ) -> Result<(), Refusal> {
+        Self::end_worker(self, namespace, worker, clocks).map_err(|error| error.refusal())
+    }
+
+    fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal> {
+        Self::read_clocks(self, namespace).map_err(|error| error.refusal())
     }
 
     fn admit(

@@ -23,7 +23,10 @@ fn begin(files: &mut Files, op: u64, dir: &Path) -> Manifest {
 }
 
 fn commit(files: &mut Files, op: u64, manifest: &Manifest) -> Result<FileDone, Refusal> {
-    let task = FileTask::Commit(Box::new(manifest.clone()));
+    let task = FileTask::Commit {
+        manifest: Box::new(manifest.clone()),
+        keep: None,
+    };
     files.perform(op, task).unwrap()
 }
 

@@ -15,6 +15,7 @@ fn part(server: u32) -> SavedPart {
         check: 3,
         clocks,
         settings: Vec::new(),
+        cut_ms: 1_000 + u64::from(server),
     }
 }
 
@@ -47,7 +48,7 @@ fn save(rig: &mut Rig, servers: [PeerId; 2], w0: PeerId) -> (u64, Manifest) {
         assert!(matches!(&orders[..], [Command::Save { namespace, .. }] if namespace == "job"));
     }
     match rig.file_task() {
-        (same, FileTask::Commit(manifest)) if same == op => (op, *manifest),
+        (same, FileTask::Commit { manifest, .. }) if same == op => (op, *manifest),
         other => panic!("{other:?}"),
     }
 }

@@ -5,8 +5,8 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::members::{
-    DomainClock, Endpoints, Members, SlowMember, clocks, hosts, owner, server_id, thread_number,
-    worker_id,
+    DomainClock, Endpoints, Members, SlowMember, ThreadClock, clocks, hosts, owner, server_id,
+    thread_clocks, thread_number, worker_id,
 };
 use super::rendezvous::{Register, Roster};
 use super::status::{ClusterStatus, ServerStatus};
@@ -58,6 +58,26 @@ pub struct Joined {
     pub clocks: Vec<DomainClock>,
     /// Current membership of the cluster.
     pub members: Members,
+    /// Whether the coordinator takes checkpoints of the job.
+    pub checkpoints: bool,
+    /// The checkpoint that the job continues from, if it does.
+    pub resumed: Option<Resumed>,
+}
+
+/// A checkpoint that a job was resumed from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Number of the checkpoint.
+    pub number: u64,
+    /// Clocks at which it was taken: ticks of all runs that led to it.
+    pub clocks: Vec<DomainClock>,
+    /// Clocks that the last run had reached when it was last seen; empty if that is not known.
+    pub seen: Vec<DomainClock>,
+    /// Milliseconds from the checkpoint to the last sign of the run that took it; `None` if there is none.
+    /// What was pushed in this time is lost.
+    pub lost_ms: Option<u64>,
+    /// Newer checkpoints that were cut or damaged, and left out.
+    pub skipped: u32,
 }
 
 /// A table and the location of its partitions.
@@ -271,6 +291,9 @@ pub enum Command {
         dir: String,
         /// Each applier saves its share as it is when its minimums have reached these clocks.
         clocks: Vec<DomainClock>,
+        /// Whether the save is a checkpoint: clocks that are held go on once all appliers have the order, and
+        /// the wait for the clocks has no limit. [`Command::CancelSave`] ends it.
+        checkpoint: bool,
     },
     /// Fills a table's partitions from all files that hold its rows. Answer: Done.
     Load {
@@ -306,6 +329,34 @@ pub enum Command {
         /// Number of the delivery.
         delivery: u64,
     },
+    /// Ends the checkpoint of a job that is under way, if there is one: its answer is then a refusal.
+    /// Answer: Done.
+    CancelSave {
+        /// Namespace of the job.
+        namespace: String,
+    },
+    /// Reads the furthest tick in each clock domain of a job, as HoldClocks does without the hold. Answer:
+    /// [`CommandReply::Clocks`].
+    ReadClocks {
+        /// Namespace of the job.
+        namespace: String,
+    },
+    /// Ends the sessions of a worker that is lost. Answer: [`CommandReply::ThreadClocks`].
+    LoseWorker {
+        /// Namespace of the job.
+        namespace: String,
+        /// Rank of the worker.
+        worker: WorkerId,
+    },
+    /// Completes the ticks of a lost worker that an applier lacks. Answer: Done.
+    EndWorker {
+        /// Namespace of the job.
+        namespace: String,
+        /// Rank of the worker.
+        worker: WorkerId,
+        /// The furthest clocks of its threads at any applier.
+        clocks: Vec<ThreadClock>,
+    },
 }
 
 /// Rule of a table with hyper-parameters that were set after it was created.
@@ -332,6 +383,8 @@ pub struct SavedPart {
     pub clocks: Vec<DomainClock>,
     /// Rules that differ from the definition of their table.
     pub settings: Vec<TableSetting>,
+    /// Milliseconds since 1970 at the first cut of an applier, by the server's clock.
+    pub cut_ms: u64,
 }
 
 /// Replies of a server to the coordinator.
@@ -348,6 +401,8 @@ pub enum CommandReply {
     Refused(Refusal),
     /// Answer to the command [`Command::Status`].
     Status(Box<ServerStatus>),
+    /// Answer to the command [`Command::LoseWorker`]: the furthest clocks of its threads at any applier.
+    ThreadClocks(Vec<ThreadClock>),
 }
 
 /// One-way notices of a coordinator or a server, without an answer.
@@ -453,6 +508,10 @@ impl Message for CoordinatorAnswer {
                     u64::from(WORKERS_MAX),
                 )?;
                 clocks(&joined.clocks)?;
+                if let Some(resumed) = &joined.resumed {
+                    clocks(&resumed.clocks)?;
+                    clocks(&resumed.seen)?;
+                }
                 joined.members.validate()
             }
             Self::Table(table) => table.validate(),
@@ -501,7 +560,9 @@ impl Message for Command {
                 namespace(name)?;
                 table.validate()
             }
-            Self::HoldClocks { namespace: name } => namespace(name),
+            Self::HoldClocks { namespace: name }
+            | Self::CancelSave { namespace: name }
+            | Self::ReadClocks { namespace: name } => namespace(name),
             Self::MembersChanged {
                 namespace: name,
                 members,
@@ -519,6 +580,7 @@ impl Message for Command {
                 namespace: name,
                 dir,
                 clocks: at,
+                checkpoint: _,
             } => {
                 namespace(name)?;
                 path(dir)?;
@@ -536,6 +598,22 @@ impl Message for Command {
                 namespace(job)?;
                 function(name)?;
                 module.validate()
+            }
+            Self::LoseWorker {
+                namespace: name,
+                worker,
+            } => {
+                namespace(name)?;
+                worker_id(*worker)
+            }
+            Self::EndWorker {
+                namespace: name,
+                worker,
+                clocks: at,
+            } => {
+                namespace(name)?;
+                worker_id(*worker)?;
+                thread_clocks(at)
             }
             Self::ReleaseTable { id: _ } | Self::Shutdown | Self::Status => Ok(()),
             Self::FinishTask {
@@ -564,6 +642,7 @@ impl Message for CommandReply {
         match self {
             Self::Done => Ok(()),
             Self::Clocks(at) => clocks(at),
+            Self::ThreadClocks(at) => thread_clocks(at),
             Self::Saved(part) => {
                 // A bare file name only: the server joins it to the directory.
                 if matches!(part.file.as_str(), "." | "..") || part.file.contains('/') {

@@ -94,6 +94,17 @@ pub struct WorkerClock {
     pub step_us: u64,
 }
 
+/// Ticks of a thread of a worker in a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadClock {
+    /// Number of the thread in its worker; 0 for the worker's first client.
+    pub thread: u32,
+    /// Domain of the ticks.
+    pub domain: DomainId,
+    /// Number of ticks.
+    pub clock: u64,
+}
+
 /// A worker with steps that are longer than those of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowMember {
@@ -170,4 +181,13 @@ pub(super) fn domain_id(id: DomainId) -> Result<(), WireError> {
 pub(super) fn clocks(clocks: &[DomainClock]) -> Result<(), WireError> {
     at_most("clocks", clocks.len() as u64, DOMAINS_MAX as u64)?;
     clocks.iter().try_for_each(|clock| domain_id(clock.domain))
+}
+
+pub(super) fn thread_clocks(clocks: &[ThreadClock]) -> Result<(), WireError> {
+    let most = u64::from(WORKER_THREADS_MAX) * DOMAINS_MAX as u64;
+    at_most("thread clocks", clocks.len() as u64, most)?;
+    clocks.iter().try_for_each(|at| {
+        thread_number(at.thread)?;
+        domain_id(at.domain)
+    })
 }

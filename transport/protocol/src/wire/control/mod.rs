@@ -30,11 +30,11 @@ use serde::de::DeserializeOwned;
 
 pub use coordinator::{
     Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, ModuleBytes,
-    Notice, SavedPart, TableInfo, TableSetting,
+    Notice, Resumed, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
-    DomainClock, Endpoints, Members, ServerMember, SlowMember, WorkerClock, WorkerMember,
-    WorkerState,
+    DomainClock, Endpoints, Members, ServerMember, SlowMember, ThreadClock, WorkerClock,
+    WorkerMember, WorkerState,
 };
 pub use rendezvous::{Part, Register, Roster};
 pub use server::{

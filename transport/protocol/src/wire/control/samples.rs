@@ -371,6 +371,14 @@ impl Gen {
                 workers_expected: self.under(65_537) as u32,
                 clocks: self.clocks(),
                 members: self.members(),
+                checkpoints: true,
+                resumed: self.maybe(|g| Resumed {
+                    number: g.any(),
+                    clocks: g.clocks(),
+                    seen: g.clocks(),
+                    lost_ms: g.maybe(Self::any),
+                    skipped: g.any() as u32,
+                }),
             }),
             A::Table(self.table()),
             A::Members(self.members()),
@@ -423,6 +431,7 @@ impl Gen {
                 namespace: self.name(64),
                 dir: self.name(99),
                 clocks: self.clocks(),
+                checkpoint: true,
             },
             Command::Load {
                 id: TableId(self.any() as u32),
@@ -442,7 +451,30 @@ impl Gen {
                 thread: 1,
                 delivery: 77,
             },
+            Command::CancelSave {
+                namespace: self.name(64),
+            },
+            Command::ReadClocks {
+                namespace: self.name(64),
+            },
+            Command::LoseWorker {
+                namespace: self.name(64),
+                worker: WorkerId(self.under(65_536) as u32),
+            },
+            Command::EndWorker {
+                namespace: self.name(64),
+                worker: WorkerId(self.under(65_536) as u32),
+                clocks: self.thread_clocks(),
+            },
         ]
+    }
+
+    fn thread_clocks(&mut self) -> Vec<ThreadClock> {
+        self.list(5, |g| ThreadClock {
+            thread: g.any() as u32 % 256,
+            domain: DomainId(g.under(64) as u8),
+            clock: g.any(),
+        })
     }
 
     pub(in crate::wire) fn order_answers(&mut self) -> Vec<CommandReply> {
@@ -459,9 +491,11 @@ impl Gen {
                     table: TableId(self.any() as u32),
                     optimizer: Optimizer::Sgd { lr: 0.5 },
                 }],
+                cut_ms: self.any(),
             }),
             CommandReply::Refused(self.refusal()),
             CommandReply::Status(Box::new(server_status())),
+            CommandReply::ThreadClocks(self.thread_clocks()),
         ]
     }
 

@@ -125,6 +125,7 @@ fn text_limits_hold_at_both_ends() {
             rows: 0,
             bytes: 0,
             check: 0,
+            cut_ms: 0,
             clocks,
             settings: Vec::new(),
         };

@@ -1,0 +1,296 @@
+//! The checkpoints of a job: numbered models in one directory.
+//!
+//! ```text
+//! DIR/NAMESPACE/checkpoint-0000000007/manifest.json   a saved model, complete when its manifest is there
+//! DIR/NAMESPACE/alive                                  when the job was last seen, and its clocks
+//! ```
+//! A checkpoint never replaces another one: its directory is new. The older ones are removed after its
+//! manifest is durable, the manifest of each first, so that no manifest stays without its parts.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::wire::control::DomainClock;
+
+use super::disk::Disk;
+use super::error::CheckpointError;
+use super::manifest::{MANIFEST_NAME, Manifest, part_length, read_manifest};
+
+/// Name of the file that says when the job was last seen.
+const ALIVE_NAME: &str = "alive";
+const PREFIX: &str = "checkpoint-";
+/// Most bytes of the alive file that are read.
+const ALIVE_BYTES_MAX: u64 = 64 << 10;
+
+/// When a job was last seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Alive {
+    /// Milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+    /// The furthest clocks of its workers, with those of the checkpoint that it continued from.
+    pub(crate) clocks: Vec<DomainClock>,
+}
+
+/// The newest complete checkpoint of a directory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Newest {
+    /// Number of the checkpoint.
+    pub number: u64,
+    /// Directory of the checkpoint.
+    pub dir: String,
+    /// Its manifest.
+    pub manifest: Manifest,
+}
+
+/// What a directory of checkpoints holds.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Found {
+    /// The newest complete checkpoint; `None` if none was ever completed.
+    pub newest: Option<Newest>,
+    /// A number that is higher than that of any checkpoint.
+    pub next: u64,
+    /// Checkpoints that are newer than `newest`, and are cut or damaged: why.
+    pub skipped: Vec<String>,
+    /// Milliseconds since 1970 at the last sign of the job; `None` if there is none.
+    pub seen_ms: Option<u64>,
+    /// Clocks of the job then.
+    pub seen: Vec<DomainClock>,
+}
+
+/// Directory of the checkpoints of a job. Bytes of the namespace that a file name should not have are
+/// written as `%XX`.
+pub(crate) fn dir_of_job(dir: &str, namespace: &str) -> String {
+    let mut path = dir.to_owned();
+    path.push('/');
+    for (n, byte) in namespace.bytes().enumerate() {
+        let is_plain =
+            byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') || (byte == b'.' && n > 0);
+        match is_plain {
+            true => path.push(char::from(byte)),
+            false => path.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    path
+}
+
+/// Directory of a checkpoint in the directory of its job.
+pub(crate) fn dir_of(job: &str, number: u64) -> String {
+    format!("{job}/{PREFIX}{number:010}")
+}
+
+/// Number of the checkpoint that this directory is, if it is one.
+fn number_of(dir: &Path) -> Option<u64> {
+    let digits = dir.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    let number = digits.parse().ok()?;
+    (format!("{number:010}") == digits).then_some(number)
+}
+
+/// Numbers of the checkpoints of a job, complete or not, the newest first.
+fn numbers(job: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let entries = match fs::read_dir(job) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(CheckpointError::io("list", job)(error)),
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(CheckpointError::io("list", job))?;
+        all.extend(number_of(&entry.path()));
+    }
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(all)
+}
+
+/// Reads the manifest of a checkpoint, and checks that its files have their lengths.
+fn complete(dir: &Path) -> Result<Manifest, CheckpointError> {
+    let manifest = read_manifest(dir)?;
+    if mutants::on(Mutant::CutCheckpointTaken) {
+        return Ok(manifest);
+    }
+    for file in &manifest.files {
+        part_length(dir, file)?;
+    }
+    Ok(manifest)
+}
+
+/// Finds the newest complete checkpoint of a job with a number below `before`.
+///
+/// # Errors
+/// The directory cannot be read; a checkpoint is of another version, or cannot be read. Or there are
+/// checkpoints that were complete once, and none of them is now: a job must not begin again by itself.
+pub(crate) fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
+    let all = numbers(Path::new(job))?;
+    let alive = read_alive(Path::new(job));
+    let mut found = Found {
+        next: all.first().map_or(1, |newest| newest.saturating_add(1)),
+        seen_ms: alive.as_ref().map(|alive| alive.unix_ms),
+        seen: alive.map_or_else(Vec::new, |alive| alive.clocks),
+        ..Found::default()
+    };
+    for number in all.into_iter().filter(|number| *number < before) {
+        let dir = dir_of(job, number);
+        let path = PathBuf::from(&dir);
+        match complete(&path) {
+            Ok(manifest) => {
+                found.newest = Some(Newest {
+                    number,
+                    dir,
+                    manifest,
+                });
+                return Ok(found);
+            }
+            Err(error @ (CheckpointError::Io { .. } | CheckpointError::Version { .. })) => {
+                return Err(error);
+            }
+            // One without a manifest was never complete.
+            Err(_) if !path.join(MANIFEST_NAME).exists() => {}
+            Err(error) => found.skipped.push(format!("{dir}: {error}")),
+        }
+    }
+    match found.skipped.first() {
+        Some(what) => Err(CheckpointError::NoCheckpoint {
+            path: PathBuf::from(job),
+            what: what.clone(),
+        }),
+        None => Ok(found),
+    }
+}
+
+/// Removes the checkpoints of a job but for the newest `keep` complete ones and those that are newer
+/// than `current`, which is complete. What cannot be removed stays, with a warning.
+pub(crate) fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
+    let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
+        return;
+    };
+    let Ok(all) = numbers(job) else {
+        return;
+    };
+    let mut kept = 0;
+    for old in all.into_iter().filter(|old| *old <= number) {
+        let dir = PathBuf::from(dir_of(&job.to_string_lossy(), old));
+        if kept < keep && complete(&dir).is_ok() {
+            kept += 1;
+        } else if old != number
+            && let Err(error) = remove(disk, &dir)
+        {
+            tracing::warn!(%error, dir = %dir.display(), "an old checkpoint stays");
+        }
+    }
+}
+
+/// Removes a checkpoint, its manifest first.
+fn remove(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
+    let manifest = dir.join(MANIFEST_NAME);
+    if manifest.exists() {
+        disk.remove(&manifest)?;
+        disk.sync_dir(dir)?;
+    }
+    for entry in fs::read_dir(dir)? {
+        disk.remove(&entry?.path())?;
+    }
+    fs::remove_dir(dir)
+}
+
+/// Replaces the alive file of a job. It is not synced: it matters only within its run's host's life.
+pub(crate) fn write_alive(job: &Path, alive: &Alive) -> io::Result<()> {
+    let text = serde_json::to_vec(alive).map_err(io::Error::other)?;
+    let temporary = job.join("alive.tmp");
+    File::create(&temporary)?.write_all(&text)?;
+    fs::rename(&temporary, job.join(ALIVE_NAME))
+}
+
+/// The alive file of a job. `None` if there is none, or if it is damaged: it says only how much is lost.
+fn read_alive(job: &Path) -> Option<Alive> {
+    let path = job.join(ALIVE_NAME);
+    let length = fs::metadata(&path).ok()?.len();
+    let text = (length <= ALIVE_BYTES_MAX).then(|| fs::read(&path).ok())??;
+    serde_json::from_slice(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::disk::OsDisk;
+    use super::super::manifest::commit;
+    use super::super::part::PartWriter;
+    use super::*;
+
+    /// Takes the checkpoint of this number, of one record.
+    fn take(job: &str, number: u64) -> PathBuf {
+        let dir = PathBuf::from(dir_of(job, number));
+        fs::create_dir_all(&dir).unwrap();
+        let mut part = PartWriter::create(Box::new(OsDisk), &dir, 0, number).unwrap();
+        let record = [number.to_le_bytes(), [1; 8]].concat();
+        part.records((1, 0), 1, &record).unwrap();
+        let files = vec![part.finish().unwrap()];
+        let manifest = Manifest {
+            taken_ms: Some(number),
+            ..Manifest::new("job".into(), Vec::new(), files)
+        };
+        commit(&mut OsDisk, &dir, &manifest).unwrap();
+        dir
+    }
+
+    fn part_of(dir: &Path) -> PathBuf {
+        dir.join(&read_manifest(dir).unwrap().files[0].file)
+    }
+
+    /// A checkpoint with a part that was cut off, or with a damaged manifest, is left out for the one
+    /// before. One that was never completed is none. Where none is complete any more, nothing is found.
+    #[test]
+    fn damaged_checkpoints_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = dir_of_job(folder.path().to_str().unwrap(), "a/b");
+        assert!(job.ends_with("/a%2fb"), "{job}");
+        assert_eq!(find(&job, u64::MAX).unwrap().next, 1);
+        let dirs: Vec<_> = (1..=3).map(|number| take(&job, number)).collect();
+        fs::create_dir_all(dir_of(&job, 4)).unwrap();
+        let found = find(&job, u64::MAX).unwrap();
+        assert_eq!((found.newest.unwrap().number, found.next), (3, 5));
+        assert!(found.skipped.is_empty(), "{:?}", found.skipped);
+        let part = fs::OpenOptions::new().write(true).open(part_of(&dirs[2]));
+        part.unwrap().set_len(70).unwrap();
+        let manifest = dirs[1].join(MANIFEST_NAME);
+        let text = fs::read_to_string(&manifest).unwrap();
+        fs::write(&manifest, text.replace("job", "jab")).unwrap();
+        let found = find(&job, u64::MAX).unwrap();
+        assert_eq!(found.newest.unwrap().number, 1);
+        assert_eq!(found.skipped.len(), 2, "{:?}", found.skipped);
+        assert!(found.skipped[0].contains("cut"), "{:?}", found.skipped);
+        fs::remove_file(part_of(&dirs[0])).unwrap();
+        let error = find(&job, u64::MAX).unwrap_err();
+        assert!(error.to_string().contains("none"), "{error}");
+    }
+
+    /// The last complete checkpoint is never removed, and a damaged one does not count as kept.
+    #[test]
+    fn old_checkpoints_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = dir_of_job(folder.path().to_str().unwrap(), "job");
+        let dirs: Vec<_> = (1..=5).map(|number| take(&job, number)).collect();
+        let part = fs::OpenOptions::new().write(true).open(part_of(&dirs[3]));
+        part.unwrap().set_len(70).unwrap();
+        prune(&mut OsDisk, &dirs[4], 2);
+        assert_eq!(numbers(Path::new(&job)).unwrap(), [5, 3]);
+        prune(&mut OsDisk, &dirs[4], 1);
+        assert_eq!(numbers(Path::new(&job)).unwrap(), [5]);
+    }
+
+    #[test]
+    fn last_sign_of_life_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = folder.path().to_str().unwrap();
+        let clocks = vec![DomainClock {
+            domain: tidewater_protocol::ids::DomainId(0),
+            clock: 7,
+        }];
+        let alive = Alive { unix_ms: 5, clocks };
+        write_alive(folder.path(), &alive).unwrap();
+        let found = find(job, u64::MAX).unwrap();
+        assert_eq!((found.seen_ms, found.seen), (Some(5), alive.clocks));
+        fs::write(folder.path().join(ALIVE_NAME), "{").unwrap();
+        assert_eq!(find(job, u64::MAX).unwrap().seen_ms, None);
+    }
+}

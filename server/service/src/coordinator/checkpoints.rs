@@ -1,0 +1,679 @@
+//! Checkpoints of jobs: when they are taken, at which clocks, and how a job continues from one.
+//!
+//! ```text
+//! due -> BeginSave -> HoldClocks to all servers -> the furthest tick F of each domain; no clock moves
+//! Save{clocks: F, checkpoint} to all servers: appliers have the order, then their clocks go on
+//! each applier cuts when its minimum is F, and writes while it goes on -> manifest -> old ones removed
+//! ```
+//! While clocks are held no minimum lies above F, so each applier has the order before it can pass F: all
+//! cut at one tick, and no worker waits for a file. A checkpoint every N ticks uses the next multiple of N
+//! in place of F: it is ordered when the one before is complete, and waits for its tick in the appliers.
+//!
+//! A checkpoint gives way: a save or load of a worker, a new table or a released one ends it, and it
+//! begins again. One that waits for a tick would otherwise wait for a worker that waits for its save, and a
+//! table that is created before the tick would be missing.
+//!
+//! **Resume.** The first worker of a job waits for the load of the newest complete checkpoint. One that
+//! is cut or damaged is left out, with a warning, for the one before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tidewater_protocol::ids::{DomainId, ServerId};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::Apply;
+use tidewater_protocol::wire::control::{
+    Command, CommandReply, CoordinatorAnswer, DomainClock, Join, Resumed, WorkerState,
+};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::models::{By, Request, Step};
+use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
+use super::tables::Stage;
+use crate::checkpoint::series::{Found, Newest, dir_of, dir_of_job};
+
+/// Time between two notes that a job is alive.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// Time until a checkpoint is tried again that has failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// Time until one is tried again that has given way, or that cannot begin now.
+const RETRY_SOON: Duration = Duration::from_millis(100);
+
+/// How often checkpoints are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    /// This time after the one before is complete.
+    Time(Duration),
+    /// At each multiple of this number of ticks of domain 0.
+    Ticks(u64),
+}
+
+/// Where and how often checkpoints of jobs are taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointPolicy {
+    /// Absolute directory that all servers and the coordinator see; each namespace has a folder in it.
+    pub dir: String,
+    /// How often.
+    pub every: Every,
+    /// Number of complete checkpoints that are kept, at least 1.
+    pub keep: usize,
+}
+
+/// How far a job is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Resume {
+    /// Not all servers have joined.
+    Waits,
+    /// The newest checkpoint is being loaded.
+    Loads,
+    /// The job runs.
+    Done,
+}
+
+/// Checkpoints of one job.
+#[derive(Debug)]
+pub(super) struct Durable {
+    /// Number of the job, in orders that read its clocks.
+    id: u64,
+    /// Directory of its checkpoints.
+    dir: String,
+    resume: Resume,
+    /// Workers that wait for the end of the resume.
+    joining: Vec<(Asker, Join)>,
+    /// The checkpoint that is being loaded, and then the one that was.
+    pub(super) resumed: Option<Resumed>,
+    /// Checkpoints that could not be loaded.
+    skipped: u32,
+    /// Number of the next checkpoint.
+    next: u64,
+    /// When it is due.
+    due: Duration,
+    /// The operation of the checkpoint under way, and whether it is to give way.
+    op: Option<u64>,
+    gives_way: bool,
+    /// Saves and loads of workers that wait for the end of the checkpoint.
+    waiting: Vec<(Asker, Request)>,
+    /// The furthest clocks that servers have reported, and those that are asked.
+    clocks: BTreeMap<DomainId, u64>,
+    unread: usize,
+    next_alive: Duration,
+}
+
+impl Durable {
+    fn new(id: u64, dir: String) -> Self {
+        Self {
+            id,
+            dir,
+            resume: Resume::Waits,
+            joining: Vec::new(),
+            resumed: None,
+            skipped: 0,
+            next: 1,
+            due: Duration::ZERO,
+            op: None,
+            gives_way: false,
+            waiting: Vec::new(),
+            clocks: BTreeMap::new(),
+            unread: 0,
+            next_alive: Duration::ZERO,
+        }
+    }
+
+    /// Takes out the requests that wait for something here.
+    pub(super) fn drop_waiting(&mut self) -> Vec<Asker> {
+        let joining = self.joining.drain(..).map(|(asker, _)| asker);
+        let waiting = self.waiting.drain(..).map(|(asker, _)| asker);
+        joining.chain(waiting).collect()
+    }
+}
+
+impl Coordinator {
+    /// Takes checkpoints of all jobs, and resumes each job from its newest one.
+    pub fn keep_checkpoints(&mut self, policy: CheckpointPolicy) {
+        self.checkpoint = Some(policy);
+    }
+
+    /// Whether the Join of a worker waits until its job is resumed; then it is answered later.
+    pub(super) fn waits_for_resume(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        join: &Join,
+    ) -> Result<bool, Refusal> {
+        let (Some(policy), Some(job)) = (&self.checkpoint, self.jobs.get_mut(namespace)) else {
+            return Ok(false);
+        };
+        let durable = job.durable.get_or_insert_with(|| {
+            self.last_model += 1;
+            Box::new(Durable::new(
+                self.last_model,
+                dir_of_job(&policy.dir, namespace),
+            ))
+        });
+        if durable.resume == Resume::Done {
+            return Ok(false);
+        }
+        if durable
+            .joining
+            .iter()
+            .any(|(other, _)| other.peer == asker.peer)
+        {
+            return Err(bad("it has asked to join"));
+        }
+        durable.joining.push((asker, join.clone()));
+        self.begin_resume(namespace, u64::MAX);
+        Ok(true)
+    }
+
+    /// Begins the jobs that have waited for the servers.
+    pub(super) fn resume_waiting(&mut self) {
+        for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            self.begin_resume(&namespace, u64::MAX);
+        }
+    }
+
+    fn begin_resume(&mut self, namespace: &str, before: u64) {
+        if !self.is_complete() {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        let Some(durable) = job.durable.as_mut().filter(|d| d.resume == Resume::Waits) else {
+            return;
+        };
+        durable.resume = Resume::Loads;
+        job.busy = true;
+        let dir = durable.dir.clone();
+        let task = FileTask::BeginResume {
+            dir: dir.clone(),
+            before,
+        };
+        self.begin_op(By::Resume, namespace, dir, (Step::Finding, task));
+    }
+
+    /// Handles the list of a job's checkpoints: the newest complete one is loaded.
+    pub(super) fn checkpoints_found(&mut self, op: u64, found: Found) {
+        let Some(namespace) = self.namespace_of(op) else {
+            return;
+        };
+        let Some(durable) = self.durable(&namespace) else {
+            return;
+        };
+        for skipped in &found.skipped {
+            tracing::warn!(
+                skipped,
+                "a checkpoint is cut or damaged: the one before is taken"
+            );
+        }
+        durable.skipped = durable.skipped.saturating_add(found.skipped.len() as u32);
+        durable.next = found.next.max(durable.next);
+        let (skipped, dir) = (durable.skipped, durable.dir.clone());
+        let Some(newest) = found.newest else {
+            self.actions.push(Action::Files(op, FileTask::EndLoad));
+            let answer = match skipped {
+                0 => CoordinatorAnswer::Done,
+                _ => {
+                    let text = format!(
+                        "{dir}: none of the checkpoints can be loaded; remove the directory to \
+                         begin again"
+                    );
+                    let refusal = Refusal::new(RefusalCode::BadCheckpoint, [0; 4]);
+                    CoordinatorAnswer::Refused(refusal.with_text(text))
+                }
+            };
+            return self.end_model(op, answer);
+        };
+        let Newest {
+            number,
+            dir,
+            manifest,
+        } = newest;
+        let lost = found.seen_ms.zip(manifest.taken_ms);
+        durable.resumed = Some(Resumed {
+            number,
+            clocks: manifest.clocks(),
+            seen: found.seen,
+            lost_ms: lost.map(|(seen, taken)| seen.saturating_sub(taken)),
+            skipped,
+        });
+        self.load_from(op, dir, Box::new(manifest));
+    }
+
+    /// Handles the end of a resume: workers join, or the one before is tried.
+    pub(super) fn resume_ended(&mut self, namespace: &str, answer: CoordinatorAnswer) {
+        let Some(durable) = self.durable(namespace) else {
+            return;
+        };
+        let refusal = match answer {
+            CoordinatorAnswer::Refused(refusal) => refusal,
+            _ => return self.resume_done(namespace),
+        };
+        durable.resume = Resume::Waits;
+        let tried = durable.resumed.take().map(|resumed| resumed.number);
+        if let (Some(number), RefusalCode::BadCheckpoint) = (tried, refusal.code) {
+            tracing::warn!(number, %refusal, "a checkpoint is damaged: the one before is taken");
+            durable.skipped = durable.skipped.saturating_add(1);
+            return self.begin_resume(namespace, number);
+        }
+        tracing::error!(%refusal, namespace, "the job cannot be resumed");
+        for (asker, _) in std::mem::take(&mut durable.joining) {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
+        }
+    }
+
+    fn resume_done(&mut self, namespace: &str) {
+        let (now, every) = (self.now, self.checkpoint.as_ref().map(|p| p.every));
+        let Some(durable) = self.durable(namespace) else {
+            return;
+        };
+        durable.resume = Resume::Done;
+        durable.due = match every {
+            Some(Every::Time(every)) => now.saturating_add(every),
+            _ => now,
+        };
+        if let Some(resumed) = &durable.resumed {
+            tracing::warn!(namespace, "{}", text_of(resumed));
+        }
+        for (asker, join) in std::mem::take(&mut durable.joining) {
+            self.let_in(asker, &join);
+        }
+    }
+
+    fn durable(&mut self, namespace: &str) -> Option<&mut Durable> {
+        self.jobs.get_mut(namespace)?.durable.as_deref_mut()
+    }
+
+    /// When [`Self::step_checkpoints`] has something to do.
+    pub(super) fn next_checkpoint(&self) -> Option<Duration> {
+        let runs = |d: &&Durable| d.resume == Resume::Done;
+        let jobs = self.jobs.values().filter_map(|job| job.durable.as_deref());
+        let next = |d: &Durable| match d.op {
+            None => d.next_alive.min(d.due.max(self.now + RETRY_SOON)),
+            Some(_) => d.next_alive,
+        };
+        jobs.filter(runs).map(next).min()
+    }
+
+    /// Begins the checkpoints that are due, and notes that jobs are alive.
+    pub(super) fn step_checkpoints(&mut self) {
+        if self.checkpoint.is_none() || self.phase != Phase::Running || !self.is_complete() {
+            return;
+        }
+        let is_live = |worker: &super::jobs::Worker| worker.state == WorkerState::Live;
+        let mut alive = Vec::new();
+        let mut due = Vec::new();
+        for (name, job) in &mut self.jobs {
+            if job.failed.is_some() || !job.workers.values().any(is_live) {
+                continue;
+            }
+            let Some(durable) = job.durable.as_mut().filter(|d| d.resume == Resume::Done) else {
+                continue;
+            };
+            if durable.next_alive <= self.now {
+                durable.next_alive = self.now + ALIVE_EVERY;
+                alive.push(name.clone());
+            }
+            let is_due = durable.due <= self.now && durable.op.is_none();
+            if is_due && !job.busy && job.admitting.is_none() && !job.tables.is_empty() {
+                due.push(name.clone());
+            }
+        }
+        alive.iter().for_each(|name| self.note_alive(name));
+        for name in due
+            .into_iter()
+            .filter(|name| self.is_settled(name))
+            .collect::<Vec<_>>()
+        {
+            self.begin_checkpoint(&name);
+        }
+    }
+
+    /// Whether no table of a job is being made.
+    fn is_settled(&self, namespace: &str) -> bool {
+        let of_job = |t: &&super::tables::TableEntry| t.namespace == namespace;
+        let is_made = |stage: &Stage| matches!(stage, Stage::Ready | Stage::Releasing(_));
+        self.tables
+            .values()
+            .filter(of_job)
+            .all(|t| is_made(&t.stage))
+    }
+
+    fn note_alive(&mut self, namespace: &str) {
+        let servers = self.joined_servers();
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        let Some(durable) = job.durable.as_mut() else {
+            return;
+        };
+        let mut all = job.base.clone();
+        for (&domain, &clock) in &durable.clocks {
+            let base = all.entry(domain).or_default();
+            *base = clock.saturating_add(*base);
+        }
+        let clock = |(domain, clock)| DomainClock { domain, clock };
+        let clocks = all.into_iter().map(clock).collect();
+        self.actions
+            .push(Action::Alive(durable.dir.clone(), clocks));
+        if durable.unread > 0 {
+            return;
+        }
+        durable.unread = servers.len();
+        let id = durable.id;
+        for server in servers {
+            let namespace = namespace.to_owned();
+            self.order(
+                server,
+                Purpose::ReadClocks(id),
+                Command::ReadClocks { namespace },
+            );
+        }
+    }
+
+    /// Notes the clocks of a job that a server has reported. A refusal says nothing: the server has just
+    /// forgotten the job.
+    pub(super) fn clocks_read(&mut self, id: u64, reply: CommandReply) {
+        let durables = self
+            .jobs
+            .values_mut()
+            .filter_map(|job| job.durable.as_deref_mut());
+        let Some(durable) = durables.into_iter().find(|durable| durable.id == id) else {
+            return;
+        };
+        durable.unread = durable.unread.saturating_sub(1);
+        if let CommandReply::Clocks(clocks) = reply {
+            for DomainClock { domain, clock } in clocks {
+                let furthest = durable.clocks.entry(domain).or_default();
+                *furthest = clock.max(*furthest);
+            }
+        }
+    }
+
+    fn begin_checkpoint(&mut self, namespace: &str) {
+        let op = self.last_model + 1;
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        let Some(durable) = job.durable.as_mut() else {
+            return;
+        };
+        job.busy = true;
+        (durable.op, durable.gives_way) = (Some(op), false);
+        let dir = dir_of(&durable.dir, durable.next);
+        let task = FileTask::BeginSave(dir.clone());
+        let step = Step::BeginSave { clocks: Vec::new() };
+        self.begin_op(By::Checkpoint, namespace, dir, (step, task));
+    }
+
+    /// Holds the clocks of a job for its checkpoint, or orders it at once if it needs no clocks.
+    pub(super) fn hold_for_checkpoint(&mut self, op: u64) {
+        let Some(namespace) = self.namespace_of(op) else {
+            return;
+        };
+        let is_settled = self.is_settled(&namespace);
+        let domains = self.domains_of_checkpoint(&namespace);
+        self.last_admission += 1;
+        let number = self.last_admission;
+        let servers = self.joined_servers();
+        let Some(job) = self.jobs.get_mut(&namespace) else {
+            return;
+        };
+        let cannot = !is_settled || job.admitting.is_some();
+        let durable = job.durable.as_mut();
+        // A worker that joins, or a table that is being made, comes first.
+        let gives_way = durable.is_none_or(|durable| {
+            durable.gives_way |= cannot;
+            durable.gives_way
+        });
+        if gives_way {
+            return self.abort_model(op, bad("the checkpoint gives way"));
+        }
+        if domains.is_empty() || mutants::on(Mutant::CheckpointWithoutClocks) {
+            return self.order_parts(op, &[]);
+        }
+        job.admitting = Some(number);
+        self.set_step(
+            op,
+            Step::Holding {
+                domains,
+                missing: servers.iter().copied().collect(),
+                furthest: BTreeMap::new(),
+                refused: None,
+            },
+        );
+        for server in servers {
+            let namespace = namespace.clone();
+            self.order(
+                server,
+                Purpose::HoldForSave(op),
+                Command::HoldClocks { namespace },
+            );
+        }
+    }
+
+    /// The clock domains at whose ticks a checkpoint of a job is cut.
+    fn domains_of_checkpoint(&self, namespace: &str) -> BTreeSet<DomainId> {
+        if let Some(Every::Ticks(_)) = self.checkpoint.as_ref().map(|p| p.every) {
+            return [DomainId(0)].into();
+        }
+        let of_job = self.tables.values().filter(|t| t.namespace == namespace);
+        let ticks = of_job.filter(|t| t.stage == Stage::Ready && !t.info.spec.is_transient());
+        let ticks = ticks.filter(|t| matches!(t.info.spec.effect, Apply::AtTick { .. }));
+        ticks.map(|t| t.info.spec.domain).collect()
+    }
+
+    /// Handles a server's clocks, which it holds now for a checkpoint.
+    pub(super) fn clocks_held_for_save(&mut self, op: u64, server: ServerId, reply: CommandReply) {
+        let Some(Step::Holding {
+            missing,
+            furthest,
+            refused,
+            ..
+        }) = self.step_of(op)
+        else {
+            // It was given up, and with it the hold.
+            return;
+        };
+        missing.remove(&server);
+        match reply {
+            CommandReply::Clocks(clocks) => {
+                for DomainClock { domain, clock } in clocks {
+                    let most = furthest.entry(domain).or_default();
+                    *most = clock.max(*most);
+                }
+            }
+            CommandReply::Refused(refusal) => {
+                refused.get_or_insert(refusal);
+            }
+            _ => {
+                let text = format!("server {server} answers HoldClocks with something else");
+                refused.get_or_insert(bad(&text));
+            }
+        }
+        if missing.is_empty() {
+            self.order_checkpoint(op);
+        }
+    }
+
+    /// Orders the parts of a checkpoint while all clocks are held.
+    fn order_checkpoint(&mut self, op: u64) {
+        let every = self.checkpoint.as_ref().map(|p| p.every);
+        let Some(namespace) = self.namespace_of(op) else {
+            return;
+        };
+        let Some(Step::Holding {
+            domains,
+            furthest,
+            refused,
+            ..
+        }) = self.step_of(op)
+        else {
+            return;
+        };
+        let (domains, furthest) = (std::mem::take(domains), std::mem::take(furthest));
+        let refused = refused.take();
+        let Some(job) = self.jobs.get_mut(&namespace) else {
+            return;
+        };
+        let gives_way = job.durable.as_ref().is_none_or(|durable| durable.gives_way);
+        if let Some(refusal) =
+            refused.or_else(|| gives_way.then(|| bad("the checkpoint gives way")))
+        {
+            return self.abort_model(op, refusal);
+        }
+        let clock = |domain: DomainId| {
+            let furthest = furthest.get(&domain).copied().unwrap_or_default();
+            let base = job.base.get(&domain).copied().unwrap_or_default();
+            match every {
+                Some(Every::Ticks(ticks)) => {
+                    let all = base.saturating_add(furthest);
+                    let ticks = ticks.max(1);
+                    let next = (all / ticks).saturating_add(1).saturating_mul(ticks);
+                    next.saturating_sub(base)
+                }
+                _ => furthest,
+            }
+        };
+        let clocks: Vec<DomainClock> = domains
+            .into_iter()
+            .map(|domain| DomainClock {
+                domain,
+                clock: clock(domain),
+            })
+            .collect();
+        job.admitting = None;
+        self.order_parts(op, &clocks);
+        self.after_hold(&namespace);
+    }
+
+    /// Continues what has waited for held clocks.
+    fn after_hold(&mut self, namespace: &str) {
+        for server in self.joined_servers() {
+            self.tell_again(server, namespace);
+        }
+        self.next_admission(namespace);
+    }
+
+    /// Ends the hold of a job's clocks without a checkpoint.
+    pub(super) fn release_hold(&mut self, namespace: &str) {
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.admitting = None;
+        }
+        let members = self.members(namespace);
+        for server in self.joined_servers() {
+            let order = Command::MembersChanged {
+                namespace: namespace.to_owned(),
+                members: members.clone(),
+                admitted: None,
+            };
+            self.order(server, Purpose::Cleanup, order);
+        }
+        self.after_hold(namespace);
+    }
+
+    /// Ends the checkpoint of a job that is under way. It is tried again soon.
+    pub(super) fn give_way(&mut self, namespace: &str) {
+        let Some(durable) = self.durable(namespace) else {
+            return;
+        };
+        let Some(op) = durable.op else {
+            return;
+        };
+        if std::mem::replace(&mut durable.gives_way, true) {
+            return;
+        }
+        if let Some(Step::Saving { .. }) = self.step_of(op) {
+            self.cancel_parts(namespace);
+        }
+    }
+
+    /// Orders all servers to end the checkpoint of a job.
+    pub(super) fn cancel_parts(&mut self, namespace: &str) {
+        for server in self.joined_servers() {
+            let namespace = namespace.to_owned();
+            self.order(server, Purpose::Cleanup, Command::CancelSave { namespace });
+        }
+    }
+
+    /// Queues a save or load of a worker behind the checkpoint under way, which gives way. False if there is
+    /// none.
+    pub(super) fn queue_behind_checkpoint(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        request: &Request,
+    ) -> bool {
+        let Some(durable) = self.durable(namespace).filter(|d| d.op.is_some()) else {
+            return false;
+        };
+        durable.waiting.push((asker, request.clone()));
+        self.give_way(namespace);
+        true
+    }
+
+    /// Handles the end of a checkpoint, and begins what has waited for it.
+    pub(super) fn checkpoint_ended(&mut self, namespace: &str, answer: CoordinatorAnswer) {
+        let (now, every) = (self.now, self.checkpoint.as_ref().map(|p| p.every));
+        let Some(durable) = self.durable(namespace) else {
+            return;
+        };
+        durable.op = None;
+        let gave_way = std::mem::take(&mut durable.gives_way);
+        let number = durable.next;
+        let pause = match answer {
+            CoordinatorAnswer::Saved {
+                tables,
+                rows,
+                bytes,
+            } => {
+                tracing::info!(namespace, number, tables, rows, bytes, "checkpoint");
+                durable.next = number.saturating_add(1);
+                match every {
+                    Some(Every::Time(every)) => every,
+                    _ => Duration::ZERO,
+                }
+            }
+            _ if gave_way => RETRY_SOON,
+            CoordinatorAnswer::Refused(refusal) => {
+                let dir = &durable.dir;
+                tracing::error!(namespace, number, dir, %refusal, "a checkpoint has failed");
+                RETRY
+            }
+            _ => RETRY,
+        };
+        durable.due = now.saturating_add(pause);
+        for (asker, request) in std::mem::take(&mut durable.waiting) {
+            if let Err(refusal) = self.begin_request(asker, namespace, request) {
+                self.answer(asker, CoordinatorAnswer::Refused(refusal));
+            }
+        }
+    }
+}
+
+/// What a resumed job continues from, and what is lost.
+fn text_of(resumed: &Resumed) -> String {
+    let at = |clocks: &[DomainClock]| {
+        let of_first = clocks.iter().find(|at| at.domain == DomainId(0));
+        of_first.map_or(0, |at| at.clock)
+    };
+    let (number, clock, seen) = (resumed.number, at(&resumed.clocks), at(&resumed.seen));
+    let mut text = format!("resumed from checkpoint {number} at clock {clock}");
+    match resumed.lost_ms {
+        Some(ms) => {
+            text += &format!(
+                ", taken {}.{} s before the run was last seen at clock {}: its {} ticks since then, what was \
+                 pushed in them, and what followed within a second, are lost",
+                ms / 1000,
+                ms % 1000 / 100,
+                seen.max(clock),
+                seen.saturating_sub(clock)
+            );
+        }
+        None => text += "; when the run ended is not known",
+    }
+    if resumed.skipped > 0 {
+        text += &format!("; {} newer checkpoints are damaged", resumed.skipped);
+    }
+    text
+}
