@@ -103,6 +103,70 @@ fn observers_come_and_go_and_hold_nothing() {
     }
 }
 
+/// Time of a publication, a push of all elements and a tick, at 100 a second: without observers, with 16 threads
+/// that wait for each version and pull it, and with 200 observers that are connected.
+#[test]
+#[ignore = "measures: --ignored --nocapture measure_publisher"]
+fn measure_publisher_with_observers() {
+    const TICKS: u32 = 500;
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        for (readers, silent) in [(0, 0), (16, 0), (0, 200)] {
+            let job = joined(ClusterConfig {
+                workers: 1,
+                transport,
+                ..ClusterConfig::default()
+            });
+            let mut publisher = job.client(SyncMode::Bsp).unwrap();
+            let table = TableBuilder::blocks::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
+            let table = table.at_clock(Reduce::Sum);
+            let table = publisher.create_table::<f32>(table.spec()).unwrap();
+            let silent: Vec<Client> = (0..silent).map(|_| job.observer().unwrap()).collect();
+            let mut took: Vec<Duration> = Vec::new();
+            std::thread::scope(|scope| {
+                let seen: Vec<_> = (0..readers)
+                    .map(|_| {
+                        let mut observer = job.observer().unwrap();
+                        scope.spawn(move || {
+                            let table = observer.open_table::<f32>("published").unwrap();
+                            let (mut version, mut seen) = (0, 0_u32);
+                            while version < u64::from(TICKS) {
+                                let next = observer.wait_newer(&table, version, LONG).unwrap();
+                                assert!(next > version && look(&mut observer) >= next as f32);
+                                version = next;
+                                seen += 1;
+                            }
+                            observer.finish().unwrap();
+                            seen
+                        })
+                    })
+                    .collect();
+                let ones = vec![1.0; ELEMENTS_SEEN as usize];
+                for _ in 0..TICKS {
+                    std::thread::sleep(Duration::from_millis(10));
+                    let begun = clock::now();
+                    drop(publisher.push_dense(&table, 0, &ones, PushOp::Sum).unwrap());
+                    publisher.tick().unwrap();
+                    publisher.flush().unwrap();
+                    took.push(begun.elapsed());
+                }
+                let seen: Vec<u32> = seen.into_iter().map(|s| s.join().unwrap()).collect();
+                assert!(seen.iter().all(|&seen| seen > 0));
+            });
+            took.sort_unstable();
+            let at = |share: f64| took[(share * took.len() as f64) as usize].as_secs_f64() * 1e6;
+            println!(
+                "{transport:?}, {readers} readers, {} silent: p50 {:.0} us, p99 {:.0} us, {} publications",
+                silent.len(),
+                at(0.5),
+                at(0.99),
+                took.len()
+            );
+            drop(silent);
+            publisher.finish().unwrap();
+        }
+    }
+}
+
 /// Calls of an observer that would change something are refused at the client, with the call's name, and
 /// its pulls create no rows.
 #[test]
