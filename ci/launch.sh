@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer under real launchers, from Debian's packages: Open MPI's mpirun, MPICH's hydra, Slurm's
-# srun; and by tidewater run on two hosts that are network namespaces. Each must train the model that `tidewater run` trains, to the bit, with servers of their own
+# srun; and by tidewater run and by services on two hosts that are network namespaces. Each must train the model that `tidewater run` trains, to the bit, with servers of their own
 # and with one program for all; say who is what and where; end with an error that names the one that
 # was killed; and leave nothing.
 source "$(dirname "$0")/lib.sh"
@@ -215,14 +215,13 @@ signalled() {
     expect "$name: SIGUSR1, $ended workers say so, the model is saved, rc $rc" "$fine"
 }
 
-# Two hosts with a cable between them: network namespaces n1 and n2, and names of their own, for
-# `tidewater run --hostfile`. The launcher is on n1; n2 is 10.9.1.2.
-try_hostfile() {
+# networks_up: two hosts with a cable between them: network namespaces 1 and 2, at 10.9.1.1 and 10.9.1.2.
+networks_up() {
     local why
     if ! why=$(ip netns add "$NS-1" 2>&1 && ip netns add "$NS-2" 2>&1); then
         missing+=("network namespaces")
-        say "left out: tidewater run --hostfile between network namespaces: ${why:-no ip netns}"
-        return
+        say "left out: jobs between network namespaces: ${why:-no ip netns}"
+        return 1
     fi
     ip link add tw1 netns "$NS-1" type veth peer name tw2 netns "$NS-2"
     local n
@@ -231,6 +230,11 @@ try_hostfile() {
         ip -n "$NS-$n" link set "tw$n" up
         ip -n "$NS-$n" link set lo up
     done
+}
+
+# `tidewater run --hostfile` on two hosts, with names of their own. The launcher is on n1.
+try_hostfile() {
+    networks_up || return 0
     # As ssh: another session, a name of its own, and where the caller came from.
     cat >netrsh <<END
 #!/bin/sh
@@ -259,6 +263,59 @@ END
     nothing_left || fine=false
     [[ $rc == 4 ]] && grep -q 'host n2 is lost' log || fine=false
     expect "tidewater run, a host that is lost is named, rc $rc" "$fine"
+    networks_down
+}
+
+# Two services on the first host, one for each namespace of jobs: coordinators that stay, and servers without
+# numbers. Their workers are on the second host, and have a job file alone.
+try_services() {
+    networks_up || return 0
+    local -a on_1=(ip netns exec "$NS-1") on_2=(ip netns exec "$NS-2") coordinators=() servers=() workers=()
+    local name rank pid fine=true _
+    for name in a b; do
+        "${on_1[@]}" tidewater coordinator --namespace "$name" --servers 2 --listen 10.9.1.1:0 --plaintext \
+            --job-file "$name.job" </dev/null >"service-$name" 2>&1 &
+        coordinators+=($!)
+        for _ in {1..100}; do
+            [[ ! -s $name.job ]] || break
+            sleep 0.1
+        done
+        for _ in 1 2; do
+            "${on_1[@]}" "${SERVER[@]}" --job-file "$name.job" </dev/null >>"service-$name" 2>&1 &
+            servers+=($!)
+        done
+    done
+    for name in a b; do
+        for rank in 0 1 2 3; do
+            TIDEWATER_JOB=$name.job TIDEWATER_RANK=$rank timeout -k 5 "$STEP" "${on_2[@]}" "${LR[@]}" --workers 4 \
+                --json "$name.json" </dev/null >"worker-$name-$rank" 2>&1 &
+            workers+=($!)
+        done
+    done
+    for pid in "${workers[@]}"; do wait "$pid" || fine=false; done
+    for name in a b; do
+        cat "service-$name" "worker-$name"-* >log
+        mv "$name.json" out.json || fine=false
+        [[ $(fingerprint) == "$MODEL" ]] && grep -q '(bsp, tcp, 2 servers, 4 workers)' log || fine=false
+        expect "service $name, servers and workers on two hosts: model $(fingerprint)" "$fine"
+    done
+    # b's coordinator, by a's token: no status, and no job.
+    (umask 077 && sed -n 's/^token //p' a.job >a.token && sed "s/^token .*/token $(<a.token)/" b.job >mixed.job)
+    fine=true
+    run "${on_2[@]}" tidewater status --token-file a.token --coordinator "$(sed -n 's/^coordinator //p' b.job)"
+    [[ $rc == 4 ]] && grep -q "does not take this process's job token" log || fine=false
+    TIDEWATER_JOB=mixed.job TIDEWATER_RANK=0 run "${on_2[@]}" "${LR[@]}" --workers 1
+    [[ $rc == 3 ]] && grep -q 'a coordinator with another token runs there' log || fine=false
+    TIDEWATER_JOB=a.job TIDEWATER_RANK=0 run "${on_2[@]}" "${LR[@]}" --workers 1 --namespace b
+    [[ $rc == 4 ]] && grep -q 'the namespace is not served here: b' log || fine=false
+    expect "a token of one namespace opens no other one" "$fine"
+    fine=true
+    kill "${coordinators[@]}"
+    for pid in "${coordinators[@]}" "${servers[@]}"; do wait "$pid" || fine=false; done
+    nothing_left || fine=false
+    [[ ! -e a.job && ! -e b.job ]] || fine=false
+    expect "the services end, and their job files with them" "$fine"
+    rm -f mixed.job a.token
     networks_down
 }
 
@@ -343,6 +400,21 @@ try_hydra() {
     fi
 }
 
+# begins_by_srun: an MPI program brings its servers: Open MPI's library, which srun starts by PMIx.
+begins_by_srun() {
+    if ! command -v mpifort.openmpi >/dev/null; then
+        say "left out: an MPI program under srun: no mpifort of Open MPI"
+        return
+    fi
+    mkdir -p lib
+    ln -sf "$REPO_ROOT/target/ci/libtidewater_capi.so" lib/libtidewater.so
+    ln -sf libtidewater.so lib/libtidewater.so.0
+    run mpifort.openmpi -std=f2018 -J . -o begin "$REPO_ROOT/client/capi/fortran/tidewater.f90" \
+        "$REPO_ROOT/client/capi/examples/begin.F90" -Llib -ltidewater "-Wl,-rpath,$PWD/lib"
+    [[ $rc != 0 ]] || TIDEWATER_INTERFACE=lo run srun -Q --mpi=pmix -n 3 ./begin
+    expect "srun --mpi=pmix, an MPI program brings its servers: rc $rc" grep -qx 'sum 30' log
+}
+
 try_slurm() {
     slurm_up || {
         wrong "Slurm does not start"
@@ -359,6 +431,7 @@ try_slurm() {
         run srun -Q --mpi=$mpi -n 4 "${LR[@]}" --json out.json --servers-in-ranks
         trained "srun --mpi=$mpi, servers inside all ranks" "$HERE" "${INSIDE[@]}"
     done
+    begins_by_srun
     printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000" >parts
     printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000 --save $SCRATCH/saved" >long
     signalled srun srun -Q --mpi=none -n 6 --multi-prog long
@@ -408,6 +481,7 @@ if [[ ${1:-} == --kills ]]; then
 fi
 with_functions "tidewater run" "$KV_APP" run --servers 2 --workers 3 -- "$KV_APP"
 try_hostfile
+try_services
 with mpirun.openmpi try_open_mpi openmpi-bin
 with mpiexec.hydra try_hydra mpich
 try_prrte

@@ -23,6 +23,7 @@ mod locked;
 mod model;
 #[cfg(feature = "wasm")]
 mod modules;
+mod namespaces;
 mod one_sided;
 mod pages;
 mod proc;

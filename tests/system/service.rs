@@ -27,6 +27,8 @@ pub(crate) struct Service {
     token: PathBuf,
     /// The only thing that its workers are given, if there is one.
     job_file: Option<PathBuf>,
+    /// Servers with processes of their own.
+    servers: Vec<Worker>,
     pub(crate) folder: TempDir,
     mark: String,
     _turn: MutexGuard<'static, ()>,
@@ -49,26 +51,93 @@ impl Service {
         Self::of(folder, PathBuf::new(), Some(file.clone()), &options)
     }
 
+    /// Starts a service of namespaces with servers and secrets of their own.
+    pub(crate) fn apart(names: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &&str| format!("{name}={}/{name}.job", folder.path().display());
+        let files: Vec<String> = names.iter().map(file).collect();
+        let options = files.iter().flat_map(|file| ["--namespace", file]);
+        let options: Vec<&str> = ["serve", "--servers", SERVERS]
+            .into_iter()
+            .chain(options)
+            .collect();
+        Self::started(folder, PathBuf::new(), None, &options)
+    }
+
+    /// Starts a coordinator that stays, and servers without numbers, each a process.
+    pub(crate) fn of_processes(servers: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("service.job");
+        let count = servers.to_string();
+        let options = [
+            "coordinator",
+            "--servers",
+            &count,
+            "--job-file",
+            file.to_str().unwrap(),
+        ];
+        let mut it = Self::started(folder, PathBuf::new(), Some(file.clone()), &options);
+        it.servers = (0..servers).map(|_| it.server()).collect();
+        it
+    }
+
+    /// Starts a server of the job file, to which the coordinator gives its number.
+    pub(crate) fn server(&self) -> Worker {
+        let log = tempfile::NamedTempFile::new_in(self.folder.path()).unwrap();
+        let (file, log) = log.keep().unwrap();
+        let process = command(&tidewater(), &self.mark)
+            .args(["server", "--hugepages", "off", "--job-file"])
+            .arg(self.job_file())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Worker { process, log }
+    }
+
+    /// Path of the job file of a namespace.
+    pub(crate) fn job_file_of(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.job"))
+    }
+
     fn of(folder: TempDir, token: PathBuf, job_file: Option<PathBuf>, options: &[&str]) -> Self {
+        let options = [&["serve", "--servers", SERVERS], options].concat();
+        Self::started(folder, token, job_file, &options)
+    }
+
+    fn started(
+        folder: TempDir,
+        token: PathBuf,
+        job_file: Option<PathBuf>,
+        options: &[&str],
+    ) -> Self {
         let turn = turn();
         let (mark, _) = new_mark();
         let stderr = File::create(folder.path().join("service")).unwrap();
         let mut process = command(&tidewater(), &mark)
-            .args(["serve", "--servers", SERVERS])
             .args(options)
             .stderr(stderr)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
-        let stdout = process.stdout.take().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
+        // Each namespace says that it is ready.
+        for _ in 0..options
+            .iter()
+            .filter(|o| **o == "--namespace")
+            .count()
+            .max(1)
+        {
+            line.clear();
+            stdout.read_line(&mut line).unwrap();
+        }
         let address = line.trim().rsplit(' ').next().unwrap().to_owned();
         Self {
             process,
             address,
             token,
             job_file,
+            servers: Vec::new(),
             folder,
             mark,
             _turn: turn,
@@ -150,12 +219,20 @@ impl Service {
         Process::of(&self.process).signal(Signal::TERM);
         let status = wait(&mut self.process, Path::new("/dev/null"));
         assert!(status.success(), "{status}");
+        for server in &mut self.servers {
+            let (code, said) = server.ends();
+            assert_eq!(code, Some(0), "{said}");
+        }
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have exited.
+        // They may have exited.
+        for server in &mut self.servers {
+            let _ = server.process.kill();
+            let _ = server.process.wait();
+        }
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
