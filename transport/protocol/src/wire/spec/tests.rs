@@ -361,3 +361,47 @@ fn bounds_are_above_zero() {
         }
     }
 }
+
+/// What would be lost with a server process is refused together with a warm durability, and nothing else.
+#[test]
+fn warm_tables_have_state_that_outlives_a_process() {
+    let warm = TableSpec {
+        durability: Durability::Warm,
+        ..sparse(8)
+    };
+    let adagrad = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
+    let keys = |expire_after, admit_after| TableSpec {
+        keys: KeyOptions {
+            expire_after,
+            admit_after,
+        },
+        ..warm.clone()
+    };
+    let by_staleness = TableSpec {
+        optimizer: adagrad,
+        gradient: GradientOptions {
+            by_staleness: true,
+            ..GradientOptions::default()
+        },
+        ..warm.clone()
+    };
+    let at_tick = TableSpec {
+        effect: Apply::AtTick(Reduce::Sum),
+        ..warm.clone()
+    };
+    assert_eq!(warm.validate(), Ok(()));
+    assert_eq!(keys(0, 1).validate(), Ok(()));
+    for (spec, what) in [
+        (at_tick, "an effect at ticks"),
+        (by_staleness, "by_staleness"),
+        (keys(3, 0), "expire_after"),
+        (keys(0, 2), "admit_after"),
+    ] {
+        assert_eq!(spec.validate(), Err(SpecError::NotWarm { what }));
+        let none = TableSpec {
+            durability: Durability::None,
+            ..spec
+        };
+        assert_eq!(none.validate(), Ok(()), "{what}");
+    }
+}
