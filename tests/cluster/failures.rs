@@ -218,6 +218,7 @@ fn raw(coordinator: &str, token: &JobToken, role: Role, rank: u32) -> ControlCon
         },
         appliers: u16::from(role == Role::Server),
         workers: 0,
+        restarts: 0,
     });
     let joined = conn.call(&join, || long().left()).unwrap();
     assert!(matches!(joined, CoordinatorAnswer::Joined(_)), "{joined:?}");

@@ -72,7 +72,11 @@ fn each_wrong_claim_has_its_own_error() {
         let mut member = rig.member();
         member.incarnation = Incarnation(3);
         match rig.client_at(&member, &good) {
-            Err(ClientError::Refused(no)) => assert_eq!(no.code, RefusalCode::WrongIncarnation),
+            Err(ClientError::Refused(no)) => {
+                assert_eq!(no.code, RefusalCode::WrongIncarnation);
+                // Both sides are named: asked for, and here.
+                assert_eq!(no.numbers[..2], [3, rig.member().incarnation.0]);
+            }
             other => panic!("{other:?}"),
         }
         config = good.clone();

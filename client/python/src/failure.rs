@@ -57,6 +57,7 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
         }
         ClientError::ServerLost { .. }
         | ClientError::ThreadLost { .. }
+        | ClientError::ServerRestarted { .. }
         | ClientError::Control { .. }
         | ClientError::Lane(_) => PyConnectionError::new_err(text),
         ClientError::Refused(refusal)

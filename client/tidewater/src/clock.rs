@@ -105,6 +105,13 @@ impl WorkerClock {
         new
     }
 
+    /// Clocks at the new beginning of the job, with these settings.
+    pub(crate) fn begun_again(&self) -> Self {
+        let mut new = Self::new(SyncMode::Asp);
+        (new.sync, new.deadline) = (self.sync, self.deadline);
+        new
+    }
+
     /// Sets the clocks of a worker that joins a running job; other domains stay at 0.
     pub(crate) fn begin_at(&mut self, clocks: &[DomainClock]) {
         for at in clocks {

@@ -1,7 +1,7 @@
 //! Errors of client calls.
 
 use tidewater_lanes::fabric::LaneError;
-use tidewater_protocol::ids::WorkerThread;
+use tidewater_protocol::ids::{Incarnation, ServerId, WorkerThread};
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::wire::refusal::Refusal;
@@ -179,6 +179,24 @@ pub enum ClientError {
         oldest: u64,
         /// Newest complete version.
         newest: u64,
+    },
+    /// A server has ended, and its successor began without its memory. Every table of the job is gone, what
+    /// was pushed to them is lost, and the clocks of the job are 0. Handles, tickets and calls under way are
+    /// invalid. All workers get this error, once each call until they rejoin
+    /// ([`Client::rejoin`](crate::Client::rejoin)).
+    #[error(
+        "{end}; incarnation {after} has taken the place of {before} without its memory: the tables of the \
+         job are gone, and its clocks are 0; create or load the tables again"
+    )]
+    ServerRestarted {
+        /// Number of the server.
+        server: ServerId,
+        /// Incarnation that has ended.
+        before: Incarnation,
+        /// Incarnation of the successor.
+        after: Incarnation,
+        /// Server, process id, host, and exit status or signal.
+        end: String,
     },
 }
 

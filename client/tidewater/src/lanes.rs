@@ -29,7 +29,7 @@ use tidewater_protocol::ids::{DomainId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, LANE_SILENCE_MAX, STATUS_LOOK};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::wait::wait_until;
 
@@ -324,8 +324,12 @@ impl Lanes {
     #[cold]
     fn tend_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.tend_at = Deadline::after(TEND_EVERY);
-        for server in &mut self.servers {
-            if let Err(e) = server.link.check(deadline) {
+        for n in 0..self.servers.len() {
+            if let Err(e) = self.servers[n].link.check(deadline) {
+                if self.may_begin_again(&e) {
+                    self.coordinator.check()?;
+                    continue;
+                }
                 return Err(self.blame(e));
             }
         }
@@ -400,12 +404,31 @@ impl Lanes {
     pub(crate) fn blame(&mut self, seen: ClientError) -> ClientError {
         let reason = match &seen {
             ClientError::ServerLost { .. } => self.coordinator.check_within(COORDINATOR_LOOK),
-            ClientError::Refused(refusal) if refusal.code == RefusalCode::ShuttingDown => {
+            ClientError::Refused(refusal)
+                if refusal.code == RefusalCode::ShuttingDown || is_outdated(refusal) =>
+            {
                 self.coordinator.check_within(COORDINATOR_LOOK)
             }
             _ => self.coordinator.check(),
         };
         reason.err().unwrap_or(seen)
+    }
+
+    /// Whether an error may be one of a job that is about to begin again: the coordinator reports that when
+    /// the successor of a server has joined.
+    fn may_begin_again(&self, seen: &ClientError) -> bool {
+        let is_of_it = matches!(seen, ClientError::Refused(refusal) if is_outdated(refusal));
+        is_of_it && self.coordinator.awaits_successor()
+    }
+
+    /// The same lanes with the settings and counts of others, which they replace.
+    pub(crate) fn with_settings_of(self, before: &Self) -> Self {
+        Self {
+            push_batch: before.push_batch,
+            read_tags: before.read_tags,
+            counters: before.counters,
+            ..self
+        }
     }
 
     /// Threads of workers that a server counts in a domain, with their clocks; `None` without such a server.
@@ -457,6 +480,7 @@ impl Lanes {
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.
     pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+        let mut attempts = 0;
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
             // A lane that breaks after every recovery must not loop for ever.
@@ -473,8 +497,10 @@ impl Lanes {
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
             };
-            // A busy server needs longer for a recovery, so it gets four times the time.
-            let looks = if ended { 1 } else { 4 };
+            // A busy server needs longer for a recovery, so it gets four times the time. The first attempt is
+            // short: a server that has ended is reported meanwhile.
+            let looks = if ended || attempts == 0 { 1 } else { 4 };
+            attempts += 1;
             let slice = Deadline::after(COORDINATOR_LOOK * looks).min(deadline);
             let open = match s.link.recover(applier, slice) {
                 Ok(open) => open,
@@ -483,6 +509,12 @@ impl Lanes {
                     if !deadline.passed() =>
                 {
                     self.coordinator.check()?;
+                    continue;
+                }
+                // The coordinator reports it when all servers have ended the job.
+                Err(e) if !deadline.passed() && self.may_begin_again(&e) => {
+                    let look = COORDINATOR_LOOK.min(deadline.left());
+                    self.coordinator.check_within(look)?;
                     continue;
                 }
                 Err(e) => return Err(self.blame(e)),
@@ -527,6 +559,15 @@ impl Lanes {
         }
         Some(refused.map_or(Ok(()), Err))
     }
+}
+
+/// Whether a server refuses a session, or a client, because a server has ended meanwhile.
+const fn is_outdated(refusal: &Refusal) -> bool {
+    use RefusalCode as Code;
+    matches!(
+        refusal.code,
+        Code::UnknownSession | Code::WrongEpoch | Code::WrongIncarnation
+    )
 }
 
 /// Stands in while the parker is moved out; never used.

@@ -8,10 +8,12 @@ use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThr
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    DomainClock, SlowMember, TableDescriptor, TableInfo, TaskAnswer, TaskRequest, WorkerClock,
+    DomainClock, Joined, Members, SlowMember, TableDescriptor, TableInfo, TaskAnswer, TaskRequest,
+    WorkerClock,
 };
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
+use tidewater_runtime::sync::Arc;
 
 use crate::error::ClientError;
 
@@ -129,6 +131,11 @@ pub trait ConnectThread: Send + Sync {
     /// # Errors
     /// The refusal of a server, or that it is unreachable.
     fn connect(&self, thread: u32, deadline: Deadline) -> Result<ThreadLinks, ClientError>;
+
+    /// The same for the servers of a later membership; `None` where servers have no successors.
+    fn renewed(&self, _members: &Members) -> Option<Arc<dyn ConnectThread>> {
+        None
+    }
 }
 
 /// Result of loading a saved model.
@@ -452,6 +459,26 @@ pub trait CoordinatorLink: Send {
     fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
         Ok(None)
     }
+    /// Whether a call has failed with [`ClientError::ServerRestarted`], and the client has not rejoined.
+    fn has_restarted(&self) -> bool {
+        false
+    }
+
+    /// Whether a server has ended, and its successor is awaited.
+    fn awaits_successor(&self) -> bool {
+        false
+    }
+
+    /// Confirms that this client uses nothing of before the restart of a server. Returns the membership.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, a later restart, or the connection's failure.
+    fn rejoin(&mut self, _deadline: Deadline) -> Result<Joined, ClientError> {
+        Err(unexpected("rejoin"))
+    }
+
+    /// Notes that the sessions with the members of [`Self::rejoin`] are open.
+    fn rejoined(&mut self) {}
 
     /// Sends a request without a wait for its answer. The default makes the blocking call, for a
     /// coordinator without a connection.

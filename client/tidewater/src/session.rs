@@ -16,6 +16,7 @@ mod pace;
 mod pull;
 mod push;
 mod push_buffer;
+mod restart;
 mod resume;
 mod settings;
 mod tasks;
@@ -270,6 +271,7 @@ impl Client {
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         self.check_worker("create_table")?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
+        self.rejoin_if_restarted(deadline)?;
         self.lanes.send_held(deadline)?;
         let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
@@ -281,6 +283,7 @@ impl Client {
     /// A refusal when no table has that name, or when it holds another element type.
     pub fn open_table<T: Element>(&mut self, name: &str) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
+        self.rejoin_if_restarted(deadline)?;
         self.lanes.send_held(deadline)?;
         let info = self.lanes.coordinator.open_table(name, deadline)?;
         self.adopt(info, deadline)
@@ -548,6 +551,7 @@ impl Client {
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
         self.check_worker("load")?;
         let deadline = Deadline::after(timeout);
+        self.rejoin_if_restarted(deadline)?;
         self.lanes.send_held(deadline)?;
         self.lanes.coordinator.load(dir, deadline)
     }
@@ -590,6 +594,11 @@ impl Client {
         self.guard.check_finish()?;
         self.check_no_save("finish")?;
         self.check_no_task("finish")?;
+        if !is_first && self.lanes.coordinator.has_restarted() {
+            // Its sessions are gone.
+            self.guard.finish();
+            return Ok(());
+        }
         // A sibling without some of its sessions has sent everything, and can send no more.
         if !self.lanes.has_ended_sessions() {
             self.flush()?;

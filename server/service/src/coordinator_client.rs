@@ -36,6 +36,7 @@ use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::socket_options::give_up_after;
 
 use crate::checkpoint::Appliers;
 use crate::model_files::{FileOrder, ModelFiles};
@@ -282,11 +283,28 @@ impl Agent {
         self.conn.welcome().ids
     }
 
-    /// Joins the cluster as the server that `member` describes.
+    /// Has the kernel close the connection after this silence of the coordinator's host.
+    ///
+    /// # Errors
+    /// [`AgentError::Wait`].
+    pub fn set_lease(&mut self, lease: Duration) -> Result<(), AgentError> {
+        let set = give_up_after(self.conn.stream_mut(), lease);
+        set.map_err(|source| AgentError::Wait {
+            address: self.address.clone(),
+            source,
+        })
+    }
+
+    /// Joins the cluster as the server that `member` describes. `restarts`: successors that its holder
+    /// starts if a signal ends it.
     ///
     /// # Errors
     /// [`AgentError::Join`].
-    pub fn join(mut self, member: &ServerMember) -> Result<(Enlisted, Joined), AgentError> {
+    pub fn join(
+        mut self,
+        member: &ServerMember,
+        restarts: u32,
+    ) -> Result<(Enlisted, Joined), AgentError> {
         let deadline = Deadline::after(DATA_DEADLINE);
         // Before the cluster counts this server as ready: it opens no descriptor later.
         let address = self.address.clone();
@@ -299,6 +317,7 @@ impl Agent {
             endpoints: member.endpoints.clone(),
             appliers: member.appliers,
             workers: 0,
+            restarts,
         };
         let CoordinatorAnswer::Joined(joined) =
             self.ask(&CoordinatorRequest::Join(join), deadline)?

@@ -25,6 +25,7 @@ pub mod checkpoint;
 pub mod coordinator;
 pub mod coordinator_client;
 pub mod embedded;
+pub mod holder;
 pub mod launched;
 mod model_files;
 mod panics;

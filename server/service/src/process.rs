@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use tidewater_launch::{JobFile, JobFileError, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
+use tidewater_protocol::limits::{LEASE_DEFAULT, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::Ids;
 use tidewater_runtime::clock::Deadline;
@@ -63,6 +64,10 @@ pub struct ServerProcessConfig {
     pub advertise: Option<String>,
     /// Job file that names the coordinator: a coordinator of another cluster is then an error.
     pub job_file: Option<JobFile>,
+    /// Successors that the parent of this process starts if a signal ends it.
+    pub restarts: u32,
+    /// Silence after which the kernel closes the connection to the coordinator.
+    pub lease: Duration,
 }
 
 impl ServerProcessConfig {
@@ -94,6 +99,8 @@ impl ServerProcessConfig {
             listen: None,
             advertise: None,
             job_file: None,
+            restarts: 0,
+            lease: LEASE_DEFAULT,
         }
     }
 
@@ -163,6 +170,7 @@ impl ServerProcess {
             },
             (_, connected) => connected?,
         };
+        agent.set_lease(config.lease)?;
         let listen = match config.listen {
             Some(listen) => listen,
             None => SocketAddr::new(agent.local()?, 0),
@@ -191,7 +199,7 @@ impl ServerProcess {
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();
         let node = Server::start(node)?;
-        let (enlisted, _) = agent.join(&node.handle().member())?;
+        let (enlisted, _) = agent.join(&node.handle().member(), config.restarts)?;
         Ok(Self { node, enlisted })
     }
 

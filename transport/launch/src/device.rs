@@ -3,9 +3,12 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use super::{EnvError, Vars};
-use tidewater_protocol::limits::{RDMA_NAME_BYTES_MAX, VERBS_TIMEOUT, VERBS_TIMEOUTS};
+use tidewater_protocol::limits::{
+    RDMA_NAME_BYTES_MAX, VERBS_RETRIES, VERBS_TIMEOUT, VERBS_TIMEOUTS,
+};
 
 /// The name of an RDMA device, with a port of it or without: `mlx5_0` or `mlx5_0:1`. It is a valid device
 /// name, and no path: the kernel describes a device in a folder of that name.
@@ -82,6 +85,13 @@ impl RdmaTimeout {
     /// The power of two.
     pub const fn exponent(self) -> u8 {
         self.0
+    }
+
+    /// Longest time in which queue pairs resend a packet before they fail. Devices may take four times the
+    /// timeout for each attempt.
+    pub const fn longest_retry(self) -> Duration {
+        let timeout_ns = 4_096_u64 << self.0;
+        Duration::from_nanos(timeout_ns * 4 * (VERBS_RETRIES as u64 + 1))
     }
 }
 

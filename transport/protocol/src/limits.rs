@@ -125,6 +125,8 @@ pub const TASK_FINALS_MAX: usize = 8;
 /// Tasks left out that a queue lists with their reasons; the rest is counted. The list fits into one control
 /// message with the longest reasons and paths.
 pub const TASK_LEFT_OUT_LISTED: usize = 64;
+/// Requests of one client that wait for the successor of a server.
+pub const PARKED_MAX: usize = 512;
 
 "Deadlines":
 
@@ -146,8 +148,12 @@ pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
 pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 /// Silence after which the kernel closes a control connection: its host vanished.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Default silence after which a server counts as lost: nothing from its host arrives.
+pub const LEASE_DEFAULT: Duration = Duration::from_secs(15);
 /// Time that servers have to exit after a shutdown command.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// Time in which the successor of a server has to join. Its jobs fail after it.
+pub const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(15);
 
 "Pushes, pulls and functions":
 

@@ -343,6 +343,10 @@ mutants! {
     TornJournalUsed = "torn-journal-used";
     /// A successor's index holds rows that were removed.
     RemovedRowsIndexed = "removed-rows-indexed";
+    /// The tables of a job stay when a server was restarted without its memory.
+    RestartKeepsTables = "restart-keeps-tables";
+    /// The coordinator serves workers that have not read that a server was restarted.
+    OutdatedWorkerServed = "outdated-worker-served";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -1,5 +1,5 @@
-//! The control connection of a worker to its coordinator. It is not re-established: a lost coordinator
-//! ends the job.
+//! The control connection of a worker to its coordinator. (long: its calls and its notices.) It is not
+//! re-established: a lost coordinator ends the job.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
-    Message as _, ModuleBytes, Notice, SlowMember, TableInfo, WorkerState,
+    Message as _, ModuleBytes, Notice, ServerEnd, ServerRestart, SlowMember, TableInfo,
+    WorkerState,
 };
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
@@ -80,6 +81,18 @@ pub struct NetCoordinatorLink {
     members: Option<Members>,
     /// Why an operator asks the job to end, once one has.
     stop: Option<String>,
+    restart: Restart,
+}
+
+/// What the coordinator has said of servers that are started again.
+#[derive(Debug, Default)]
+struct Restart {
+    /// A server that has ended and whose successor is awaited.
+    ended: Option<ServerEnd>,
+    /// The last restart, until the client rejoins.
+    last: Option<ServerRestart>,
+    /// Whether a call has failed with it, and the client has not rejoined completely.
+    reported: bool,
 }
 
 impl NetCoordinatorLink {
@@ -133,6 +146,7 @@ impl NetCoordinatorLink {
             failed: None,
             members: None,
             stop: None,
+            restart: Restart::default(),
         })
     }
 
@@ -154,6 +168,7 @@ impl NetCoordinatorLink {
             },
             appliers: 0,
             workers: config.workers,
+            restarts: 0,
         };
         match self.call("join", &CoordinatorRequest::Join(join), deadline) {
             Ok(CoordinatorAnswer::Joined(joined)) => Ok(joined),
@@ -291,12 +306,20 @@ impl NetCoordinatorLink {
     }
 
     fn no_answer(&self) -> String {
-        format!("the coordinator at {} has not answered", self.address)
+        let silent = format!("the coordinator at {} has not answered", self.address);
+        match &self.restart.ended {
+            Some(end) => format!("{silent}: {end}, and its successor has not joined"),
+            None => silent,
+        }
     }
 
     /// The error of a call, or of the connection.
-    fn failure(&self, error: ConnError) -> ClientError {
+    fn failure(&mut self, error: ConnError) -> ClientError {
         match error {
+            // The notice is on the connection before the refusals that follow from it.
+            ConnError::Refused(refusal) if refusal.code == RefusalCode::WrongIncarnation => {
+                self.check_restart().err().unwrap_or(refusal.into())
+            }
             // A notice that the job has failed says more than the end of the cluster, which follows
             // from it.
             ConnError::Refused(refusal) => match self.failed.clone() {
@@ -370,6 +393,20 @@ impl NetCoordinatorLink {
         )
     }
 
+    /// Fails if a server was restarted and the client has not rejoined.
+    fn check_restart(&mut self) -> Result<(), ClientError> {
+        let Some(ServerRestart { end, successor }) = &self.restart.last else {
+            return Ok(());
+        };
+        self.restart.reported = true;
+        Err(ClientError::ServerRestarted {
+            server: end.server,
+            before: end.incarnation,
+            after: *successor,
+            end: end.to_string(),
+        })
+    }
+
     fn take_notices(&mut self) {
         while let Some(notice) = self.conn.take_notice() {
             self.take(notice);
@@ -390,6 +427,16 @@ impl NetCoordinatorLink {
             Notice::TableReleased { .. } => {}
             Notice::StopJob { reason } => {
                 self.stop.get_or_insert(reason);
+            }
+            Notice::ServerEnded(end) => {
+                // The second notice of an end says how.
+                if self.restart.ended.replace(end.clone()).is_none() {
+                    tracing::warn!(%end, "a server has ended; its successor is awaited");
+                }
+            }
+            Notice::ServerRestarted(restart) => {
+                self.restart.ended = None;
+                self.restart.last = Some(restart);
             }
         }
     }
@@ -487,6 +534,7 @@ impl CoordinatorLink for NetCoordinatorLink {
     }
 
     fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
+        self.check_restart()?;
         let until = Deadline::after(patience);
         loop {
             let late = match self.conn.wait_notice(|| until.left()) {
@@ -505,6 +553,7 @@ impl CoordinatorLink for NetCoordinatorLink {
             if let Some(refusal) = &self.failed {
                 return Err(refusal.clone().into());
             }
+            self.check_restart()?;
             if late || until.passed() {
                 return Ok(());
             }
@@ -514,6 +563,29 @@ impl CoordinatorLink for NetCoordinatorLink {
     fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
         self.check_within(Duration::ZERO)?;
         Ok(self.stop.clone())
+    }
+
+    fn has_restarted(&self) -> bool {
+        self.restart.reported
+    }
+
+    fn awaits_successor(&self) -> bool {
+        self.restart.ended.is_some()
+    }
+
+    fn rejoin(&mut self, deadline: Deadline) -> Result<Joined, ClientError> {
+        self.restart.last = None;
+        match self.call("rejoin", &CoordinatorRequest::Rejoin, deadline)? {
+            CoordinatorAnswer::Joined(joined) => {
+                // A restart after this one: its notice is behind the answer or before it.
+                self.check_restart().map(|()| joined)
+            }
+            _ => Err(unexpected("rejoin")),
+        }
+    }
+
+    fn rejoined(&mut self) {
+        self.restart.reported = self.restart.last.is_some();
     }
 
     fn slow(&mut self, workers: &[SlowMember], deadline: Deadline) -> Result<(), ClientError> {

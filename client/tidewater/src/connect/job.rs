@@ -6,7 +6,7 @@ use tidewater_lanes::wake::OsParker;
 use tidewater_launch::rendezvous::Membership;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
-use tidewater_protocol::wire::control::ServerMember;
+use tidewater_protocol::wire::control::{Members, ServerMember};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 #[cfg(feature = "embedded")]
@@ -334,5 +334,13 @@ impl ConnectThread for Threads {
         }
         let parker = Box::new(parker);
         Ok(ThreadLinks { servers, parker })
+    }
+
+    fn renewed(&self, members: &Members) -> Option<Arc<dyn ConnectThread>> {
+        let mut servers = members.servers.clone();
+        servers.sort_by_key(|server| server.id);
+        let mut config = self.config.clone();
+        config.epoch = members.epoch;
+        Some(Arc::new(Self { servers, config }))
     }
 }

@@ -109,6 +109,15 @@ impl LaterPulls {
         })
     }
 
+    /// Drops all pulls and spare memory. Numbers of later pulls follow those of earlier ones.
+    pub(crate) fn clear(&mut self) {
+        let next = self.next;
+        *self = Self {
+            next,
+            ..Self::default()
+        };
+    }
+
     fn position(&self, ticket: PullTicket) -> Option<usize> {
         self.all.iter().position(|p| p.number == ticket.number)
     }

@@ -195,6 +195,14 @@ impl Feedback {
         }
     }
 
+    /// Drops all residuals.
+    pub(crate) fn clear(&mut self) {
+        *self = Self {
+            bytes_max: self.bytes_max,
+            ..Self::default()
+        };
+    }
+
     /// Drops the residuals of some rows of a table.
     pub(crate) fn forget_rows(&mut self, handle: u64, keys: &[u64]) {
         let of_table = |entry: &(&PushKey, &mut Residuals)| entry.0.0 == handle;

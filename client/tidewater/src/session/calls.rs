@@ -67,6 +67,12 @@ impl Client {
     ) -> Result<PendingCall, ClientError> {
         self.check_worker(call.op())?;
         self.tend_dropped();
+        if matches!(
+            call,
+            CoordinatorCall::CreateTable(_) | CoordinatorCall::Load { .. }
+        ) {
+            self.rejoin_if_restarted(deadline)?;
+        }
         self.lanes.send_held(deadline)?;
         let state = match self.lanes.coordinator.begin(call, deadline)? {
             BegunCall::UnderWay(number) => State::UnderWay(number),

@@ -21,7 +21,7 @@ use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, WORKER_THREADS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{DomainClock, SlowMember, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, Joined, SlowMember, TableInfo};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
@@ -199,6 +199,11 @@ impl ThreadGuard {
 
     /// Fails for the first client while siblings of it are open, and after the loss of one.
     pub(super) fn check_finish(&self) -> Result<(), ClientError> {
+        self.check_alone("finish")
+    }
+
+    /// Fails for the first client while siblings of it are open, and after the loss of one.
+    pub(super) fn check_alone(&self, op: &'static str) -> Result<(), ClientError> {
         self.worker.check()?;
         let open = self.worker.open();
         if !self.thread.is_first() || open.is_empty() || mutants::on(Mutant::FirstFinishesAlone) {
@@ -209,7 +214,7 @@ impl ThreadGuard {
             "threads {} of the worker are open; finish them first",
             threads.join(", ")
         );
-        let (op, thread) = ("finish", self.thread);
+        let thread = self.thread;
         Err(ClientError::Thread { op, thread, what })
     }
 
@@ -365,6 +370,26 @@ impl CoordinatorLink for SharedCoordinator {
                 link.check_within(until.left())
             }
             None => self.worker.check(),
+        }
+    }
+
+    fn has_restarted(&self) -> bool {
+        let link = self.worker.coordinator(Deadline::after(TURN));
+        link.is_some_and(|link| link.has_restarted())
+    }
+
+    fn awaits_successor(&self) -> bool {
+        let link = self.worker.coordinator(Deadline::after(TURN));
+        link.is_some_and(|link| link.awaits_successor())
+    }
+
+    fn rejoin(&mut self, deadline: Deadline) -> Result<Joined, ClientError> {
+        self.with("rejoin", deadline, |link| link.rejoin(deadline))
+    }
+
+    fn rejoined(&mut self) {
+        if let Some(mut link) = self.worker.coordinator(Deadline::after(REPORT)) {
+            link.rejoined();
         }
     }
 

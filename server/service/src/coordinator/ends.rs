@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{ServerId, WorkerId};
 use tidewater_protocol::limits::SHUTDOWN_GRACE;
-use tidewater_protocol::wire::control::{Command, CoordinatorAnswer, Notice, Part, WorkerState};
+use tidewater_protocol::wire::control::{
+    Command, CoordinatorAnswer, Members, Notice, Part, ServerEnd, WorkerState,
+};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -166,15 +168,26 @@ impl Coordinator {
         };
         self.epoch += 1;
         self.revision += 1;
-        if self.phase == Phase::Running && !peer.leaving {
-            let who = match self.launched_as(Part::Server, number.0) {
-                who if who.is_empty() => format!(" on {}", member.host),
-                who => who,
-            };
-            let text = format!("server {number}{who}: its connection ended");
-            let numbers = [u64::from(number.0), 0, 0, 0];
-            self.fail_all(&Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
+        if self.phase != Phase::Running || peer.leaving {
+            return;
         }
+        let (pid, host) = (server.pid, member.host);
+        if server.restarts > 0 {
+            return self.await_successor(ServerEnd {
+                server: number,
+                incarnation: member.incarnation,
+                host,
+                pid,
+                how: "has ended: its connection closed".into(),
+            });
+        }
+        let who = match self.launched_as(Part::Server, number.0) {
+            who if who.is_empty() => format!(" (pid {pid} on {host})"),
+            who => who,
+        };
+        let text = format!("server {number}{who}: its connection ended");
+        let numbers = [u64::from(number.0), 0, 0, 0];
+        self.fail_all(&Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
     }
 
     /// Handles the report of a peer that cannot continue.
@@ -234,10 +247,19 @@ impl Coordinator {
 
     /// Refuses all waiting requests of a job: what they wait for will not come.
     pub(super) fn refuse_waiting(&mut self, namespace: &str, refusal: &Refusal) {
+        for asker in self.take_waiting(namespace) {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
+        }
+        self.abort_models(namespace, refusal);
+    }
+
+    /// Ends the waits of a job's requests, but for saves and loads, and returns the askers.
+    pub(super) fn take_waiting(&mut self, namespace: &str) -> Vec<Asker> {
         let Some(job) = self.jobs.get_mut(namespace) else {
-            return;
+            return Vec::new();
         };
         let mut askers: Vec<Asker> = job.barriers.clear().iter().map(|w| w.asker).collect();
+        askers.append(&mut job.parked);
         let tables = self
             .tables
             .values_mut()
@@ -253,10 +275,7 @@ impl Coordinator {
                 .into_iter()
                 .flat_map(|durable| durable.drop_waiting()),
         );
-        for asker in askers {
-            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
-        }
-        self.abort_models(namespace, refusal);
+        askers
     }
 
     /// Ends a job of a service when no process of it is left. Servers release its tables and forget
@@ -271,6 +290,20 @@ impl Coordinator {
         // A job of open size ends when no worker and no table of it is left.
         self.answer_waiting(Some(namespace), &CoordinatorAnswer::Done);
         self.refuse_waiting(namespace, &over);
+        self.drop_tables(namespace, &over);
+        let mut nobody = self.members(namespace);
+        nobody.workers.clear();
+        self.jobs.remove(namespace);
+        for id in self.observers(namespace) {
+            let reason = over.text.clone();
+            self.actions
+                .push(Action::Notify(id, Notice::Shutdown { reason }));
+        }
+        self.end_at_servers(namespace, nobody);
+    }
+
+    /// Releases all tables of a job.
+    pub(super) fn drop_tables(&mut self, namespace: &str, why: &Refusal) {
         let servers = self.joined_servers();
         let mut left = Vec::new();
         for (&id, table) in &self.tables {
@@ -279,16 +312,13 @@ impl Coordinator {
             }
         }
         for id in left {
-            self.drop_table(id, servers.clone(), &over);
+            self.drop_table(id, servers.clone(), why);
         }
-        self.jobs.remove(namespace);
-        for id in self.observers(namespace) {
-            let reason = over.text.clone();
-            self.actions
-                .push(Action::Notify(id, Notice::Shutdown { reason }));
-        }
-        let mut nobody = self.members(namespace);
-        nobody.workers.clear();
+    }
+
+    /// Orders all servers to end the sessions and clocks of a job; `nobody` are its members without workers.
+    pub(super) fn end_at_servers(&mut self, namespace: &str, nobody: Members) {
+        let servers = self.joined_servers();
         self.last_ending += 1;
         let job = self.last_ending;
         for &number in &servers {
@@ -326,6 +356,7 @@ impl Coordinator {
             for (asker, join) in ending.waiting {
                 self.let_in(asker, &join);
             }
+            self.begun_again(&ending.namespace);
         }
     }
 }

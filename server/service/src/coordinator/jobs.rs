@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::WORKERS_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{DomainClock, Join, WorkerMember, WorkerState};
+use tidewater_protocol::wire::control::{
+    DomainClock, Join, ServerRestart, WorkerMember, WorkerState,
+};
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_queue::Queues;
@@ -71,6 +73,10 @@ pub(super) struct Job {
     pub(super) durable: Option<Box<Durable>>,
     /// Answers of servers that its schedule waits for; `None` before it is sent.
     pub(super) unscheduled: Option<Unscheduled>,
+    /// Successors for which it begins again, until all servers have ended it.
+    pub(super) restarts: Vec<ServerRestart>,
+    /// Requests that are refused when it begins again.
+    pub(super) parked: Vec<Asker>,
 }
 
 /// A schedule on its way to the servers.

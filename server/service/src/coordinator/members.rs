@@ -39,6 +39,8 @@ impl Coordinator {
                     member: None,
                     telling: false,
                     untold: VecDeque::new(),
+                    pid: 0,
+                    restarts: 0,
                 };
                 self.servers.insert(number, server);
                 number.0
@@ -84,7 +86,7 @@ impl Coordinator {
             return Err(bad("unknown peer"));
         };
         if peer.role == Role::Server {
-            return self.join_server(asker.peer, join).map(Some);
+            return self.join_server(asker, join).map(|()| None);
         }
         let namespace = peer.namespace.clone();
         if peer.role == Role::Observer {
@@ -203,18 +205,21 @@ impl Coordinator {
         free.ok_or_else(|| refusal.with_text("observers"))
     }
 
-    fn join_server(&mut self, id: PeerId, join: Join) -> Result<CoordinatorAnswer, Refusal> {
+    /// Admits a server. It is answered before it gets the orders that follow from its join.
+    fn join_server(&mut self, asker: Asker, join: Join) -> Result<(), Refusal> {
         if join.appliers == 0 {
             return Err(bad("a server without appliers"));
         }
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(&asker.peer) else {
             return Err(bad("unknown peer"));
         };
         peer.joined = true;
         let (number, namespace) = (ServerId(peer.rank), peer.namespace.clone());
         self.launched_joins(Part::Server, number.0);
         self.revision += 1;
+        let incarnation = join.incarnation;
         if let Some(server) = self.servers.get_mut(&number) {
+            (server.pid, server.restarts) = (join.pid, join.restarts);
             server.member = Some(ServerMember {
                 id: number,
                 incarnation: join.incarnation,
@@ -225,8 +230,10 @@ impl Coordinator {
             });
         }
         let joined = self.joined(number.0, &namespace, self.config.workers);
+        self.answer(asker, joined);
+        self.successor_joined(number, incarnation);
         self.server_joined(number);
-        Ok(joined)
+        Ok(())
     }
 
     pub(super) fn joined(

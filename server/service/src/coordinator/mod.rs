@@ -32,6 +32,7 @@ mod scheduled;
 pub mod serve;
 pub mod state;
 mod status;
+mod successors;
 mod tables;
 mod tasks;
 #[cfg(test)]

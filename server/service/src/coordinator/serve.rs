@@ -1,4 +1,5 @@
-//! The coordinator's event loop: one thread, one `epoll`, a bounded number of connections.
+//! The coordinator's event loop: one thread, one `epoll`, a bounded number of connections. (long: the settings,
+//! and the loop that they are of.)
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_protocol::ids::{ClusterId, Incarnation};
-use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, LEASE_DEFAULT, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{self, Message};
 use tidewater_protocol::wire::frame::kind;
@@ -18,6 +19,7 @@ use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::socket_options::give_up_after;
 use tidewater_topology::hostinfo;
 
 use super::checkpoints::CheckpointPolicy;
@@ -101,6 +103,8 @@ pub struct Listening {
     log: Option<File>,
     /// Where and how often checkpoints are taken.
     checkpoint: Option<CheckpointPolicy>,
+    /// Silence after which the kernel closes the connection of a server.
+    lease: Duration,
 }
 
 impl Listening {
@@ -160,6 +164,7 @@ impl Listening {
             schedule: None,
             log: None,
             checkpoint: None,
+            lease: LEASE_DEFAULT,
         })
     }
 
@@ -183,6 +188,13 @@ impl Listening {
     #[must_use]
     pub fn with_checkpoints(mut self, policy: CheckpointPolicy) -> Self {
         self.checkpoint = Some(policy);
+        self
+    }
+
+    /// Sets the silence after which the connection of a server is given up (default 15 s).
+    #[must_use]
+    pub const fn with_lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
         self
     }
 
@@ -524,6 +536,11 @@ impl Server {
             None => return Ok(false),
             Some(PeerEvent::Admitted(hello)) => {
                 conn.handshake = None;
+                if hello.role == Role::Server
+                    && let Err(error) = give_up_after(&conn.stream, self.listening.lease)
+                {
+                    return Err(format!("cannot set its lease: {error}"));
+                }
                 state.connected(PeerId(token), &hello);
             }
             Some(PeerEvent::Message(frame)) if frame.kind() == kind::ORDER_ANSWER => {

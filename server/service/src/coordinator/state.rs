@@ -1,6 +1,6 @@
 //! The coordinator without its sockets: messages and the passing of time in, actions out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
@@ -21,6 +21,7 @@ use super::losses::Loss;
 use super::membership::Schedule;
 use super::models::{ModelOp, Request};
 use super::rendezvous::Gathering;
+use super::successors::Absent;
 use super::tables::TableEntry;
 use super::tasks::OpenRequests;
 use crate::checkpoint::Manifest;
@@ -151,6 +152,10 @@ pub(super) struct Server {
     pub(super) telling: bool,
     /// Jobs with members that changed meanwhile, the longest ago first.
     pub(super) untold: VecDeque<String>,
+    /// Its process id.
+    pub(super) pid: u32,
+    /// Successors that its holder starts if a signal ends it.
+    pub(super) restarts: u32,
 }
 
 /// The purpose of an order.
@@ -226,6 +231,10 @@ pub struct Coordinator {
     pub(super) last_schedule: u64,
     /// Where and how often checkpoints are taken, if they are.
     pub(super) checkpoint: Option<CheckpointPolicy>,
+    /// Servers that have ended and have a holder, until their successors join.
+    pub(super) absent: BTreeMap<ServerId, Absent>,
+    /// Workers and observers that have not rejoined since a server was restarted.
+    pub(super) outdated: BTreeSet<PeerId>,
     pub(super) actions: Vec<Action>,
     /// Requests about tasks that are not answered.
     pub(super) tasks: OpenRequests,
@@ -263,6 +272,8 @@ impl Coordinator {
             schedule: None,
             last_schedule: 0,
             checkpoint: None,
+            absent: BTreeMap::new(),
+            outdated: BTreeSet::new(),
             actions: Vec::new(),
             tasks: OpenRequests::default(),
             waiting: Vec::new(),
@@ -297,9 +308,11 @@ impl Coordinator {
         let models = self.models.values().map(|op| op.deadline);
         let models = models.chain(self.next_checkpoint());
         let gathering = self.gathering_deadline();
+        let successors = self.absent.values().map(|absent| absent.until);
         barriers
             .chain(models)
             .chain(gathering)
+            .chain(successors)
             .chain(stopping)
             .chain(self.tasks.next_deadline())
             .min()
@@ -361,6 +374,7 @@ impl Coordinator {
         let Some(peer) = self.peers.remove(&id) else {
             return;
         };
+        self.outdated.remove(&id);
         match peer.role {
             Role::Server => self.server_gone(&peer),
             Role::Worker => self.worker_gone(id, &peer),
@@ -388,6 +402,7 @@ impl Coordinator {
         self.expire_models();
         self.expire_tasks();
         self.step_checkpoints();
+        self.expire_successors();
     }
 
     fn handle(
@@ -407,7 +422,11 @@ impl Coordinator {
             }
             (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
             (
-                Ask::Register(_) | Ask::Status { .. } | Ask::StopJob { .. } | Ask::WaitJob,
+                Ask::Register(_)
+                | Ask::Status { .. }
+                | Ask::StopJob { .. }
+                | Ask::WaitJob
+                | Ask::ServerEnded { .. },
                 Role::Admin,
                 false,
             ) => {}
@@ -421,12 +440,15 @@ impl Coordinator {
             }
             (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
             (Ask::Failed { .. }, ..) | (Ask::Finished | Ask::Leaving { .. }, Role::Worker, _) => {}
-            (_, Role::Worker, _) | (Ask::OpenTable { .. }, Role::Observer, _) => {
+            (_, Role::Worker, _) | (Ask::OpenTable { .. } | Ask::Rejoin, Role::Observer, _) => {
                 self.check_healthy(&namespace)?;
             }
             (Ask::Finished, Role::Observer, _) => return Ok(Some(self.goodbye(asker.peer))),
             (_, Role::Observer, _) => return Err(only_reads(peer.rank)),
             _ => return Err(bad("only workers ask for this")),
+        }
+        if self.waits_for_restart(asker, &namespace, &request)? {
+            return Ok(None);
         }
         match request {
             Ask::Join(join) => self.join(asker, join),
@@ -462,6 +484,8 @@ impl Coordinator {
             Ask::WaitJob => self.wait_job(asker, &namespace),
             Ask::Slow { workers } => Ok(Some(self.log_slow(&namespace, &workers))),
             Ask::Tasks(request) => self.task_request(asker, &namespace, request),
+            Ask::ServerEnded { end, restarts } => Ok(Some(self.server_ended(end, restarts))),
+            Ask::Rejoin => Ok(Some(self.rejoin(asker.peer, &namespace))),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);
                 Ok(Some(CoordinatorAnswer::Done))

@@ -7,6 +7,7 @@ mod operators;
 mod rendezvous;
 mod schedules;
 mod service;
+mod successors;
 mod tasks;
 
 use std::time::Duration;
@@ -113,6 +114,7 @@ impl Rig {
             },
             appliers: if role == Role::Server { APPLIERS } else { 0 },
             workers: 0,
+            restarts: 0,
         }
     }
 

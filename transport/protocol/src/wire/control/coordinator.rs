@@ -1,12 +1,12 @@
-//! Requests to the coordinator, its commands to servers, and its notices to all. (long: their validation.) (long: one of each.)
+//! Requests to the coordinator, its commands to servers, and its notices to all. (long: all of its messages.)
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::members::{
-    DomainClock, Endpoints, Members, SlowMember, ThreadClock, clocks, hosts, owner, server_id,
-    thread_clocks, thread_number, worker_id,
+    DomainClock, Endpoints, Members, ServerEnd, ServerRestart, SlowMember, ThreadClock, clocks,
+    hosts, owner, server_id, thread_clocks, thread_number, worker_id,
 };
 use super::rendezvous::{Register, Roster};
 use super::status::{ClusterStatus, ServerStatus};
@@ -42,6 +42,8 @@ pub struct Join {
     pub appliers: u16,
     /// Workers of a worker's job, 0 if it does not know; of a server 0.
     pub workers: u32,
+    /// Successors that the holder of a server starts if a signal ends it; 0 of a worker.
+    pub restarts: u32,
 }
 
 /// Answer of the coordinator to [`Join`].
@@ -208,6 +210,17 @@ pub enum CoordinatorRequest {
     /// Reads the number that the coordinator gave to this server, which asked for any, before the server
     /// joins. Answer: [`CoordinatorAnswer::Number`].
     Number,
+    /// The holder of a server reports its end. Answer: Done.
+    ServerEnded {
+        /// The end of the server.
+        end: ServerEnd,
+        /// Whether the holder starts a successor.
+        restarts: bool,
+    },
+    /// The worker or observer has read [`Notice::ServerRestarted`]: it uses no table and no session of
+    /// before. Until then its other requests are refused (RefusalCode::WrongIncarnation). Answer:
+    /// [`CoordinatorAnswer::Joined`].
+    Rejoin,
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -427,6 +440,11 @@ pub enum Notice {
         /// Reason, for people.
         reason: String,
     },
+    /// A server has ended, and its holder starts a successor. Sent again when more is known of the end.
+    ServerEnded(ServerEnd),
+    /// The successor has joined, and every other server has ended the sessions and released the tables of
+    /// the job.
+    ServerRestarted(ServerRestart),
 }
 
 impl Message for CoordinatorRequest {
@@ -475,12 +493,14 @@ impl Message for CoordinatorRequest {
             }
             Self::Status { server } => server.map_or(Ok(()), server_id),
             Self::Tasks(request) => request.validate(),
+            Self::ServerEnded { end, restarts: _ } => end.validate(),
             Self::ReleaseTable { id: _ }
             | Self::Members
             | Self::Finished
             | Self::Goodbye
             | Self::WaitJob
-            | Self::Number => Ok(()),
+            | Self::Number
+            | Self::Rejoin => Ok(()),
         }
     }
 }
@@ -683,6 +703,8 @@ impl Message for Notice {
                 text_at_most("reason", reason, TEXT_BYTES_MAX)
             }
             Self::TableReleased { id: _ } => Ok(()),
+            Self::ServerEnded(end) => end.validate(),
+            Self::ServerRestarted(restart) => restart.end.validate(),
         }
     }
 }

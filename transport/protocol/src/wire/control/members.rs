@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, DomainId, Incarnation, ServerId, WorkerId};
 use crate::limits::{
-    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX, UNIX_NAME_BYTES_MAX,
-    WORKER_THREADS_MAX, WORKERS_MAX,
+    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX, TEXT_BYTES_MAX,
+    UNIX_NAME_BYTES_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::placement::Owner;
 use crate::wire::WireError;
@@ -114,6 +114,52 @@ pub struct SlowMember {
     pub step_us: u64,
     /// Median of the medians of all threads.
     pub median_us: u64,
+}
+
+/// The end of a server process, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerEnd {
+    /// Number of the server.
+    pub server: ServerId,
+    /// Incarnation that has ended; 0 if the reporter does not know it.
+    pub incarnation: Incarnation,
+    /// Name of its host, for people.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: u32,
+    /// Exit status or signal, in words.
+    pub how: String,
+}
+
+impl core::fmt::Display for ServerEnd {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self {
+            server,
+            host,
+            pid,
+            how,
+            ..
+        } = self;
+        write!(f, "server {server} (pid {pid} on {host}) {how}")
+    }
+}
+
+/// A successor that has taken the place of a server without its memory. The tables of the job are gone on
+/// all servers, and its clocks are 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerRestart {
+    /// The end of the server before.
+    pub end: ServerEnd,
+    /// Incarnation of the successor.
+    pub successor: Incarnation,
+}
+
+impl ServerEnd {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        server_id(self.server)?;
+        name_at_most("host name", &self.host, HOST_BYTES_MAX)?;
+        text_at_most("end of a server", &self.how, TEXT_BYTES_MAX)
+    }
 }
 
 impl Endpoints {

@@ -33,8 +33,8 @@ pub use coordinator::{
     Notice, Resumed, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
-    DomainClock, Endpoints, Members, ServerMember, SlowMember, ThreadClock, WorkerClock,
-    WorkerMember, WorkerState,
+    DomainClock, Endpoints, Members, ServerEnd, ServerMember, ServerRestart, SlowMember,
+    ThreadClock, WorkerClock, WorkerMember, WorkerState,
 };
 pub use rendezvous::{Part, Register, Roster};
 pub use server::{

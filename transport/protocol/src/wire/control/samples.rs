@@ -296,6 +296,7 @@ impl Gen {
                 appliers: self.under(65) as u16,
                 // Not drawn: the samples after this one stay as they were recorded.
                 workers: 300,
+                restarts: 2,
             }),
             R::CreateTable(self.spec()),
             R::OpenTable {
@@ -358,6 +359,11 @@ impl Gen {
             },
             R::WaitJob,
             R::Number,
+            R::ServerEnded {
+                end: server_end(),
+                restarts: true,
+            },
+            R::Rejoin,
         ]
     }
 
@@ -588,7 +594,23 @@ impl Gen {
             Notice::StopJob {
                 reason: "maintenance".into(),
             },
+            Notice::ServerEnded(server_end()),
+            Notice::ServerRestarted(ServerRestart {
+                end: server_end(),
+                successor: Incarnation(78),
+            }),
         ]
+    }
+}
+
+/// The end of a server by a signal.
+fn server_end() -> ServerEnd {
+    ServerEnd {
+        server: ServerId(1),
+        incarnation: Incarnation(77),
+        host: "node7".into(),
+        pid: 4_712,
+        how: "was killed by signal 9 (SIGKILL)".into(),
     }
 }
 

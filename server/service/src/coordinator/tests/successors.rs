@@ -1,0 +1,281 @@
+//! Servers with a holder: their end, their successor, and the new beginning of their jobs.
+
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
+use tidewater_protocol::wire::control::{ServerEnd, ServerRestart};
+
+use super::*;
+
+const HOW: &str = "was killed by signal 9 (SIGKILL)";
+
+impl Rig {
+    /// Joins server `number` with a holder.
+    fn held(&mut self, number: u32, pid: u32, incarnation: u64) -> PeerId {
+        let peer = self.connects(Role::Server, number, "ops").unwrap();
+        let join = Join {
+            pid,
+            incarnation: Incarnation(incarnation),
+            restarts: 3,
+            ..Self::join(Role::Server, number)
+        };
+        self.ask(peer, 1, Ask::Join(join));
+        assert!(matches!(self.answer(peer, 1), Some(Answer::Joined(_))));
+        peer
+    }
+
+    /// The holder of server `number` reports its end.
+    fn reports(&mut self, number: u32, pid: u32, restarts: bool) {
+        let end = ServerEnd {
+            incarnation: Incarnation(0),
+            ..end(number, pid, 0, HOW)
+        };
+        let holder = self.connects(Role::Admin, RANK_ANY, "ops").unwrap();
+        self.ask(holder, 1, Ask::ServerEnded { end, restarts });
+        assert_eq!(self.answer(holder, 1), Some(Answer::Done));
+        self.close(holder);
+    }
+
+    fn barrier(&mut self, peer: PeerId, id: u64, name: &str) {
+        let (name, count) = (name.into(), 2);
+        let timeout_ms = 1 << 40;
+        self.ask(
+            peer,
+            id,
+            Ask::Barrier {
+                name,
+                count,
+                timeout_ms,
+            },
+        );
+    }
+}
+
+fn end(number: u32, pid: u32, incarnation: u64, how: &str) -> ServerEnd {
+    ServerEnd {
+        server: ServerId(number),
+        incarnation: Incarnation(incarnation),
+        host: "h".into(),
+        pid,
+        how: how.into(),
+    }
+}
+
+/// Two servers with holders and two workers; a table is made.
+fn with_table() -> (Rig, [PeerId; 2], [PeerId; 2]) {
+    let mut rig = Rig::new(2, 2, LostWorker::FailJob, false);
+    let servers = [rig.held(0, 10, 100), rig.held(1, 11, 101)];
+    let workers = [rig.worker(0), rig.worker(1)];
+    rig.ask(workers[0], 2, Ask::CreateTable(spec("a")));
+    for server in servers {
+        rig.obey(server, &CommandReply::Done);
+    }
+    assert!(matches!(rig.answer(workers[0], 2), Some(Answer::Table(_))));
+    (rig, servers, workers)
+}
+
+#[test]
+fn job_begins_again_when_all_servers_have_ended_it() {
+    let (mut rig, [s0, s1], [w0, w1]) = with_table();
+    rig.barrier(w0, 3, "before");
+    rig.close(s1);
+    let closed = end(1, 11, 101, "has ended: its connection closed");
+    assert_eq!(rig.notices(w0), [Notice::ServerEnded(closed)]);
+    rig.reports(1, 11, true);
+    let killed = end(1, 11, 101, HOW);
+    let ended = [Notice::ServerEnded(killed.clone())];
+    assert_eq!(rig.notices(w0), ended);
+    assert_eq!(rig.notices(w1).last(), ended.last());
+    // What is asked meanwhile waits, also what a server less could do.
+    rig.ask(w1, 3, Ask::OpenTable { name: "a".into() });
+    assert_eq!((rig.answer(w0, 3), rig.answer(w1, 3)), (None, None));
+
+    let epoch = rig.state.epoch();
+    let s1 = rig.held(1, 12, 102);
+    let orders = rig.obey(s0, &CommandReply::Done);
+    let [
+        Command::ReleaseTable { .. },
+        over @ Command::MembersChanged { .. },
+    ] = &orders[..]
+    else {
+        panic!("{orders:?}")
+    };
+    let members = members_of(over);
+    assert!(members.workers.is_empty(), "the order to end the job");
+    assert_eq!((members.epoch, members.servers.len()), (epoch, 2));
+    assert!(rig.notices(w0).is_empty(), "server 1 has not answered");
+    assert_eq!(rig.answer(w0, 3), None);
+    rig.obey(s1, &CommandReply::Done);
+    let restart = ServerRestart {
+        end: killed,
+        successor: Incarnation(102),
+    };
+    for worker in [w0, w1] {
+        assert_eq!(
+            rig.notices(worker),
+            [Notice::ServerRestarted(restart.clone())]
+        );
+        let refusal = rig.refusal(worker, 3);
+        assert_eq!(refusal.code, RefusalCode::WrongIncarnation);
+        assert_eq!(refusal.numbers[..2], [101, 102]);
+    }
+    // The barrier and the table of before are gone.
+    rig.ask(w0, 4, Ask::Rejoin);
+    let Some(Answer::Joined(joined)) = rig.answer(w0, 4) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(joined.members.servers[1].incarnation, Incarnation(102));
+    rig.ask(w0, 5, Ask::OpenTable { name: "a".into() });
+    assert_eq!(rig.refusal(w0, 5).code, RefusalCode::UnknownTable);
+    rig.ask(w0, 6, Ask::CreateTable(spec("a")));
+    assert_eq!((rig.orders(s0).len(), rig.orders(s1).len()), (1, 1));
+}
+
+/// A worker that has not read the notice could else be counted at a barrier of those that have.
+#[test]
+fn outdated_worker_is_at_no_barrier() {
+    let (mut rig, [s0, s1], [w0, w1]) = with_table();
+    rig.close(s1);
+    let s1 = rig.held(1, 12, 102);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
+    rig.ask(w0, 3, Ask::Rejoin);
+    rig.barrier(w0, 4, "again");
+    rig.barrier(w1, 3, "again");
+    assert_eq!(rig.refusal(w1, 3).code, RefusalCode::WrongIncarnation);
+    assert_eq!(rig.answer(w0, 4), None);
+    rig.ask(w1, 4, Ask::Rejoin);
+    rig.barrier(w1, 5, "again");
+    assert_eq!(rig.answer(w0, 4), Some(Answer::Done));
+}
+
+#[test]
+fn job_fails_without_a_successor() {
+    // Its holder has no further start; or the holder has died too, and nothing comes.
+    for is_reported in [true, false] {
+        let (mut rig, [_, s1], [w0, w1]) = with_table();
+        rig.close(s1);
+        rig.barrier(w0, 3, "x");
+        rig.notices(w1);
+        if is_reported {
+            rig.reports(1, 11, false);
+        } else {
+            let due = rig.state.next_deadline().unwrap();
+            assert_eq!(due, rig.now + SUCCESSOR_TIMEOUT);
+            rig.now = due;
+            rig.state.tick(rig.now);
+            rig.actions.extend(rig.state.take_actions());
+        }
+        let refusal = rig.refusal(w0, 3);
+        assert_eq!(refusal.code, RefusalCode::PeerFailed);
+        let due = match is_reported {
+            true => format!("server 1 (pid 11 on h) {HOW}"),
+            false => "no successor has joined within 15s".into(),
+        };
+        assert!(refusal.text.contains(&due), "{refusal}");
+        assert_eq!(rig.notices(w1).last(), Some(&Notice::PeerFailed(refusal)));
+        assert_eq!(rig.state.next_deadline(), None);
+    }
+}
+
+/// The report of a holder may arrive before the end of its server's connection.
+#[test]
+fn report_before_the_end_of_the_connection_frees_the_number() {
+    let (mut rig, [s0, s1], [w0, _]) = with_table();
+    rig.reports(1, 11, true);
+    assert_eq!(rig.notices(w0).len(), 2);
+    let successor = rig.held(1, 12, 102);
+    rig.close(s1);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(successor, &CommandReply::Done);
+    assert!(matches!(rig.notices(w0)[..], [Notice::ServerRestarted(_)]));
+    // A late report of the one before says nothing of the successor.
+    rig.reports(1, 11, false);
+    rig.ask(w0, 3, Ask::Rejoin);
+    assert!(matches!(rig.answer(w0, 3), Some(Answer::Joined(_))));
+}
+
+#[test]
+fn two_servers_that_end_are_one_new_beginning() {
+    let (mut rig, [s0, s1], [w0, w1]) = with_table();
+    rig.close(s1);
+    rig.notices(w0);
+    let s1 = rig.held(1, 12, 102);
+    rig.close(s0);
+    rig.obey(s1, &CommandReply::Done);
+    assert!(matches!(rig.notices(w0)[..], [Notice::ServerEnded(_)]));
+    let s0 = rig.held(0, 13, 103);
+    rig.obey(s1, &CommandReply::Done);
+    rig.obey(s0, &CommandReply::Done);
+    let restarts = rig.notices(w0);
+    assert!(
+        matches!(
+            restarts[..],
+            [Notice::ServerRestarted(_), Notice::ServerRestarted(_)]
+        ),
+        "{restarts:?}"
+    );
+    for worker in [w0, w1] {
+        rig.ask(worker, 4, Ask::Rejoin);
+        assert!(matches!(rig.answer(worker, 4), Some(Answer::Joined(_))));
+    }
+}
+
+/// Servers make the clocks of the job anew: they learn again of the worker that has finished.
+#[test]
+fn finished_worker_is_not_awaited_after_a_restart() {
+    let (mut rig, [s0, s1], [w0, w1]) = with_table();
+    rig.ask(w1, 3, Ask::Finished);
+    rig.obey(s0, &CommandReply::Done);
+    rig.close(s1);
+    let s1 = rig.held(1, 12, 102);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
+    for server in [s0, s1] {
+        let orders = rig.obey(server, &CommandReply::Done);
+        let state = |order: &Command| members_of(order).workers.last().map(|w| w.state);
+        let states: Vec<_> = orders.iter().map(state).collect();
+        assert!(states.contains(&Some(WorkerState::Finished)), "{orders:?}");
+    }
+    rig.ask(w0, 4, Ask::Rejoin);
+    rig.ask(
+        w0,
+        5,
+        Ask::Barrier {
+            name: "all".into(),
+            count: 2,
+            timeout_ms: 1000,
+        },
+    );
+    assert_eq!(rig.answer(w0, 5), Some(Answer::Done));
+}
+
+#[test]
+fn save_under_way_fails_at_once_and_names_the_server() {
+    let (mut rig, [s0, s1], [w0, _]) = with_table();
+    let (dir, clocks) = ("/m".into(), Vec::new());
+    rig.ask(w0, 3, Ask::Save { dir, clocks });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Begun));
+    assert_eq!(rig.orders(s0).len(), 1);
+    rig.close(s1);
+    let refusal = rig.refusal(w0, 3);
+    assert!(refusal.text.contains("server 1 (pid 11 on h)"), "{refusal}");
+    assert!(matches!(rig.file_task(), (_, FileTask::Abandon(_))));
+    // A save without one server's part would look complete.
+    let (dir, clocks) = ("/m".into(), Vec::new());
+    rig.ask(w0, 4, Ask::Save { dir, clocks });
+    assert_eq!(rig.answer(w0, 4), None);
+    assert!(rig.orders(s0).is_empty());
+}
+
+#[test]
+fn parked_requests_of_a_client_are_limited() {
+    let (mut rig, [_, s1], [w0, _]) = with_table();
+    rig.close(s1);
+    for n in 0..=PARKED_MAX as u64 {
+        rig.ask(w0, 10 + n, Ask::OpenTable { name: "a".into() });
+    }
+    assert_eq!(rig.answer(w0, 10), None);
+    let refusal = rig.refusal(w0, 10 + PARKED_MAX as u64);
+    assert_eq!(refusal.code, RefusalCode::TooMany);
+}

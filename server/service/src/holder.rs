@@ -1,0 +1,60 @@
+//! What the holder of a server, its parent process, says to the coordinator.
+
+use tidewater_control::conn::ConnError;
+use tidewater_control::dial::{self, Claims, DialError};
+use tidewater_launch::JobFile;
+use tidewater_protocol::ids::Incarnation;
+use tidewater_protocol::wire::control::{CoordinatorRequest, ServerEnd, status_text};
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_runtime::clock::Deadline;
+use tidewater_topology::hostinfo;
+
+use crate::process::ServerProcessConfig;
+
+/// Why the end of a server is not reported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// The coordinator cannot be reached, or refuses the handshake.
+    #[error("coordinator: {0}")]
+    Dial(#[from] DialError),
+    /// The coordinator refuses the report, or its connection ended.
+    #[error("coordinator: {0}")]
+    Call(#[from] ConnError),
+    /// The configuration names no number: a successor could not join as the same server.
+    #[error("a server that is started again needs a number: --number N")]
+    NoNumber,
+}
+
+/// Reports the end of process `pid`, the server of this configuration, in words like "was killed by signal
+/// 9". `restarts`: a successor is about to be started.
+///
+/// # Errors
+/// [`ReportError`]. The coordinator then knows only that the server's connection has closed.
+pub fn report_end(
+    config: &ServerProcessConfig,
+    pid: u32,
+    how: &str,
+    restarts: bool,
+    deadline: Deadline,
+) -> Result<(), ReportError> {
+    let server = config.number.ok_or(ReportError::NoNumber)?;
+    let file = config.job_file.as_ref();
+    let claims = Claims {
+        ids: file.map_or_else(Ids::default, JobFile::ids),
+        namespace: NAMESPACE_DEFAULT.to_owned(),
+        role: Role::Admin,
+        rank: RANK_ANY,
+    };
+    let mut conn = dial::control(&config.coordinator, &config.token, &claims, deadline)?;
+    let end = ServerEnd {
+        server,
+        incarnation: Incarnation(0),
+        host: hostinfo::host_name(),
+        pid,
+        how: status_text(how),
+    };
+    let report = CoordinatorRequest::ServerEnded { end, restarts };
+    conn.call(&report, || deadline.left())?;
+    Ok(())
+}
