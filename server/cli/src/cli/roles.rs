@@ -30,6 +30,7 @@ use tidewater_service::server::CAPACITY_DEFAULT;
 use tidewater_service::status::Report;
 use tidewater_topology::appliers_that_fit;
 
+use super::holder::{self, Held};
 use super::publish::{PublishArgs, Published, page};
 
 /// Effect of a lost worker.
@@ -56,6 +57,10 @@ pub(crate) struct CoordinatorArgs {
     /// Workers of the job [default: TIDEWATER_WORKERS, or none: a service, where each job says it].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65536))]
     workers: Option<u32>,
+    /// Silence after which a server counts as lost: nothing from its host arrives. A stopped process is not
+    /// silent.
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = super::parse_lease)]
+    lease: Duration,
     /// Effect of the loss of a worker.
     #[arg(long, default_value = "fail")]
     on_lost: OnLost,
@@ -98,6 +103,15 @@ pub(crate) struct ServerArgs {
     /// TIDEWATER_INTERFACE, or the one that leads to the coordinator].
     #[arg(long, value_name = "NAME")]
     pub(super) interface: Option<String>,
+    /// Start a successor when a signal ends this server, at most N times. This process is then the holder:
+    /// it waits for the server, its child, and reports how it ended. A successor has no memory: the job
+    /// begins again without tables, in its processes. Needs --number.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    restarts: u32,
+    /// Silence of the coordinator's host after which the coordinator counts as lost. Must be longer than the
+    /// longest retry of --rdma-timeout.
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = super::parse_lease)]
+    lease: Duration,
     /// Time limit for the coordinator, or when launched all processes, to be there.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
     pub(super) join_timeout: Duration,
@@ -213,7 +227,7 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         workers,
         namespace: args.namespace,
     })?;
-    let listening = args.membership.apply(listening)?;
+    let listening = args.membership.apply(listening)?.with_lease(args.lease);
     let listening = args.checkpoint.apply(listening)?;
     stop.ready(listening.address())?;
     coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
@@ -225,6 +239,10 @@ fn run_server(args: ServerArgs) -> Outcome {
         && args.job_file.is_none()
         && let Some(place) = super::launched::place(&args.launch)?
     {
+        if args.restarts > 0 {
+            let why = "--restarts needs --coordinator or --job-file: a launch ends with its first process";
+            return Err(complain(2, why));
+        }
         return super::launched::serve(&place, &args);
     }
     let env = environment()?;
@@ -239,6 +257,20 @@ fn run_server(args: ServerArgs) -> Outcome {
             ServerProcessConfig::new(coordinator, token, number)
         }
     };
+    if args.restarts > 0 && number.is_none() {
+        let why =
+            "--restarts needs --number: a successor takes the place of the server of its number";
+        return Err(complain(2, why));
+    }
+    // Before anything that starts a thread.
+    let held = match args.restarts {
+        0 => None,
+        restarts => match holder::hold(&config, restarts)? {
+            Held::Over(code) => return Err(code),
+            Held::Server(server) => Some(server),
+        },
+    };
+    config.restarts = held.as_ref().map_or(0, |held| held.restarts);
     config.local_rank = known.map_or(0, |env| env.local_rank);
     config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
     config.local_clients = known.map_or(0, |env| env.workers);
@@ -253,6 +285,9 @@ fn run_server(args: ServerArgs) -> Outcome {
         })?;
     // Until here a signal ends the process by itself: it may be waiting for its coordinator.
     let stop = Stop::new(known)?;
+    if let Some(held) = held {
+        held.handles_signals();
+    }
     let handle = server.handle();
     let read = move || Ok::<_, Infallible>(Report::of_server(handle.member(), handle.report()));
     let _page = args
@@ -291,6 +326,16 @@ impl ServerArgs {
         config.mlock = self.mlock;
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
         config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
+        let retry = config.rdma_timeout.longest_retry();
+        if self.lease <= retry {
+            let why = format_args!(
+                "--lease {:?} is not longer than {retry:?}, the longest retry of --rdma-timeout {}: a server \
+                 could be given up whose packets are on their way; raise --lease",
+                self.lease, config.rdma_timeout
+            );
+            return Err(complain(2, why));
+        }
+        config.lease = self.lease;
         config.count_pushes = self.count_pushes;
         config.pending_bytes = self.pending_bytes;
         config.save_bytes = self.save_bytes;

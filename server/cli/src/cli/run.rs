@@ -80,6 +80,15 @@ pub(crate) struct RunArgs {
     /// training goes on. A save of tables that change completely needs their size.
     #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
     save_bytes: Option<usize>,
+    /// Start a successor when a signal ends a server, at most N times for each. A successor has no memory:
+    /// the job begins again without tables, in its processes [default: 0, the job ends].
+    #[arg(long, value_name = "N", conflicts_with = "server_command")]
+    server_restarts: Option<u32>,
+    /// Silence after which a server, or for servers the coordinator, counts as lost: nothing from its host
+    /// arrives. Must be longer than the longest retry of --rdma-timeout [default: 15s].
+    #[arg(long, value_name = "TIME", value_parser = super::parse_lease,
+          conflicts_with_all = ["server_command", "coordinator_command"])]
+    lease: Option<Duration>,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     #[command(flatten)]
@@ -222,7 +231,17 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
         .pending_bytes
         .map(|bytes| format!("--pending-bytes={bytes}"));
     let copies = args.save_bytes.map(|bytes| format!("--save-bytes={bytes}"));
+    let restarts = args.server_restarts;
+    let restarts = restarts.map(|times| format!("--restarts={times}"));
     let options = options.chain(busy).chain(pending).chain(copies);
+    let lease = args
+        .lease
+        .map(|lease| format!("--lease={}ms", lease.as_millis()));
+    config
+        .coordinator
+        .args
+        .extend(lease.clone().map(OsString::from));
+    let options = options.chain(restarts).chain(lease);
     let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
     publish(&mut config, args.job_file, args.metrics);

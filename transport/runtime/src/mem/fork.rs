@@ -1,12 +1,15 @@
-//! Detects that the process was forked.
+//! Forks a process of one thread, and detects that the process was forked.
 //!
 //! A client holds sockets, an epoll instance and mapped rings. A forked child inherits them all, and one
 //! call of it would corrupt its parent's operations. Code that hands a client to programs that may fork
 //! (the language bindings) therefore checks this guard before each call. A page that the kernel wipes in
 //! the child makes the check one load; `getpid` would cost a system call.
 
+use std::io;
+
 use memmap2::{MmapMut, MmapOptions};
 use rustix::mm::Advice;
+use rustix::process::Pid;
 
 use super::region::{MemError, os};
 
@@ -62,9 +65,42 @@ impl ForkGuard {
     }
 }
 
+/// Forks this process, which has one thread. Returns the child's number, and `None` in the child, which has
+/// copies of all descriptors and private memory, and the same shared mappings.
+///
+/// # Errors
+/// A process with more threads, which is not forked: locks of the others would stay locked in the child. The
+/// error of the system call.
+///
+/// # Cost
+/// Two system calls more than the fork.
+pub fn fork_single_threaded() -> io::Result<Option<Pid>> {
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        let why = format!("a process with {threads} threads cannot be forked");
+        return Err(io::Error::other(why));
+    }
+    // SAFETY: this thread is the only one, and only a thread of this process can start another. So no lock
+    // is held by a thread that the child lacks, and all state is complete: the child may go on as this
+    // process would. `fork` takes no pointer.
+    let child = unsafe { libc::fork() };
+    match child {
+        0 => Ok(None),
+        pid if pid > 0 => Ok(Pid::from_raw(pid)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_with_threads_is_not_forked() {
+        // The harness runs each test on a thread of its own.
+        let error = fork_single_threaded().unwrap_err();
+        assert!(error.to_string().contains("threads cannot be forked"));
+    }
 
     #[test]
     fn the_process_that_made_it_is_known_with_and_without_the_page() {

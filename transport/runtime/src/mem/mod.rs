@@ -25,7 +25,7 @@ pub mod versioned;
 #[cfg(not(loom))]
 pub use buffer::Buffer;
 #[cfg(not(loom))]
-pub use fork::ForkGuard;
+pub use fork::{ForkGuard, fork_single_threaded};
 #[cfg(not(loom))]
 pub use pages::Pages;
 #[cfg(not(loom))]
