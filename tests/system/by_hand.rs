@@ -35,15 +35,20 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts a coordinator of `servers` servers and one worker, and no server yet.
     pub(crate) fn coordinator(servers: u32) -> Self {
-        Self::coordinator_by(servers, |mark| command(&tidewater(), mark))
+        Self::of_workers(servers, 1)
+    }
+
+    /// As [`Self::coordinator`], with this number of workers.
+    pub(crate) fn of_workers(servers: u32, workers: u32) -> Self {
+        Self::coordinator_by(servers, workers, |mark| command(&tidewater(), mark))
     }
 
     /// As [`Self::coordinator`], with a limit of open files.
     pub(crate) fn limited(servers: u32, files: usize) -> Self {
-        Self::coordinator_by(servers, |mark| limited(&tidewater(), mark, files))
+        Self::coordinator_by(servers, 1, |mark| limited(&tidewater(), mark, files))
     }
 
-    fn coordinator_by(servers: u32, program: impl FnOnce(&str) -> Command) -> Self {
+    fn coordinator_by(servers: u32, workers: u32, program: impl FnOnce(&str) -> Command) -> Self {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
@@ -54,7 +59,12 @@ impl Cluster {
         let (mark, _) = new_mark();
         let mut coordinator = program(&mark)
             .current_dir(&directory)
-            .args(["coordinator", "--workers", "1", "--servers"])
+            .args([
+                "coordinator",
+                "--workers",
+                &workers.to_string(),
+                "--servers",
+            ])
             .arg(servers.to_string())
             .arg("--token-file")
             .arg(token)

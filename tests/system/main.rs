@@ -27,6 +27,7 @@ mod namespaces;
 mod one_sided;
 mod pages;
 mod proc;
+mod restarts;
 mod rig;
 mod saves;
 mod service;

@@ -41,6 +41,24 @@ impl Process {
         self.stat()?.first()?.chars().next()
     }
 
+    /// Whether it is a child of process `pid`; false after its end.
+    pub(crate) fn is_child_of(&self, pid: i32) -> bool {
+        let parent = self.stat().and_then(|fields| fields.get(1)?.parse().ok());
+        parent == Some(pid) && self.state() != Some('Z')
+    }
+
+    /// Its children that have not ended.
+    pub(crate) fn children(&self) -> Vec<Self> {
+        let child = |pid| Self {
+            pid,
+            role: self.role.clone(),
+            rank: self.rank,
+        };
+        let mut all: Vec<Self> = pids().map(child).collect();
+        all.retain(|process| process.is_child_of(self.pid));
+        all
+    }
+
     /// Number of its open files.
     pub(crate) fn open_files(&self) -> usize {
         let files = fs::read_dir(format!("/proc/{}/fd", self.pid));
@@ -118,11 +136,15 @@ pub(crate) fn socket_exists(name: &str) -> bool {
     table.lines().any(|line| line.ends_with(name))
 }
 
+/// Numbers of all processes.
+fn pids() -> impl Iterator<Item = i32> {
+    let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
+    fs::read_dir("/proc").unwrap().flatten().filter_map(pid)
+}
+
 /// Living processes with the variable `mark` in their environment.
 pub(crate) fn marked(mark: &str) -> Vec<Process> {
-    let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(pid);
-    let mut found: Vec<Process> = pids.filter_map(|pid| member(pid, mark)).collect();
+    let mut found: Vec<Process> = pids().filter_map(|pid| member(pid, mark)).collect();
     found.sort();
     found
 }
