@@ -325,7 +325,12 @@ impl Coordinator {
             return;
         }
         let asker = Asker { peer, id };
-        match self.handle(asker, request) {
+        let handled = match self.waits_for_restart(asker, &request) {
+            Ok(false) => self.handle(asker, request),
+            Ok(true) => Ok(None),
+            Err(refusal) => Err(refusal),
+        };
+        match handled {
             Ok(Some(answer)) => self.answer(asker, answer),
             Ok(None) => {}
             Err(refusal) => self.answer(asker, CoordinatorAnswer::Refused(refusal)),
@@ -446,9 +451,6 @@ impl Coordinator {
             (Ask::Finished, Role::Observer, _) => return Ok(Some(self.goodbye(asker.peer))),
             (_, Role::Observer, _) => return Err(only_reads(peer.rank)),
             _ => return Err(bad("only workers ask for this")),
-        }
-        if self.waits_for_restart(asker, &namespace, &request)? {
-            return Ok(None);
         }
         match request {
             Ask::Join(join) => self.join(asker, join),

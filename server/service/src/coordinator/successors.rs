@@ -185,12 +185,13 @@ impl Coordinator {
     pub(super) fn waits_for_restart(
         &mut self,
         asker: Asker,
-        namespace: &str,
         request: &CoordinatorRequest,
     ) -> Result<bool, Refusal> {
         use CoordinatorRequest as Ask;
         let peer = self.peers.get(&asker.peer);
-        let is_client = peer.is_some_and(|p| p.joined && is_client(p.role));
+        let Some(peer) = peer.filter(|p| p.joined && is_client(p.role)) else {
+            return Ok(false);
+        };
         let leaves = matches!(
             request,
             Ask::Members
@@ -200,10 +201,10 @@ impl Coordinator {
                 | Ask::Leaving { .. }
                 | Ask::Slow { .. }
         );
-        let Some(job) = self.jobs.get_mut(namespace) else {
+        let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return Ok(false);
         };
-        if !is_client || leaves || job.failed.is_some() {
+        if leaves || job.failed.is_some() || self.phase != Phase::Running {
             return Ok(false);
         }
         if !self.absent.is_empty() || !job.restarts.is_empty() {
