@@ -231,19 +231,10 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
         .pending_bytes
         .map(|bytes| format!("--pending-bytes={bytes}"));
     let copies = args.save_bytes.map(|bytes| format!("--save-bytes={bytes}"));
-    let restarts = args.server_restarts;
-    let restarts = restarts.map(|times| format!("--restarts={times}"));
     let options = options.chain(busy).chain(pending).chain(copies);
-    let lease = args
-        .lease
-        .map(|lease| format!("--lease={}ms", lease.as_millis()));
-    config
-        .coordinator
-        .args
-        .extend(lease.clone().map(OsString::from));
-    let options = options.chain(restarts).chain(lease);
     let options = options.chain(args.modules.passed_on());
     config.server.args.extend(options.map(OsString::from));
+    survive(&mut config, args.server_restarts, args.lease);
     publish(&mut config, args.job_file, args.metrics);
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
@@ -276,6 +267,15 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
             (ExitCode::from(error.code()), false)
         }
     }
+}
+
+/// Sets the successors of each server, and the silence after which a server counts as lost.
+fn survive(config: &mut RunConfig, restarts: Option<u32>, lease: Option<Duration>) {
+    let lease = lease.map(|lease| format!("--lease={}ms", lease.as_millis()));
+    let restarts = restarts.map(|times| format!("--restarts={times}"));
+    let for_servers = restarts.into_iter().chain(lease.clone());
+    config.server.args.extend(for_servers.map(OsString::from));
+    config.coordinator.args.extend(lease.map(OsString::from));
 }
 
 /// Makes the coordinator write a job file and serve metrics.
