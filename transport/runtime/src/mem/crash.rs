@@ -5,7 +5,7 @@
 //! killed process is. What it stored before stays, also the first words of a copy that is cut. The caller
 //! forgets the values that the closure worked on, and goes on with the memory alone.
 //!
-//! Builds with the feature `mutants` only; without it each function of this module is empty.
+//! Builds with the feature `mutants` only.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
