@@ -1,3 +1,5 @@
+// long: one rig for runs of the trainer.
+
 //! The trainer on clusters over shared memory and TCP: under BSP the reference trainer's bits, otherwise
 //! its quality, and a common end in every case.
 

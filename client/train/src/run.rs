@@ -1,4 +1,4 @@
-//! The training loop of one worker; all workers of the job run it in parallel.
+//! The training loop of one worker; all workers of the job run it in parallel. (long: one run, from its tables to its end.)
 //!
 //! 1. Workers exchange their settings: all continue if they are equal, else none does. The model's
 //!    table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by feature. Under BSP

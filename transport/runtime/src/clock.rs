@@ -4,7 +4,7 @@
 //! turn. Outside, that costs one load of a thread-local cell.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tidewater_protocol::mutants::{self, Mutant};
 
@@ -72,6 +72,13 @@ pub fn now() -> Instant {
 fn look(at: Instant) -> Instant {
     VIRTUAL.set(Some(at + VIRTUAL_LOOK));
     at
+}
+
+/// Milliseconds since 1970 by the host's clock, which may be set; 0 on a clock before that. For what is kept
+/// in files: time within a run is [`now`].
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Sets this thread's virtual time; `None` returns the thread to the machine's clock.

@@ -54,7 +54,6 @@ pub use error::CheckpointError;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
 pub(crate) use manifest::{abandon, note_settings};
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};
-pub(crate) use rows::now_ms;
 pub use rows::{
     Appliers, BegunSave, SaveRequest, SavedModel, SavedShare, begin_save, load_table, save_part,
     write_part,

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, ServerId, TableId};
@@ -16,7 +16,7 @@ use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::{Optimizer, TableSpec};
 use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
 use tidewater_protocol::wire::refusal::Refusal;
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{Deadline, unix_ms};
 
 use super::disk::Disk;
 use super::error::CheckpointError;
@@ -276,14 +276,8 @@ fn write_copies(
     Ok(SavedShare {
         file,
         settings: share.settings,
-        cut_ms: share.cut_ms.unwrap_or_else(now_ms),
+        cut_ms: share.cut_ms.unwrap_or_else(unix_ms),
     })
-}
-
-/// Milliseconds since 1970; 0 on a clock before that.
-pub(crate) fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Orders the copies of all appliers. Returns the channel on which they come.
@@ -329,7 +323,7 @@ struct Share {
 
 impl Share {
     fn add(&mut self, clocks: Vec<(DomainId, u64)>, settings: Vec<(TableId, Optimizer)>) {
-        self.cut_ms.get_or_insert_with(now_ms);
+        self.cut_ms.get_or_insert_with(unix_ms);
         for (table, optimizer) in settings {
             if !self.settings.iter().any(|known| known.table == table) {
                 self.settings.push(TableSetting { table, optimizer });

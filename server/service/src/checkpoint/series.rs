@@ -28,7 +28,7 @@ const ALIVE_BYTES_MAX: u64 = 64 << 10;
 /// When a job was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Alive {
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970 at the last sign.
     pub(crate) unix_ms: u64,
     /// The furthest clocks of its workers, with those of the checkpoint that it continued from.
     pub(crate) clocks: Vec<DomainClock>,
@@ -41,7 +41,7 @@ pub struct Newest {
     pub number: u64,
     /// Directory of the checkpoint.
     pub dir: String,
-    /// Its manifest.
+    /// Manifest of the checkpoint.
     pub manifest: Manifest,
 }
 

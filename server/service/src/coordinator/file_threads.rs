@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::wire::control::DomainClock;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{Deadline, unix_ms};
 
 use super::files::Files;
 use super::state::{FileDone, FileTask};
@@ -186,7 +186,7 @@ impl Heartbeat {
                 }
             },
         };
-        let unix_ms = crate::checkpoint::now_ms();
+        let unix_ms = unix_ms();
         if notes.try_send((dir, Alive { unix_ms, clocks })).is_err() {
             tracing::debug!("the file system holds a note that a job is alive");
         }

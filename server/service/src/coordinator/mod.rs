@@ -28,6 +28,7 @@ pub mod membership;
 mod models;
 mod operators;
 mod rendezvous;
+mod resume;
 mod scheduled;
 pub mod serve;
 pub mod state;

@@ -1,4 +1,4 @@
-//! Saves and loads of a job's tables: the orders to the servers, their sequence, and what happens
+//! Saves and loads of a job's tables: the orders to the servers, their sequence, and what happens (long: the steps of one operation.)
 //! when a server cannot carry one out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub(super) enum Request {
         /// Clocks of the worker.
         clocks: Vec<DomainClock>,
     },
-    /// A load.
+    /// A load of a saved model.
     Load {
         /// Directory of the model.
         dir: String,

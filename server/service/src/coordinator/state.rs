@@ -99,7 +99,7 @@ pub enum FileTask {
     BeginSave(String),
     /// All parts are written: write the manifest, remove what it replaces, unlock.
     Commit {
-        /// The model.
+        /// Manifest of the model.
         manifest: Box<Manifest>,
         /// Complete checkpoints that are kept, with this one; `None` if it is none.
         keep: Option<usize>,
