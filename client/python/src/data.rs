@@ -12,7 +12,7 @@ use tidewater_data::{
 };
 
 /// Files of the system are `OSError`, all others `ValueError`.
-fn raised(error: DataError) -> PyErr {
+pub(crate) fn raised(error: DataError) -> PyErr {
     let text = error.to_string();
     match error {
         DataError::Io { .. } | DataError::NoFiles { .. } | DataError::Shrunk { .. } => {
@@ -27,12 +27,81 @@ fn wrong(error: impl std::fmt::Display) -> PyErr {
 }
 
 /// Labels, row starts, keys and values of a batch.
-type Batch<'py> = (
+pub(crate) type Batch<'py> = (
     Bound<'py, PyArray1<f32>>,
     Bound<'py, PyArray1<i64>>,
     Bound<'py, PyArray1<u64>>,
     Bound<'py, PyArray1<f32>>,
 );
+
+/// Options of reading from the arguments of a Python call.
+pub(crate) fn read_options(
+    format: Option<&str>,
+    schema: Option<&str>,
+    labels: &str,
+    positive: Option<f32>,
+    bad_records: &str,
+) -> PyResult<ReadOptions> {
+    let labels = match (labels, positive) {
+        ("raw", None) => LabelMap::Raw,
+        ("binary", None) => LabelMap::Binary,
+        ("raw" | "binary", Some(class)) => LabelMap::OneVsRest(class),
+        _ => {
+            let text = format!("labels is '{labels}'; it is one of 'raw', 'binary'");
+            return Err(PyValueError::new_err(text));
+        }
+    };
+    Ok(ReadOptions {
+        format: format.map(str::parse).transpose().map_err(wrong)?,
+        labels,
+        schema: schema.map(str::parse).transpose().map_err(wrong)?,
+        bad_records: bad_records.parse().map_err(wrong)?,
+    })
+}
+
+/// Rows that were read, a column each.
+#[derive(Default)]
+pub(crate) struct Columns {
+    labels: Vec<f32>,
+    starts: Vec<i64>,
+    keys: Vec<u64>,
+    values: Vec<f32>,
+}
+
+/// Reads the next rows, at most `rows`.
+pub(crate) fn read_rows(reader: &mut RowReader, rows: usize) -> Result<Columns, DataError> {
+    let mut read = Columns {
+        starts: vec![0],
+        ..Columns::default()
+    };
+    while read.labels.len() < rows && reader.advance()? {
+        let row = reader.row();
+        read.labels.push(row.label);
+        read.keys.extend_from_slice(row.keys);
+        read.values.extend_from_slice(row.values);
+        read.starts.push(read.keys.len() as i64);
+    }
+    Ok(read)
+}
+
+impl Columns {
+    /// Number of rows.
+    pub(crate) const fn rows(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// The rows as arrays; `None` if there are none.
+    pub(crate) fn batch(self, py: Python<'_>) -> Option<Batch<'_>> {
+        (!self.labels.is_empty()).then(|| {
+            (
+                PyArray1::from_vec(py, self.labels),
+                PyArray1::from_vec(py, self.starts),
+                PyArray1::from_vec(py, self.keys),
+                PyArray1::from_vec(py, self.values),
+            )
+        })
+    }
+}
 
 /// Cursor over the rows of a part.
 #[pyclass(frozen, module = "tidewater")]
@@ -54,21 +123,7 @@ impl RowCursor {
         positive: Option<f32>,
         bad_records: &str,
     ) -> PyResult<Self> {
-        let labels = match (labels, positive) {
-            ("raw", None) => LabelMap::Raw,
-            ("binary", None) => LabelMap::Binary,
-            ("raw" | "binary", Some(class)) => LabelMap::OneVsRest(class),
-            _ => {
-                let text = format!("labels is '{labels}'; it is one of 'raw', 'binary'");
-                return Err(PyValueError::new_err(text));
-            }
-        };
-        let options = ReadOptions {
-            format: format.map(str::parse).transpose().map_err(wrong)?,
-            labels,
-            schema: schema.map(str::parse).transpose().map_err(wrong)?,
-            bad_records: bad_records.parse().map_err(wrong)?,
-        };
+        let options = read_options(format, schema, labels, positive, bad_records)?;
         let reader = py.detach(|| {
             let source = Arc::new(FileSource::new(&path, options.schema.as_ref())?);
             let shards = source.part(part, parts)?;
@@ -79,28 +134,11 @@ impl RowCursor {
 
     /// Returns the next rows, at most `rows`; `None` after the last one.
     fn next_batch<'py>(&self, py: Python<'py>, rows: usize) -> PyResult<Option<Batch<'py>>> {
-        let read = || -> Result<_, DataError> {
+        let read = || {
             let mut reader = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let (mut labels, mut starts) = (Vec::new(), vec![0i64]);
-            let (mut keys, mut values) = (Vec::new(), Vec::new());
-            while labels.len() < rows && reader.advance()? {
-                let row = reader.row();
-                labels.push(row.label);
-                keys.extend_from_slice(row.keys);
-                values.extend_from_slice(row.values);
-                starts.push(keys.len() as i64);
-            }
-            Ok((labels, starts, keys, values))
+            read_rows(&mut reader, rows)
         };
-        let (labels, starts, keys, values) = py.detach(read).map_err(raised)?;
-        Ok((!labels.is_empty()).then(|| {
-            (
-                PyArray1::from_vec(py, labels),
-                PyArray1::from_vec(py, starts),
-                PyArray1::from_vec(py, keys),
-                PyArray1::from_vec(py, values),
-            )
-        }))
+        py.detach(read).map_err(raised).map(|read| read.batch(py))
     }
 
     /// Number of malformed records that were left out so far.

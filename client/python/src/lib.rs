@@ -24,6 +24,7 @@ mod options;
 mod schedule;
 mod session;
 mod table;
+mod tasks;
 mod walltime;
 
 use pyo3::prelude::*;
@@ -54,5 +55,6 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<walltime::Walltime>()?;
     module.add_class::<data::RowCursor>()?;
     module.add_class::<data::RecordCursor>()?;
+    module.add_class::<tasks::TaskQueue>()?;
     Ok(())
 }

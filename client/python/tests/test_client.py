@@ -7,16 +7,19 @@ import ctypes
 import itertools
 import multiprocessing
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import numpy as np
 
 import tidewater
+import tidewater.data
 
 COORDINATOR, TOKEN = sys.argv[1:3]
 _names = itertools.count()
@@ -51,6 +54,69 @@ def test_what_is_pushed_is_what_is_pulled():
                 assert out.tolist() == [[6, 8, 10], [3, 4, 5]], (dtype, mode, out)
             assert t.pull([5]).tolist() == [[6, 8, 10]]
             assert t.pull(np.array([5])).dtype == dtype
+
+
+def _task_files():
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for name in "abc":
+        (folder / name).write_text("".join(f"1 {row + 1}:2\n" for row in range(40)))
+    return folder
+
+
+def test_tasks_count_each_record_once():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.float64, cols=1)
+        tasks = tidewater.data.tasks(s, _task_files(), "rows", 100, batch=7, epochs=2, seed=1, finals=["end"])
+        kinds, broken = [], True
+        for task in tasks:
+            kinds.append(task.kind)
+            try:
+                with task:
+                    for batch in task:
+                        t.push(np.ones((len(batch.keys), 1)), batch.keys)
+                    if broken:
+                        broken = False
+                        raise ValueError("a bad batch")
+            except ValueError:
+                pass
+        assert kinds.count("end") == 1 and set(kinds) == {"train", "end"}, kinds
+        assert (t.pull(np.arange(40, dtype=np.uint64)) == 6).all(), "three files, two passes"
+        status = tasks.status()
+        assert status["records"] == 240 and status["failures"] == 1 and not status["reasons"], status
+
+
+def test_tasks_without_their_file_are_left_out():
+    with session() as s:
+        folder = _task_files()
+        tasks = tidewater.data.tasks(s, folder, "rows", 1000, failures_max=2)
+        (folder / "b").unlink()
+        rows = 0
+
+        def count():
+            nonlocal rows
+            for task in tasks:
+                try:
+                    with task:
+                        rows += sum(len(batch.labels) for batch in task)
+                except OSError:
+                    pass
+
+        raises(tidewater.Error, "tasks of queue", count)
+        assert rows == 80, rows
+        raises(ValueError, "kind is", lambda: tidewater.data.tasks(s, folder, "other", 9, kind="x"))
+
+
+def test_torch_takes_tasks():
+    try:
+        import torch
+    except ImportError as e:
+        print(f"not run: tasks of PyTorch: {e}")
+        return
+    with session() as s:
+        tasks = tidewater.data.tasks(s, _task_files(), "rows", 100, batch=16)
+        loader = torch.utils.data.DataLoader(tidewater.data.torch_tasks(tasks, columns=40), batch_size=None)
+        assert sum(float(features.sum()) for _, features in loader) == 240
+        assert tasks.status()["records"] == 120
 
 
 def test_ranges_clocks_and_snapshots():

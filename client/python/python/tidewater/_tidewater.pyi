@@ -549,6 +549,39 @@ class RowCursor:
     def skipped(self) -> int:
         """Malformed records that were left out so far."""
 
+class TaskQueue:
+    """Tasks of a queue; `tidewater.data.tasks` makes it."""
+
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        queue: str,
+        task_size: int,
+        reading: Tuple[Optional[str], Optional[str], str, Optional[float], str],
+        *,
+        kind: str,
+        epochs: int,
+        strict_epochs: bool,
+        seed: Optional[int],
+        finals: list,
+        failures_max: int,
+        timeout: float,
+        exactly_once: bool,
+        ticks: Optional[int],
+        allow_left_out: int,
+    ) -> None: ...
+    def next(self) -> Optional[Tuple[int, str, int, int, str, int, int]]:
+        """Takes the next task: number, kind, epoch, failures, path, first, end; None after the last one."""
+    def next_batch(self, rows: int) -> Optional[Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Labels, starts, keys and values of the task's next rows, at most `rows`; None after the last one."""
+    def done(self) -> bool:
+        """Reports the task as finished; whether it counts."""
+    def failed(self, reason: str) -> None:
+        """Reports that the task failed by itself."""
+    def status(self) -> dict:
+        """Counters of the queue, and under `reasons` the tasks that are left out."""
+
 class RecordCursor:
     """Cursor over the records of a part of files, as bytes; `tidewater.data.records` makes it."""
 

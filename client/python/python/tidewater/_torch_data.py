@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .data import Batch, Reader
+from .data import Batch, Reader, Tasks
 
 
 class Rows(IterableDataset):
@@ -22,11 +22,29 @@ class Rows(IterableDataset):
         info = get_worker_info()
         part = self.reader if info is None else self.reader.part(info.id, info.num_workers)
         for batch in part:
-            yield torch.from_numpy(batch.labels), self._features(batch)
+            yield _tensors(batch, self.columns)
 
-    def _features(self, batch: Batch) -> Any:
-        if self.columns is not None:
-            return torch.from_numpy(batch.dense(self.columns))
-        width = int(batch.keys.max()) + 1 if batch.keys.size else 0
-        parts = (batch.starts, batch.keys.astype(np.int64), batch.values)
-        return torch.sparse_csr_tensor(*map(torch.from_numpy, parts), size=(len(batch.labels), width))
+
+class TaskRows(IterableDataset):
+    """Batches of tasks as tensors. A task is done when its last batch has been used."""
+
+    def __init__(self, tasks: Tasks, columns: Optional[int]) -> None:
+        super().__init__()
+        self.tasks, self.columns = tasks, columns
+
+    def __iter__(self) -> Iterator[tuple]:
+        if get_worker_info() is not None:
+            raise RuntimeError("tasks are of this process's session; use DataLoader(..., num_workers=0)")
+        for task in self.tasks:
+            for batch in task:
+                yield _tensors(batch, self.columns)
+            task.done()
+
+
+def _tensors(batch: Batch, columns: Optional[int]) -> tuple:
+    labels = torch.from_numpy(batch.labels)
+    if columns is not None:
+        return labels, torch.from_numpy(batch.dense(columns))
+    width = int(batch.keys.max()) + 1 if batch.keys.size else 0
+    parts = (batch.starts, batch.keys.astype(np.int64), batch.values)
+    return labels, torch.sparse_csr_tensor(*map(torch.from_numpy, parts), size=(len(batch.labels), width))

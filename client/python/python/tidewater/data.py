@@ -11,13 +11,13 @@ of files are OSError, malformed records ValueError; both name the file, and a re
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, NamedTuple, Optional, Union
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
-from ._tidewater import RecordCursor, RowCursor
+from ._tidewater import RecordCursor, RowCursor, Session, TaskQueue
 
-__all__ = ["Batch", "Reader", "open", "records", "torch_dataset"]
+__all__ = ["Batch", "Reader", "Task", "Tasks", "open", "records", "tasks", "torch_dataset", "torch_tasks"]
 
 
 class Batch(NamedTuple):
@@ -108,3 +108,104 @@ def torch_dataset(reader: Reader, columns: Optional[int] = None) -> Any:
     from ._torch_data import Rows
 
     return Rows(reader, columns)
+
+
+class Task:
+    """A task of a queue: iterate over its batches, then call `done`. As a context it calls `done` at its end, and
+    `failed` with the text of an exception, which it passes on."""
+
+    def __init__(self, tasks: Tasks, described: tuple) -> None:
+        self.number, self.kind, self.epoch, self.failures, self.path, self.first, self.end = described
+        self._tasks = tasks
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._tasks._queue.next_batch(self._tasks.batch)) is not None:
+            yield Batch(*batch)
+
+    def done(self) -> bool:
+        """Reports the task as finished. Returns whether it counts: False if it was taken back, or another worker
+        finished it first; its pushes are dropped then."""
+        return self._tasks._queue.done()
+
+    def failed(self, reason: str) -> None:
+        """Reports that the task failed by itself. Its pushes are dropped; after too many failures it is left out."""
+        self._tasks._queue.failed(reason)
+
+    def __enter__(self) -> Task:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.done()
+        elif isinstance(error, Exception):
+            self.failed(f"{kind.__name__}: {error}")
+
+
+class Tasks:
+    """Iterable over the tasks of a queue, each of which is one worker's. `for task in tasks: with task: ...`"""
+
+    def __init__(self, queue: TaskQueue, batch: int) -> None:
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; it is at least 1")
+        self._queue, self.batch = queue, batch
+
+    def __iter__(self) -> Iterator[Task]:
+        while (described := self._queue.next()) is not None:
+            yield Task(self, described)
+
+    def status(self) -> dict:
+        """Counters of the queue; `reasons` lists tasks that are left out: number, path, first, end, reason."""
+        return self._queue.status()
+
+
+def tasks(
+    session: Session,
+    path: Union[str, os.PathLike],
+    name: str,
+    task_size: int,
+    format: Optional[str] = None,
+    *,
+    schema: Optional[str] = None,
+    labels: str = "raw",
+    positive: Optional[float] = None,
+    bad_records: str = "fail",
+    batch: int = 256,
+    kind: str = "train",
+    epochs: int = 1,
+    strict_epochs: bool = False,
+    seed: Optional[int] = None,
+    finals: Sequence[str] = (),
+    failures_max: int = 3,
+    timeout: float = 300.0,
+    exactly_once: bool = True,
+    ticks: Optional[int] = None,
+    allow_left_out: int = 0,
+) -> Tasks:
+    """Opens a queue of tasks over files: the coordinator hands them to the workers, and takes them back from those that
+    are lost. All workers give the same arguments. `task_size` is in bytes of decompressed text, or in records of
+    RecordIO in chunks.
+
+    With `exactly_once` servers hold what the session pushes for a task, and apply it when the task is done: all of it or
+    nothing. Ticks, functions and deletions fail inside a task. Without it pushes take effect at once, and again with a
+    task that is given again. `ticks` is the clock domain in which to tick after each task, for sessions with sync="bsp".
+    `finals`: tasks without records at the end, "save" or "end". A task that fails `failures_max` times is left out; the
+    end of the loop is an error if more than `allow_left_out` are.
+    """
+    reading = (format, schema, labels, positive, bad_records)
+    queue = TaskQueue(
+        session, os.fspath(path), name, task_size, reading, kind=kind, epochs=epochs, strict_epochs=strict_epochs,
+        seed=seed, finals=list(finals), failures_max=failures_max, timeout=timeout, exactly_once=exactly_once,
+        ticks=ticks, allow_left_out=allow_left_out,
+    )
+    return Tasks(queue, batch)
+
+
+def torch_tasks(tasks: Tasks, columns: Optional[int] = None) -> Any:
+    """Makes a torch.utils.data.IterableDataset of tasks: use it with `DataLoader(..., batch_size=None)` and without
+    processes of its own, since the session belongs to this one. A task is done when the batch after its last one is
+    asked for: push what belongs to a batch before. Items are those of `torch_dataset`. Raises ImportError where PyTorch
+    is not installed.
+    """
+    from ._torch_data import TaskRows
+
+    return TaskRows(tasks, columns)

@@ -1,0 +1,260 @@
+//! Tasks of training data. `tidewater.data` has the classes for users.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tidewater::DomainId;
+use tidewater_data::{FileSource, ReadOptions, RowReader};
+use tidewater_tasks::{CurrentTask, Delivery, QueueOptions, TaskError, TaskKind, Tasks};
+
+use crate::data::{self, Batch};
+use crate::failure::{self, Error};
+use crate::session::Session;
+
+fn raised(error: TaskError) -> PyErr {
+    match error {
+        TaskError::Client(error) => failure::raised(error),
+        TaskError::Data(error) => data::raised(error),
+        error => Error::new_err(error.to_string()),
+    }
+}
+
+fn kind(name: &str) -> PyResult<TaskKind> {
+    Ok(match name {
+        "train" => TaskKind::Train,
+        "evaluate" => TaskKind::Evaluate,
+        "predict" => TaskKind::Predict,
+        "save" => TaskKind::Save,
+        "end" => TaskKind::End,
+        _ => {
+            let text = format!(
+                "kind is '{name}'; it is one of 'train', 'evaluate', 'predict', 'save', 'end'"
+            );
+            return Err(PyValueError::new_err(text));
+        }
+    })
+}
+
+const fn name(kind: TaskKind) -> &'static str {
+    match kind {
+        TaskKind::Train => "train",
+        TaskKind::Evaluate => "evaluate",
+        TaskKind::Predict => "predict",
+        TaskKind::Save => "save",
+        TaskKind::End => "end",
+    }
+}
+
+/// Number, kind, pass, failures, path, first and end of a task.
+type Described = (u64, &'static str, u32, u32, PathBuf, u64, u64);
+
+/// The tasks of a queue, and the one that the session has.
+#[pyclass(frozen, module = "tidewater")]
+pub(crate) struct TaskQueue {
+    session: Py<Session>,
+    options: ReadOptions,
+    state: Mutex<State>,
+}
+
+struct State {
+    tasks: Tasks,
+    current: Option<CurrentTask>,
+    rows: Option<RowReader>,
+    records: u64,
+}
+
+impl TaskQueue {
+    /// The state, unless another thread waits for a task.
+    fn state(&self) -> PyResult<MutexGuard<'_, State>> {
+        self.state.try_lock().map_err(|_| {
+            PyValueError::new_err(
+                "another thread uses these tasks; give each thread its own session",
+            )
+        })
+    }
+
+    /// Calls `body` with the client of the session, without the interpreter lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut tidewater::Client) -> Result<R, TaskError> + Send,
+    ) -> PyResult<R> {
+        let done = self.session.get().with(py, |client| Ok(body(client)))?;
+        done.map_err(raised)
+    }
+}
+
+#[pymethods]
+impl TaskQueue {
+    #[new]
+    #[pyo3(signature = (session, path, queue, task_size, reading, *, kind, epochs, strict_epochs, seed, finals,
+        failures_max, timeout, exactly_once, ticks, allow_left_out))]
+    #[allow(clippy::too_many_arguments, reason = "the arguments of a Python call")]
+    fn open(
+        session: &Bound<'_, Session>,
+        path: PathBuf,
+        queue: &str,
+        task_size: u64,
+        reading: (Option<String>, Option<String>, String, Option<f32>, String),
+        kind: &str,
+        epochs: u32,
+        strict_epochs: bool,
+        seed: Option<u64>,
+        finals: Vec<String>,
+        failures_max: u32,
+        timeout: f64,
+        exactly_once: bool,
+        ticks: Option<u8>,
+        allow_left_out: u64,
+    ) -> PyResult<Self> {
+        let (format, schema, labels, positive, bad_records) = reading;
+        let read = data::read_options(
+            format.as_deref(),
+            schema.as_deref(),
+            &labels,
+            positive,
+            &bad_records,
+        )?;
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+        let mut options = QueueOptions::new(queue, task_size)
+            .kind(self::kind(kind)?)
+            .epochs(epochs)
+            .failures_max(failures_max)
+            .timeout(timeout, 10)
+            .allow_left_out(allow_left_out);
+        if strict_epochs {
+            options = options.strict_epochs();
+        }
+        if let Some(seed) = seed {
+            options = options.shuffled(seed);
+        }
+        for last in finals {
+            options = options.then(self::kind(&last)?);
+        }
+        if !exactly_once {
+            options = options.delivery(Delivery::AtLeastOnce);
+        }
+        if let Some(domain) = ticks {
+            options = options.ticking(DomainId(domain));
+        }
+        let opened = session.get().with(session.py(), |client| {
+            let source = match FileSource::new(&path, read.schema.as_ref()) {
+                Ok(source) => Arc::new(source),
+                Err(error) => return Ok(Err(error.into())),
+            };
+            Ok(Tasks::open(client, source, &options))
+        })?;
+        Ok(Self {
+            session: session.clone().unbind(),
+            options: read,
+            state: Mutex::new(State {
+                tasks: opened.map_err(raised)?,
+                current: None,
+                rows: None,
+                records: 0,
+            }),
+        })
+    }
+
+    /// Takes the next task; `None` after the last one.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Described>> {
+        let mut state = self.state()?;
+        let state = &mut *state;
+        (state.current, state.rows, state.records) = (None, None, 0);
+        let tasks = &mut state.tasks;
+        let task = self.with(py, |client| tasks.next(client))?;
+        let described = task.as_ref().map(|task| {
+            let shard = task.shard();
+            let path = shard.path.to_path_buf();
+            let of_task = (
+                task.number(),
+                name(task.kind()),
+                task.epoch(),
+                task.failures(),
+            );
+            let (number, kind, epoch, failures) = of_task;
+            (number, kind, epoch, failures, path, shard.first, shard.end)
+        });
+        state.current = task;
+        Ok(described)
+    }
+
+    /// Returns the next rows of the task, at most `rows`; `None` after the last one.
+    fn next_batch<'py>(&self, py: Python<'py>, rows: usize) -> PyResult<Option<Batch<'py>>> {
+        let mut state = self.state()?;
+        let state = &mut *state;
+        let Some(task) = &state.current else {
+            return Err(PyValueError::new_err("there is no task; take one first"));
+        };
+        if !matches!(task.kind(), TaskKind::Save | TaskKind::End) {
+            if state.rows.is_none() {
+                let read = py.detach(|| task.rows(&self.options));
+                state.rows = Some(read.map_err(raised)?);
+            }
+            if let Some(reader) = &mut state.rows {
+                let read = py.detach(|| data::read_rows(reader, rows));
+                let read = read.map_err(data::raised)?;
+                state.records += read.rows() as u64;
+                return Ok(read.batch(py));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reports the task as finished; returns whether it counts.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut state = self.state()?;
+        let state = &mut *state;
+        let Some(task) = state.current.take() else {
+            return Err(PyValueError::new_err("there is no task; take one first"));
+        };
+        let (tasks, records) = (&mut state.tasks, state.records);
+        self.with(py, |client| tasks.done(client, task, records))
+    }
+
+    /// Reports that the task failed by itself.
+    fn failed(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let mut state = self.state()?;
+        let state = &mut *state;
+        let Some(task) = state.current.take() else {
+            return Err(PyValueError::new_err("there is no task; take one first"));
+        };
+        let tasks = &mut state.tasks;
+        self.with(py, |client| tasks.failed(client, task, reason))
+    }
+
+    /// Counters of the queue, and the tasks that are left out.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let state = self.state()?;
+        let tasks = &state.tasks;
+        let status = self.with(py, |client| tasks.status(client))?;
+        let (counters, out) = (status.counters, PyDict::new(py));
+        for (name, count) in [
+            ("tasks", counters.tasks),
+            ("epochs", counters.epochs.into()),
+            ("finished", counters.finished),
+            ("records", counters.records),
+            ("given", counters.given),
+            ("open", counters.open),
+            ("recovered", counters.recovered),
+            ("timeouts", counters.timeouts),
+            ("stragglers", counters.stragglers),
+            ("failures", counters.failures),
+            ("late", counters.late),
+            ("left_out", counters.left_out),
+        ] {
+            out.set_item(name, count)?;
+        }
+        let left_out = status.left_out.into_iter().map(|task| {
+            let shard = task.shard;
+            (task.number, shard.path, shard.first, shard.end, task.reason)
+        });
+        out.set_item("reasons", left_out.collect::<Vec<_>>())?;
+        Ok(out)
+    }
+}
