@@ -1,5 +1,6 @@
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+
+use tidewater_runtime::sync::AtomicBool;
 
 use super::*;
 

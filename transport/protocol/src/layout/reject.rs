@@ -129,7 +129,7 @@ pub enum RejectReason {
     },
 }
 
-/// What a row needs beside memory, and what has a limit.
+/// Limited resource that a row takes in addition to bytes of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[non_exhaustive]
