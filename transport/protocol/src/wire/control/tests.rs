@@ -128,7 +128,6 @@ fn text_limits_hold_at_both_ends() {
             cut_ms: 0,
             clocks,
             settings: Vec::new(),
-            cut_ms: 0,
         };
         refuses(&CommandReply::Saved(part));
     }
