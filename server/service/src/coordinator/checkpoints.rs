@@ -22,7 +22,6 @@ use tidewater_protocol::table::Apply;
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, Join, Resumed, WorkerState,
 };
-use tidewater_protocol::wire::refusal::Refusal;
 
 use super::models::{By, Request, Step};
 use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
