@@ -452,7 +452,7 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
-    /// Reason for which an operator asks the job to end, if one does. Does not wait.
+    /// Reason for which an operator asks the job to end, if one does. Waits up to 1 ms.
     ///
     /// # Errors
     /// As [`Self::check`].

@@ -77,7 +77,7 @@ pub struct EvaluationReport {
     pub since_start: Duration,
     /// Duration of the evaluation.
     pub took: Duration,
-    /// The figures.
+    /// Figures on all rows.
     pub quality: Quality,
     /// Counts of the part of each worker.
     pub parts: Vec<PartCount>,

@@ -352,6 +352,7 @@ impl Work<'_> {
             let before = self.missing();
             while !until.passed() && self.missing().len() == before.len() && !before.is_empty() {
                 client.check_job()?;
+                client.progress()?;
                 std::thread::sleep(LOOK);
             }
             let missing = self.missing();

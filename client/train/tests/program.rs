@@ -1,17 +1,24 @@
-//! `tidewater-train` as users run it: a process with a cluster of its own.
+//! `tidewater-train` as users run it: a process with a cluster of its own, or workers of a job (long: one rig).
 
 #![allow(
     clippy::unwrap_used,
     reason = "a test crate: its helpers panic as its tests do"
 )]
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tidewater::{JoinOptions, SyncMode, TableBuilder};
+use tidewater::{ClusterConfig, JoinOptions, SyncMode, TableBuilder};
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT};
+use tidewater_runtime::clock::Deadline;
+use tidewater_service::coordinator::LostWorker;
+use tidewater_service::embedded::Cluster;
+use tidewater_service::status::{JobEnd, stop_job, wait_job};
 use tidewater_train::data::ReadOptions;
 use tidewater_train::job::{JobError, JobOptions, TrainingJob};
 use tidewater_train::{Config, EvaluateConfig, Outcome, PredictConfig};
@@ -479,4 +486,213 @@ fn calls_of_a_job_have_an_order() {
         "{error:?}"
     );
     state(job.save(&model), "the job has failed; create another job");
+}
+
+/// A cluster in this process, for workers that are processes of the trainer. Dropping it kills them.
+struct Jobs {
+    cluster: Cluster,
+    token: PathBuf,
+    children: Vec<Child>,
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Jobs {
+    fn new(dir: &Path, workers: u32, on_lost: LostWorker) -> Self {
+        let cluster = Cluster::start(&ClusterConfig {
+            workers,
+            on_lost,
+            ..ClusterConfig::default()
+        });
+        let cluster = cluster.unwrap();
+        let token = dir.join("token");
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&token);
+        let digits = cluster.environment().token.to_hex();
+        file.unwrap()
+            .write_all(format!("{digits}\n").as_bytes())
+            .unwrap();
+        Self {
+            cluster,
+            token,
+            children: Vec::new(),
+        }
+    }
+
+    /// A command of the trainer in this job, as a worker or as an observer.
+    fn command(&self, dir: &Path, rank: Option<u32>, line: &str) -> Command {
+        let environment = self.cluster.environment();
+        let mut command = program(dir);
+        command.args(line.split_whitespace());
+        command.env("TIDEWATER_COORDINATOR", &environment.coordinator);
+        command.env("TIDEWATER_TOKEN_FILE", &self.token);
+        command.env("TIDEWATER_SERVERS", "1");
+        if let Some(rank) = rank {
+            command.env("TIDEWATER_RANK", rank.to_string());
+        }
+        command.env("TIDEWATER_WORKERS", environment.workers.to_string());
+        command
+    }
+
+    /// Starts a process; returns its number.
+    fn start(&mut self, dir: &Path, rank: Option<u32>, line: &str) -> usize {
+        let mut command = self.command(dir, rank, line);
+        self.children
+            .push(command.stderr(Stdio::null()).spawn().unwrap());
+        self.children.len() - 1
+    }
+
+    fn succeeds(&mut self, child: usize) -> bool {
+        self.children[child].wait().unwrap().success()
+    }
+}
+
+/// Waits until `found` returns something.
+fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Deadline::after(Duration::from_secs(60));
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(!deadline.passed(), "no {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Names of the files in a folder that begin with `prefix`, in order.
+fn names(folder: &Path, prefix: &str) -> Vec<String> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = files.map(|file| file.file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(prefix)).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Three workers predict 40 parts; one is killed while it writes one. The others complete its parts: each record has
+/// one line, in its order. Under a policy that ends the job, the files that are there are complete, and a second run
+/// completes the rest.
+#[test]
+fn killed_worker_leaves_each_line_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let predict = "predict --load model --data records --parts 40";
+    for line in [
+        "generate --rows 1000 --features 300 --out train",
+        "generate --rows 30000 --first 1000 --features 300 --out records",
+        "lr --train train --epochs 1 --save model",
+        &format!("{predict} --out alone --merge alone.txt"),
+    ] {
+        let (code, said) = run(dir, line);
+        assert_eq!(code, Some(0), "{line}: {said}");
+    }
+    let expected = std::fs::read_to_string(dir.join("alone.txt")).unwrap();
+    assert_eq!(expected.lines().count(), 30_000);
+    for on_lost in [LostWorker::GoOn, LostWorker::FailJob] {
+        let goes_on = on_lost == LostWorker::GoOn;
+        let name = if goes_on { "go-on" } else { "fail" };
+        let (out, merged) = (dir.join(name), dir.join(format!("{name}.txt")));
+        let line = format!("{predict} --out {name} --merge {name}.txt");
+        let mut jobs = Jobs::new(dir, 3, on_lost);
+        let workers = [0, 1, 2].map(|rank| jobs.start(dir, Some(rank), &line));
+        let own = format!(".1.{}", jobs.children[workers[1]].id());
+        until("part that worker 1 writes", || {
+            let writes = names(&out, ".part-");
+            let writes = writes.iter().any(|name| name.ends_with(&own));
+            (names(&out, "part-").len() > 2 && writes).then_some(())
+        });
+        jobs.children[workers[1]].kill().unwrap();
+        let complete = names(&out, "part-").len();
+        assert!(complete < 40, "it was killed after the last part");
+        for worker in [workers[0], workers[2]] {
+            assert_eq!(jobs.succeeds(worker), goes_on);
+        }
+        drop(jobs);
+        if !goes_on {
+            let parts = names(&out, "part-");
+            assert!((1..40).contains(&parts.len()), "{}", parts.len());
+            for part in parts {
+                let found = std::fs::read(out.join(&part)).unwrap();
+                let due = std::fs::read(dir.join("alone").join(&part)).unwrap();
+                assert!(found == due, "{part} is not complete");
+            }
+            assert_eq!(run(dir, &line).0, Some(0));
+        }
+        assert!(
+            std::fs::read_to_string(&merged).unwrap() == expected,
+            "{name}"
+        );
+        assert_eq!(names(&out, ".part-"), Vec::<String>::new());
+        assert_eq!(names(&out, "part-").len(), 40);
+    }
+}
+
+/// An operator stops a training: its workers end at one step with the model saved, and a wait returns with it. Both
+/// refuse a job that is not there. An observer evaluates meanwhile, and ends with the job.
+#[test]
+fn stopped_job_saves_and_wait_returns() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    assert_eq!(
+        run(dir, "generate --rows 2000 --features 300 --out train").0,
+        Some(0)
+    );
+    let mut jobs = Jobs::new(dir, 2, LostWorker::FailJob);
+    let line = "lr --train train --epochs 1000000 --save model --log log";
+    let workers = [0, 1].map(|rank| jobs.start(dir, Some(rank), line));
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+    until("epoch", || read("log").contains("\"epoch\"").then_some(()));
+    let observe = "evaluate --observe --data train";
+    let observed = jobs.command(dir, None, observe).output().unwrap();
+    let said = String::from_utf8(observed.stderr).unwrap();
+    assert!(
+        observed.status.success() && said.contains("read between ticks"),
+        "{said}"
+    );
+    let observer = jobs.start(dir, None, &format!("{observe} --every 1 --log observed"));
+    until("evaluation", || {
+        read("observed").contains('\n').then_some(())
+    });
+
+    let environment = jobs.cluster.environment().clone();
+    let (address, token) = (environment.local.to_string(), environment.token);
+    let after = |ms| Deadline::after(Duration::from_millis(ms));
+    let job = (Ids::default(), NAMESPACE_DEFAULT);
+    let error = stop_job(&address, &token, (job.0, "other"), "r", after(9_000)).unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("no job \"other\" runs; jobs that run: \"default\""),
+        "{said}"
+    );
+    assert_eq!(
+        wait_job(&address, &token, job, after(50)).unwrap(),
+        JobEnd::Running
+    );
+    std::thread::scope(|scope| {
+        let wait = scope.spawn(|| wait_job(&address, &token, job, after(60_000)).unwrap());
+        stop_job(&address, &token, job, "maintenance", after(9_000)).unwrap();
+        for worker in workers {
+            let code = jobs.children[worker].wait().unwrap().code();
+            assert_eq!(code, Some(143));
+        }
+        assert_eq!(wait.join().unwrap(), JobEnd::Done);
+    });
+    let (code, said) = run(dir, "evaluate --load model --data train");
+    assert_eq!(code, Some(0), "{said}");
+    drop(std::mem::replace(
+        &mut jobs.cluster,
+        Cluster::start(&ClusterConfig::default()).unwrap(),
+    ));
+    assert!(jobs.succeeds(observer), "it ends with the job");
 }

@@ -362,6 +362,17 @@ impl CoordinatorLink for SharedCoordinator {
         }
     }
 
+    fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
+        match self.worker.try_coordinator() {
+            Some(mut link) => {
+                self.worker.check_over(&mut link)?;
+                link.stop_asked()
+            }
+            // Another thread uses it: the next look finds the request.
+            None => self.worker.check().map(|()| None),
+        }
+    }
+
     fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
         let until = Deadline::after(patience);
         match self.worker.coordinator(until) {

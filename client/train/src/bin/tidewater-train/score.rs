@@ -69,7 +69,12 @@ fn watch(
         let next = every.map(Deadline::after);
         let evaluated = observation.run(client);
         match evaluated.and_then(|evaluation| report(&evaluation)) {
-            Err(TrainError::Client(e)) if every.is_some() && is_end(&e) => break,
+            // Servers may close their sessions before the coordinator says why.
+            Err(TrainError::Client(e)) if every.is_some() => match client.check_job() {
+                Err(end) if is_end(&end) => break,
+                _ if is_end(&e) => break,
+                _ => return Err(e.into()),
+            },
             evaluated => evaluated?,
         }
         let Some(next) = next else { break };
