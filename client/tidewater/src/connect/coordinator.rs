@@ -84,6 +84,8 @@ pub struct NetCoordinatorLink {
     members: Option<Members>,
     /// Why an operator asks the job to end, once one has.
     stop: Option<String>,
+    /// Time of the next look for that.
+    stop_look: Deadline,
     restart: Restart,
 }
 
@@ -96,8 +98,6 @@ struct Restart {
     last: Option<ServerRestart>,
     /// Whether a call has failed with it, and the client has not rejoined completely.
     reported: bool,
-    /// Time of the next look for that.
-    stop_look: Deadline,
 }
 
 impl NetCoordinatorLink {
