@@ -27,7 +27,9 @@ use tidewater_train::{Config, EvaluateConfig, Outcome, PredictConfig};
 fn program(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidewater-train"));
     for (name, _) in std::env::vars_os() {
-        if name.as_encoded_bytes().starts_with(b"TIDEWATER_") {
+        let is_of_a_job = name.as_encoded_bytes().starts_with(b"TIDEWATER_");
+        // A mutant belongs to the test: its programs need it too.
+        if is_of_a_job && name != "TIDEWATER_MUTANT" {
             command.env_remove(name);
         }
     }
