@@ -151,14 +151,14 @@ impl SharedLocations {
     }
 }
 
-/// Where searches begin.
+/// The home where searches begin.
 #[derive(Debug, Clone, Copy)]
 struct Geometry {
     /// Number of lines. [`PROBES`] more take what the last ones have no room for.
     lines: u64,
     /// Number of lines of the table to which it grows.
     next: u64,
-    /// First home of `lines` whose keys are in the larger table.
+    /// First home of `lines` with keys in the larger table.
     boundary: u64,
 }
 
@@ -187,7 +187,7 @@ const fn scaled(hash: u64, lines: u64) -> u64 {
 /// State that only the writer uses.
 #[derive(Debug, Default)]
 struct Writer {
-    /// Number of entries.
+    /// Number of entries that are in use.
     len: usize,
     /// Entries that are being moved.
     moved: Vec<(u64, RowLocation)>,

@@ -19,7 +19,7 @@ use super::split::{LineReader, byte_range, count_newlines, start_of};
 pub enum Unit {
     /// Bytes of the content, decompressed: the shard has the records that start in its range.
     Bytes,
-    /// Records, from 0.
+    /// Numbers of records, from 0.
     Records,
 }
 

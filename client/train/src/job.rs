@@ -69,7 +69,7 @@ pub enum JobError {
         call: &'static str,
         /// State of the job.
         state: &'static str,
-        /// Calls that fit.
+        /// Calls that fit this state.
         remedy: &'static str,
     },
     /// A worker failed, and with it the job.

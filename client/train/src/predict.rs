@@ -4,7 +4,7 @@
 //! records: the probability of label 1, or `malformed: ` and the fault of a record that the policy leaves out.
 //! The file of a part is written under a hidden name and renamed, so that a file is complete or absent.
 //!
-//! A worker first predicts its share of the parts, then those whose files do not appear: their worker may have
+//! A worker first predicts its share of the parts, then those without a file: their worker may have
 //! died. A model that is not trained meanwhile gives each part one content, so it does not matter which of two
 //! workers finishes a part first, and a second run completes what a first one has left.
 

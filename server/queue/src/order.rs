@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::wire::control::TaskShard;
 
 /// The tasks of one pass: shard after shard, each cut from its beginning.
@@ -50,7 +51,9 @@ impl Cuts {
         let first = whole.first + (task - before) * self.size;
         Some(TaskShard {
             first,
-            end: whole.end.min(first.saturating_add(self.size)),
+            end: whole
+                .end
+                .min(first.saturating_add(self.size + u64::from(on(Mutant::TasksOverlap)))),
             ..whole.clone()
         })
     }

@@ -729,7 +729,7 @@ impl Enlisted {
 }
 
 /// Workers of a job that have ended and are not among those `removed` before, where they are noted. One that
-/// is alive is taken out: it has a further stay, whose end is another one.
+/// is alive is taken out: it has a further stay, with an end of its own.
 fn take_ended(
     removed: &mut BTreeSet<(String, WorkerId)>,
     namespace: &str,

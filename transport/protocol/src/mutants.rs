@@ -303,6 +303,10 @@ mutants! {
     LibsvmIndexKept = "libsvm-index-kept";
     /// The checksum of a RecordIO chunk is not compared.
     ChunkChecksumIgnored = "chunk-checksum-ignored";
+    /// A task ends behind the first record of the next one.
+    TasksOverlap = "tasks-overlap";
+    /// A pass begins though the one before must be over first.
+    PassBeginsEarly = "pass-begins-early";
     /// Every worker that finishes a task counts, not the first alone.
     SecondFinisherCounts = "second-finisher-counts";
     /// A task that fails is given again without end.

@@ -32,7 +32,7 @@ const _: () = assert!(EXTENT_BYTES_MAX / 24 < FORGOTTEN_SLOT as usize);
 /// All extents but the last have a number below 2^12.
 const _: () = assert!(EXTENTS_MAX <= 1 << EXTENT_BITS);
 
-/// The location of an entry whose location is not known any more. The entry keeps its place, because a free
+/// The location of an entry without a known location. The entry keeps its place, because a free
 /// place ends searches.
 pub(super) const FORGOTTEN: RowLocation = RowLocation::new(0, 1, FORGOTTEN_SLOT);
 

@@ -604,7 +604,7 @@ pub struct tw_schedule {
 pub struct tw_counters {
     /// sizeof(tw_counters), set by the caller.
     pub size: usize,
-    /// Pull calls.
+    /// Number of pull calls.
     pub pulls: u64,
     /// Rows accepted after their hash was verified.
     pub rows_consistent: u64,
@@ -620,7 +620,7 @@ pub struct tw_counters {
     pub blocks_hogwild: u64,
     /// Rows or blocks that did not prove themselves and were read again.
     pub torn_rejected: u64,
-    /// Reads repeated.
+    /// Number of reads repeated.
     pub retries: u64,
     /// Pulls that gave up reading one-sidedly and had the rest gathered.
     pub gather_fallbacks: u64,
@@ -628,9 +628,9 @@ pub struct tw_counters {
     pub resolved_keys: u64,
     /// Hints that turned out stale.
     pub stale_hints: u64,
-    /// Push calls.
+    /// Number of push calls.
     pub pushes: u64,
-    /// Frames pushed.
+    /// Number of frames pushed.
     pub frames: u64,
     /// Frames that a server refused.
     pub rejects: u64,

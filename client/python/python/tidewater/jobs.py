@@ -42,7 +42,7 @@ class StateError(RuntimeError):
 class Job:
     """A training job of processes on this host, or on those of `hostfile`.
 
-    `program` is the path of `tidewater`, which is looked up in PATH; tidewater-train is beside it. `work` is the
+    `program` is the path of `tidewater`, which is looked up in PATH; tidewater-train is in the same directory. `work` is the
     directory of the job's model and logs, which servers and workers see; by default a temporary one.
     """
 

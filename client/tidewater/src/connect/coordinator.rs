@@ -92,7 +92,7 @@ pub struct NetCoordinatorLink {
 /// What the coordinator has said of servers that are started again.
 #[derive(Debug, Default)]
 struct Restart {
-    /// A server that has ended and whose successor is awaited.
+    /// A server that has ended, with a successor that is awaited.
     ended: Option<ServerEnd>,
     /// The last restart, until the client rejoins.
     last: Option<ServerRestart>,

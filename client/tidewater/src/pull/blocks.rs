@@ -43,7 +43,7 @@ pub(super) struct RangePart {
 pub(crate) enum Want<'a> {
     /// The newest that all partitions have.
     Newest,
-    /// This one.
+    /// The version of this number.
     At(u64),
     /// This one, which is pinned in the buffers, by lane.
     Pinned {

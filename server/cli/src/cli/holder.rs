@@ -32,7 +32,7 @@ const ASKING: [i32; 3] = [SIGTERM, SIGINT, SIGHUP];
 
 /// Which process returned from [`hold`].
 pub(super) enum Held {
-    /// The server.
+    /// This process is the server, a child.
     Server(Successor),
     /// The holder, when its last server has ended.
     Over(ExitCode),

@@ -44,7 +44,7 @@ pub(crate) struct StopArgs {
     /// Name of the job in a service [default: that of the job file, or default].
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Reason, for people.
+    /// Reason of the end, for people.
     #[arg(long, value_name = "TEXT", default_value = "an operator stops the job")]
     reason: String,
     /// Longest time for the answer.

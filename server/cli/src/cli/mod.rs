@@ -74,19 +74,19 @@ struct Cli {
 enum Command {
     /// Start a job, on this host or on those of a file: a coordinator, servers, and copies of a program.
     Run(run::RunArgs),
-    /// Train a model: `run` with workers of tidewater-train, whose command (lr or ftrl) and arguments follow.
+    /// Train a model: `run` with workers of tidewater-train; its command (lr or ftrl) and arguments follow.
     #[command(
         override_usage = "tidewater train [OPTIONS] <lr|ftrl> --train FILES [ARGUMENT]...",
         after_help = TRAIN_HELP
     )]
     Train(run::RunArgs),
-    /// Evaluate a saved model on files: `run` with workers of tidewater-train evaluate, whose arguments follow.
+    /// Evaluate a saved model on files: `run` with workers of tidewater-train evaluate; its arguments follow.
     #[command(
         override_usage = "tidewater evaluate [OPTIONS] --load DIR --data FILES [ARGUMENT]...",
         after_help = EVALUATE_HELP
     )]
     Evaluate(run::RunArgs),
-    /// Predict records by a saved model, one line each: `run` with workers of tidewater-train predict, whose
+    /// Predict records by a saved model, one line each: `run` with workers of tidewater-train predict; its
     /// arguments follow.
     #[command(
         override_usage = "tidewater predict [OPTIONS] --load DIR --data FILES --out DIR [ARGUMENT]...",

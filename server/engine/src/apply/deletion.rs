@@ -62,7 +62,7 @@ impl Engine {
     }
 
     /// Carries out at most `rows` deletions of an iteration, before its steps: the least of the keys that are
-    /// `left`, in ascending order. Takes them off both. A row whose key is pushed before its turn comes is
+    /// `left`, in ascending order. Takes them off both. A row with a key that is pushed before its turn comes is
     /// awaited then.
     pub(super) fn delete_some(
         &mut self,

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::table::Store;
 use crate::namespace::NamespaceId;
 
-/// Slots of a partition that are looked at, and whose expired rows are deleted, at once.
+/// Slots of a partition that are looked at, and freed of expired rows, at once.
 const SLOTS_AT_ONCE: u64 = 512;
 /// Slots that count as a row of a tick's step: a look at one is cheaper than a step of a row.
 const SLOTS_OF_A_ROW: u64 = 4;

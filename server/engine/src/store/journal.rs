@@ -156,7 +156,7 @@ struct Read {
     entries: u64,
     /// Offset behind the last entry.
     end: usize,
-    /// Entries with bytes.
+    /// Entries that hold bytes.
     state: Vec<Vec<u8>>,
 }
 

@@ -62,7 +62,7 @@ pub(super) enum Resume {
     Waits,
     /// The newest checkpoint is being loaded.
     Loads,
-    /// Workers may join.
+    /// Nothing is left to load: workers may join.
     Done,
 }
 

@@ -1,4 +1,4 @@
-//! The coordinator without its sockets: messages and the passing of time in, actions out.
+//! The coordinator without its sockets: messages and the passing of time in, actions out. (long: all requests, answers and orders pass it.)
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -152,7 +152,7 @@ pub(super) struct Server {
     pub(super) telling: bool,
     /// Jobs with members that changed meanwhile, the longest ago first.
     pub(super) untold: VecDeque<String>,
-    /// Its process id.
+    /// Process id on its host.
     pub(super) pid: u32,
     /// Successors that its holder starts if a signal ends it.
     pub(super) restarts: u32,

@@ -155,7 +155,7 @@ impl Coordinator {
         let has_ended = job.workers.values().any(|worker| ended(worker.state));
         self.revision += 1;
         if has_ended {
-            // The clocks that the servers make anew would wait for them.
+            // The clocks that the servers make again would wait for them.
             for server in self.joined_servers() {
                 self.tell_members(server, namespace);
             }

@@ -53,7 +53,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Logistic regression.
+    /// Train a logistic regression.
     Lr(LrArgs),
     /// Logistic regression by FTRL-proximal: L1 makes weights exactly zero.
     Ftrl(FtrlArgs),

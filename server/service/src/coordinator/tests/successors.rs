@@ -220,7 +220,7 @@ fn two_servers_that_end_are_one_new_beginning() {
     }
 }
 
-/// Servers make the clocks of the job anew: they learn again of the worker that has finished.
+/// Servers make the clocks of the job again: they learn again of the worker that has finished.
 #[test]
 fn finished_worker_is_not_awaited_after_a_restart() {
     let (mut rig, [s0, s1], [w0, w1]) = with_table();
