@@ -333,7 +333,7 @@ typedef struct {
 typedef struct {
     // sizeof(tw_counters), set by the caller.
     size_t size;
-    // Pull calls.
+    // Number of pull calls.
     uint64_t pulls;
     // Rows accepted after their hash was verified.
     uint64_t rows_consistent;
@@ -349,7 +349,7 @@ typedef struct {
     uint64_t blocks_hogwild;
     // Rows or blocks that did not prove themselves and were read again.
     uint64_t torn_rejected;
-    // Reads repeated.
+    // Number of reads repeated.
     uint64_t retries;
     // Pulls that gave up reading one-sidedly and had the rest gathered.
     uint64_t gather_fallbacks;
@@ -357,9 +357,9 @@ typedef struct {
     uint64_t resolved_keys;
     // Hints that turned out stale.
     uint64_t stale_hints;
-    // Push calls.
+    // Number of push calls.
     uint64_t pushes;
-    // Frames pushed.
+    // Number of frames pushed.
     uint64_t frames;
     // Frames that a server refused.
     uint64_t rejects;
