@@ -246,9 +246,7 @@ fn describe(reason: RejectReason) -> String {
         }
         RejectReason::Function { problem, number } => describe_problem(problem, number),
         RejectReason::Observer { kind } => {
-            format!(
-                "a frame of kind {kind} from an observer, which only reads; connect as a worker"
-            )
+            format!("a frame of kind {kind} from an observer, which only reads; be a worker")
         }
         RejectReason::NotKept { oldest, newest } => {
             format!("the version is not kept; versions {oldest} to {newest} are")

@@ -561,19 +561,7 @@ impl Enlisted {
                 }
                 return Ok(None);
             }
-            Command::LoseWorker { namespace, worker } => {
-                let clocks = node.lose_worker(&namespace, worker)?;
-                return Ok(Some(CommandReply::ThreadClocks(clocks)));
-            }
-            Command::EndWorker {
-                namespace,
-                worker,
-                clocks,
-            } => node.end_worker(&namespace, worker, &clocks)?,
             Command::CancelSave { namespace } => files.cancel_checkpoint(&namespace),
-            Command::ReadClocks { namespace } => {
-                return Ok(Some(CommandReply::Clocks(node.read_clocks(&namespace)?)));
-            }
             Command::Load {
                 id: table,
                 name,
@@ -584,18 +572,10 @@ impl Enlisted {
                 return Ok(None);
             }
             Command::Shutdown => {}
-            Command::FinishTask {
-                namespace,
-                worker,
-                thread,
-                delivery,
-            } => {
-                let thread = WorkerThread {
-                    rank: worker,
-                    thread,
-                };
-                node.finish_task(&namespace, thread, delivery)?;
-            }
+            of_workers @ (Command::LoseWorker { .. }
+            | Command::EndWorker { .. }
+            | Command::ReadClocks { .. }
+            | Command::FinishTask { .. }) => return about_workers(node, of_workers).map(Some),
             Command::Status => {
                 // It may wait for seconds: clocks that are held must go on meanwhile.
                 let report = node.reporter();
@@ -725,6 +705,37 @@ impl Enlisted {
             address: self.address.clone(),
             source,
         }
+    }
+}
+
+/// Carries out an order about the workers of a job.
+fn about_workers(node: &dyn Orders, order: Command) -> Result<CommandReply, Refusal> {
+    match order {
+        Command::LoseWorker { namespace, worker } => node
+            .lose_worker(&namespace, worker)
+            .map(CommandReply::ThreadClocks),
+        Command::EndWorker {
+            namespace,
+            worker,
+            clocks,
+        } => node
+            .end_worker(&namespace, worker, &clocks)
+            .map(|()| CommandReply::Done),
+        Command::ReadClocks { namespace } => node.read_clocks(&namespace).map(CommandReply::Clocks),
+        Command::FinishTask {
+            namespace,
+            worker,
+            thread,
+            delivery,
+        } => {
+            let thread = WorkerThread {
+                rank: worker,
+                thread,
+            };
+            node.finish_task(&namespace, thread, delivery)
+                .map(|()| CommandReply::Done)
+        }
+        other => unreachable!("{other:?} is no order about workers"),
     }
 }
 

@@ -132,7 +132,7 @@ impl Packing {
 #[inline]
 fn is_same(a: u64, b: u64) -> bool {
     let differing = a ^ b;
-    differing == 0 || (mutants::on(Mutant::LocationByShortHash) && differing % 16 == 0)
+    differing == 0 || (mutants::on(Mutant::LocationByShortHash) && differing.is_multiple_of(16))
 }
 
 /// First word and shift of the 38 bits of an entry.

@@ -21,6 +21,9 @@ const NAME: &str = "tidewater/position";
 const WORD: usize = size_of::<i64>();
 /// The length in bytes plus 1, then the bytes.
 const WORDS: usize = 1 + POSITION_BYTES_MAX / WORD;
+/// Columns of the table.
+const COLUMNS: u32 = 33;
+const _: () = assert!(COLUMNS as usize == WORDS);
 
 /// What a client knows of the checkpoints of its job.
 #[derive(Debug, Default)]
@@ -132,7 +135,8 @@ impl Client {
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect();
-        match bytes.get(..length as usize) {
+        let position = usize::try_from(length).ok();
+        match position.and_then(|length| bytes.get(..length)) {
             Some(position) => Ok(Some(position.to_vec())),
             None => Err(ClientError::Argument {
                 op,
@@ -146,7 +150,7 @@ impl Client {
         if let Some(table) = self.resume.table.take() {
             return Ok(table);
         }
-        let spec = TableBuilder::sparse::<i64>(NAME, WORDS as u32).partitions(1);
+        let spec = TableBuilder::sparse::<i64>(NAME, COLUMNS).partitions(1);
         let is_at_tick = self.clock.is_bounded(tidewater_protocol::ids::DomainId(0));
         let spec = match is_at_tick && !on(Mutant::PositionOnArrival) {
             true => spec.at_clock(Reduce::Sum),

@@ -252,6 +252,11 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
     if let Some(spread) = spread {
         spread.fill(&mut config);
     }
+    launch(config)
+}
+
+/// Runs the processes. Returns the exit code, and whether another try may do better.
+fn launch(config: RunConfig) -> (ExitCode, bool) {
     match launcher::run(config) {
         Ok(outcome) => {
             if outcome.output_lost > 0 {

@@ -415,15 +415,31 @@ impl Coordinator {
         asker: Asker,
         request: CoordinatorRequest,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
-        use CoordinatorRequest as Ask;
         let Some(peer) = self.peers.get(&asker.peer) else {
             return Err(bad("unknown peer"));
         };
         let namespace = peer.namespace.clone();
-        match (&request, peer.role, peer.joined) {
-            (Ask::Goodbye, ..) => return Ok(Some(self.goodbye(asker.peer))),
+        let place = (peer.role, peer.joined, peer.rank);
+        match self.answer_by_role(asker.peer, &request, place, &namespace)? {
+            Some(answer) => Ok(Some(answer)),
+            None => self.carry_out(asker, &namespace, request),
+        }
+    }
+
+    /// Refuses what a peer of this role may not ask for, and answers what needs no more than the peer. `None`:
+    /// the request is to be carried out.
+    fn answer_by_role(
+        &mut self,
+        id: PeerId,
+        request: &CoordinatorRequest,
+        (role, joined, rank): (Role, bool, u32),
+        namespace: &str,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        use CoordinatorRequest as Ask;
+        match (request, role, joined) {
+            (Ask::Goodbye, ..) => return Ok(Some(self.goodbye(id))),
             (Ask::Members, ..) => {
-                return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
+                return Ok(Some(CoordinatorAnswer::Members(self.members(namespace))));
             }
             (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
             (
@@ -436,58 +452,67 @@ impl Coordinator {
                 false,
             ) => {}
             (Ask::Number, Role::Server, false) => {
-                return Ok(Some(CoordinatorAnswer::Number(ServerId(peer.rank))));
+                return Ok(Some(CoordinatorAnswer::Number(ServerId(rank))));
             }
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::StopJob { .. } | Ask::WaitJob, ..) => {
                 return Err(bad("only operators ask for this"));
             }
-            (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(peer.rank)),
+            (Ask::Failed { .. }, Role::Observer, _) => return Err(only_reads(rank)),
             (Ask::Failed { .. }, ..) | (Ask::Finished | Ask::Leaving { .. }, Role::Worker, _) => {}
             (_, Role::Worker, _) | (Ask::OpenTable { .. } | Ask::Rejoin, Role::Observer, _) => {
-                self.check_healthy(&namespace)?;
+                self.check_healthy(namespace)?;
             }
-            (Ask::Finished, Role::Observer, _) => return Ok(Some(self.goodbye(asker.peer))),
-            (_, Role::Observer, _) => return Err(only_reads(peer.rank)),
+            (Ask::Finished, Role::Observer, _) => return Ok(Some(self.goodbye(id))),
+            (_, Role::Observer, _) => return Err(only_reads(rank)),
             _ => return Err(bad("only workers ask for this")),
         }
+        Ok(None)
+    }
+
+    /// Carries a permitted request out. `None` if its answer comes later.
+    fn carry_out(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        request: CoordinatorRequest,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        use CoordinatorRequest as Ask;
         match request {
             Ask::Join(join) => self.join(asker, join),
             Ask::Register(told) => self.rendezvous(asker, told),
             Ask::Status { server } => self.status(asker, server),
-            Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
-            Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
-            Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),
+            Ask::CreateTable(spec) => self.create_table(asker, namespace, spec),
+            Ask::OpenTable { name } => self.open_table(asker, namespace, &name),
+            Ask::ReleaseTable { id } => self.release_table(asker, namespace, id),
             Ask::Barrier {
                 name,
                 count,
                 timeout_ms,
             } => {
                 let wait = Duration::from_millis(timeout_ms);
-                self.barrier(asker, &namespace, &name, count, wait)
+                self.barrier(asker, namespace, &name, count, wait)
                     .map(|()| None)
             }
             Ask::Save { dir, clocks } => {
                 let request = Request::Save { dir, clocks };
-                self.begin_request(asker, &namespace, request)
-                    .map(|()| None)
+                self.begin_request(asker, namespace, request).map(|()| None)
             }
             Ask::Load { dir } => {
                 let request = Request::Load { dir };
-                self.begin_request(asker, &namespace, request)
-                    .map(|()| None)
+                self.begin_request(asker, namespace, request).map(|()| None)
             }
             Ask::LoadFunction { name, module } => self
-                .load_function(asker, &namespace, &name, module)
+                .load_function(asker, namespace, &name, module)
                 .map(|()| None),
             Ask::Leaving { clocks } => self.leaving(asker.peer, &clocks).map(Some),
-            Ask::StopJob { reason } => self.stop_job(&namespace, &reason).map(Some),
-            Ask::WaitJob => self.wait_job(asker, &namespace),
-            Ask::Slow { workers } => Ok(Some(self.log_slow(&namespace, &workers))),
-            Ask::Tasks(request) => self.task_request(asker, &namespace, request),
+            Ask::StopJob { reason } => self.stop_job(namespace, &reason).map(Some),
+            Ask::WaitJob => self.wait_job(asker, namespace),
+            Ask::Slow { workers } => Ok(Some(self.log_slow(namespace, &workers))),
+            Ask::Tasks(request) => self.task_request(asker, namespace, request),
             Ask::ServerEnded { end, restarts } => Ok(Some(self.server_ended(end, restarts))),
-            Ask::Rejoin => Ok(Some(self.rejoin(asker.peer, &namespace))),
+            Ask::Rejoin => Ok(Some(self.rejoin(asker.peer, namespace))),
             Ask::Finished => {
                 self.worker_ends(asker.peer, WorkerState::Finished);
                 Ok(Some(CoordinatorAnswer::Done))

@@ -871,10 +871,8 @@ fn late_workers_begin_at_the_furthest_tick() {
     let Command::MembersChanged { admitted, .. } = &orders[0][0] else {
         panic!("{orders:?}")
     };
-    let clock = DomainClock {
-        domain: DomainId(0),
-        clock: 7,
-    };
+    let (domain, clock) = (DomainId(0), 7);
+    let clock = DomainClock { domain, clock };
     assert_eq!(*admitted, Some((WorkerId(1), vec![clock])));
     assert_eq!(orders.each_ref().map(Vec::len), [1, 1]);
     let Some(Answer::Joined(joined)) = rig.answer(w1, 1) else {

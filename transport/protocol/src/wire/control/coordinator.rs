@@ -588,12 +588,11 @@ impl Message for Command {
                 members,
                 admitted,
             } => {
-                namespace(name)?;
                 members.validate()?;
                 let Some((worker, at)) = admitted else {
-                    return Ok(());
+                    return namespace(name);
                 };
-                worker_id(*worker)?;
+                worker_of(name, *worker)?;
                 clocks(at)
             }
             Self::Save {
@@ -622,17 +621,13 @@ impl Message for Command {
             Self::LoseWorker {
                 namespace: name,
                 worker,
-            } => {
-                namespace(name)?;
-                worker_id(*worker)
-            }
+            } => worker_of(name, *worker),
             Self::EndWorker {
                 namespace: name,
                 worker,
                 clocks: at,
             } => {
-                namespace(name)?;
-                worker_id(*worker)?;
+                worker_of(name, *worker)?;
                 thread_clocks(at)
             }
             Self::ReleaseTable { id: _ } | Self::Shutdown | Self::Status => Ok(()),
@@ -642,12 +637,17 @@ impl Message for Command {
                 thread,
                 delivery: _,
             } => {
-                namespace(name)?;
-                worker_id(*worker)?;
+                worker_of(name, *worker)?;
                 thread_number(*thread)
             }
         }
     }
+}
+
+/// Checks the names of a worker: its namespace and its rank.
+fn worker_of(name: &str, worker: WorkerId) -> Result<(), WireError> {
+    namespace(name)?;
+    worker_id(worker)
 }
 
 impl Request for Command {

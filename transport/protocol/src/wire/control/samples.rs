@@ -286,7 +286,7 @@ impl Gen {
 
     pub(in crate::wire) fn coordinator_requests(&mut self) -> Vec<CoordinatorRequest> {
         use CoordinatorRequest as R;
-        vec![
+        let mut requests = vec![
             R::Join(Join {
                 host: self.name(20),
                 host_id: self.name(36),
@@ -349,22 +349,9 @@ impl Gen {
                     median_us: g.any(),
                 }),
             },
-            R::Tasks(TaskRequest::Open {
-                spec: queue_spec(),
-                shards: Some(vec![task().shard]),
-            }),
-            // Not drawn.
-            R::StopJob {
-                reason: "maintenance".into(),
-            },
-            R::WaitJob,
-            R::Number,
-            R::ServerEnded {
-                end: server_end(),
-                restarts: true,
-            },
-            R::Rejoin,
-        ]
+        ];
+        requests.extend(fixed_requests());
+        requests
     }
 
     pub(in crate::wire) fn coordinator_answers(&mut self) -> Vec<CoordinatorAnswer> {
@@ -773,5 +760,26 @@ pub(super) fn task_answers() -> Vec<TaskAnswer> {
             is_over: true,
         }),
         TaskAnswer::Reported { counted: true },
+    ]
+}
+
+/// Requests to the coordinator that are not drawn.
+fn fixed_requests() -> [CoordinatorRequest; 6] {
+    use CoordinatorRequest as R;
+    [
+        R::Tasks(TaskRequest::Open {
+            spec: queue_spec(),
+            shards: Some(vec![task().shard]),
+        }),
+        R::StopJob {
+            reason: "maintenance".into(),
+        },
+        R::WaitJob,
+        R::Number,
+        R::ServerEnded {
+            end: server_end(),
+            restarts: true,
+        },
+        R::Rejoin,
     ]
 }
