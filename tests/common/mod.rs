@@ -49,6 +49,7 @@ use tidewater_protocol::mutants;
 use tidewater_protocol::placement::{Owner, Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, Remote, TableDescriptor, TableInfo};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 
@@ -557,7 +558,9 @@ impl CoordinatorLink for Coordinator {
 
     fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
         let tables = self.tables.lock().unwrap();
-        Ok(tables.iter().find(|t| t.spec.name == name).unwrap().clone())
+        let found = tables.iter().find(|t| t.spec.name == name);
+        let unknown = || Refusal::new(RefusalCode::UnknownTable, [0; 4]).with_text(name).into();
+        found.cloned().ok_or_else(unknown)
     }
 
     fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {

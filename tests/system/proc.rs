@@ -29,6 +29,15 @@ impl Process {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Sends SIGKILL, unless the process has ended.
+    pub(crate) fn kill_if_there(&self) {
+        let pid = Pid::from_raw(self.pid).unwrap();
+        match rustix::process::kill_process(pid, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => panic!("kill {}: {error}", self.pid),
+        }
+    }
+
     /// Fields of `/proc/PID/stat` from the third, the state, on; `None` after its end.
     fn stat(&self) -> Option<Vec<String>> {
         let text = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;

@@ -380,7 +380,8 @@ fn every_process_killed_at_every_step_is_named_in_time() {
             let dies = &dies;
             scope.spawn(move || {
                 std::thread::sleep(Duration::from_micros(number as u64 * 771 % 3_000));
-                dies.signal(Signal::KILL);
+                // A job that is over ends its servers.
+                dies.kill_if_there();
             });
             take_step(&cluster, step, client.as_mut())
         });

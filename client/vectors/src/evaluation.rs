@@ -41,7 +41,8 @@ const END: i64 = -1;
 /// others [serve](Evaluation::serve).
 ///
 /// ```
-/// use tidewater::{JoinOptions, Evaluation, SyncMode, VectorSpace};
+/// use tidewater::{JoinOptions, SyncMode};
+/// use tidewater_vectors::{Evaluation, VectorSpace};
 ///
 /// # fn main() -> Result<(), tidewater::ClientError> {
 /// // Two workers hold one summand each of |w - 1|^2 + |w - 3|^2.

@@ -157,5 +157,7 @@ fn a9a_has_the_same_rows_in_every_form() {
         schema: Some("header label:label *:number".parse().unwrap()),
         ..ReadOptions::default()
     };
-    assert!(read(&put("a9a.csv", csv.as_bytes()), &options).unwrap() == whole);
+    // A CSV file has a width, lines of LIBSVM have none.
+    let columns = read(&put("a9a.csv", csv.as_bytes()), &options).unwrap();
+    assert!(columns.iter().eq(whole.iter()));
 }
