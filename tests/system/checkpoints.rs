@@ -56,7 +56,8 @@ fn kill(run: &Run, role: &str, rank: usize) {
     }
 }
 
-/// Trains for 4,000 steps; returns the weights with their optimizer state. `kills`: role and rank, each after
+/// Trains for 16,000 steps, many more than lie between two checkpoints: on a busy machine the job must not end before
+/// the test has seen the next one. Returns the weights with their optimizer state. `kills`: role and rank, each after
 /// the next checkpoint.
 fn train(sync: &str, kills: &[(&str, usize)]) -> Rows {
     let scratch = tempfile::tempdir().unwrap();
@@ -69,7 +70,7 @@ fn train(sync: &str, kills: &[(&str, usize)]) -> Rows {
     }
     let save = model.to_str().unwrap();
     let training = [
-        "--sync", sync, "--epochs", "32", "--batch", "12", "--save", save,
+        "--sync", sync, "--epochs", "128", "--batch", "12", "--save", save,
     ];
     let mut run = Run::train(&options, &training);
     for (n, (role, rank)) in kills.iter().enumerate() {

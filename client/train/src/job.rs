@@ -81,7 +81,7 @@ pub enum JobError {
         rank: u32,
         /// Error of the worker.
         #[source]
-        source: TrainError,
+        source: Box<TrainError>,
     },
     /// The cluster cannot be started, or has failed.
     #[error(transparent)]
@@ -392,17 +392,17 @@ impl TrainingJob {
                     done.push(result);
                     continue;
                 }
-                Ok(Err(source)) => JobError::Worker { call, rank, source },
+                Ok(Err(error)) => {
+                    let source = Box::new(error);
+                    JobError::Worker { call, rank, source }
+                }
                 Err(_) => JobError::Panic { call, rank },
             };
-            let follows = |error: &JobError| {
-                matches!(
-                    error,
-                    JobError::Worker {
-                        source: TrainError::Client(ClientError::Refused(_)),
-                        ..
-                    }
-                )
+            let follows = |error: &JobError| match error {
+                JobError::Worker { source, .. } => {
+                    matches!(**source, TrainError::Client(ClientError::Refused(_)))
+                }
+                _ => false,
             };
             if failure.as_ref().is_none_or(follows) {
                 failure = Some(error);

@@ -383,7 +383,8 @@ impl Work<'_> {
         let name = merged.file_name().unwrap_or_default().to_owned();
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(&name);
-        hidden.push(format!(".{}.tmp", std::process::id()));
+        // Rank and process: workers on two hosts may both merge, and may have one process id.
+        hidden.push(format!(".{}.{}.tmp", self.rank, std::process::id()));
         let temporary = merged.with_file_name(hidden);
         let mut file = File::create(&temporary).map_err(failed("create", &temporary))?;
         for part in 0..self.parts {

@@ -255,16 +255,33 @@ fn lines(path: &Path) -> Vec<serde_json::Value> {
 fn curves_and_predictions_of_a_model() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let succeeds = |line: &str| {
-        let (code, said) = run(dir, line);
-        assert_eq!(code, Some(0), "{line}: {said}");
-        said
-    };
-    let refused = |line: &str, code: i32, words: &str| {
-        let (ended, said) = run(dir, line);
-        assert_eq!(ended, Some(code), "{line}: {said}");
-        assert!(said.contains(words), "{line}: {said}");
-    };
+    let last = curve_of_a_model(dir);
+    // A malformed record has its line, in its place.
+    let text = std::fs::read_to_string(dir.join("test")).unwrap();
+    let labels: Vec<bool> = text.lines().map(|line| line.starts_with('+')).collect();
+    let (head, tail) = text.split_at(text.match_indices('\n').nth(99).unwrap().0 + 1);
+    std::fs::write(dir.join("bad"), format!("{head}1 2:x\n{tail}")).unwrap();
+    let predict = "predict --load model --data bad --bad-records skip:0.05 --parts 5 --out out --merge merged";
+    let merged = predictions_of_a_model(dir, predict, &labels, &last);
+
+    std::fs::remove_file(dir.join("out/part-00002-of-00005")).unwrap();
+    std::fs::write(dir.join("out/.part-00002.9.9"), "0.5\n").unwrap();
+    let said = succeeds(dir, predict);
+    assert!(said.contains("predicted 1 of 5 parts"), "{said}");
+    assert_eq!(std::fs::read_to_string(dir.join("merged")).unwrap(), merged);
+    assert!(!dir.join("out/.part-00002.9.9").exists());
+    predictions_that_are_refused(dir, predict);
+}
+
+fn succeeds(dir: &Path, line: &str) -> String {
+    let (code, said) = run(dir, line);
+    assert_eq!(code, Some(0), "{line}: {said}");
+    said
+}
+
+/// Trains `model` on `train`; returns its last figures on `test`.
+fn curve_of_a_model(dir: &Path) -> serde_json::Value {
+    let succeeds = |line| succeeds(dir, line);
     succeeds("generate --rows 1500 --features 300 --out train");
     succeeds("generate --rows 501 --first 1500 --features 300 --out test");
     succeeds(
@@ -296,14 +313,17 @@ fn curves_and_predictions_of_a_model() {
     }
     succeeds("evaluate --load model --data test --log evaluated");
     assert_eq!(&lines(&dir.join("evaluated"))[0]["metrics"], last);
+    last.clone()
+}
 
-    // A malformed record has its line, in its place.
-    let text = std::fs::read_to_string(dir.join("test")).unwrap();
-    let labels: Vec<bool> = text.lines().map(|line| line.starts_with('+')).collect();
-    let (head, tail) = text.split_at(text.match_indices('\n').nth(99).unwrap().0 + 1);
-    std::fs::write(dir.join("bad"), format!("{head}1 2:x\n{tail}")).unwrap();
-    let predict = "predict --load model --data bad --bad-records skip:0.05 --parts 5 --out out --merge merged";
-    let said = succeeds(&format!("{predict} --log parts"));
+/// Predicts `bad`, the test set with a malformed record; returns the lines. Their loss is that of `last`.
+fn predictions_of_a_model(
+    dir: &Path,
+    predict: &str,
+    labels: &[bool],
+    last: &serde_json::Value,
+) -> String {
+    let said = succeeds(dir, &format!("{predict} --log parts"));
     assert!(
         said.contains("5 of 5 parts: 502 lines, 1 of them malformed"),
         "{said}"
@@ -317,7 +337,7 @@ fn curves_and_predictions_of_a_model() {
         "{malformed}"
     );
     assert_eq!(predicted.len(), 501);
-    let losses = predicted.iter().zip(&labels).map(|(line, &label)| {
+    let losses = predicted.iter().zip(labels).map(|(line, &label)| {
         let p: f64 = line.parse().unwrap();
         -(if label { p } else { 1.0 - p }).ln()
     });
@@ -326,14 +346,15 @@ fn curves_and_predictions_of_a_model() {
         (loss - last["log_loss"].as_f64().unwrap()).abs() < 1e-9,
         "{loss}"
     );
+    merged
+}
 
-    std::fs::remove_file(dir.join("out/part-00002-of-00005")).unwrap();
-    std::fs::write(dir.join("out/.part-00002.9.9"), "0.5\n").unwrap();
-    let said = succeeds(predict);
-    assert!(said.contains("predicted 1 of 5 parts"), "{said}");
-    assert_eq!(std::fs::read_to_string(dir.join("merged")).unwrap(), merged);
-    assert!(!dir.join("out/.part-00002.9.9").exists());
-
+fn predictions_that_are_refused(dir: &Path, predict: &str) {
+    let refused = |line: &str, code: i32, words: &str| {
+        let (ended, said) = run(dir, line);
+        assert_eq!(ended, Some(code), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {said}");
+    };
     for (line, words) in [
         (
             "predict --load model --data test --out out",
@@ -410,6 +431,13 @@ fn models_and_data_that_do_not_fit() {
     }
 }
 
+/// Asserts that a call does not fit the state of its job.
+fn is_refused(result: Result<(), JobError>, words: &str) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, JobError::State { .. }), "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
 /// Calls of a job in this process, in order and out of order.
 #[test]
 fn calls_of_a_job_have_an_order() {
@@ -429,26 +457,21 @@ fn calls_of_a_job_have_an_order() {
         load: None,
     };
     let model = dir.join("model").to_str().unwrap().to_owned();
-    let state = |result: Result<(), JobError>, words: &str| {
-        let error = result.unwrap_err();
-        assert!(matches!(error, JobError::State { .. }), "{error}");
-        assert!(error.to_string().contains(words), "{error}");
-    };
     let mut job = TrainingJob::create(&options).unwrap();
-    state(job.save(&model), "save: the job has no model; load one");
-    state(job.stop(), "does not train; call start before");
+    is_refused(job.save(&model), "save: the job has no model; load one");
+    is_refused(job.stop(), "does not train; call start before");
     let mut config = Config::new(dir.join("train"));
     config.epochs = 2;
     config.test = Some(dir.join("test"));
     job.start(&config).unwrap();
-    state(
+    is_refused(
         job.evaluate(&test).map(drop),
         "evaluate: the job trains; wait for it",
     );
     let Outcome::Done(Some(report)) = job.wait().unwrap() else {
         panic!("not done");
     };
-    state(job.load(&model), "has a model; create another job");
+    is_refused(job.load(&model), "has a model; create another job");
     let evaluated = job.evaluate(&test).unwrap();
     assert_eq!(Some(evaluated.quality.log_loss), report.log_loss);
     let predict = PredictConfig {
@@ -487,7 +510,7 @@ fn calls_of_a_job_have_an_order() {
         ),
         "{error:?}"
     );
-    state(job.save(&model), "the job has failed; create another job");
+    is_refused(job.save(&model), "the job has failed; create another job");
 }
 
 /// A cluster in this process, for workers that are processes of the trainer. Dropping it kills them.
@@ -678,11 +701,15 @@ fn stopped_job_saves_and_wait_returns() {
         "{said}"
     );
     assert_eq!(
-        wait_job(&address, &token, job, after(50)).unwrap(),
+        wait_job(&address, &token, job, after(1_000)).unwrap(),
         JobEnd::Running
     );
     std::thread::scope(|scope| {
         let wait = scope.spawn(|| wait_job(&address, &token, job, after(60_000)).unwrap());
+        // Time for the wait to be there before the stop. On a busy machine it may come later, also after the end: then
+        // it is answered at once.
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!wait.is_finished(), "the job runs");
         stop_job(&address, &token, job, "maintenance", after(9_000)).unwrap();
         for worker in workers {
             let code = jobs.children[worker].wait().unwrap().code();

@@ -310,8 +310,10 @@ impl Queue {
         }
         if let Some(given) = self.deliveries.remove(&delivery) {
             self.open.remove(&given.task);
-            self.counters.finished += 1;
-            self.counters.records += given.applying.unwrap_or_default();
+            // The number of records is the worker's.
+            let records = given.applying.unwrap_or_default();
+            self.counters.finished = self.counters.finished.saturating_add(1);
+            self.counters.records = self.counters.records.saturating_add(records);
         }
     }
 

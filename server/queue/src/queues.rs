@@ -51,9 +51,21 @@ pub enum QueueError {
 
 /// The queues of a job, by number in the order in which they were made.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Queues(Vec<Queue>);
+pub struct Queues {
+    /// Number of the first queue.
+    first: u32,
+    queues: Vec<Queue>,
+}
 
 impl Queues {
+    /// No queues, with numbers that follow those of `old`: requests about the queues of before are refused.
+    pub fn after(old: &Self) -> Self {
+        Self {
+            first: old.first.saturating_add(old.queues.len() as u32),
+            queues: Vec::new(),
+        }
+    }
+
     /// Finds a queue, or makes it if there are shards. `None`: it is not there, and no shards are given.
     /// Shards of a queue that is there are ignored: those of its first opener count.
     ///
@@ -64,7 +76,7 @@ impl Queues {
         spec: &QueueSpec,
         shards: Option<Vec<TaskShard>>,
     ) -> Result<Option<u32>, QueueError> {
-        let mut known = (0..).zip(&self.0);
+        let mut known = (self.first..).zip(&self.queues);
         if let Some((number, queue)) = known.find(|(_, queue)| queue.spec().name == spec.name) {
             return match difference(queue.spec(), spec) {
                 None => Ok(Some(number)),
@@ -78,7 +90,7 @@ impl Queues {
             return Ok(None);
         };
         let name = || spec.name.clone();
-        if self.0.len() >= QUEUES_MAX {
+        if self.queues.len() >= QUEUES_MAX {
             let limit = QUEUES_MAX;
             return Err(QueueError::TooMany {
                 name: name(),
@@ -91,8 +103,9 @@ impl Queues {
             let name = name();
             return Err(QueueError::TooManyTasks { name, tasks, limit });
         }
-        self.0.push(queue);
-        Ok(Some(self.0.len() as u32 - 1))
+        let number = self.first + self.queues.len() as u32;
+        self.queues.push(queue);
+        Ok(Some(number))
     }
 
     /// A queue by number.
@@ -100,28 +113,35 @@ impl Queues {
     /// # Errors
     /// [`QueueError::Unknown`].
     pub fn get(&mut self, queue: u32) -> Result<&mut Queue, QueueError> {
-        let found = self.0.get_mut(queue as usize);
+        let place = queue.checked_sub(self.first);
+        let found = place.and_then(|place| self.queues.get_mut(place as usize));
         found.ok_or(QueueError::Unknown { queue })
+    }
+
+    /// A queue by number, if there is one, to look at.
+    pub fn find(&self, queue: u32) -> Option<&Queue> {
+        self.queues.get(queue.checked_sub(self.first)? as usize)
     }
 
     /// All queues, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Queue> {
-        self.0.iter()
+        self.queues.iter()
     }
 
     /// Takes all tasks of all queues back from a worker. Returns how many.
     pub fn release(&mut self, worker: WorkerKey) -> u64 {
-        self.0.iter_mut().map(|queue| queue.release(worker)).sum()
+        let queues = self.queues.iter_mut();
+        queues.map(|queue| queue.release(worker)).sum()
     }
 
     /// Takes back the deliveries with a time that is over.
     pub fn expire(&mut self, now: Duration) {
-        self.0.iter_mut().for_each(|queue| queue.expire(now));
+        self.queues.iter_mut().for_each(|queue| queue.expire(now));
     }
 
     /// Continues the queues on a clock that begins again.
     pub fn resume(&mut self, now: Duration) {
-        self.0.iter_mut().for_each(|queue| queue.resume(now));
+        self.queues.iter_mut().for_each(|queue| queue.resume(now));
     }
 }
 

@@ -412,6 +412,11 @@ fn queues_are_opened_by_equal_definitions() {
         name: format!("q{n}"),
         ..spec(size)
     };
+    let mut later = Queues::after(&queues);
+    let unknown = Err(QueueError::Unknown { queue: 0 });
+    assert_eq!(later.get(0).map(|_| ()), unknown, "that of before");
+    assert_eq!(later.open(&spec(4), Some(shards(&[9]))), Ok(Some(1)));
+    assert!(later.get(1).is_ok() && later.find(0).is_none() && later.find(1).is_some());
     let huge = queues.open(&named(0, 1), Some(shards(&[u64::MAX, u64::MAX])));
     assert!(
         matches!(huge, Err(QueueError::TooManyTasks { .. })),

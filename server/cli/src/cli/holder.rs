@@ -25,8 +25,9 @@ use tidewater_service::process::ServerProcessConfig;
 
 use crate::launcher::Exit;
 
-/// Time limit of a report to the coordinator, by which a successor starts later.
-const REPORT: Duration = Duration::from_secs(1);
+/// Time limit of a report to the coordinator, by which a successor starts later. Long for a busy machine, and short
+/// next to the time for which the coordinator waits for the successor.
+const REPORT: Duration = Duration::from_secs(5);
 /// Signals that ask a server to end.
 const ASKING: [i32; 3] = [SIGTERM, SIGINT, SIGHUP];
 

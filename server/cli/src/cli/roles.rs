@@ -105,7 +105,8 @@ pub(crate) struct ServerArgs {
     pub(super) interface: Option<String>,
     /// Start a successor when a signal ends this server, at most N times. This process is then the holder:
     /// it waits for the server, its child, and reports how it ended. A successor has no memory: the job
-    /// begins again without tables, in its processes. Needs --number.
+    /// begins again without tables, in its processes. Jobs of open size, with a schedule of members or with
+    /// checkpoints, and those with a worker that has ended, end with the server. Needs --number.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     restarts: u32,
     /// Silence of the coordinator's host after which the coordinator counts as lost. Must be longer than the

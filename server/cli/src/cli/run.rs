@@ -81,8 +81,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
     save_bytes: Option<usize>,
     /// Start a successor when a signal ends a server, at most N times for each. A successor has no memory:
-    /// the job begins again without tables, in its processes [default: 0, the job ends].
-    #[arg(long, value_name = "N", conflicts_with = "server_command")]
+    /// the job begins again without tables, in its processes [default: 0, the job ends]. A job with
+    /// --checkpoint begins again from the newest one in other processes, by --restarts.
+    #[arg(long, value_name = "N", conflicts_with_all = ["server_command", "checkpoint"])]
     server_restarts: Option<u32>,
     /// Silence after which a server, or for servers the coordinator, counts as lost: nothing from its host
     /// arrives. Must be longer than the longest retry of --rdma-timeout [default: 15s].
@@ -164,12 +165,22 @@ pub(crate) struct RunArgs {
 /// Runs the job, again if it is to; the exit code of the last try is this program's. With `trains`, the workers
 /// are those of the trainer, with these arguments before the given ones.
 pub(crate) fn run(args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
+    if let (Some([command, ..]), Some(dir)) = (trains, &args.checkpoint.checkpoint) {
+        let dir = dir.display();
+        super::complain(format_args!(
+            "{command} with --checkpoint {dir}: it trains nothing, and a later run would continue from its \
+             checkpoint instead of the model that it loads; leave --checkpoint out"
+        ));
+        return ExitCode::from(2);
+    }
     super::report_unknown_variables();
     let limit = args.timeout.map(Deadline::after);
     let mut left = args.restarts;
+    // The first try names the time as it is given, not what is left of it by now.
+    let mut timeout = args.timeout;
     loop {
         let mut again = args.clone();
-        again.timeout = limit.map(|limit| limit.left());
+        again.timeout = timeout;
         let (code, may_restart) = run_once(again, trains);
         if !may_restart || left == 0 || limit.is_some_and(|limit| limit.passed()) {
             return code;
@@ -183,6 +194,7 @@ pub(crate) fn run(args: RunArgs, trains: Option<&[&str]>) -> ExitCode {
             left - 1
         ));
         left -= 1;
+        timeout = limit.map(|limit| limit.left());
     }
 }
 

@@ -7,6 +7,10 @@ use std::time::Duration;
 
 use tidewater_launch::TokenError;
 
+/// Exit codes of a worker that SIGTERM, SIGUSR1 or `tidewater stop` has asked to end, and that has done so by
+/// itself.
+const ENDED_AS_ASKED: [i32; 2] = [128 + 15, 128 + 10];
+
 /// One process of a job, in the order of likely causes. When several end at one moment, a server is
 /// the cause rather than the coordinator or a worker that lost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -249,12 +253,19 @@ pub struct Outcome {
 
 impl Outcome {
     /// Whether the job may do better when all of its processes start again: one of them died, or failed
-    /// for a reason that is not its command line.
+    /// for a reason that is neither its command line nor a request to end.
     pub fn may_restart(&self) -> bool {
         let wrong_command_line = Exit::Code(2);
+        // A worker that `tidewater stop` or a signal has asked to end says so by its code, after its save.
+        let ended_as_asked = |member: &Member, exit: &Exit| {
+            let is_code = ENDED_AS_ASKED.map(Exit::Code).contains(exit);
+            is_code && matches!(member, Member::Worker(_))
+        };
         !self.asked_to_end
             && match &self.failure {
-                Some(Failure::Process { exit, .. }) => *exit != wrong_command_line,
+                Some(Failure::Process { member, exit, .. }) => {
+                    *exit != wrong_command_line && !ended_as_asked(member, exit)
+                }
                 Some(Failure::Host { ran, .. }) => *ran,
                 _ => false,
             }
@@ -396,5 +407,39 @@ fn signal_name(signal: i32) -> &'static str {
         15 => " (SIGTERM)",
         24 => " (SIGXCPU)",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker that ended as it was asked to does not start again; one that was killed does.
+    #[test]
+    fn jobs_that_ended_as_asked_do_not_start_again() {
+        let restarts = |member, exit| {
+            let failure = Failure::Process {
+                member,
+                pid: 7,
+                host: "h".into(),
+                exit,
+                last_line: None,
+            };
+            let outcome = Outcome {
+                failure: Some(failure),
+                output_lost: 0,
+                asked_to_end: false,
+            };
+            outcome.may_restart()
+        };
+        let worker = Member::Worker(1);
+        for code in [2, 143, 138] {
+            assert!(!restarts(worker, Exit::Code(code)), "{code}");
+        }
+        for signal in [15, 10, 9] {
+            assert!(restarts(worker, Exit::Signal(signal)), "{signal}");
+        }
+        assert!(restarts(worker, Exit::Code(1)));
+        assert!(restarts(Member::Server(0), Exit::Code(143)));
     }
 }

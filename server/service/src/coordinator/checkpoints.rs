@@ -23,6 +23,7 @@ use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, Join, Resumed, WorkerState,
 };
 
+use super::jobs::{Job, Worker};
 use super::models::{By, Request, Step};
 use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
 use super::tables::Stage;
@@ -135,8 +136,12 @@ impl Coordinator {
 
     /// When [`Self::step_checkpoints`] has something to do.
     pub(super) fn next_checkpoint(&self) -> Option<Duration> {
+        if !self.takes_checkpoints() {
+            return None;
+        }
         let runs = |d: &&Durable| d.resume == Resume::Done;
-        let jobs = self.jobs.values().filter_map(|job| job.durable.as_deref());
+        let jobs = self.jobs.values().filter(|job| is_kept(job));
+        let jobs = jobs.filter_map(|job| job.durable.as_deref());
         let next = |d: &Durable| match d.op {
             None => d.next_alive.min(d.due.max(self.now + RETRY_SOON)),
             Some(_) => d.next_alive,
@@ -144,16 +149,20 @@ impl Coordinator {
         jobs.filter(runs).map(next).min()
     }
 
-    /// Begins the checkpoints that are due, and notes that jobs are alive.
+    fn takes_checkpoints(&self) -> bool {
+        self.checkpoint.is_some() && self.phase == Phase::Running && self.is_complete()
+    }
+
+    /// Begins the checkpoints that are due, and notes that jobs are alive. What it leaves alone
+    /// [`Self::next_checkpoint`] must leave alone too.
     pub(super) fn step_checkpoints(&mut self) {
-        if self.checkpoint.is_none() || self.phase != Phase::Running || !self.is_complete() {
+        if !self.takes_checkpoints() {
             return;
         }
-        let is_live = |worker: &super::jobs::Worker| worker.state == WorkerState::Live;
         let mut alive = Vec::new();
         let mut due = Vec::new();
         for (name, job) in &mut self.jobs {
-            if job.failed.is_some() || !job.workers.values().any(is_live) {
+            if !is_kept(job) {
                 continue;
             }
             let Some(durable) = job.durable.as_mut().filter(|d| d.resume == Resume::Done) else {
@@ -501,4 +510,10 @@ impl Coordinator {
             }
         }
     }
+}
+
+/// Whether checkpoints of a job are taken: it has not failed, and a worker is there.
+fn is_kept(job: &Job) -> bool {
+    let is_live = |worker: &Worker| worker.state == WorkerState::Live;
+    job.failed.is_none() && job.workers.values().any(is_live)
 }

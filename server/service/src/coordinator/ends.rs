@@ -92,8 +92,8 @@ impl Coordinator {
             self.actions.extend(told);
         }
         let is_over = job.is_over() || self.has_followed_schedule(namespace);
-        if is_over {
-            self.answer_waiting(Some(namespace), &CoordinatorAnswer::Done);
+        if let Some(answer) = self.end_of_workers(namespace) {
+            self.answer_waiting(Some(namespace), &answer);
         }
         if is_over && self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, "all workers have finished");
@@ -294,6 +294,8 @@ impl Coordinator {
         let mut nobody = self.members(namespace);
         nobody.workers.clear();
         self.jobs.remove(namespace);
+        // Those are of its workers, not of the next job of its name.
+        self.losses.retain(|_, loss| loss.namespace != namespace);
         for id in self.observers(namespace) {
             let reason = over.text.clone();
             self.actions
@@ -353,10 +355,11 @@ impl Coordinator {
         if ending.missing.is_empty()
             && let Some(ending) = self.ending.remove(&job)
         {
+            // Workers that join now are of the job as it begins again.
+            self.begun_again(&ending.namespace);
             for (asker, join) in ending.waiting {
                 self.let_in(asker, &join);
             }
-            self.begun_again(&ending.namespace);
         }
     }
 }

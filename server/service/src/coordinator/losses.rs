@@ -22,7 +22,7 @@ use super::state::{Coordinator, Purpose};
 /// A lost worker with ticks that are not agreed on.
 #[derive(Debug)]
 pub(super) struct Loss {
-    namespace: String,
+    pub(super) namespace: String,
     rank: WorkerId,
     /// Servers that have not reported its clocks.
     missing: BTreeSet<ServerId>,

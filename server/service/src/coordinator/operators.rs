@@ -1,9 +1,10 @@
 //! Requests of operators to end a job, and to wait for its end.
 
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice};
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice, WorkerState};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
+use super::jobs::Worker;
 use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, bad};
 
 impl Coordinator {
@@ -43,8 +44,10 @@ impl Coordinator {
         namespace: &str,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let job = self.jobs.get(namespace);
-        if job.is_some_and(|job| job.failed.is_none() && job.is_over()) {
-            return Ok(Some(CoordinatorAnswer::Done));
+        if job.is_some_and(|job| job.failed.is_none())
+            && let Some(answer) = self.end_of_workers(namespace)
+        {
+            return Ok(Some(answer));
         }
         self.check_healthy(namespace)?;
         match self.jobs.get(namespace) {
@@ -55,6 +58,26 @@ impl Coordinator {
         }
         self.waiting.push((namespace.to_owned(), asker));
         Ok(None)
+    }
+
+    /// What operators that wait for the end of a job get when all its workers have ended: a refusal if all are lost.
+    /// `None`: some have not ended. In a job of open size those count that have joined so far.
+    pub(super) fn end_of_workers(&self, namespace: &str) -> Option<CoordinatorAnswer> {
+        let job = self.jobs.get(namespace)?;
+        let has_workers = !job.workers.is_empty();
+        let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+        let is_open = job.expected() == 0 && self.schedule.is_none() && job.waiting.is_empty();
+        let have_left = is_open && has_workers && job.workers.values().all(ended);
+        if !have_left && !job.is_over() && !self.has_followed_schedule(namespace) {
+            return None;
+        }
+        let is_lost = |w: &Worker| w.state == WorkerState::Lost;
+        if has_workers && job.workers.values().all(is_lost) {
+            let text = format!("all workers of the job \"{namespace}\" are lost");
+            let refusal = Refusal::new(RefusalCode::PeerFailed, [0; 4]);
+            return Some(CoordinatorAnswer::Refused(refusal.with_text(text)));
+        }
+        Some(CoordinatorAnswer::Done)
     }
 
     /// Answers the operators that wait for the end of a job; with `None`, all of all jobs.

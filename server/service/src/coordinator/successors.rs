@@ -44,10 +44,7 @@ impl Coordinator {
                 self.abort_models(&name, &lost);
                 self.notify_clients(&name, &Notice::ServerEnded(end.clone()));
             } else {
-                let text = format!(
-                    "{end}; a job of open size, with a schedule of members or with checkpoints ends with its server"
-                );
-                self.fail_job(&name, &lost.clone().with_text(text));
+                self.fail_with_server(&name, &end);
             }
         }
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
@@ -110,7 +107,30 @@ impl Coordinator {
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
             if self.can_begin_again(&name) {
                 self.begin_again(&name, restart.clone());
+            } else if self.may_begin_again(&name) {
+                // A worker has ended since then.
+                self.fail_with_server(&name, &restart.end);
+            } else {
+                // A job that has begun since then: nothing of it is lost, and nothing else answers these.
+                self.refuse_parked(&name, &restarted(&restart));
             }
+        }
+    }
+
+    /// Fails a job that cannot begin again.
+    fn fail_with_server(&mut self, namespace: &str, end: &ServerEnd) {
+        let text = format!(
+            "{end}; a job of open size, with a schedule of members, with checkpoints, or with a worker that has \
+             finished or is lost ends with its server"
+        );
+        self.fail_job(namespace, &failure_of(end).with_text(text));
+    }
+
+    fn refuse_parked(&mut self, namespace: &str, refusal: &Refusal) {
+        let job = self.jobs.get_mut(namespace);
+        let parked = job.map(|job| std::mem::take(&mut job.parked));
+        for asker in parked.into_iter().flatten() {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }
     }
 
@@ -149,17 +169,12 @@ impl Coordinator {
         job.base.clear();
         job.first.clear();
         // What finished tasks pushed is gone with the tables.
-        job.queues = Queues::default();
-        let parked = std::mem::take(&mut job.parked);
-        let ended = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
-        let has_ended = job.workers.values().any(|worker| ended(worker.state));
-        self.revision += 1;
-        if has_ended {
-            // The clocks that the servers make again would wait for them.
-            for server in self.joined_servers() {
-                self.tell_members(server, namespace);
-            }
+        job.queues = Queues::after(&job.queues);
+        if !self.can_begin_again(namespace) {
+            // A worker has ended while servers released the job.
+            return self.fail_with_server(namespace, &last.end);
         }
+        self.revision += 1;
         for restart in restarts {
             self.notify_clients(namespace, &Notice::ServerRestarted(restart));
         }
@@ -167,9 +182,7 @@ impl Coordinator {
             let clients = self.clients(namespace);
             self.outdated.extend(clients);
         }
-        for asker in parked {
-            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
-        }
+        self.refuse_parked(namespace, &refusal);
     }
 
     /// Admits a client that has read the notice to its job as it is now.
@@ -201,13 +214,16 @@ impl Coordinator {
                 | Ask::Leaving { .. }
                 | Ask::Slow { .. }
         );
+        // Of another job nothing begins again that could answer the request.
+        let may_begin_again = self.may_begin_again(&peer.namespace);
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return Ok(false);
         };
         if leaves || job.failed.is_some() || self.phase != Phase::Running {
             return Ok(false);
         }
-        if !self.absent.is_empty() || !job.restarts.is_empty() {
+        let is_awaited = !self.absent.is_empty() && may_begin_again;
+        if is_awaited || !job.restarts.is_empty() {
             let of_peer = |other: &&Asker| other.peer == asker.peer;
             let have = job.parked.iter().filter(of_peer).count();
             if have >= PARKED_MAX {
@@ -227,9 +243,18 @@ impl Coordinator {
         Ok(false)
     }
 
-    /// Whether a job can begin again in its processes: it has not failed, its size is fixed, it has no schedule,
-    /// and no checkpoints: one that has begins again from the newest, in other processes.
+    /// Whether a job can begin again in its processes: it is of a kind that may, and no worker has ended. The part
+    /// of one that has finished or is lost would be missing from the new tables, and nothing would say so.
     fn can_begin_again(&self, namespace: &str) -> bool {
+        let ended = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
+        let job = self.jobs.get(namespace);
+        let has_ended = job.is_some_and(|job| job.workers.values().any(|w| ended(w.state)));
+        self.may_begin_again(namespace) && !has_ended
+    }
+
+    /// Whether a job is of a kind that begins again: it has not failed, its size is fixed, it has no schedule, and
+    /// no checkpoints: one that has begins again from the newest, in other processes.
+    fn may_begin_again(&self, namespace: &str) -> bool {
         let job = self.jobs.get(namespace);
         let is_fixed = job
             .is_some_and(|job| job.failed.is_none() && job.expected() > 0 && job.durable.is_none());

@@ -65,6 +65,9 @@ impl Coordinator {
             TaskRequest::Open { spec, shards } => {
                 let job = self.jobs.get_mut(namespace);
                 let job = job.ok_or_else(|| bad("no such job"))?;
+                if job.durable.is_some() {
+                    return Err(not_in_checkpoints(&spec.name));
+                }
                 TaskAnswer::Queue(job.queues.open(&spec, shards).map_err(refused)?)
             }
             TaskRequest::Take { queue, wait_ms } => {
@@ -168,7 +171,7 @@ impl Coordinator {
     fn find_due_task(&mut self) {
         let due = |waiting: &Waiting| {
             let job = self.jobs.get(&waiting.namespace);
-            let queue = job.and_then(|job| job.queues.iter().nth(waiting.queue as usize));
+            let queue = job.and_then(|job| job.queues.find(waiting.queue));
             let given = queue.and_then(Queue::next_deadline);
             // At a time that has passed there was no task for this worker: the next one is that of a timeout.
             let given = match given {
@@ -299,6 +302,16 @@ impl Coordinator {
         self.find_due_task();
         askers
     }
+}
+
+/// The refusal of a queue in a job with checkpoints. Tables are in a checkpoint and queues are not: a resumed job
+/// would count the tasks of before twice.
+fn not_in_checkpoints(queue: &str) -> Refusal {
+    bad(&format!(
+        "queue \"{queue}\": the job has checkpoints, which hold no queues, so that a resumed job would count \
+         finished tasks twice; start the coordinator without --checkpoint, or let each worker read its share of \
+         the data and keep its position (Client::set_position)"
+    ))
 }
 
 fn refused(error: QueueError) -> Refusal {

@@ -270,7 +270,19 @@ pub fn wait_job(
             source: ConnError::TimedOut { .. },
             ..
         }) => Ok(JobEnd::Running),
+        Err(StatusError::Dial(error)) if deadline.passed() && is_late(&error) => {
+            Ok(JobEnd::Running)
+        }
         Err(error) => Err(error),
+    }
+}
+
+/// Whether a connection was not there in time. A refusal or a closed port is not late.
+fn is_late(error: &DialError) -> bool {
+    match error {
+        DialError::Unreachable { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
+        DialError::Handshake { source, .. } => matches!(source, ConnError::TimedOut { .. }),
+        _ => false,
     }
 }
 

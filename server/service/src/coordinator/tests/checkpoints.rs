@@ -381,3 +381,39 @@ fn job_without_a_loadable_checkpoint_is_refused() {
     let refusal = rig.refusal(worker, 1);
     assert!(refusal.text.contains("/c/job"), "{refusal}");
 }
+
+/// Queues are in no checkpoint: a resumed job would count finished tasks twice.
+#[test]
+fn jobs_with_checkpoints_have_no_queues() {
+    use tidewater_protocol::wire::control::{QueueSpec, TaskKind, TaskRequest};
+    let (mut rig, _, worker) = running(Every::Time(EVERY));
+    let spec = QueueSpec {
+        name: "train".into(),
+        kind: TaskKind::Train,
+        source: String::new(),
+        task_size: 5,
+        epochs: 1,
+        strict_epochs: false,
+        seed: None,
+        finals: Vec::new(),
+        failures_max: 1,
+        timeout_ms: 60_000,
+        timeout_factor: 10,
+        straggler_ms: 5_000,
+        straggler_factor: 2,
+    };
+    let shards = Some(Vec::new());
+    rig.ask(worker, 3, Ask::Tasks(TaskRequest::Open { spec, shards }));
+    let refusal = rig.refusal(worker, 3);
+    assert_eq!(refusal.code, RefusalCode::BadRequest);
+    assert!(refusal.text.contains("without --checkpoint"), "{refusal}");
+}
+
+/// A deadline at which nothing is done would make the loop of the coordinator spin.
+#[test]
+fn jobs_without_workers_have_no_next_checkpoint() {
+    let (mut rig, _, worker) = running(Every::Time(EVERY));
+    assert!(rig.state.next_deadline().is_some());
+    rig.ask(worker, 3, Ask::Finished);
+    assert_eq!(rig.state.next_deadline(), None);
+}

@@ -78,3 +78,28 @@ fn wait_for_a_failed_job_names_the_failure() {
         assert!(refused.to_string().contains("worker 0"), "{refused}");
     }
 }
+
+/// In a job of open size, which has a table for other workers, a wait ends with the workers that are there; if all are
+/// lost it is refused.
+#[test]
+fn wait_for_a_job_of_open_size_ends_with_its_workers() {
+    for is_lost in [false, true] {
+        let mut rig = Rig::new(1, 0, LostWorker::GoOn, false);
+        let server = rig.server(0);
+        let worker = rig.worker(0);
+        rig.ask(worker, 2, Ask::CreateTable(spec("a")));
+        rig.obey(server, &CommandReply::Done);
+        let admin = operator(&mut rig, "job");
+        rig.ask(admin, 1, Ask::WaitJob);
+        assert_eq!(rig.answer(admin, 1), None);
+        if is_lost {
+            rig.close(worker);
+            let refused = rig.refusal(admin, 1);
+            assert_eq!(refused.code, RefusalCode::PeerFailed);
+            assert!(refused.to_string().contains("are lost"), "{refused}");
+        } else {
+            rig.ask(worker, 3, Ask::Finished);
+            assert_eq!(rig.answer(admin, 1), Some(Answer::Done));
+        }
+    }
+}
