@@ -559,7 +559,11 @@ impl CoordinatorLink for Coordinator {
     fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
         let tables = self.tables.lock().unwrap();
         let found = tables.iter().find(|t| t.spec.name == name);
-        let unknown = || Refusal::new(RefusalCode::UnknownTable, [0; 4]).with_text(name).into();
+        let unknown = || {
+            Refusal::new(RefusalCode::UnknownTable, [0; 4])
+                .with_text(name)
+                .into()
+        };
         found.cloned().ok_or_else(unknown)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidewater::{
     Client, ClientError, ClusterConfig, DomainId, Expression, FunctionArgs, Job, PullOptions,
-    SyncMode, Table, TableBuilder, TaskRequest, TransportChoice,
+    PushEncoding, PushOptions, SyncMode, Table, TableBuilder, TaskRequest, TransportChoice,
 };
 use tidewater_data::{FileSource, MemorySource, ReadOptions};
 use tidewater_protocol::table::{PushOp, Reduce};
@@ -394,6 +394,76 @@ fn refused_and_late_tasks_count_nothing() {
         .unwrap();
     assert_eq!(counts, [if late { 10.0 } else { 0.0 }; 8]);
     drop((client, other));
+}
+
+/// A task that is not open is not done: its pushes are gone. One client has one open task, also of several queues.
+#[test]
+fn only_the_open_task_is_done() {
+    let job = pool(1, TransportChoice::Shm);
+    let mut client = client_of(&job, 0, SyncMode::Asp);
+    let tables = ledger(&mut client, SyncMode::Asp);
+    let options = QueueOptions::new("records", 600);
+    let mut tasks = Tasks::count(&mut client, RECORDS, &options).unwrap();
+    let stale = tasks.next(&mut client).unwrap().unwrap();
+    count(&mut client, &tables, &stale, 9);
+    let task = tasks.next(&mut client).unwrap().unwrap();
+    let error = tasks.done(&mut client, stale, 600).unwrap_err();
+    assert!(matches!(error, TaskError::NotOpen { number: 0 }), "{error}");
+    let mut others = Tasks::count(&mut client, 8, &QueueOptions::new("others", 8)).unwrap();
+    let error = others.next(&mut client).unwrap_err();
+    assert!(matches!(error, TaskError::OtherTask { .. }), "{error}");
+    let delivery = client.open_task().unwrap();
+    let error = client.drop_task(delivery + 1).unwrap_err();
+    assert!(matches!(error, ClientError::Argument { .. }), "{error}");
+    assert_eq!(client.open_task(), Some(delivery));
+    assert!(tasks.done(&mut client, task, 600).unwrap());
+    let counters = tasks.status(&mut client).unwrap().counters;
+    assert_eq!((counters.finished, counters.failures), (1, 1));
+    let task = others.next(&mut client).unwrap().unwrap();
+    assert!(others.done(&mut client, task, 8).unwrap());
+    let another = pool(1, TransportChoice::Shm);
+    let mut elsewhere = client_of(&another, 0, SyncMode::Asp);
+    let error = tasks.next(&mut elsewhere).unwrap_err();
+    assert!(matches!(error, TaskError::OtherClient { .. }), "{error}");
+    client.finish().unwrap();
+}
+
+/// What a task cannot take back is refused inside it: pushes that are counted before they make rows, and encoded
+/// ones, which leave residuals. The refusal of a push before the task does not count to it.
+#[test]
+fn pushes_that_cannot_be_taken_back_are_refused() {
+    let job = pool(1, TransportChoice::Shm);
+    let mut client = client_of(&job, 0, SyncMode::Asp);
+    let tables = ledger(&mut client, SyncMode::Asp);
+    let spec = TableBuilder::sparse::<f64>("counted", 1).partitions(8);
+    let spec = spec.admit_after(2).finite_check(true);
+    let counted = client.create_table::<f64>(spec.spec()).unwrap();
+    let mut tasks = Tasks::count(&mut client, 8, &QueueOptions::new("records", 8)).unwrap();
+    drop(
+        client
+            .push_rows(&counted, &[1], &[f64::NAN], PushOp::Sum)
+            .unwrap(),
+    );
+    let error = tasks.next(&mut client).unwrap_err();
+    let is_refusal = matches!(error, TaskError::Client(ClientError::Rejected { .. }));
+    assert!(is_refusal, "{error}");
+    let task = tasks.next(&mut client).unwrap().unwrap();
+    assert_eq!(task.failures(), 0);
+    let encoded = PushOptions::default().encoding(PushEncoding::Bf16);
+    let error = client
+        .push_rows_with(&tables[0], &[1], &[1.0], PushOp::Sum, encoded)
+        .unwrap_err();
+    assert!(error.to_string().contains("inside a task"), "{error}");
+    drop(
+        client
+            .push_rows(&counted, &[1], &[1.0], PushOp::Sum)
+            .unwrap(),
+    );
+    let refused = tasks.done(&mut client, task, 8).unwrap_err();
+    assert!(refused.is_of_task(), "{refused}");
+    let status = tasks.status(&mut client).unwrap();
+    assert_eq!(status.counters.failures, 1);
+    client.finish().unwrap();
 }
 
 /// A file that is gone fails its tasks by name; all others are finished, and the end names it.

@@ -499,9 +499,10 @@ impl Locations {
         let next = match lines {
             0 => FIRST_LINES,
             1..SMALL_LINES => lines + (lines / 4).max(FIRST_LINES),
-            SMALL_LINES.. => (lines + lines / GROWTH_PART).min(LINES_MAX),
+            SMALL_LINES.. => lines + lines / GROWTH_PART,
         };
-        if next == lines
+        // A smaller step would move entries to lines that are not moved yet.
+        if next > LINES_MAX
             || !self.make_slabs(next + PROBES as u64)
             || !self.budget.take(next - lines)
         {

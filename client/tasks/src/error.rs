@@ -32,6 +32,32 @@ pub enum TaskError {
         /// Kind of the task.
         kind: &'static str,
     },
+    /// A task is reported as finished that is not open: another one was taken since, or it has failed. Its pushes
+    /// are dropped, and it is given again.
+    #[error(
+        "task {number} is not open any more, and its pushes are dropped; report each task before the next one is \
+         taken"
+    )]
+    NotOpen {
+        /// Number of the task.
+        number: u64,
+    },
+    /// A task is to be taken while the client has one of another queue open.
+    #[error(
+        "a task of another queue is open; report it before a task of queue \"{queue}\" is taken"
+    )]
+    OtherTask {
+        /// Name of the queue.
+        queue: String,
+    },
+    /// The queue was opened by another client, or before this one rejoined its job.
+    #[error(
+        "queue \"{queue}\" was opened by another client, or before this one rejoined its job; open the queue again"
+    )]
+    OtherClient {
+        /// Name of the queue.
+        queue: String,
+    },
     /// Tasks are left out because they failed too often. All others are finished.
     #[error(
         "{count} tasks of queue \"{queue}\" are left out, the first one is [{}, {}) of {:?}: {}; repair the \

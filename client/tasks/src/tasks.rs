@@ -26,9 +26,22 @@ pub struct Tasks {
     queue: u32,
     options: QueueOptions,
     source: Option<Arc<dyn DataSource>>,
+    /// Number of the client that opened the queue.
+    client: u32,
     /// The task that is neither done nor failed.
     current: Option<u64>,
+    /// The report of a finished task that is not answered.
+    reported: Option<Finished>,
     is_over: bool,
+}
+
+/// Report of a finished task.
+#[derive(Debug, Clone, Copy)]
+struct Finished {
+    delivery: u64,
+    records: u64,
+    /// Whether servers hold pushes of it.
+    pushed: bool,
 }
 
 /// A task that this worker has. Drop it and take the next one, and it has failed.
@@ -96,20 +109,38 @@ impl Tasks {
             queue,
             options: options.clone(),
             source,
+            client: client.number(),
             current: None,
+            reported: None,
             is_over: false,
         })
     }
 
     /// Takes the next task; `None` when there is none left. Waits while other workers have the last ones, which
-    /// they may not finish. A task that was taken before and is neither done nor failed is reported as failed.
+    /// they may not finish. A task that was taken before and is neither done nor failed is reported as failed. A
+    /// report of [`Tasks::done`] that was not answered is repeated.
     ///
     /// # Errors
     /// [`TaskError::LeftOut`], once, at the end. The coordinator's refusal; that the job has failed; a deadline of
-    /// a tick.
+    /// a tick. [`TaskError::OtherTask`], [`TaskError::OtherClient`]. With [`Delivery::ExactlyOnce`] the refusal of an
+    /// earlier push that no ticket has claimed: no task was taken then, and the call can be repeated.
     pub fn next(&mut self, client: &mut Client) -> Result<Option<CurrentTask>, TaskError> {
+        self.check_client(client)?;
+        let open = client.open_task();
+        if open.is_some() && open != self.current {
+            return Err(TaskError::OtherTask { queue: self.name() });
+        }
+        if let Some(finished) = self.reported {
+            // Whether it counts was for the call that got no answer.
+            self.report_done(client, finished)?;
+            self.tick(client)?;
+        }
         if let Some(delivery) = self.current {
             self.report_failed(client, delivery, "the worker took the next task instead")?;
+        }
+        if self.is_exact() && !self.is_over {
+            // Before a task is taken, which would fail for a push that is not of it.
+            client.flush()?;
         }
         while !self.is_over {
             let kept = match self.options.ticks {
@@ -134,10 +165,11 @@ impl Tasks {
     }
 
     fn begin(&mut self, client: &mut Client, task: Task) -> Result<CurrentTask, TaskError> {
+        // Also if it cannot be opened: the next call reports it as failed then.
+        self.current = Some(task.delivery);
         if self.is_exact() && has_pushes(task.kind) {
             client.begin_task(task.delivery)?;
         }
-        self.current = Some(task.delivery);
         Ok(CurrentTask {
             task,
             source: self.source.clone(),
@@ -146,6 +178,17 @@ impl Tasks {
 
     fn is_exact(&self) -> bool {
         self.options.delivery == Delivery::ExactlyOnce
+    }
+
+    fn name(&self) -> String {
+        self.options.spec.name.clone()
+    }
+
+    fn check_client(&self, client: &Client) -> Result<(), TaskError> {
+        match client.number() == self.client {
+            true => Ok(()),
+            false => Err(TaskError::OtherClient { queue: self.name() }),
+        }
     }
 
     fn tick(&self, client: &mut Client) -> Result<(), TaskError> {
@@ -159,7 +202,7 @@ impl Tasks {
         let count = status.counters.left_out;
         match status.left_out.into_iter().next() {
             Some(first) if count > self.options.allowed_left_out => Err(TaskError::LeftOut {
-                queue: self.options.spec.name.clone(),
+                queue: self.name(),
                 count,
                 first: Box::new(first),
             }),
@@ -174,15 +217,22 @@ impl Tasks {
     ///
     /// # Errors
     /// The refusal of a push of the task. The task has failed then: its pushes are dropped, and it is given again.
-    /// That a server or the coordinator is lost.
+    /// That a server or the coordinator is lost. A deadline: the next [`Tasks::next`] repeats the report.
+    /// [`TaskError::NotOpen`] for a task with dropped pushes, [`TaskError::OtherClient`]: nothing was reported.
     pub fn done(
         &mut self,
         client: &mut Client,
         task: CurrentTask,
         records: u64,
     ) -> Result<bool, TaskError> {
+        self.check_client(client)?;
         let delivery = task.task.delivery;
         let is_open = client.open_task() == Some(delivery);
+        if !is_open && self.is_exact() && has_pushes(task.task.kind) {
+            return Err(TaskError::NotOpen {
+                number: task.task.number,
+            });
+        }
         let pushed = match is_open {
             true => client.mark_task(),
             false => client.flush().map(|()| false),
@@ -195,7 +245,26 @@ impl Tasks {
             }
         };
         // From here on the coordinator decides: without its answer nothing is dropped.
-        self.current = None;
+        self.current = self.current.filter(|current| *current != delivery);
+        let finished = Finished {
+            delivery,
+            records,
+            pushed,
+        };
+        let counted = self.report_done(client, finished)?;
+        self.tick(client)?;
+        Ok(counted)
+    }
+
+    /// Reports a finished task, and drops its pushes if it does not count. Of a repeated report the answer may be
+    /// that it does not count although the first one did: its pushes are applied then, and nothing is left to drop.
+    fn report_done(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
+        self.reported = Some(finished);
+        let Finished {
+            delivery,
+            records,
+            pushed,
+        } = finished;
         let request = TaskRequest::Done {
             queue: self.queue,
             delivery,
@@ -210,7 +279,7 @@ impl Tasks {
         if pushed && !counted {
             client.drop_task(delivery)?;
         }
-        self.tick(client)?;
+        self.reported = None;
         Ok(counted)
     }
 
@@ -218,13 +287,14 @@ impl Tasks {
     /// out with this reason after too many failures.
     ///
     /// # Errors
-    /// That a server or the coordinator is lost.
+    /// That a server or the coordinator is lost. [`TaskError::OtherClient`].
     pub fn failed(
         &mut self,
         client: &mut Client,
         task: CurrentTask,
         reason: &str,
     ) -> Result<(), TaskError> {
+        self.check_client(client)?;
         self.report_failed(client, task.task.delivery, reason)?;
         self.tick(client)
     }
@@ -235,8 +305,11 @@ impl Tasks {
         delivery: u64,
         reason: &str,
     ) -> Result<(), TaskError> {
-        // Before the report: another worker may have the task right after it.
-        client.drop_task(delivery)?;
+        match self.is_exact() {
+            // Before the report: another worker may have the task right after it.
+            true => client.drop_task(delivery)?,
+            false => forget_refusals(client)?,
+        }
         let request = TaskRequest::Failed {
             queue: self.queue,
             delivery,
@@ -244,7 +317,7 @@ impl Tasks {
         };
         match client.request_task(request, ANSWER)? {
             TaskAnswer::Reported { .. } => {
-                self.current = None;
+                self.current = self.current.filter(|current| *current != delivery);
                 Ok(())
             }
             _ => Err(protocol("report a task")),
@@ -254,8 +327,9 @@ impl Tasks {
     /// What the queue has done so far, and the tasks that it left out.
     ///
     /// # Errors
-    /// The coordinator's refusal, or that it is lost.
+    /// The coordinator's refusal, or that it is lost. [`TaskError::OtherClient`].
     pub fn status(&self, client: &mut Client) -> Result<QueueStatus, TaskError> {
+        self.check_client(client)?;
         let queue = self.queue;
         match client.request_task(TaskRequest::Status { queue }, ANSWER)? {
             TaskAnswer::Over(status) => Ok(status),
@@ -367,6 +441,16 @@ fn shown(reason: &str) -> String {
         .collect();
     let end = text.floor_char_boundary(TEXT_BYTES_MAX);
     text.get(..end).unwrap_or(&text).to_owned()
+}
+
+/// Waits for all pushes, and forgets the refusals of those of a failed task: they are not those of the next one.
+fn forget_refusals(client: &mut Client) -> Result<(), ClientError> {
+    loop {
+        match client.flush() {
+            Err(ClientError::Rejected { .. } | ClientError::RejectForgotten { .. }) => {}
+            done => return done,
+        }
+    }
 }
 
 const fn protocol(operation: &'static str) -> TaskError {

@@ -593,12 +593,12 @@ impl Client {
         }
         self.guard.check_finish()?;
         self.check_no_save("finish")?;
-        self.check_no_task("finish")?;
         if !is_first && self.lanes.coordinator.has_restarted() {
-            // Its sessions are gone.
+            // Its sessions are gone, and its open task with them.
             self.guard.finish();
             return Ok(());
         }
+        self.check_no_task("finish")?;
         // A sibling without some of its sessions has sent everything, and can send no more.
         if !self.lanes.has_ended_sessions() {
             self.flush()?;

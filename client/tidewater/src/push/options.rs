@@ -32,7 +32,8 @@ pub struct PushOptions {
     /// added to its next encoded push of these elements by the same operation: the sum of what arrives
     /// differs from the sum of what was pushed by no more than one rounding. Residuals take 4 bytes an
     /// element, up to [`Client::set_residual_bytes_max`](crate::Client::set_residual_bytes_max). Values
-    /// beyond the range of the encoding saturate; those beyond the range of `f32` lose the excess.
+    /// beyond the range of the encoding saturate; those beyond the range of `f32` lose the excess. Refused inside a
+    /// task, which may be dropped.
     pub encoding: PushEncoding,
 }
 

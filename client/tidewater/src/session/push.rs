@@ -52,7 +52,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::push_rows`]. [`ClientError::Argument`] for options that the table or the operation
-    /// does not take, and for an encoded value that is not finite; nothing was sent then.
+    /// does not take, for an encoded value that is not finite, and for an encoding inside a task; nothing was
+    /// sent then.
     ///
     /// # Example
     /// ```
@@ -80,6 +81,7 @@ impl Client {
         let state = self.tables.find(op_name, table.named())?;
         let checked = options.check(&state.spec, op);
         checked.map_err(|what| state.wrong(op_name, what))?;
+        self.check_options_in_task(op_name, state, &options)?;
         if keys.len().checked_mul(table.dim) != Some(values.len()) || !is_countable(keys) {
             return Err(state.wrong(op_name, sizes(values.len(), keys, table.dim)));
         }
@@ -227,8 +229,7 @@ impl Client {
     /// [`Client::push_dense`] with a weight or an encoding of the values.
     ///
     /// # Errors
-    /// As [`Client::push_dense`]. [`ClientError::Argument`] for options that the table or the operation
-    /// does not take, and for an encoded value that is not finite; nothing was sent then.
+    /// As [`Client::push_dense`]; [`ClientError::Argument`] for options as [`Client::push_rows_with`].
     pub fn push_dense_with<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -254,6 +255,7 @@ impl Client {
         let state = self.tables.find(op_name, table.named())?;
         let checked = options.check(&state.spec, op);
         checked.map_err(|what| state.wrong(op_name, what))?;
+        self.check_options_in_task(op_name, state, &options)?;
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
         let Some((layout, _)) = state.blocks() else {

@@ -60,6 +60,7 @@ impl Client {
         self.pins.clear();
         self.started.clear();
         self.feedback.clear();
+        self.resume.table = None;
         self.collective = collectives::State::default();
         self.clock = self.clock.begun_again();
         let links = connect.connect(0, deadline);

@@ -30,7 +30,8 @@ const _: () = assert!(COLUMNS as usize == WORDS);
 pub(super) struct State {
     has_checkpoints: bool,
     resumed: Option<Resumed>,
-    table: Option<Table<i64>>,
+    /// The table of positions, once it is open.
+    pub(super) table: Option<Table<i64>>,
 }
 
 impl Client {

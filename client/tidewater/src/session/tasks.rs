@@ -9,6 +9,8 @@ use tidewater_runtime::clock::Deadline;
 use super::Client;
 use crate::error::ClientError;
 use crate::link::CoordinatorCall;
+use crate::push::PushOptions;
+use crate::table::state::TableState;
 
 impl Client {
     /// Sends a request about tasks to the coordinator, and waits for its answer.
@@ -28,13 +30,16 @@ impl Client {
 
     /// Opens a task by the number of its delivery. Servers hold what this client pushes from here on, until the
     /// coordinator has decided that the task is finished; pulls do not see it before. Calls that take effect at
-    /// once fail meanwhile: ticks, functions, deletions, settings, collective calls.
+    /// once fail meanwhile: ticks, functions, deletions, settings, collective calls. So do encoded pushes. Waits for
+    /// earlier pushes, so that their refusals do not count to the task.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] while another task is open; [`ClientError::Observer`].
+    /// [`ClientError::Argument`] while another task is open; [`ClientError::Observer`]. As [`Client::flush`]; the
+    /// task is not open then.
     pub fn begin_task(&mut self, delivery: u64) -> Result<(), ClientError> {
         self.check_worker("begin_task")?;
         self.check_no_task("begin_task")?;
+        self.complete("begin_task", self.deadline())?;
         self.lanes.set_task(Some(delivery));
         Ok(())
     }
@@ -66,8 +71,17 @@ impl Client {
     /// closed, and must not have been counted.
     ///
     /// # Errors
-    /// A deadline, or that a server is lost.
+    /// A deadline, or that a server is lost. [`ClientError::Argument`] while another task is open.
     pub fn drop_task(&mut self, delivery: u64) -> Result<(), ClientError> {
+        if let Some(open) = self.lanes.task().filter(|open| *open != delivery) {
+            return Err(ClientError::Argument {
+                op: "drop_task",
+                table: "-".into(),
+                what: format!(
+                    "delivery {open} is open, not {delivery}; finish it or drop it first"
+                ),
+            });
+        }
         self.lanes.set_task(None);
         let deadline = self.deadline();
         self.lanes.mark_task(delivery, false, deadline)?;
@@ -80,6 +94,27 @@ impl Client {
     /// The delivery of the open task.
     pub const fn open_task(&self) -> Option<u64> {
         self.lanes.task()
+    }
+
+    /// Number of this client among those of its process. It has another one after [`Client::rejoin`]: what it knew
+    /// of tables, tasks and queues is gone then.
+    pub const fn number(&self) -> u32 {
+        self.tables.client.0
+    }
+
+    /// Fails for an encoded push while a task is open: its residuals would stay if the task is dropped.
+    pub(super) fn check_options_in_task(
+        &self,
+        op: &'static str,
+        state: &TableState,
+        options: &PushOptions,
+    ) -> Result<(), ClientError> {
+        if !options.is_encoded() || self.lanes.task().is_none() {
+            return Ok(());
+        }
+        let what = "an encoding keeps what it leaves out for the next push, also if the task is dropped; push exact \
+                    values inside a task";
+        Err(state.wrong(op, what.into()))
     }
 
     /// Fails while a task is open.

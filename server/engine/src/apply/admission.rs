@@ -74,11 +74,12 @@ impl Engine {
                 continue;
             }
             let row = |_| (key, RowLocation::NONE);
-            found = shard.find_rows(1, row, (&self.redo, progress), &mut self.places);
+            let made = shard.find_rows(1, row, (&self.redo, progress), &mut self.places);
+            found = made.map_err(|e| (key, e));
             if found.is_err() {
                 break;
             }
         }
-        found.map_err(|e| self.no_memory(&e))
+        found.map_err(|(key, e)| self.no_room(header.table, key, &e))
     }
 }

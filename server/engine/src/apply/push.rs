@@ -165,9 +165,7 @@ impl Engine {
         if header.flags.task && !mutants::on(Mutant::TaskPushesAtOnce) {
             let waits = table.at_clock();
             self.check_task(sender, header)?;
-            if !counts_pushes {
-                self.locate_rows(header.table, payload, parts, count, hints)?;
-            }
+            self.locate_rows(header.table, payload, parts, count, hints)?;
             if waits {
                 self.reserve_row_sums(header.table, op, (payload, count), header.clock)?;
             }

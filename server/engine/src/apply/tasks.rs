@@ -19,7 +19,8 @@
 
 use tidewater_protocol::ids::{DomainId, WorkerThread};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
-use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::{RejectReason, RowResource};
+use tidewater_protocol::table::Durability;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
@@ -28,13 +29,18 @@ use crate::namespace::{FrameSender, NamespaceId};
 
 impl Engine {
     /// Checks that a push of a task can be held: its thread is a member of the table's domain and, for a table of
-    /// ticks, at the clock of the push.
+    /// ticks, at the clock of the push. Warm tables, and those with `admit_after`, take no pushes of tasks.
     pub(super) fn check_task(
         &mut self,
         sender: FrameSender,
         header: &FrameHeader,
     ) -> Result<(), Refusal> {
         let table = self.known(sender.namespace, header.table)?;
+        // A successor has no held pushes. And a key that is counted while its push is held would get its row when
+        // the task is finished, where nothing can be refused any more.
+        if table.spec.durability == Durability::Warm || table.counts_pushes() {
+            return Err(super::push::wrong_operation(header));
+        }
         let (domain, waits) = (table.spec.domain, table.at_clock());
         let clock = self.clocks(sender.namespace).clock(domain, sender.thread);
         match clock.is_some() && (!waits || clock == Some(header.clock)) {
@@ -107,11 +113,12 @@ impl Engine {
         for held in stream.frames() {
             self.pending.payload(held, &mut payload);
             match self.frame(sender, &held.header, &payload) {
-                Ok(_) | Err(RejectReason::TableReleased { .. } | RejectReason::UnknownTable { .. }) => {}
+                Ok(_)
+                | Err(RejectReason::TableReleased { .. } | RejectReason::UnknownTable { .. }) => {}
                 Err(reason) => self.fail(format_args!(
-                    "a push of a finished task to table {} could not be applied ({reason:?}); raise \
-                     --capacity",
-                    held.header.table
+                    "a push of a finished task to table {} could not be applied ({reason:?}); {}",
+                    held.header.table,
+                    remedy(&reason)
                 )),
             }
         }
@@ -127,7 +134,10 @@ impl Engine {
         let ticks = self.ticks(namespace, domain);
         let clocks = self.clocks(namespace);
         let Some(iteration) = clocks.clock(domain, thread) else {
-            unreachable!("{thread} is no member, and its tasks were dropped when it left");
+            // The thread has left: its tasks were dropped then, but frames of it may have come from a client that
+            // does not keep to the protocol. It has no iteration that they could be part of.
+            self.pending.free(vec![stream]);
+            return;
         };
         let has_turn = clocks.min(domain) == iteration && clocks.turn(domain) == Some(thread.rank);
         let to = StreamKey {
@@ -138,4 +148,14 @@ impl Engine {
         };
         self.pending.join_iteration(stream, to, has_turn && !ticks);
     }
+}
+
+/// What to do so that a push of a finished task finds room: its row was deleted while the push was held, and has to
+/// be made again.
+fn remedy(reason: &RejectReason) -> &'static str {
+    let resource = match *reason {
+        RejectReason::TableFull { resource, .. } => RowResource::from_code(resource),
+        _ => None,
+    };
+    resource.map_or("raise --capacity", RowResource::remedy)
 }

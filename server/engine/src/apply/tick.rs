@@ -80,12 +80,7 @@ impl Engine {
         let FrameSender { thread, namespace } = sender;
         if sent == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
             if !self.is_half_ticked(namespace, thread, None) {
-                // In every domain: also in those that this thread never ticked in. Its pushes after its
-                // last tick count.
-                self.note_clocks(namespace, ClockChange::Finish(thread), Some(header));
-                let moved = self.clocks(namespace).finish(thread);
-                self.pace.forget(namespace, thread);
-                self.left(namespace, moved);
+                self.finish_thread(sender, header);
             }
             return Ok(self.clock_effect(namespace, thread, None));
         }
@@ -118,6 +113,20 @@ impl Engine {
             true => Ok(self.clock_effect(namespace, thread, Some(domain))),
             false => Ok(Effect::Clock),
         }
+    }
+
+    /// Ends a thread's membership in every domain: also in those that it never ticked in. Its pushes after its last
+    /// tick count.
+    fn finish_thread(&mut self, sender: FrameSender, header: &FrameHeader) {
+        let FrameSender { thread, namespace } = sender;
+        self.note_clocks(namespace, ClockChange::Finish(thread), Some(header));
+        if thread.is_first() {
+            // All threads of the worker leave with it. One that has a task cannot have it finished any more.
+            self.drop_tasks(namespace, thread.rank);
+        }
+        let moved = self.clocks(namespace).finish(thread);
+        self.pace.forget(namespace, thread);
+        self.left(namespace, moved);
     }
 
     /// Lets the held clocks of a job go on, with a new member if there is one.
@@ -169,6 +178,7 @@ impl Engine {
         if here.and_then(|here| here.checked_add(1)) != Some(clock) {
             return;
         }
+        self.note_clocks(namespace, ClockChange::Tick(domain, thread, clock), None);
         // The clock is the thread's next one, so that nothing is refused.
         let moved = self.clocks(namespace).tick(domain, thread, clock);
         self.left(namespace, moved.ok().flatten().into_iter().collect());
@@ -180,14 +190,10 @@ impl Engine {
         self.note_clocks(namespace, ClockChange::Remove(rank), None);
         let clocks = self.clocks(namespace);
         if clocks.take_ended(rank) {
+            // Its tasks were dropped when it finished. Those that are here are of the later member.
             return;
         }
-        for (thread, task) in self.pending.tasks_of(namespace, rank) {
-            match mutants::on(Mutant::LostTaskApplied) {
-                true => self.finish_task(namespace, thread, task),
-                false => self.pending.drop_task(namespace, thread, task),
-            }
-        }
+        self.drop_tasks(namespace, rank);
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         for domain in domains {
             // The worker has not ended the iteration of its slowest thread, nor a later one.
@@ -206,6 +212,16 @@ impl Engine {
             .retain(|(of, thread, _), _| (*of, thread.rank) != (namespace, rank));
         self.pace.forget_rank(namespace, rank);
         self.left(namespace, moved);
+    }
+
+    /// Drops the tasks of all threads of a worker.
+    fn drop_tasks(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        for (thread, task) in self.pending.tasks_of(namespace, rank) {
+            match mutants::on(Mutant::LostTaskApplied) {
+                true => self.finish_task(namespace, thread, task),
+                false => self.pending.drop_task(namespace, thread, task),
+            }
+        }
     }
 
     /// Handles that members have left: closes iterations, and passes the turns on.

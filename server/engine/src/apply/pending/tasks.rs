@@ -2,7 +2,8 @@
 //!
 //! A push that is flagged as part of a task goes into a stream of its thread that is *open*. The mark of the
 //! task names the stream and closes it. The coordinator's word that the task is finished takes the stream out:
-//! its pushes take effect, or become part of the thread's iteration. The loss of the worker drops it.
+//! its pushes take effect, or become part of the thread's iteration. The loss of the worker drops it, and so does
+//! the end of its thread 0.
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::FrameHeader;

@@ -351,6 +351,48 @@ fn waiting_tick_survives_the_worker_end() {
     assert_eq!(frame(&mut engine, 0, 0, CLOCK_FINISHED), Ok(Effect::Clock));
 }
 
+/// Thread 0 leaves while another thread of its worker has a task: the task is dropped, and so are pushes of a task
+/// for an iteration of a thread that is gone. A client that does not keep to the protocol sends both.
+#[test]
+fn tasks_of_threads_that_left_are_dropped() {
+    let namespace = NamespaceId::default();
+    let thread = WorkerThread {
+        rank: WorkerId(0),
+        thread: 1,
+    };
+    let sender = FrameSender { thread, namespace };
+    let with_task = || {
+        let mut engine = engine();
+        let join = header(FrameKind::Clock, CLOCK_JOIN);
+        assert_eq!(engine.frame(sender, &join, &[]), Ok(Effect::Clock));
+        let (mut of_task, payload) = push(&[1, 2, 3], 0, 0);
+        of_task.flags.task = true;
+        let held = engine.frame(sender, &of_task, &payload);
+        assert_eq!(held, Ok(Effect::Applied));
+        let mark = FrameHeader {
+            count: 1,
+            ..header(FrameKind::Task, 7)
+        };
+        assert_eq!(engine.frame(sender, &mark, &[]), Ok(Effect::Applied));
+        assert!(engine.held_bytes() > 0);
+        engine
+    };
+    let mut engine = with_task();
+    let finish = header(FrameKind::Clock, CLOCK_FINISHED);
+    let first = FrameSender::first(WorkerId(0));
+    assert!(engine.frame(first, &finish, &[]).is_ok());
+    engine.tick_all();
+    assert_eq!(engine.held_bytes(), 0, "dropped with their thread");
+    engine.finish_task(namespace, thread, 7);
+    assert_eq!(engine.failed, None);
+
+    let mut engine = with_task();
+    drop(engine.clocks(namespace).remove(WorkerId(0)));
+    engine.finish_task(namespace, thread, 7);
+    assert_eq!(engine.held_bytes(), 0, "no iteration to join");
+    assert_eq!(engine.failed, None);
+}
+
 /// One step of a tick deletes no more than its rows of those that expire.
 #[test]
 fn expiry_leaves_the_applier_free() {

@@ -25,6 +25,7 @@ use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::crash::run_for;
 
 use super::*;
+use crate::apply::Refusal;
 use crate::apply::applier::Applier;
 use crate::apply::command::Command;
 use crate::inbox::{Ring, RingOwner};
@@ -556,6 +557,31 @@ fn table_cut_in_creation_or_release_leaves_no_block() {
             assert!(!(cut.is_some() && has_table));
         }
     }
+}
+
+/// A successor has no held pushes: those of a task are refused, whatever the table's shape.
+#[test]
+fn pushes_of_tasks_are_refused() {
+    let mut world = World::new(Optimizer::None, Vec::new());
+    let (all, bad) = frames(0, &mut Rng(1), 60, false);
+    let sender = FrameSender {
+        namespace: JOB,
+        ..FrameSender::first(WorkerId(0))
+    };
+    let mut tables = BTreeSet::new();
+    for (mut header, payload) in all {
+        let is_push = matches!(header.kind, FrameKind::PushRows | FrameKind::PushDense);
+        if !is_push || bad.contains(&header.seq) {
+            continue;
+        }
+        header.flags.task = true;
+        let refused = world.applier().engine().frame(sender, &header, &payload);
+        let reason = refused.unwrap_err();
+        let is_it = matches!(reason, Refusal::WrongOperation { .. });
+        assert!(is_it, "table {}: {reason:?}", header.table);
+        tables.insert(header.table);
+    }
+    assert_eq!(tables, BTreeSet::from([SPARSE, ROWS, RANGES]));
 }
 
 /// Memory of another layout, version or incarnation is refused, and both sides are named.
