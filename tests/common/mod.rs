@@ -1,3 +1,5 @@
+// long: one rig for all tests of the system.
+
 //! A cluster without a control plane: appliers on threads, clients wired to them by hand. It tests
 //! everything from the client's calls down to the words in memory.
 

@@ -6,7 +6,7 @@
 //!
 //! The table is an array of cache lines. A bijective hash of the key, multiplied by the number of lines,
 //! gives the line where a search begins; it goes on through full lines. An entry of a large table has
-//! 12.8 bytes: it stores 52 bits of the hash, and its place implies the others ([`Packing`]). Between 0.83
+//! 12.8 bytes: it stores 52 bits of the hash, and its place implies the others (`Packing`). Between 0.83
 //! and 0.9 of the entries are used, so that a key takes 14.2 to 15.5 bytes.
 //!
 //! A full table grows by a sixteenth, in place: entries keep their order, so that they move to higher lines

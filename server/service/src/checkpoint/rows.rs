@@ -105,7 +105,7 @@ pub struct BegunSave {
 }
 
 impl BegunSave {
-    /// Ends the save from another thread: [`write_part`] fails within [`CANCEL_POLL`].
+    /// Ends the save from another thread: [`write_part`] fails within the interval of its polls, 100 ms.
     pub fn cancel_handle(&self) -> Arc<SaveMemory> {
         Arc::clone(&self.memory)
     }
