@@ -269,15 +269,20 @@ fn stopped_run_ends_at_evaluations_too() {
     config.epochs = 1_000_000;
     for (sync, every) in [(SyncMode::Asp, "3steps"), (SyncMode::Ssp(1), "1s")] {
         (config.sync, config.evaluate) = (sync, every.parse().ok());
-        let ends = train(&cluster(Shm, 3), 3, &config, (&[], Some((1, 200))));
-        for end in &ends {
-            assert!(
-                matches!(end.outcome, Ok(Outcome::Stopped(15))),
-                "{:?}",
-                end.outcome
-            );
+        // A fast machine takes many steps in a second: the run is stopped later until it has evaluated.
+        let mut steps = 200;
+        loop {
+            let ends = train(&cluster(Shm, 3), 3, &config, (&[], Some((1, steps))));
+            for end in &ends {
+                let outcome = &end.outcome;
+                assert!(matches!(outcome, Ok(Outcome::Stopped(15))), "{outcome:?}");
+            }
+            if !ends[0].program.evaluations.is_empty() {
+                break;
+            }
+            assert!(steps < 1 << 30, "{sync} {every}: no evaluation");
+            steps *= 8;
         }
-        assert!(!ends[0].program.evaluations.is_empty(), "{sync} {every}");
     }
     config.sync = SyncMode::Asp;
     let ends = train(&cluster(Shm, 1), 1, &config, (&[], None));

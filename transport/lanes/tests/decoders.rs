@@ -145,6 +145,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
     ("plan::fits", "checks the caller's own landing"),
     (
+        "coordinator::worker_of",
+        "the checks of a namespace and a rank, which the validation of an order runs",
+    ),
+    (
         "recv_direct::same_reads",
         "compares the caller's own reads with those it posted",
     ),

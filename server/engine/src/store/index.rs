@@ -406,8 +406,14 @@ impl Made for Returned {
 }
 
 impl Made for Table {
+    // A region that cannot take a block back counts it as used for good.
     fn discard(self, memory: &ServerMemory) {
         let _ = memory.private.free(self.block);
+    }
+
+    /// No other table has its size: its pages would stay without use.
+    fn discard_late(self, memory: &ServerMemory, pace: &mut Pace) {
+        let _ = memory.private.free_returning(self.block, pace);
     }
 }
 

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, select_biased};
+use crossbeam_channel::{Receiver, SendError, Sender, TryRecvError, bounded, select_biased};
 use tidewater_runtime::clock;
 
 use super::StoreError;
@@ -27,6 +27,14 @@ const WORK: Duration = Duration::from_micros(200);
 pub(super) trait Made: Send + 'static {
     /// Frees the memory of the result.
     fn discard(self, memory: &ServerMemory);
+
+    /// Frees the memory of a result that came too late, on the helper: it may return pages.
+    fn discard_late(self, memory: &ServerMemory, _: &mut Pace)
+    where
+        Self: Sized,
+    {
+        self.discard(memory);
+    }
 }
 
 type Job = Box<dyn FnOnce(&mut Pace) + Send>;
@@ -92,7 +100,12 @@ impl Preparer {
             // The applier reports a failure when it makes the thing itself.
             if let Ok(made) = make(&memory, pace) {
                 let made = Some(made);
-                let _ = answer.send(Prepared { memory, made });
+                // The applier made one itself meanwhile, or needs none.
+                if let Err(SendError(mut late)) = answer.send(Prepared { memory, made })
+                    && let Some(made) = late.made.take()
+                {
+                    made.discard_late(&late.memory, pace);
+                }
             }
         };
         jobs.try_send(Box::new(job)).ok()?;

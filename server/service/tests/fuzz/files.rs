@@ -453,14 +453,20 @@ const COVERED: &[(&str, &[&str])] = &[
     ("model-records", &["rows::records"]),
 ];
 
-/// Found by the search, but a writer.
-const EXCUSED: &str = "part::PartWriter::records";
+/// Found by the search: a writer, an order without bytes, and a search among models that decodes manifests.
+const EXCUSED: [&str; 3] = [
+    "part::PartWriter::records",
+    "rows::release_clocks",
+    "series::find",
+];
 
 #[test]
 fn no_decoder_of_models_is_forgotten() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checkpoint");
     let mut in_source = decoders_below(&[folder]);
-    assert!(in_source.remove(EXCUSED));
+    for excused in EXCUSED {
+        assert!(in_source.remove(excused), "{excused}");
+    }
     let covered = COVERED.iter().flat_map(|(_, runs)| *runs);
     let covered: BTreeSet<String> = covered.map(|name| (*name).to_owned()).collect();
     assert_eq!(
