@@ -957,7 +957,7 @@ def test_held_pushes_leave_together():
             t.push(np.ones((1, 1), np.int64), [1])
         s.flush()
         assert t.pull([1]).item() == 3
-        raises(OverflowError, "negative", lambda: s.batch_pushes(-1))
+        raises(OverflowError, "out of range", lambda: s.batch_pushes(-1))
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on():
