@@ -68,6 +68,12 @@ impl Desk {
 }
 
 proptest! {
+    // Runs with a mutant leave no file.
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
     /// The tasks of a pass are the shards, each record once, in every order and for every size.
     #[test]
     fn cuts_are_the_shards(
