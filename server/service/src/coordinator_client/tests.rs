@@ -1,0 +1,156 @@
+//! Orders that wait hold no other one, and each stay of a worker ends once.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tidewater_protocol::wire::control::WorkerMember;
+use tidewater_protocol::wire::hello::RANDOM_BYTES;
+
+use super::*;
+
+/// A server without tables, with a report that waits for a word of the test.
+struct SlowReport {
+    go: Receiver<()>,
+    removed: Sender<WorkerId>,
+}
+
+impl Orders for SlowReport {
+    fn appliers(&self) -> Box<dyn Appliers + Send> {
+        unreachable!("no order of the tests reads files")
+    }
+
+    fn create_table(&self, _: &str, _: &TableInfo) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn release_table(&self, _: TableId) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn load_function(&self, _: &str, _: &str, _: &[u8]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn remove_worker(&self, _: &str, worker: WorkerId) -> Result<(), Refusal> {
+        self.removed.send(worker).unwrap();
+        Ok(())
+    }
+
+    fn finish_task(&self, _: &str, _: WorkerThread, _: u64) -> Result<(), Refusal> {
+        unreachable!("no order of the tests finishes a task")
+    }
+
+    fn lose_worker(&self, _: &str, _: WorkerId) -> Result<Vec<ThreadClock>, Refusal> {
+        unreachable!("no worker of the tests is lost")
+    }
+
+    fn end_worker(&self, _: &str, _: WorkerId, _: &[ThreadClock]) -> Result<(), Refusal> {
+        unreachable!("no worker of the tests is lost")
+    }
+
+    fn read_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {
+        unreachable!("no order of the tests reads clocks")
+    }
+
+    fn hold_clocks(&self, _: &str) -> Result<Vec<DomainClock>, Refusal> {
+        Ok(Vec::new())
+    }
+
+    fn admit(&self, _: &str, _: Option<(WorkerId, Vec<DomainClock>)>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn end_job(&self, _: &str) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn failure(&self) -> Option<&str> {
+        None
+    }
+
+    fn failure_descriptor(&self) -> BorrowedFd<'_> {
+        unreachable!("the tests wait for no failure")
+    }
+
+    fn set_epoch(&self, _: u64) {}
+
+    fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send> {
+        let go = self.go.clone();
+        Box::new(move || {
+            go.recv().unwrap();
+            ServerStatus::default()
+        })
+    }
+}
+
+fn enlisted() -> Enlisted {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    Enlisted {
+        address: "here".into(),
+        stream: TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+        peer: ControlPeer::accepted([1; RANDOM_BYTES]),
+        number: ServerId(0),
+        files_waker: Waker::new().unwrap(),
+        tables: BTreeMap::new(),
+        removed: BTreeSet::new(),
+        held: BTreeSet::new(),
+        failed: None,
+    }
+}
+
+fn members(states: &[WorkerState]) -> Members {
+    let worker = |(id, &state)| WorkerMember {
+        id: WorkerId(id),
+        state,
+    };
+    Members {
+        workers: (0..).zip(states).map(worker).collect(),
+        ..Members::default()
+    }
+}
+
+/// Clocks that are held for a new worker go on while a report waits for a busy applier.
+#[test]
+fn report_holds_no_other_order() {
+    let (say, go) = bounded(1);
+    let (removed, _removed) = bounded(1);
+    let server = SlowReport { go, removed };
+    let mut enlisted = enlisted();
+    let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
+    let mut order = |id, order| {
+        enlisted
+            .carry_out(&server, &mut files, (id, order))
+            .unwrap()
+    };
+    let namespace = || "job".to_owned();
+    let hold = Command::HoldClocks {
+        namespace: namespace(),
+    };
+    assert_eq!(order(1, hold), Some(CommandReply::Clocks(Vec::new())));
+    assert_eq!(order(2, Command::Status), None);
+    let go_on = Command::MembersChanged {
+        namespace: namespace(),
+        members: members(&[WorkerState::Live]),
+        admitted: Some((WorkerId(0), Vec::new())),
+    };
+    assert_eq!(order(3, go_on), Some(CommandReply::Done));
+    assert_eq!(files.take_done(), []);
+    say.send(()).unwrap();
+    files.end_reports();
+    let status = CommandReply::Status(Box::default());
+    assert_eq!(files.take_done(), [(2, status)]);
+}
+
+/// A rank that has a second stay is removed again at the end of that one, and once.
+#[test]
+fn each_stay_of_a_rank_ends() {
+    use WorkerState::{Expected, Finished, Live, Lost};
+    let mut removed = BTreeSet::new();
+    let mut ended = |state| {
+        let ended = take_ended(&mut removed, "job", &members(&[Live, state]));
+        ended.len()
+    };
+    assert_eq!([Live, Finished, Finished].map(&mut ended), [0, 1, 0]);
+    assert_eq!([Expected, Finished].map(&mut ended), [0, 0]);
+    assert_eq!([Live, Lost, Lost].map(&mut ended), [0, 1, 0]);
+}
