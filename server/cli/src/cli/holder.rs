@@ -63,14 +63,14 @@ struct HeldSignals {
 
 impl HeldSignals {
     fn catch() -> io::Result<Self> {
-        let (asked, told) = UnixStream::pair()?;
+        let (asked, sender) = UnixStream::pair()?;
         let end_this = Arc::new(AtomicBool::new(false));
         let mut actions = Vec::new();
         for signal in [SIGTERM, SIGINT] {
             let end_this = Arc::clone(&end_this);
             signal_hook::flag::register_conditional_default(signal, end_this)?;
-            let told = told.try_clone()?;
-            actions.push(signal_hook::low_level::pipe::register(signal, told)?);
+            let sender = sender.try_clone()?;
+            actions.push(signal_hook::low_level::pipe::register(signal, sender)?);
         }
         Ok(Self {
             asked,

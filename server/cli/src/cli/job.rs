@@ -20,9 +20,9 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The command line of the workers: the trainer next to this program, or in PATH, and its arguments.
 pub(super) fn trainer(executable: &std::path::Path, arguments: Vec<OsString>) -> Vec<OsString> {
-    let beside = executable.with_file_name(TRAINER);
-    let program = match beside.is_file() {
-        true => beside,
+    let neighbour = executable.with_file_name(TRAINER);
+    let program = match neighbour.is_file() {
+        true => neighbour,
         false => PathBuf::from(TRAINER),
     };
     std::iter::once(program.into()).chain(arguments).collect()
