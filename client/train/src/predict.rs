@@ -380,6 +380,7 @@ impl Work<'_> {
 
     /// Writes all parts into one file, one after another.
     fn merge(&self, merged: &Path) -> Result<(), PredictError> {
+        // A path without a name is a directory: the file cannot take its place, which is an error below.
         let name = merged.file_name().unwrap_or_default().to_owned();
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(&name);

@@ -620,6 +620,7 @@ impl<'a> Run<'a> {
             self.stop.release(client)?;
             if let Some((position, course)) = moved {
                 self.position.write(client, position, &course)?;
+                // For errors only: a new model has no directory.
                 let model = self.model.unwrap_or_default();
                 self.description.write(client, trained, model)?;
             }

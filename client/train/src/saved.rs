@@ -89,6 +89,7 @@ impl DescriptionTable {
         trained: &Described,
         dir: &str,
     ) -> Result<(), TrainError> {
+        // A new model was trained on nothing before.
         let before = self.read(client, dir)?.unwrap_or_default();
         let cells = [
             LAYOUT,

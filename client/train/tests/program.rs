@@ -676,6 +676,7 @@ fn stopped_job_saves_and_wait_returns() {
     let mut jobs = Jobs::new(dir, 2, LostWorker::FailJob);
     let line = "lr --train train --epochs 1000000 --save model --log log";
     let workers = [0, 1].map(|rank| jobs.start(dir, Some(rank), line));
+    // A file that is not there yet has no text: what is looked for is awaited.
     let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
     until("epoch", || read("log").contains("\"epoch\"").then_some(()));
     let observe = "evaluate --observe --data train";
