@@ -9,24 +9,46 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::sysfs::{Root, inet6_address, route_address};
 use tidewater_protocol::limits::SYSFS_ENTRIES_MAX;
 
-/// Addresses of this machine, each with its device.
-pub(super) fn addresses(root: &Root) -> Vec<(IpAddr, String)> {
+/// Prefix bits of 127.0.0.0/8.
+const LOOPBACK_BITS: u32 = 8;
+
+/// An address of this machine.
+#[derive(Debug)]
+pub(super) struct OwnAddress {
+    pub(super) address: IpAddr,
+    pub(super) device: String,
+    /// Bits of the prefix of its subnet.
+    pub(super) subnet_bits: u8,
+}
+
+/// Addresses of this machine, each with its device and subnet.
+pub(super) fn addresses(root: &Root) -> Vec<OwnAddress> {
     let mut all = Vec::new();
     let routes = routes(&root.text("proc/net/route").unwrap_or_default());
     for address in own(&root.text("proc/net/fib_trie").unwrap_or_default()) {
         let near = routes.iter().filter(|route| route.holds(address));
-        let device = match near.max_by_key(|route| route.mask) {
-            Some(route) => route.device.clone(),
-            None if address.is_loopback() => "lo".into(),
+        let (device, bits) = match near.max_by_key(|route| route.mask) {
+            Some(route) => (route.device.clone(), route.mask.count_ones()),
+            None if address.is_loopback() => ("lo".into(), LOOPBACK_BITS),
             None => continue,
         };
-        all.push((IpAddr::V4(address), device));
+        all.push(OwnAddress {
+            address: IpAddr::V4(address),
+            device,
+            subnet_bits: bits as u8,
+        });
     }
     let inet6 = root.text("proc/net/if_inet6").unwrap_or_default();
     let line = |line: &str| {
         let mut words = line.split_whitespace();
         let address = inet6_address(words.next()?)?;
-        Some((IpAddr::V6(address), words.last()?.to_owned()))
+        // The number of the device, then the prefix.
+        let bits = u8::from_str_radix(words.nth(1)?, 16).ok();
+        Some(OwnAddress {
+            address: IpAddr::V6(address),
+            device: words.last()?.to_owned(),
+            subnet_bits: bits.filter(|&bits| bits <= 128)?,
+        })
     };
     all.extend(inet6.lines().filter_map(line).take(SYSFS_ENTRIES_MAX));
     all

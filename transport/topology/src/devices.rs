@@ -3,17 +3,18 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use serde::Serialize;
 
 use super::addresses::addresses;
 use super::sysfs::Root;
-use tidewater_protocol::limits::{
-    NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_GIDS_MAX, RDMA_PORTS_MAX,
-};
+use tidewater_protocol::limits::{NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_PORTS_MAX};
 
 /// Folders above a device that are searched for its NUMA node: a virtio NIC lies on a PCI function, which
 /// lies on a bridge.
 const BUSES_MAX: usize = 8;
+/// Bits of a partition key that name the partition; the other one is full membership.
+pub(super) const PKEY_NUMBER: u16 = 0x7fff;
 
 /// A network device of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
@@ -35,6 +36,10 @@ pub struct NetDevice {
     pub node: Option<u32>,
     /// The processors near the device.
     pub cpus: Vec<u32>,
+    /// Prefix bits of the subnet of each address, in the order of `addresses`.
+    pub subnet_bits: Vec<u8>,
+    /// RDMA devices and ports below an IPoIB interface; more than one below a bond.
+    pub ipoib: Vec<(String, u32)>,
 }
 
 /// An RDMA device of the machine.
@@ -55,6 +60,10 @@ pub struct RdmaDevice {
     pub cpus: Vec<u32>,
     /// Its ports, from 1.
     pub ports: Vec<RdmaPort>,
+    /// Whether it is an iWARP device, whose queue pairs need librdmacm.
+    pub iwarp: bool,
+    /// Why this process cannot open it; `None` if it can.
+    pub denied: Option<String>,
 }
 
 /// A port of an RDMA device.
@@ -80,6 +89,10 @@ pub struct RdmaPort {
     pub mtu: Option<u32>,
     /// The entries of its GID table that are not empty.
     pub gids: Vec<Gid>,
+    /// LID of the subnet manager of its InfiniBand subnet, 0 if none.
+    pub sm_lid: u16,
+    /// Partition keys of an InfiniBand port, without empty entries; bit 15 is full membership.
+    pub pkeys: Vec<u16>,
 }
 
 /// Logical state of a port.
@@ -174,7 +187,7 @@ pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
         let at = format!("{CLASS}/{name}");
         // An entry that is no device (`bonding_masters`) has none.
         let mtu = root.number(format!("{at}/mtu"))?;
-        let own = addresses.iter().filter(|(_, device)| *device == name);
+        let own = || addresses.iter().filter(|own| own.device == name);
         let (node, cpus) = place_of_net(root, &at);
         let flags = root.text(format!("{at}/flags")).unwrap_or_default();
         let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
@@ -190,7 +203,9 @@ pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
             mtu,
             // -1 where it is not known.
             speed_mbps: root.number(format!("{at}/speed")),
-            addresses: own.map(|(address, _)| *address).collect(),
+            addresses: own().map(|own| own.address).collect(),
+            subnet_bits: own().map(|own| own.subnet_bits).collect(),
+            ipoib: ipoib(root, &at),
             node,
             cpus,
             name,
@@ -198,6 +213,33 @@ pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
     };
     let names = root.names(CLASS).into_iter();
     names.filter_map(net).take(NET_DEVICES_MAX).collect()
+}
+
+/// RDMA devices and ports of an IPoIB interface: its own, its parent's if it is a child for another
+/// partition, or those of the interfaces below a bond.
+fn ipoib(root: &Root, at: &str) -> Vec<(String, u32)> {
+    /// Hardware type of InfiniBand interfaces (`ARPHRD_INFINIBAND`), also of a bond of them.
+    const INFINIBAND: u32 = 32;
+    if root.number(format!("{at}/type")) != Some(INFINIBAND) {
+        return Vec::new();
+    }
+    let own = |at: &str| {
+        let device = root.names(format!("{at}/device/infiniband")).pop()?;
+        // Counted from 0; RDMA ports are counted from 1.
+        let port: u32 = root.number(format!("{at}/dev_port"))?;
+        Some((device, port.checked_add(1)?))
+    };
+    let parent = root.text(format!("{at}/parent"));
+    let parent = parent.filter(|name| !name.is_empty() && !name.contains('/'));
+    let below = root.names(at).into_iter();
+    let below = below.filter(|name| name.starts_with("lower_"));
+    let one = own(at).or_else(|| own(&format!("sys/class/net/{}", parent?)));
+    match one {
+        Some(one) => vec![one],
+        None => below
+            .filter_map(|name| own(&format!("{at}/{name}")))
+            .collect(),
+    }
 }
 
 /// Node and processors near a network device. For a bond or a VLAN, those of the devices below it, if these
@@ -233,8 +275,8 @@ fn place(root: &Root, link: &str) -> (Option<u32>, Vec<u32>) {
     (node, cpus.unwrap_or_default())
 }
 
-/// Lists the RDMA devices.
-pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
+/// Lists the RDMA devices; reads the GIDs of a port up to index `gids_max`, exclusive.
+pub(super) fn rdmas(root: &Root, nets: &[NetDevice], gids_max: usize) -> Vec<RdmaDevice> {
     const CLASS: &str = "sys/class/infiniband";
     let devices = root.names(CLASS).into_iter().take(RDMA_DEVICES_MAX);
     let device = |name: String| {
@@ -243,7 +285,7 @@ pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
         let numbers = numbers.filter_map(|name| name.parse().ok());
         let ports: Vec<RdmaPort> = numbers
             .take(RDMA_PORTS_MAX)
-            .map(|number| port(root, &at, number, nets))
+            .map(|number| port(root, &at, number, (nets, gids_max)))
             .collect();
         let (mut node, mut cpus) = place(root, &format!("{at}/device"));
         if node.is_none() && !root.exists(format!("{at}/device")) {
@@ -252,12 +294,16 @@ pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
             let below = netdev.and_then(|netdev| nets.iter().find(|net| net.name == *netdev));
             (node, cpus) = below.map_or((None, Vec::new()), |n| (n.node, n.cpus.clone()));
         }
+        let node_type = root.text(format!("{at}/node_type")).unwrap_or_default();
+        let uverbs = uverbs(root, &name);
         RdmaDevice {
+            iwarp: node_type.starts_with("4:"),
+            denied: denied(root, uverbs.as_deref()),
             node_guid: root.text(format!("{at}/node_guid")).unwrap_or_default(),
             firmware: root
                 .text(format!("{at}/fw_ver"))
                 .filter(|text| !text.is_empty()),
-            uverbs: uverbs(root, &name),
+            uverbs,
             node,
             cpus,
             ports,
@@ -274,7 +320,22 @@ fn uverbs(root: &Root, name: &str) -> Option<String> {
     all.find(|uverbs| root.text(format!("{CLASS}/{uverbs}/ibdev")).as_deref() == Some(name))
 }
 
-fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort {
+/// Why this process cannot open an RDMA device with this character device, if it cannot.
+fn denied(root: &Root, uverbs: Option<&str>) -> Option<String> {
+    let Some(uverbs) = uverbs else {
+        return Some("no character device belongs to it".into());
+    };
+    let file = format!("dev/infiniband/{uverbs}");
+    let may = rustix::fs::access(root.path(&file), Access::READ_OK | Access::WRITE_OK);
+    may.err().map(|error| format!("/{file}: {error}"))
+}
+
+fn port(
+    root: &Root,
+    device: &str,
+    number: u32,
+    (nets, gids_max): (&[NetDevice], usize),
+) -> RdmaPort {
     let at = PathBuf::from(format!("{device}/ports/{number}"));
     // States are written `4: ACTIVE`.
     let word = |file: &str| {
@@ -289,7 +350,7 @@ fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort 
         Some("InfiniBand") => LinkLayer::InfiniBand,
         _ => LinkLayer::Unknown,
     };
-    let gids = gids(root, &at);
+    let gids = gids(root, &at, gids_max);
     let netdev = gids.iter().find_map(|gid| gid.netdev.clone());
     let mtu = match link {
         LinkLayer::Ethernet => {
@@ -298,8 +359,20 @@ fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort 
         }
         _ => None,
     };
-    let lid = root.text(at.join("lid")).unwrap_or_default();
+    let hex = |file: &str| {
+        let text = root.text(at.join(file)).unwrap_or_default();
+        u16::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
+    };
+    let pkeys = match link {
+        LinkLayer::InfiniBand => root.numbered(at.join("pkeys"), ""),
+        _ => Vec::new(),
+    };
+    let pkeys = pkeys
+        .into_iter()
+        .map(|index| hex(&format!("pkeys/{index}")));
     RdmaPort {
+        sm_lid: hex("sm_lid"),
+        pkeys: pkeys.filter(|pkey| pkey & PKEY_NUMBER != 0).collect(),
         number,
         state: match word("state").as_str() {
             "ACTIVE" => PortState::Active,
@@ -311,7 +384,7 @@ fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort 
         physical: word("phys_state"),
         link,
         rate: root.text(at.join("rate")).unwrap_or_default(),
-        lid: u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0),
+        lid: hex("lid"),
         netdev,
         mtu,
         gids,
@@ -319,7 +392,7 @@ fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort 
 }
 
 /// The entries of a port's GID table that are not empty.
-fn gids(root: &Root, port: &Path) -> Vec<Gid> {
+fn gids(root: &Root, port: &Path, most: usize) -> Vec<Gid> {
     let indices = root.numbered(port.join("gids"), "");
     let gid = |index: u32| {
         let gid: Ipv6Addr = root.number(port.join(format!("gids/{index}")))?;
@@ -339,6 +412,6 @@ fn gids(root: &Root, port: &Path) -> Vec<Gid> {
             netdev: attribute("ndevs").filter(|name| !name.is_empty()),
         })
     };
-    let indices = indices.into_iter().take(RDMA_GIDS_MAX);
+    let indices = indices.into_iter().take(most);
     indices.filter_map(gid).collect()
 }

@@ -11,8 +11,10 @@
 //! | `cores` | nodes, cores, and the allowed ones |
 //! | `hwloc` | the same from hwloc (feature) |
 //! | `devices`, `addresses` | network and RDMA devices, ports, GIDs; addresses of devices |
+//! | `fabric` | settings of RDMA queue pairs, and what a port says of them |
 //! | `hugepages` | pools of hugepages |
 //! | `place` | cores of appliers, node of memory |
+//! | `rdma` | RDMA ports, ranked for a process |
 //!
 //! # Cost
 //! Some ten small files a core and a device: a millisecond on a small machine, some ten on one with
@@ -23,26 +25,37 @@
 mod addresses;
 mod cores;
 mod devices;
+mod fabric;
 pub mod hostinfo;
 mod hugepages;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 mod listen_address;
 mod place;
+mod rdma;
 mod sysfs;
 
 use std::path::Path;
 
 use serde::Serialize;
+use tidewater_protocol::limits::RDMA_GIDS_MAX;
 
 pub use cores::{Cpu, NumaNode};
 pub use devices::{
     Gid, GidKind, LinkLayer, NetDevice, PortState, RdmaDevice, RdmaPort, roce_mtu_of,
 };
+pub use fabric::{
+    ClassFrom, Ece, FabricSettings, FlowLabel, GidIndex, NoPKey, PKey, PortSettings, RdmaRetries,
+    RdmaTimeout, ServiceLevel, StaticRate, TrafficClass, longest_retry,
+};
 pub use hugepages::{HugePool, NodePool};
 pub use listen_address::{NoInterface, interface_address, routable_addresses};
 pub use place::{
     CoresWhy, Near, NearWhy, NoSuchNic, NodeWhy, Placement, Room, Wish, appliers_that_fit,
+};
+pub use rdma::{
+    BadPortName, GidName, PortCandidate, PortName, PortNames, PortPair, PortWish, RankedPorts,
+    SkippedPort, rank_pairs,
 };
 pub use sysfs::{Root, format_list};
 
@@ -80,6 +93,9 @@ pub struct Topology {
     pub hugepages: Vec<HugePool>,
 }
 
+/// Entries of a GID table that queue pairs can name: by 8 bits.
+const GIDS_NAMEABLE: usize = 256;
+
 impl Topology {
     /// Reads the topology of this machine.
     pub fn read() -> Self {
@@ -107,12 +123,44 @@ impl Topology {
         Self {
             source,
             quota: cores::quota(root),
-            rdmas: devices::rdmas(root, &nets),
+            rdmas: devices::rdmas(root, &nets, RDMA_GIDS_MAX),
             hugepages: hugepages::pools(root, &nodes),
             nodes,
             cpus,
             nets,
         }
+    }
+
+    /// Reads what the selection of an RDMA port needs: devices, their addresses, NUMA nodes with their
+    /// processors. Cost: some ten small files a device, and no file a core.
+    pub fn read_devices() -> Self {
+        let root = Root::new(Path::new("/"));
+        let mut nodes = cores::nodes(&root);
+        let of_node = |node: &NumaNode| {
+            let id = node.id;
+            let cpus = node.cpus.iter();
+            let cpus = cpus.map(move |&cpu| Cpu {
+                node: id,
+                ..Cpu::alone(cpu)
+            });
+            cpus.collect::<Vec<_>>()
+        };
+        let mut cpus: Vec<Cpu> = nodes.iter().flat_map(of_node).collect();
+        cores::allowed(&root).mark(&mut cpus, &mut nodes);
+        let nets = devices::nets(&root);
+        Self {
+            rdmas: devices::rdmas(&root, &nets, GIDS_NAMEABLE),
+            nodes,
+            cpus,
+            nets,
+            ..Self::default()
+        }
+    }
+
+    /// Marks again which processors and nodes the calling thread may use. Cost: a file.
+    pub fn mark_allowed(&mut self) {
+        let allowed = cores::allowed(&Root::new(Path::new("/")));
+        allowed.mark(&mut self.cpus, &mut self.nodes);
     }
 
     /// Logical processors that this process may use.

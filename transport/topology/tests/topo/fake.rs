@@ -232,6 +232,53 @@ impl Machine {
             .put(&format!("dev/infiniband/uverbs{number}"), "")
     }
 
+    /// Adds an InfiniBand device with one active port, on node 0: its GID is `prefix` and a GUID of the LID.
+    pub(crate) fn infiniband(self, name: &str, prefix: &str, lid: u16, rate: &str) -> Self {
+        let at = format!("sys/class/infiniband/{name}");
+        let port = format!("{at}/ports/1");
+        let number = self.uverbs_count();
+        self.put(&format!("{at}/node_guid"), "0002:c903:0000:0001")
+            .put(&format!("{at}/node_type"), "1: CA")
+            .put(&format!("{port}/state"), "4: ACTIVE")
+            .put(&format!("{port}/phys_state"), "5: LinkUp")
+            .put(&format!("{port}/link_layer"), "InfiniBand")
+            .put(&format!("{port}/rate"), rate)
+            .put(&format!("{port}/lid"), &format!("{lid:#x}"))
+            .put(&format!("{port}/sm_lid"), "0x1")
+            .put(&format!("{port}/pkeys/0"), "0xffff")
+            .put(
+                &format!("{port}/gids/0"),
+                &format!("{prefix}:0002:c903:0000:{lid:04x}"),
+            )
+            .put(
+                &format!("sys/class/infiniband_verbs/uverbs{number}/ibdev"),
+                name,
+            )
+            .put(&format!("dev/infiniband/uverbs{number}"), "")
+    }
+
+    /// Attaches an RDMA device to a node.
+    pub(crate) fn on_node(self, name: &str, node: u32) -> Self {
+        let bus = format!("sys/devices/pci0000:00/0000:{name}");
+        let cpus = self.read(&format!("sys/devices/system/node/node{node}/cpulist"));
+        self.put(&format!("{bus}/numa_node"), &node.to_string())
+            .put(&format!("{bus}/local_cpulist"), &cpus)
+            .link(&format!("sys/class/infiniband/{name}/device"), &bus)
+    }
+
+    /// Adds an IPoIB interface above a port, with an address in a /24.
+    pub(crate) fn ipoib(self, net: &str, device: &str, port: u32, address: [u8; 4]) -> Self {
+        let at = format!("sys/class/net/{net}");
+        let bus = format!("sys/devices/pci0000:00/0000:{device}");
+        self.put(&format!("{bus}/infiniband/{device}/node_type"), "1: CA")
+            .put(&format!("{at}/type"), "32")
+            .put(&format!("{at}/mtu"), "2044")
+            .put(&format!("{at}/operstate"), "up")
+            .put(&format!("{at}/dev_port"), &(port - 1).to_string())
+            .link(&format!("{at}/device"), &bus)
+            .address(net, address)
+    }
+
     fn uverbs_count(&self) -> usize {
         let all = std::fs::read_dir(self.path("sys/class/infiniband_verbs"));
         all.map_or(0, Iterator::count)

@@ -6,13 +6,15 @@
 )]
 
 mod devices;
+mod fabric;
 mod fake;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 mod place;
+mod rdma;
 
 use fake::Machine;
-use tidewater_topology::{Source, Topology, format_list};
+use tidewater_topology::{PortWish, Source, Topology, format_list};
 
 #[test]
 fn nodes_and_cores_are_read() {
@@ -135,6 +137,7 @@ fn nonsense_is_taken_for_absent() {
     let machine = Machine::of(2, 2, 1)
         .nic("eth0", 0, 1500, [10, 0, 0, 1])
         .roce("mlx5_0", "eth0", [10, 0, 0, 1])
+        .infiniband("mlx5_1", "fe80:0000:0000:0000", 5, "100 Gb/sec (4X EDR)")
         .hugepages(2048, 1, 1)
         .put(
             "sys/kernel/mm/hugepages/hugepages-99999999999999999999kB/nr_hugepages",
@@ -151,6 +154,8 @@ fn nonsense_is_taken_for_absent() {
             let topology = machine.read_topology();
             assert!(topology.cpus.len() <= 8192 && topology.nodes.len() <= 1024);
             assert!(topology.nets.len() == 1 || path.ends_with("net/eth0/mtu"));
+            let ports = topology.rdma_ports(&PortWish::default());
+            assert!(ports.candidates.len() + ports.skipped.len() <= 3);
         }
         std::fs::write(&path, good).unwrap();
     }
