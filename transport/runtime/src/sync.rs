@@ -12,6 +12,23 @@ pub use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
+/// A Release fence for memory that a device reads too: stores before it are visible to cores and devices
+/// before stores after it. Cost: nothing on x86, where stores are seen in order; a `dmb osh` on aarch64.
+///
+/// A `fence(Release)` on aarch64 is a `dmb ish`, which orders for the cores' (inner) shareability domain. The
+/// architecture lets a device be outside of it. What a verbs post makes the device read is ordered again by
+/// the barriers of the provider; what a peer reads at any time (rows, blocks, snapshots) only by this.
+#[inline(always)]
+pub fn device_release_fence() {
+    fence(Ordering::Release);
+    #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
+    // SAFETY: a barrier; it reads and writes no register, flag or stack. Without `nomem`, so that the compiler
+    // keeps stores on their sides. Loads before it are ordered too, as by the Release fence.
+    unsafe {
+        core::arch::asm!("dmb osh", options(nostack, preserves_flags));
+    }
+}
+
 /// Hints to the core that this is a spin loop (a scheduling point under loom).
 #[inline]
 pub fn spin_hint() {

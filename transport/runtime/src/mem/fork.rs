@@ -11,9 +11,9 @@ use memmap2::{MmapMut, MmapOptions};
 use rustix::mm::Advice;
 use rustix::process::Pid;
 
+use super::pages::page_bytes;
 use super::region::{MemError, os};
 
-const PAGE: usize = 4096;
 const HERE: u8 = 0xa5;
 
 /// Belongs to the process that made it; detects use in another process.
@@ -39,13 +39,14 @@ impl ForkGuard {
     /// A page, and two system calls.
     pub fn new() -> Result<Self, MemError> {
         let pid = std::process::id();
-        let page = MmapOptions::new().len(PAGE).map_anon();
-        let mut page = page.map_err(os("mmap", PAGE, "raise ulimit -v or free memory"))?;
+        let bytes = page_bytes();
+        let page = MmapOptions::new().len(bytes).map_anon();
+        let mut page = page.map_err(os("mmap", bytes, "raise ulimit -v or free memory"))?;
         page.fill(HERE);
         let at = page.as_mut_ptr().cast();
         // SAFETY: the range is the whole of a private anonymous mapping of ours; the advice changes nothing
         // in this process.
-        let wiped = unsafe { rustix::mm::madvise(at, PAGE, Advice::LinuxWipeOnFork) };
+        let wiped = unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxWipeOnFork) };
         // Linux before 4.14 does not know the advice: each check then compares process ids.
         let page = wiped.is_ok().then_some(page);
         Ok(Self { page, pid })

@@ -27,7 +27,7 @@ pub use buffer::Buffer;
 #[cfg(not(loom))]
 pub use fork::{ForkGuard, fork_single_threaded};
 #[cfg(not(loom))]
-pub use pages::Pages;
+pub use pages::{Pages, page_bytes};
 #[cfg(not(loom))]
 pub use region::{MemError, Region};
 pub use shared::{Words, WordsMut, prefetch};

@@ -14,6 +14,16 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use super::region::{MemError, Region, os};
 use tidewater_protocol::limits::NODES_MAX;
 
+/// Bytes of an ordinary page of this machine: 4 KiB on x86, 4, 16 or 64 KiB on aarch64. Cost: a call of libc.
+///
+/// `rustix` reads the number from the stack of the process, which fails under valgrind.
+pub fn page_bytes() -> usize {
+    // SAFETY: it reads a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // Every system has it. The largest size is a multiple of the others.
+    usize::try_from(bytes).unwrap_or(64 << 10)
+}
+
 /// Size of the pages of a memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
@@ -29,18 +39,23 @@ pub enum Pages {
 
 impl Pages {
     /// Bytes of a page.
-    pub const fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         match self {
-            Self::Ordinary => 4096,
+            Self::Ordinary => page_bytes(),
             Self::Huge2M => 2 << 20,
             Self::Huge1G => 1 << 30,
         }
     }
 
-    /// Short name: `4K`, `2M`, `1G`.
-    pub const fn name(self) -> &'static str {
+    /// Short name: `4K`, `2M`, `1G`; `16K` or `64K` where an ordinary page has that size.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Ordinary => "4K",
+            Self::Ordinary => match page_bytes() {
+                4_096 => "4K",
+                16_384 => "16K",
+                65_536 => "64K",
+                _ => "ordinary",
+            },
             Self::Huge2M => "2M",
             Self::Huge1G => "1G",
         }

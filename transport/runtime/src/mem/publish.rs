@@ -2,7 +2,7 @@
 //! writes visible, fenced reads. Modelled below; used by shared memory on both sides and by every inbox.
 
 use super::shared::{Words, WordsMut};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, device_release_fence, fence};
 use tidewater_protocol::mutants::{self, Mutant};
 
 /// Stores bytes after everything that was stored before. A reader that sees one of them (and fences) sees
@@ -10,7 +10,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 #[inline]
 pub fn publish(to: WordsMut<'_>, at: usize, bytes: &[u8]) {
     // SYNC: publish. Pairs with the Acquire in `cell`, in `fabric::Mailbox::line` and in `read_fence`.
-    fence(Ordering::Release);
+    device_release_fence();
     to.copy_in(at, bytes);
 }
 

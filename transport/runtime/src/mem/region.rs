@@ -8,7 +8,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::MlockFlags;
 
-use super::pages::{Pages, huge_page_bytes, take_all};
+use super::pages::{Pages, huge_page_bytes, page_bytes, take_all};
 use super::shared::{Words, WordsMut, prefetch_at};
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
@@ -68,6 +68,8 @@ pub enum MemError {
 pub struct Region {
     map: MmapRaw,
     writable: bool,
+    /// Whether other processes may map the same pages, so that a fork copies none.
+    shared: bool,
     pages: Pages,
 }
 
@@ -85,6 +87,7 @@ impl Region {
         Ok(Self {
             map: MmapRaw::from(map),
             writable: true,
+            shared: false,
             pages: Pages::Ordinary,
         })
     }
@@ -170,6 +173,7 @@ impl Region {
         Ok(Self {
             map,
             writable: true,
+            shared: true,
             pages: Pages::Ordinary,
         })
     }
@@ -182,6 +186,7 @@ impl Region {
         Ok(Self {
             map,
             writable: false,
+            shared: true,
             pages: Pages::Ordinary,
         })
     }
@@ -299,13 +304,13 @@ impl Region {
     /// # Errors
     /// [`MemError::Bounds`], or [`MemError::Os`] when there is no memory.
     pub fn prefault(&self, at: usize, len: usize) -> Result<(), MemError> {
-        const PAGE: usize = 4096;
         self.check(at, len)?;
         if self.pages.are_huge() {
             return Ok(());
         }
-        let start = at / PAGE * PAGE;
-        let bytes = (at + len).next_multiple_of(PAGE).min(self.map.len()) - start;
+        let page = page_bytes();
+        let start = at / page * page;
+        let bytes = (at + len).next_multiple_of(page).min(self.map.len()) - start;
         let first = self.base().wrapping_add(start).cast();
         let populate = rustix::mm::Advice::LinuxPopulateWrite;
         // SAFETY: the range is inside the mapping; populating changes no byte.
@@ -316,6 +321,22 @@ impl Region {
                 e.into(),
             )),
         }
+    }
+
+    /// Excludes private memory from processes that are forked later, which a device needs: after a fork the
+    /// first store of either process gives it a copy of the page, and the device keeps the old one. A child
+    /// that touches the memory ends by `SIGSEGV`. Shared memory is not copied, and stays. Cost: a system call.
+    ///
+    /// # Errors
+    /// That of the system call.
+    #[doc(alias = "MADV_DONTFORK")]
+    pub fn exclude_from_children(&self) -> rustix::io::Result<()> {
+        if self.shared {
+            return Ok(());
+        }
+        let (first, bytes) = (self.base().cast(), self.len());
+        // SAFETY: the range is the whole of a mapping of ours; the advice changes no byte of this process.
+        unsafe { rustix::mm::madvise(first, bytes, rustix::mm::Advice::LinuxDontFork) }
     }
 
     /// Locks a range in memory, so that it is never swapped: pages that are present at once, the others as
@@ -423,6 +444,36 @@ pub(super) fn os(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernel's flags of the mapping that begins at an address, as `/proc/self/smaps` has them.
+    fn flags_of(region: &Region) -> Vec<String> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines();
+        let begins = |line: &str| {
+            let (first, last) = line.split_once(' ')?.0.split_once('-')?;
+            let of = |text| usize::from_str_radix(text, 16).ok();
+            Some((of(first)?..of(last)?).contains(&region.base().addr()))
+        };
+        lines.find(|line| begins(line) == Some(true)).unwrap();
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+        flags
+            .unwrap()
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn private_memory_is_excluded_from_children() {
+        let is_excluded = |region: &Region| flags_of(region).contains(&"dc".to_owned());
+        let private = Region::anonymous(3 * page_bytes()).unwrap();
+        assert!(!is_excluded(&private));
+        private.exclude_from_children().unwrap();
+        assert!(is_excluded(&private));
+        let (shared, _fd) = Region::memfd("shared", page_bytes()).unwrap();
+        shared.exclude_from_children().unwrap();
+        assert!(!is_excluded(&shared));
+    }
 
     #[test]
     fn windows_stay_inside() {

@@ -9,16 +9,16 @@
 use super::publish::read_fence;
 use super::{Words, WordsMut};
 use crate::delays;
-use crate::sync::{Ordering, fence};
+use crate::sync::device_release_fence;
 use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::row::ROW_HEADER_BYTES;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// A Release fence, unless `mutant` is switched on.
+/// A Release fence, for devices too, unless `mutant` is switched on.
 #[inline(always)]
 fn release_fence(mutant: Mutant) {
     if !mutants::on(mutant) {
-        fence(Ordering::Release);
+        device_release_fence();
     }
 }
 
