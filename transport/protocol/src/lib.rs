@@ -11,5 +11,6 @@ pub mod layout;
 pub mod limits;
 pub mod mutants;
 pub mod placement;
+pub mod scale;
 pub mod table;
 pub mod wire;

@@ -150,6 +150,12 @@ pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Default silence after which a server counts as lost: nothing from its host arrives.
 pub const LEASE_DEFAULT: Duration = Duration::from_secs(15);
+/// Time for which a server waits for a coordinator that journals its state to return. Longer than an operator
+/// needs to start it again; a server without a coordinator ends at some time.
+pub const COORDINATOR_ABSENCE_MAX: Duration = Duration::from_secs(30 * 60);
+/// Time for which a server that was restarted with its memory keeps sessions for their clients. A worker may compute
+/// for as long between two calls, and learns of the restart in a call.
+pub const KEPT_SESSION_LINGER: Duration = Duration::from_secs(10 * 60);
 /// Time that servers have to exit after a shutdown command.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// Time in which the successor of a server has to join. Its jobs fail after it.
@@ -330,7 +336,7 @@ pub const PATH_BYTES_MAX: usize = 4_095;
 pub const TEXT_BYTES_MAX: usize = 1_024;
 /// Bytes of a text in a status: the reason of a transport, or of a failure.
 pub const STATUS_TEXT_BYTES_MAX: usize = 256;
-/// Rows of each list of a status: sessions of a server, clocks, workers of the jobs. Two lists of this
+/// Rows of each list of a status: sessions of a server, clocks, workers and queues of the jobs. Two lists of this
 /// length with the longest texts stay under [`CONTROL_BYTES_MAX`]; the rest is counted.
 pub const STATUS_ROWS_MAX: usize = 2_048;
 /// Bytes of the text of a refused handshake. It must fit before the peer is authenticated.
@@ -425,9 +431,10 @@ pub const VERBS_SPIN_MAX: Duration = Duration::from_micros(100);
 /// server's processors. A dead server is detected after this and the retries of a packet, so within two
 /// seconds.
 pub const VERBS_PROBE_EVERY: Duration = Duration::from_secs(1);
-/// Polls without a completion, each [`VERBS_PROBE_EVERY`] after the one before, after which a pair has
-/// lost a request. Retries take two seconds on the slowest devices, and this is one more. Breaking a
-/// lane costs milliseconds; not breaking it costs the deadline of the call.
+/// Least polls without a completion, each [`VERBS_PROBE_EVERY`] after the one before, after which a pair has
+/// lost a request. With the default timeout, retries take two seconds on the slowest devices, and this is one
+/// more; longer timeouts have more polls. Breaking a lane costs milliseconds; not breaking it costs the
+/// deadline of the call.
 pub const VERBS_SILENT_LOOKS: u32 = 3;
 /// Threads of a server that connect lanes at once: enough for many clients that start together, and for
 /// some clients with an unreachable address, each of which takes a thread for a second.
@@ -442,17 +449,33 @@ pub const VERBS_REGIONS_MAX: usize = 32_768;
 /// Exponent of the verbs acknowledgement timeout, 4.096 us x 2^this = 67 ms, after which a packet is
 /// sent again. It is far above a round trip under load.
 pub const VERBS_TIMEOUT: u8 = 14;
-/// Valid exponents of the timeout. The least is no shorter than a round trip over some switches. At the
-/// greatest all retries end before the pair counts as silent ([`VERBS_SILENT_LOOKS`]).
-pub const VERBS_TIMEOUTS: RangeInclusive<u8> = 8..=15;
+/// Valid exponents of the timeout, 1 ms to 17 s. The least is no shorter than a round trip over some switches;
+/// the greatest, with the most retries, outlasts a switch that starts again.
+pub const VERBS_TIMEOUTS: RangeInclusive<u8> = 8..=22;
 /// Retransmissions of a packet. Not 7: with that rxe never gives up.
 pub const VERBS_RETRIES: u8 = 6;
+/// Valid numbers of retransmissions: the field has three bits, and 0 would break a lane at one lost packet.
+pub const VERBS_RETRY_COUNTS: RangeInclusive<u8> = 1..=7;
+/// Traffic class of RoCE packets where the port configures none: DSCP 26 and ECN-capable. It is the usual
+/// lossless class of RoCE fabrics, and UCX's default.
+pub const VERBS_TRAFFIC_CLASS: u8 = 106;
 /// Times that a message waits for the peer's receive queue. Not 7, which means for ever.
 pub const VERBS_RNR_RETRIES: u8 = 6;
 /// Wait for the peer's receive queue each time: code 12 of the InfiniBand specification, 0.64 ms.
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Maximum number of routers that a RoCE v2 packet passes.
 pub const VERBS_HOP_LIMIT: u8 = 64;
+/// RDMA ports, each with one GID, that an end offers for a session: four GIDs of each of eight ports.
+pub const VERBS_PORTS_MAX: usize = 32;
+/// Pairs of ports that a client reports as unusable when it attaches.
+pub const VERBS_FAILED_PATHS_MAX: usize = 64;
+/// Pairs of ports that a client tries for a session before it takes another transport. Each one that
+/// fails costs the retries of a queue pair.
+pub const VERBS_PATHS_TRIED_MAX: usize = 8;
+/// Time for which a process remembers that a pair of ports failed its connectivity check.
+pub const VERBS_FAILED_PATH_TTL: Duration = Duration::from_secs(60);
+/// Rate in Mb/s of an RDMA port from which on TCP instead of it is worth a warning.
+pub const RDMA_FAST_MBPS: u32 = 25_000;
 
 "Description of a host":
 

@@ -66,6 +66,8 @@ mutants! {
     FirstFinishesAlone = "first-finishes-alone";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
+    /// A function on a table of ticks takes effect on arrival.
+    FunctionOnArrival = "function-on-arrival";
     /// Settings of a table of ticks take effect on arrival.
     SettingsOnArrival = "settings-on-arrival";
     /// A finished worker leaves one clock domain instead of all.
@@ -149,6 +151,8 @@ mutants! {
     LostTickHalved = "lost-tick-halved";
     /// A record changes before the save under way has copied it.
     WriteBeforeCopy = "write-before-copy";
+    /// A save that is ended between two of its copies is reported as done, without the rest.
+    CancelledSaveIsDone = "cancelled-save-is-done";
     /// A saved part has the clocks of its server's fastest applier.
     NewestPartClocks = "newest-part-clocks";
     /// Files and directories of a model are not made durable.
@@ -221,6 +225,12 @@ mutants! {
     RankZeroLeads = "rank-zero-leads";
     /// A barrier waits for workers that were lost or have finished.
     BarrierCountsTheLost = "barrier-counts-the-lost";
+    /// A worker that was declared lost returns to a new job.
+    LostWorkerReturns = "lost-worker-returns";
+    /// A worker that follows a membership file ticks beyond the loss that the file says.
+    LossOutlived = "loss-outlived";
+    /// A worker that is admitted to a job may begin at the clocks of a barrier that has opened without it.
+    BarrierForLatecomers = "barrier-for-latecomers";
     /// All elements of a block share Adam's step count, so that a block in two frames takes two steps.
     StepCountPerBlock = "step-count-per-block";
     /// At a tick all elements of a block take a step, even those without a gradient.
@@ -313,6 +323,8 @@ mutants! {
     FailedTaskForEver = "failed-task-for-ever";
     /// A task of a lost worker has one try less.
     RecoveryCostsTry = "recovery-costs-try";
+    /// A task that each of its workers is lost with is given again without end.
+    DeadlyTaskForEver = "deadly-task-for-ever";
     /// Pushes of a task take effect on arrival.
     TaskPushesAtOnce = "task-pushes-at-once";
     /// Servers keep the pushes of a lost worker's tasks, and apply them.
@@ -343,6 +355,18 @@ mutants! {
     CountedBeforeApplied = "counted-before-applied";
     /// The ring's record of an applied push is not written.
     AppliedNotRecorded = "applied-not-recorded";
+    /// A page of held pushes does not count a frame that is written to it.
+    HeldPushNotKept = "held-push-not-kept";
+    /// A successor keeps a held push that its ring has not counted, and gets it again.
+    HeldPushCountedTwice = "held-push-counted-twice";
+    /// Pushes that were added to the sums of an open iteration are not kept for a successor.
+    FoldedPushesDropped = "folded-pushes-dropped";
+    /// A successor steps all rows of a tick that was cut, also those that are stepped.
+    ResumedTickFromItsStart = "resumed-tick-from-its-start";
+    /// A successor acknowledges a tick that was cut before it has closed the iteration.
+    CutClockAtOnce = "cut-clock-at-once";
+    /// A successor keeps the pushes of a worker that was being removed.
+    LostPushesResumed = "lost-pushes-resumed";
     /// A successor uses the last record of a journal although its checksum does not match.
     TornJournalUsed = "torn-journal-used";
     /// A successor's index holds rows that were removed.
@@ -351,22 +375,102 @@ mutants! {
     RestartKeepsTables = "restart-keeps-tables";
     /// The coordinator serves workers that have not read that a server was restarted.
     OutdatedWorkerServed = "outdated-worker-served";
+    /// A coordinator that resumes does not compare the checksums of its journal.
+    JournalUnchecked = "journal-unchecked";
+    /// A coordinator uses a journal that another one has locked.
+    JournalLockIgnored = "journal-lock-ignored";
+    /// A coordinator does not journal answers that must not be given twice.
+    BarrierAnswersForgotten = "barrier-answers-forgotten";
+    /// A coordinator that resumes does not order servers again to apply tasks that were finished.
+    FinishedTaskForgotten = "finished-task-forgotten";
+    /// A client gives up its queued request for lanes as if the server were silent.
+    QueueNewsIgnored = "queue-news-ignored";
+    /// A server makes lanes for clients that are gone.
+    VoidLanesMade = "void-lanes-made";
+    /// A ring is recovered although the device of its old lane may still write.
+    RecoveredWhileEnding = "recovered-while-ending";
+    /// A client does not send again what a recovered lane's server has not applied.
+    FramesNotResent = "frames-not-resent";
+    /// A handshake does not compare epochs and incarnations.
+    StaleEpochAdmitted = "stale-epoch-admitted";
+    /// A successor serves a table of its memory under any definition.
+    KeptTableUnchecked = "kept-table-unchecked";
+    /// A successor gives the blocks of its memory new region keys.
+    KeysOfEachStart = "keys-of-each-start";
+    /// RDMA ports are ranked without their rates.
+    PortRateIgnored = "port-rate-ignored";
+    /// Queue pairs take the first P_Key of a port, also with limited membership.
+    LimitedPkeyTaken = "limited-pkey-taken";
+    /// `rdma-check` passes two limited members of a partition.
+    LimitedMembersPass = "limited-members-pass";
 }
 
-/// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no
-/// order. This simulates a device that does: tests run what relies on the promise, and see the result
-/// without it. Set by `TIDEWATER_TEST_DATA_IN_ORDER=1`.
+/// Whether the appliers of tests over verbs never sleep, so that tails are polled. Set by
+/// `TIDEWATER_TEST_BUSY_POLL=1`.
 #[cfg(feature = "mutants")]
-pub fn data_in_order() -> bool {
+pub fn busy_poll() -> bool {
     static CHOSEN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_DATA_IN_ORDER").is_ok_and(|d| d == "1"))
+    *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_BUSY_POLL").is_ok_and(|d| d == "1"))
 }
 
-/// Whether devices count as placing data in order: never, in a build without the feature `mutants`.
+/// Whether the appliers of tests never sleep: never, in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
-pub const fn data_in_order() -> bool {
+pub const fn busy_poll() -> bool {
     false
+}
+
+/// Limits that RDMA devices are taken to have, so that one device stands for those that have less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceMask {
+    /// The device has no 64-bit atomics.
+    pub no_atomics: bool,
+    /// The device has no memory windows.
+    pub no_windows: bool,
+    /// Most elements of a READ.
+    pub read_elements: Option<u32>,
+    /// Most bytes of a memory region.
+    pub region_bytes: Option<u64>,
+}
+
+/// The limits of `TIDEWATER_TEST_DEVICE`, a list of `no-atomics`, `no-windows`, `read-elements=N` and
+/// `region-bytes=N`.
+///
+/// # Panics
+/// For another word: the test would otherwise run on the unmasked device.
+#[cfg(feature = "mutants")]
+pub fn device_mask() -> DeviceMask {
+    static CHOSEN: std::sync::OnceLock<DeviceMask> = std::sync::OnceLock::new();
+    *CHOSEN.get_or_init(|| {
+        let words = std::env::var("TIDEWATER_TEST_DEVICE").unwrap_or_default();
+        let mut mask = DeviceMask::default();
+        for word in words.split(',').filter(|word| !word.is_empty()) {
+            match word.split_once('=') {
+                None if word == "no-atomics" => mask.no_atomics = true,
+                None if word == "no-windows" => mask.no_windows = true,
+                Some(("read-elements", n)) if n.parse::<u32>().is_ok() => {
+                    mask.read_elements = n.parse().ok();
+                }
+                Some(("region-bytes", n)) if n.parse::<u64>().is_ok() => {
+                    mask.region_bytes = n.parse().ok();
+                }
+                _ => panic!("TIDEWATER_TEST_DEVICE: {word:?} is no limit of a device"),
+            }
+        }
+        mask
+    })
+}
+
+/// No limits but the device's, in a build without the feature `mutants`.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub const fn device_mask() -> DeviceMask {
+    DeviceMask {
+        no_atomics: false,
+        no_windows: false,
+        read_elements: None,
+        region_bytes: None,
+    }
 }
 
 /// Whether the mutant `plant` is active in this process.

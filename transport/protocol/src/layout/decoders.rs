@@ -10,7 +10,9 @@ use super::directory::{KEY_CELL_BYTES, KeyCell};
 use super::encoding::{self, EncodingCode};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
-use super::function::{FunctionBody, FunctionCall, FunctionPayload, FunctionProblem, FunctionTrap};
+use super::function::{
+    AtTickProblem, FunctionBody, FunctionCall, FunctionPayload, FunctionProblem, FunctionTrap,
+};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
 use super::reject::{RejectReason, RowResource};
 use super::reply::ReplyHeader;
@@ -300,6 +302,9 @@ fn key_cell(bytes: &[u8]) {
 fn function_call(bytes: &[u8]) {
     let code = word_at(bytes, 0);
     if let Some(problem) = FunctionProblem::from_code(code) {
+        debug_assert_eq!(problem as u64, code, "two encodings of {problem:?}");
+    }
+    if let Some(problem) = AtTickProblem::from_code(code) {
         debug_assert_eq!(problem as u64, code, "two encodings of {problem:?}");
     }
     if let Some(trap) = FunctionTrap::from_code(code) {

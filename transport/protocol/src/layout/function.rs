@@ -16,6 +16,7 @@
 //! With body 4, `count` is the number of rows, in any partitions of the applier, and `first` is 0.
 
 use super::reject::RejectReason;
+use crate::table::{DenseLayout, Shape, TableSpec};
 
 /// Bytes before the parameters.
 const HEAD_BYTES: usize = 32;
@@ -161,7 +162,8 @@ pub enum FunctionProblem {
     /// An input table does not have the target's shape, element type and partitions. Number: its
     /// position, from 0.
     Input = 3,
-    /// The target takes effect at ticks. Number: 0.
+    /// The target takes effect at ticks, and the call cannot wait for one. Number: code of its
+    /// [`AtTickProblem`].
     AtTick = 4,
     /// The server has no function of this name. Number: functions that it has.
     Unknown = 5,
@@ -183,6 +185,71 @@ pub enum FunctionProblem {
     Trapped = 13,
     /// A module returned a length that is no length of a result. Number: that length, of 64 bits.
     WrongResult = 14,
+}
+
+/// Why a function cannot wait for a tick, as the number of [`FunctionProblem::AtTick`]. Nothing can be refused at
+/// a tick, so a function that could fail there is refused before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AtTickProblem {
+    /// A named function may refuse, trap or panic.
+    Named = 1,
+    /// The rows that a sparse table has at the tick depend on the order in which pushes arrive.
+    Sparse = 2,
+    /// The table refuses NaN and infinity, which a result may be.
+    Checked = 3,
+    /// The version that ends with the tick is complete before functions run.
+    Snapshot = 4,
+}
+
+impl AtTickProblem {
+    /// The reason for which a table of ticks takes no call of an expression (or else of a named function);
+    /// `None` if it takes it.
+    pub const fn of(table: &TableSpec, is_expression: bool) -> Option<Self> {
+        Some(match table.shape {
+            _ if !is_expression => Self::Named,
+            Shape::Sparse { .. } => Self::Sparse,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { snapshot: true, .. },
+                ..
+            } => Self::Snapshot,
+            Shape::Dense { .. } if table.finite_check && table.dtype.is_float() => Self::Checked,
+            Shape::Dense { .. } => return None,
+        })
+    }
+
+    /// Returns the reason of a number; `None` for an unknown one.
+    pub const fn from_code(code: u64) -> Option<Self> {
+        Some(match code {
+            1 => Self::Named,
+            2 => Self::Sparse,
+            3 => Self::Checked,
+            4 => Self::Snapshot,
+            _ => return None,
+        })
+    }
+
+    /// The reason and its remedy in words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Named => {
+                "it takes effect at ticks, where a named function could fail without a caller; use an \
+                 expression, define the table with immediate effect, or push the elements as an assignment"
+            }
+            Self::Sparse => {
+                "it is sparse and takes effect at ticks, and the rows that it has at a tick depend on timing; \
+                 define it with immediate effect, or push the elements as an assignment"
+            }
+            Self::Checked => {
+                "it takes effect at ticks and refuses NaN and infinity, and nothing can be refused at a tick; \
+                 define it with finite_check(false) or immediate effect, or push the elements as an assignment"
+            }
+            Self::Snapshot => {
+                "it is a snapshot table, whose version is complete before functions run; define it without \
+                 snapshots, with immediate effect, or push the elements as an assignment"
+            }
+        }
+    }
 }
 
 /// Trap of a module, as the number of [`FunctionProblem::Trapped`].
@@ -426,6 +493,9 @@ mod tests {
             .map(|problem| problem as u8)
             .collect();
         assert_eq!(codes, (1..=14).collect::<Vec<u8>>());
+        let ticks = (0..64).filter_map(AtTickProblem::from_code);
+        let ticks: Vec<u8> = ticks.map(|problem| problem as u8).collect();
+        assert_eq!(ticks, [1, 2, 3, 4]);
         let traps = (0..64).filter_map(FunctionTrap::from_code);
         let traps: Vec<u8> = traps.map(|trap| trap as u8).collect();
         assert_eq!(traps, (1..=8).collect::<Vec<u8>>());

@@ -29,6 +29,7 @@ use super::hello::{
 };
 use super::refusal::{Refusal, RefusalCode};
 use super::{PROTOCOL_VERSION, WireError};
+use crate::mutants::{self, Mutant};
 
 const CLIENT_LABEL: &[u8] = b"tidewater client proof\0";
 const SERVER_LABEL: &[u8] = b"tidewater server proof\0";
@@ -479,8 +480,14 @@ fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
             here.incarnation.0,
         ),
     ];
+    let compared = if mutants::on(Mutant::StaleEpochAdmitted) {
+        1
+    } else {
+        pairs.len()
+    };
     let wrong = pairs
         .into_iter()
+        .take(compared)
         .find(|&(_, m, h)| m != h && !(m == 0 && may_ask));
     wrong.map(|(code, meant, here)| Refusal::new(code, [meant, here, 0, 0]))
 }

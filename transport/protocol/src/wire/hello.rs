@@ -117,7 +117,7 @@ pub struct Ids {
     pub incarnation: Incarnation,
 }
 
-/// Feature words. All bits are 0 today: version 1 defines none.
+/// Feature words. Version 1 defines one bit, [`Features::RESUMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features {
     /// Features that this end offers.
@@ -127,6 +127,10 @@ pub struct Features {
 }
 
 impl Features {
+    /// Offered by a coordinator that journals its state. A peer that loses its connection waits for the
+    /// return of the coordinator.
+    pub const RESUMES: u64 = 1;
+
     /// Returns the bits that either end requires and the other does not offer.
     pub const fn missing(self, other: Self) -> u64 {
         (self.required & !other.offered) | (other.required & !self.offered)

@@ -331,10 +331,20 @@ impl TableSpec {
     }
 
     /// Checks that all state of a table outlives a server process if the table does.
+    const fn is_snapshot(&self) -> bool {
+        matches!(
+            self.shape,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { snapshot: true, .. },
+                ..
+            }
+        )
+    }
+
     const fn validate_durability(&self) -> Result<(), SpecError> {
         let what = match self.durability {
             Durability::None => return Ok(()),
-            Durability::Warm if !matches!(self.effect, Apply::Immediate) => "an effect at ticks",
+            Durability::Warm if self.is_snapshot() => "snapshot",
             Durability::Warm if self.gradient.by_staleness => "by_staleness",
             Durability::Warm if self.keys.expire_after > 0 => "expire_after",
             Durability::Warm if self.keys.admit_after > 1 => "admit_after",

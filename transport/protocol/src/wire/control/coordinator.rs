@@ -5,8 +5,8 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::members::{
-    DomainClock, Endpoints, Members, ServerEnd, ServerRestart, SlowMember, ThreadClock, clocks,
-    hosts, owner, server_id, thread_clocks, thread_number, worker_id,
+    Arrival, DomainClock, Endpoints, MemberBarrier, Members, ServerEnd, ServerRestart, SlowMember,
+    ThreadClock, clocks, hosts, owner, server_id, thread_clocks, thread_number, worker_id,
 };
 use super::rendezvous::{Register, Roster};
 use super::status::{ClusterStatus, ServerStatus};
@@ -15,7 +15,7 @@ use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, ServerId, TableId, WorkerId};
 use crate::layout::function::FUNCTION_NAME_BYTES_MAX;
 use crate::limits::{
-    APPLIERS_MAX, FUNCTION_MODULE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
+    APPLIERS_MAX, FUNCTION_MODULE_BYTES_MAX, JOBS_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
     TABLE_NAME_BYTES_MAX, TABLES_MAX, TEXT_BYTES_MAX, WORKERS_MAX,
 };
 use crate::placement::Placement;
@@ -34,7 +34,8 @@ pub struct Join {
     pub host_id: String,
     /// Process id on that host.
     pub pid: u32,
-    /// Incarnation of a server; 0 of a worker.
+    /// Incarnation of a server; of a worker a random number, by which it is known again when it returns
+    /// to a coordinator that was restarted.
     pub incarnation: Incarnation,
     /// Addresses where a server listens; both empty of a worker.
     pub endpoints: Endpoints,
@@ -44,6 +45,10 @@ pub struct Join {
     pub workers: u32,
     /// Successors that the holder of a server starts if a signal ends it; 0 of a worker.
     pub restarts: u32,
+    /// Tables that a server has from the memory of the process before it; `None`: it began without memory.
+    pub kept: Option<Vec<TableId>>,
+    /// Whether the process has been admitted before: it returns to a coordinator that was restarted.
+    pub returns: bool,
 }
 
 /// Answer of the coordinator to [`Join`].
@@ -64,6 +69,8 @@ pub struct Joined {
     pub checkpoints: bool,
     /// The checkpoint that the job continues from, if it does.
     pub resumed: Option<Resumed>,
+    /// Clocks at which a worker ends, by the schedule of a run in which it was lost; 0 in domains that are missing.
+    pub ends: Option<Vec<DomainClock>>,
 }
 
 /// A checkpoint that a job was resumed from.
@@ -221,6 +228,9 @@ pub enum CoordinatorRequest {
     /// before. Until then its other requests are refused (RefusalCode::WrongIncarnation). Answer:
     /// [`CoordinatorAnswer::Joined`].
     Rejoin,
+    /// Waits until the members of a job of open size are at a barrier. Answer:
+    /// [`CoordinatorAnswer::Arrivals`], or a refusal that names the missing workers.
+    MemberBarrier(MemberBarrier),
 }
 
 /// Answers of the coordinator to a worker or server.
@@ -264,6 +274,9 @@ pub enum CoordinatorAnswer {
     Tasks(Box<TaskAnswer>),
     /// Answer to the request [`CoordinatorRequest::Number`].
     Number(ServerId),
+    /// Answer to the request [`CoordinatorRequest::MemberBarrier`]: the workers for which it has opened, by
+    /// rank.
+    Arrivals(Vec<Arrival>),
 }
 
 /// Commands of the coordinator to a server, over the connection that the server opened, and only after
@@ -370,6 +383,14 @@ pub enum Command {
         /// The furthest clocks of its threads at any applier.
         clocks: Vec<ThreadClock>,
     },
+    /// Serves a table that the server has from the memory of the process before it. Answer: Done, or a refusal when
+    /// the memory has another table or only a part of this one.
+    AdoptTable {
+        /// Job that owns the table.
+        namespace: String,
+        /// Definition and placement of the table.
+        table: TableInfo,
+    },
 }
 
 /// Rule of a table with hyper-parameters that were set after it was created.
@@ -445,6 +466,14 @@ pub enum Notice {
     /// The successor has joined, and every other server has ended the sessions and released the tables of
     /// the job.
     ServerRestarted(ServerRestart),
+    /// The successor has joined with the memory of the server, and serves the tables of the job. Sessions are
+    /// attached again at its addresses ([`super::ServerRequest::Reattach`]).
+    ServerResumed {
+        /// The end of the server and its successor.
+        restart: ServerRestart,
+        /// The membership with the successor, and its epoch.
+        members: Members,
+    },
 }
 
 impl Message for CoordinatorRequest {
@@ -461,6 +490,8 @@ impl Message for CoordinatorRequest {
                     u64::from(join.appliers),
                     u64::from(APPLIERS_MAX),
                 )?;
+                let kept = join.kept.as_ref().map_or(0, Vec::len);
+                at_most("tables", kept as u64, (TABLES_MAX * JOBS_MAX) as u64)?;
                 at_most("workers", u64::from(join.workers), u64::from(WORKERS_MAX))
             }
             Self::CreateTable(spec) => Ok(spec.validate_request()?),
@@ -494,6 +525,7 @@ impl Message for CoordinatorRequest {
             Self::Status { server } => server.map_or(Ok(()), server_id),
             Self::Tasks(request) => request.validate(),
             Self::ServerEnded { end, restarts: _ } => end.validate(),
+            Self::MemberBarrier(barrier) => barrier.validate(),
             Self::ReleaseTable { id: _ }
             | Self::Members
             | Self::Finished
@@ -528,6 +560,7 @@ impl Message for CoordinatorAnswer {
                     u64::from(WORKERS_MAX),
                 )?;
                 clocks(&joined.clocks)?;
+                clocks(joined.ends.as_deref().unwrap_or_default())?;
                 if let Some(resumed) = &joined.resumed {
                     clocks(&resumed.clocks)?;
                     clocks(&resumed.seen)?;
@@ -553,6 +586,10 @@ impl Message for CoordinatorAnswer {
             Self::Server(status) => status.validate(),
             Self::Tasks(answer) => answer.validate(),
             Self::Number(number) => server_id(*number),
+            Self::Arrivals(arrivals) => {
+                at_most("arrivals", arrivals.len() as u64, u64::from(WORKERS_MAX))?;
+                arrivals.iter().try_for_each(|at| worker_id(at.rank))
+            }
         }
     }
 }
@@ -576,6 +613,10 @@ impl Message for Command {
             Self::CreateTable {
                 namespace: name,
                 table,
+            }
+            | Self::AdoptTable {
+                namespace: name,
+                table,
             } => {
                 namespace(name)?;
                 table.validate()
@@ -589,11 +630,10 @@ impl Message for Command {
                 admitted,
             } => {
                 members.validate()?;
-                let Some((worker, at)) = admitted else {
-                    return namespace(name);
-                };
-                worker_of(name, *worker)?;
-                clocks(at)
+                match admitted {
+                    Some((worker, at)) => worker_of(name, *worker).and_then(|()| clocks(at)),
+                    None => namespace(name),
+                }
             }
             Self::Save {
                 namespace: name,
@@ -626,10 +666,7 @@ impl Message for Command {
                 namespace: name,
                 worker,
                 clocks: at,
-            } => {
-                worker_of(name, *worker)?;
-                thread_clocks(at)
-            }
+            } => worker_of(name, *worker).and_then(|()| thread_clocks(at)),
             Self::ReleaseTable { id: _ } | Self::Shutdown | Self::Status => Ok(()),
             Self::FinishTask {
                 namespace: name,
@@ -705,6 +742,10 @@ impl Message for Notice {
             Self::TableReleased { id: _ } => Ok(()),
             Self::ServerEnded(end) => end.validate(),
             Self::ServerRestarted(restart) => restart.end.validate(),
+            Self::ServerResumed { restart, members } => {
+                restart.end.validate()?;
+                members.validate()
+            }
         }
     }
 }

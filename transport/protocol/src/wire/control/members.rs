@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, DomainId, Incarnation, ServerId, WorkerId};
 use crate::limits::{
-    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX, TEXT_BYTES_MAX,
-    UNIX_NAME_BYTES_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
+    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX,
+    TABLE_NAME_BYTES_MAX, TEXT_BYTES_MAX, UNIX_NAME_BYTES_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::placement::Owner;
 use crate::wire::WireError;
@@ -103,6 +103,40 @@ pub struct ThreadClock {
     pub domain: DomainId,
     /// Number of ticks.
     pub clock: u64,
+}
+
+/// Arrival of a worker at a barrier of the members of its job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberBarrier {
+    /// Name of the barrier.
+    pub name: String,
+    /// Clocks of the domains in which the worker waits for others. Workers at other clocks are at another
+    /// barrier, and a worker that begins with a later tick is not awaited.
+    pub clocks: Vec<DomainClock>,
+    /// Number that the worker gives to the others.
+    pub round: u64,
+    /// The workers that it waits for, ascending; empty: all members.
+    pub of: Vec<WorkerId>,
+    /// Milliseconds after which the coordinator gives up.
+    pub timeout_ms: u64,
+}
+
+impl MemberBarrier {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        text_at_most("barrier name", &self.name, TABLE_NAME_BYTES_MAX)?;
+        clocks(&self.clocks)?;
+        at_most("workers", self.of.len() as u64, u64::from(WORKERS_MAX))?;
+        self.of.iter().try_for_each(|&rank| worker_id(rank))
+    }
+}
+
+/// A worker at a barrier that has opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// Rank of the worker.
+    pub rank: WorkerId,
+    /// Number of [`MemberBarrier::round`].
+    pub round: u64,
 }
 
 /// A worker with steps that are longer than those of the others.

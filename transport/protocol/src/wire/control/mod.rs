@@ -33,8 +33,8 @@ pub use coordinator::{
     Notice, Resumed, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
-    DomainClock, Endpoints, Members, ServerEnd, ServerMember, ServerRestart, SlowMember,
-    ThreadClock, WorkerClock, WorkerMember, WorkerState,
+    Arrival, DomainClock, Endpoints, MemberBarrier, Members, ServerEnd, ServerMember,
+    ServerRestart, SlowMember, ThreadClock, WorkerClock, WorkerMember, WorkerState,
 };
 pub use rendezvous::{Part, Register, Roster};
 pub use server::{
@@ -42,15 +42,16 @@ pub use server::{
     ServerRequest, ShmAttach, TableDescriptor, Transport,
 };
 pub use status::{
-    ApplierStatus, ClockStatus, ClusterStatus, JobStatus, ServerStatus, SessionStatus, status_text,
+    AbsentServer, ApplierStatus, ClockStatus, ClusterStatus, JobStatus, ServerStatus,
+    SessionStatus, status_text,
 };
 pub use tasks::{
-    LeftOut, QueueCounters, QueueSpec, QueueStatus, Task, TaskAnswer, TaskKind, TaskRequest,
-    TaskShard, TaskUnit,
+    LeftOut, QueueCounters, QueueSpec, QueueStatus, QueueSummary, Task, TaskAnswer, TaskKind,
+    TaskRequest, TaskShard, TaskUnit,
 };
 pub use verbs::{
-    PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEnd, VerbsLink,
-    VerbsTails,
+    PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEce, VerbsEnd,
+    VerbsLink, VerbsPath, VerbsPort, VerbsTails,
 };
 
 use super::WireError;
@@ -84,6 +85,11 @@ pub trait Answer: Message {
     /// # Errors
     /// The answer is a refusal.
     fn accepted(self) -> Result<Self, Refusal>;
+
+    /// Whether the answer proper is still to come: the peer works on the request.
+    fn is_news(&self) -> bool {
+        false
+    }
 }
 
 /// Appends `message` as a frame. On an error `out` is unchanged.

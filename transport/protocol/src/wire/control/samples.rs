@@ -233,6 +233,14 @@ impl Gen {
             reads: 1 + self.under(255) as u8,
             reads_out: 1 + self.under(255) as u8,
             receives: 8 + self.under(1000) as u16,
+            pkey: 0x8000 | (1 + self.under(0x7fff) as u16),
+            ece: [
+                None,
+                Some(VerbsEce {
+                    vendor: 0x15b3,
+                    options: 1 + first,
+                }),
+            ][self.under(2) as usize],
         }
     }
 
@@ -246,7 +254,41 @@ impl Gen {
                 len,
                 ..self.remote()
             },
+            atomics: self.under(2) == 1,
         }
+    }
+
+    pub(super) fn verbs_port(&mut self) -> VerbsPort {
+        VerbsPort {
+            link: match self.under(2) {
+                0 => VerbsLink::Ethernet,
+                _ => VerbsLink::InfiniBand,
+            },
+            gid: self.gid(),
+            subnet_bits: self.under(129) as u8,
+            sm_lid: self.any() as u16,
+            pkey: self.any() as u16,
+            rate_mbps: self.any() as u32,
+            tier: self.any() as u8,
+            rail: self.any() as u8,
+        }
+    }
+
+    fn verbs_path(&mut self) -> VerbsPath {
+        VerbsPath {
+            client: self.gid(),
+            server: self.gid(),
+        }
+    }
+
+    /// Bytes of a GID, which are not all zero.
+    fn gid(&mut self) -> [u8; 16] {
+        let mut gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let low = self.any();
+        for (byte, at) in gid[8..].iter_mut().zip((0..8).rev()) {
+            *byte = (low >> (8 * at)) as u8;
+        }
+        gid
     }
 
     pub(super) fn verbs_connected(&mut self) -> VerbsConnected {
@@ -264,6 +306,7 @@ impl Gen {
                 0 => VerbsTails::Signalled,
                 _ => VerbsTails::Polled,
             },
+            atomics: self.under(2) == 1,
         }
     }
 
@@ -297,6 +340,8 @@ impl Gen {
                 // Not drawn: the samples after this one stay as they were recorded.
                 workers: 300,
                 restarts: 2,
+                kept: Some(vec![TableId(3), TableId(4)]),
+                returns: true,
             }),
             R::CreateTable(self.spec()),
             R::OpenTable {
@@ -372,6 +417,10 @@ impl Gen {
                     lost_ms: g.maybe(Self::any),
                     skipped: g.any() as u32,
                 }),
+                ends: Some(vec![DomainClock {
+                    domain: DomainId(0),
+                    clock: 17,
+                }]),
             }),
             A::Table(self.table()),
             A::Members(self.members()),
@@ -400,6 +449,10 @@ impl Gen {
             A::Server(Box::new(server_status())),
             A::Tasks(Box::new(TaskAnswer::Task(task()))),
             A::Number(ServerId(7)),
+            A::Arrivals(vec![Arrival {
+                rank: WorkerId(3),
+                round: 7,
+            }]),
         ]
     }
 
@@ -459,6 +512,11 @@ impl Gen {
                 worker: WorkerId(self.under(65_536) as u32),
                 clocks: self.thread_clocks(),
             },
+            Command::AdoptTable {
+                namespace: "job".into(),
+                // From a copy: the samples after it stay as they were recorded.
+                table: Self(self.0).table(),
+            },
         ]
     }
 
@@ -507,6 +565,9 @@ impl Gen {
                 thread: self.any() as u32 % 256,
                 workers: self.under(1 << 16) as u32,
                 reason: "one host".into(),
+                // From a copy: the samples after it stay as they were recorded.
+                ports: Self(self.0).list(3, Self::verbs_port),
+                failed_paths: Self(self.0).list(2, Self::verbs_path),
             }),
             R::Resume {
                 session: SessionId(self.any()),
@@ -523,7 +584,34 @@ impl Gen {
             R::Detach,
             // From a copy: the samples after it stay as they were recorded.
             R::ConnectVerbs(Self(self.0).verbs_connect()),
+            R::ConnectLanes(Self(self.0).in_order(Self::verbs_connect, |lane| &mut lane.applier)),
+            R::Reattach {
+                session: SessionId(77),
+                attach: Attach {
+                    transport: Transport::Tcp,
+                    ring_bytes: 1 << 20,
+                    thread: 1,
+                    workers: 2,
+                    reason: "it was asked for".into(),
+                    ports: Vec::new(),
+                    failed_paths: Vec::new(),
+                },
+            },
         ]
+    }
+
+    /// A list of up to four lanes in the order of the appliers.
+    fn in_order<T>(
+        &mut self,
+        make: impl Fn(&mut Self) -> T,
+        applier: impl Fn(&mut T) -> &mut ApplierId,
+    ) -> Vec<T> {
+        let mut lane = |n: u64| {
+            let mut lane = make(self);
+            *applier(&mut lane) = ApplierId(n as u16);
+            lane
+        };
+        (0..4).map(&mut lane).collect()
     }
 
     pub(in crate::wire) fn server_answers(&mut self) -> Vec<ServerAnswer> {
@@ -534,6 +622,7 @@ impl Gen {
                 session: SessionId(self.any()),
                 lanes: self.list(4, Self::lane),
                 shm: self.maybe(Self::shm),
+                path: Self(self.0).maybe(Self::verbs_path),
             }),
             A::Recovered(Recovered {
                 lane: self.lane(),
@@ -565,6 +654,12 @@ impl Gen {
             },
             A::Refused(self.refusal()),
             A::VerbsConnected(Self(self.0).verbs_connected()),
+            A::LanesConnected(
+                Self(self.0).in_order(Self::verbs_connected, |lane| &mut lane.applier),
+            ),
+            A::Queued {
+                before: Self(self.0).any() as u32,
+            },
         ]
     }
 
@@ -586,6 +681,13 @@ impl Gen {
                 end: server_end(),
                 successor: Incarnation(78),
             }),
+            Notice::ServerResumed {
+                restart: ServerRestart {
+                    end: server_end(),
+                    successor: Incarnation(79),
+                },
+                members: Self(self.0).members(),
+            },
         ]
     }
 }
@@ -623,8 +725,23 @@ fn cluster_status() -> ClusterStatus {
             at_barriers: 1,
             saving: "/models/a".into(),
             failed: String::new(),
+            queues: vec![QueueSummary {
+                name: "train".into(),
+                counters: QueueCounters {
+                    tasks: 9,
+                    finished: 4,
+                    ..QueueCounters::default()
+                },
+                is_over: false,
+            }],
+            queues_left_out: 1,
         }],
         stopping: String::new(),
+        absent: vec![AbsentServer {
+            server: ServerId(1),
+            host: "node8".into(),
+            why: "it has not joined".into(),
+        }],
     }
 }
 
@@ -643,6 +760,7 @@ fn server_status() -> ServerStatus {
             frames: 1_000,
             held_bytes: 300,
             saves: 1,
+            late_frames: 4,
         }],
         sessions: vec![SessionStatus {
             namespace: "default".into(),
@@ -700,6 +818,9 @@ pub(super) fn queue_spec() -> QueueSpec {
         timeout_factor: 10,
         straggler_ms: 5_000,
         straggler_factor: 2,
+        losses_max: 3,
+        held_max: 4,
+        steps_max: 1_000,
     }
 }
 
@@ -764,7 +885,7 @@ pub(super) fn task_answers() -> Vec<TaskAnswer> {
 }
 
 /// Requests to the coordinator that are not drawn.
-fn fixed_requests() -> [CoordinatorRequest; 6] {
+fn fixed_requests() -> [CoordinatorRequest; 7] {
     use CoordinatorRequest as R;
     [
         R::Tasks(TaskRequest::Open {
@@ -781,5 +902,15 @@ fn fixed_requests() -> [CoordinatorRequest; 6] {
             restarts: true,
         },
         R::Rejoin,
+        R::MemberBarrier(MemberBarrier {
+            name: "epoch".into(),
+            clocks: vec![DomainClock {
+                domain: DomainId(0),
+                clock: 50,
+            }],
+            round: 7,
+            of: vec![WorkerId(0), WorkerId(3)],
+            timeout_ms: 30_000,
+        }),
     ]
 }

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::members::{WorkerClock, applier_id, domain_id, thread_number, worker_id};
-use super::verbs::{VerbsConnect, VerbsConnected};
+use super::verbs::{VerbsConnect, VerbsConnected, VerbsPath, VerbsPort};
 use super::{Answer, Message, Request};
 use crate::ids::{ApplierId, DomainId, PartitionId, RegionKey, SessionId, TableId};
 use crate::layout::LINE_BYTES;
 use crate::limits::{
     APPLIERS_MAX, BLOCK_BYTES_MAX, PARTITIONS_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
-    STATUS_TEXT_BYTES_MAX, WORKERS_MAX,
+    STATUS_TEXT_BYTES_MAX, VERBS_FAILED_PATHS_MAX, VERBS_PORTS_MAX, WORKERS_MAX,
 };
 use crate::wire::WireError;
 use crate::wire::error::{at_most, text_at_most};
@@ -55,6 +55,10 @@ pub struct Attach {
     pub workers: u32,
     /// Why the client takes this transport, for operators.
     pub reason: String,
+    /// On verbs, the client's RDMA ports, the preferred one first.
+    pub ports: Vec<VerbsPort>,
+    /// On verbs, pairs of ports over which nothing came through: the server selects another one.
+    pub failed_paths: Vec<VerbsPath>,
 }
 
 /// Grant of one lane of a session.
@@ -101,6 +105,8 @@ pub struct Attached {
     pub lanes: Vec<LaneGrant>,
     /// Shared-memory numbers, on shm only.
     pub shm: Option<ShmAttach>,
+    /// The ports of the lanes, on verbs only: the first pair that is not in `failed_paths`.
+    pub path: Option<VerbsPath>,
 }
 
 /// State of a recovered lane. The client writes `[head_bytes, tail)` again from its staging.
@@ -197,8 +203,20 @@ pub enum ServerRequest {
     },
     /// Ends the session after all complete frames in its rings. Answer: Done.
     Detach,
-    /// Connects a lane of a verbs session. Answer: [`ServerAnswer::VerbsConnected`].
+    /// Connects a lane of a verbs session. Answer: [`ServerAnswer::Queued`] any number of times, then
+    /// [`ServerAnswer::VerbsConnected`].
     ConnectVerbs(VerbsConnect),
+    /// Connects several lanes of a verbs session, ordered by applier. Answer: [`ServerAnswer::Queued`] any number of
+    /// times, then [`ServerAnswer::LanesConnected`].
+    ConnectLanes(Vec<VerbsConnect>),
+    /// Moves a session from a dead process to its successor, which has the session in its memory. On shm the
+    /// request carries the waker, as Attach does. It may be repeated. Answer: Done; then each lane is recovered.
+    Reattach {
+        /// Nonce of the session; the holder of the nonce owns the session.
+        session: SessionId,
+        /// The request by which the session was made.
+        attach: Attach,
+    },
 }
 
 /// Answers of a server to a worker.
@@ -223,6 +241,13 @@ pub enum ServerAnswer {
     Refused(Refusal),
     /// Answer to the request [`ServerRequest::ConnectVerbs`].
     VerbsConnected(VerbsConnected),
+    /// Answer to the request [`ServerRequest::ConnectLanes`]: all its lanes, in its order.
+    LanesConnected(Vec<VerbsConnected>),
+    /// News of a request for lanes that waits for its turn; its answer follows.
+    Queued {
+        /// Lanes of other requests that are made before.
+        before: u32,
+    },
 }
 
 impl Message for ServerRequest {
@@ -231,10 +256,14 @@ impl Message for ServerRequest {
 
     fn validate(&self) -> Result<(), WireError> {
         match self {
-            Self::Attach(attach) => attach.validate(),
+            Self::Attach(attach) | Self::Reattach { attach, .. } => attach.validate(),
             Self::Recover { applier } => applier_id(*applier),
             Self::Clocks { domain } => domain_id(*domain),
             Self::ConnectVerbs(connect) => connect.validate(),
+            Self::ConnectLanes(lanes) => {
+                lane_list(lanes.iter().map(|lane| lane.applier))?;
+                lanes.iter().try_for_each(VerbsConnect::validate)
+            }
             Self::Resume { .. } | Self::Describe { .. } | Self::Detach => Ok(()),
         }
     }
@@ -258,6 +287,7 @@ impl Message for ServerAnswer {
                     u64::from(APPLIERS_MAX),
                 )?;
                 attached.shm.iter().try_for_each(ShmAttach::validate)?;
+                attached.path.iter().try_for_each(VerbsPath::validate)?;
                 attached.lanes.iter().try_for_each(LaneGrant::validate)
             }
             Self::Recovered(recovered) => {
@@ -274,11 +304,33 @@ impl Message for ServerAnswer {
             }
             Self::Refused(refusal) => refusal.validate(),
             Self::VerbsConnected(connected) => connected.validate(),
+            Self::LanesConnected(lanes) => {
+                lane_list(lanes.iter().map(|lane| lane.applier))?;
+                lanes.iter().try_for_each(VerbsConnected::validate)
+            }
+            Self::Queued { .. } => Ok(()),
         }
     }
 }
 
+/// Checks that a list names at least one lane, and each applier at most once, in ascending order.
+fn lane_list(appliers: impl ExactSizeIterator<Item = ApplierId>) -> Result<(), WireError> {
+    at_most("lanes", appliers.len() as u64, u64::from(APPLIERS_MAX))?;
+    let numbers: Vec<u16> = appliers.map(|applier| applier.0).collect();
+    if numbers.is_empty() || !numbers.is_sorted_by(|a, b| a < b) {
+        return Err(WireError::Malformed {
+            what: "list of lanes",
+            why: "is empty or not in the order of the appliers",
+        });
+    }
+    Ok(())
+}
+
 impl Answer for ServerAnswer {
+    fn is_news(&self) -> bool {
+        matches!(self, Self::Queued { .. })
+    }
+
     fn accepted(self) -> Result<Self, Refusal> {
         if let Self::Refused(refusal) = self {
             Err(refusal)
@@ -300,7 +352,12 @@ impl Attach {
         }
         thread_number(self.thread)?;
         text_at_most("reason", &self.reason, STATUS_TEXT_BYTES_MAX)?;
-        at_most("workers", u64::from(self.workers), u64::from(WORKERS_MAX))
+        at_most("workers", u64::from(self.workers), u64::from(WORKERS_MAX))?;
+        let (ports, failed) = (self.ports.len(), self.failed_paths.len());
+        at_most("RDMA ports", ports as u64, VERBS_PORTS_MAX as u64)?;
+        at_most("failed paths", failed as u64, VERBS_FAILED_PATHS_MAX as u64)?;
+        self.ports.iter().try_for_each(VerbsPort::validate)?;
+        self.failed_paths.iter().try_for_each(VerbsPath::validate)
     }
 }
 

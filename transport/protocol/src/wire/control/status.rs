@@ -2,12 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::members::{Members, WorkerMember, applier_id, domain_id, thread_number, worker_id};
+use super::members::{
+    Members, WorkerMember, applier_id, domain_id, server_id, thread_number, worker_id,
+};
 use super::server::Transport;
-use crate::ids::{ApplierId, DomainId, WorkerId};
+use super::tasks::QueueSummary;
+use crate::ids::{ApplierId, DomainId, ServerId, WorkerId};
 use crate::limits::{
-    APPLIERS_MAX, JOBS_MAX, NAMESPACE_BYTES_MAX, STATUS_ROWS_MAX, STATUS_TEXT_BYTES_MAX,
-    WORKERS_MAX,
+    APPLIERS_MAX, HOST_BYTES_MAX, JOBS_MAX, NAMESPACE_BYTES_MAX, SERVERS_MAX, STATUS_ROWS_MAX,
+    STATUS_TEXT_BYTES_MAX, WORKERS_MAX,
 };
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
@@ -25,6 +28,19 @@ pub struct ClusterStatus {
     pub jobs: Vec<JobStatus>,
     /// Why the cluster ends; empty while it runs.
     pub stopping: String,
+    /// Servers of the cluster that are not members now, by number.
+    pub absent: Vec<AbsentServer>,
+}
+
+/// A server that is awaited.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbsentServer {
+    /// Number of the server.
+    pub server: ServerId,
+    /// Name of the host on which it was; empty of one that has not joined.
+    pub host: String,
+    /// Why it is absent.
+    pub why: String,
 }
 
 /// One job of a cluster.
@@ -46,6 +62,10 @@ pub struct JobStatus {
     pub saving: String,
     /// Why the job has failed; empty if it has not.
     pub failed: String,
+    /// Its queues of tasks by number, at most [`STATUS_ROWS_MAX`] of all jobs together.
+    pub queues: Vec<QueueSummary>,
+    /// Queues that are not listed.
+    pub queues_left_out: u32,
 }
 
 /// What a server holds and carries.
@@ -89,6 +109,8 @@ pub struct ApplierStatus {
     pub held_bytes: u64,
     /// Number of saves under way.
     pub saves: u32,
+    /// Frames that arrived after their tail, and were waited for.
+    pub late_frames: u64,
 }
 
 /// One session: the pair of a worker's thread and a server.
@@ -137,6 +159,14 @@ impl ClusterStatus {
         at_most("jobs", self.jobs.len() as u64, JOBS_MAX as u64)?;
         let workers: usize = self.jobs.iter().map(|job| job.workers.len()).sum();
         at_most("listed workers", workers as u64, STATUS_ROWS_MAX as u64)?;
+        let queues: usize = self.jobs.iter().map(|job| job.queues.len()).sum();
+        at_most("listed queues", queues as u64, STATUS_ROWS_MAX as u64)?;
+        at_most("servers", self.absent.len() as u64, u64::from(SERVERS_MAX))?;
+        for absent in &self.absent {
+            server_id(absent.server)?;
+            text_at_most("host", &absent.host, HOST_BYTES_MAX)?;
+            text_at_most("reason", &absent.why, STATUS_TEXT_BYTES_MAX)?;
+        }
         self.jobs.iter().try_for_each(JobStatus::validate)
     }
 }
@@ -149,7 +179,8 @@ impl JobStatus {
         text_at_most("directory", &self.saving, STATUS_TEXT_BYTES_MAX)?;
         text_at_most("reason", &self.failed, STATUS_TEXT_BYTES_MAX)?;
         let mut workers = self.workers.iter();
-        workers.try_for_each(|worker| worker_id(worker.id))
+        workers.try_for_each(|worker| worker_id(worker.id))?;
+        self.queues.iter().try_for_each(QueueSummary::validate)
     }
 }
 

@@ -77,6 +77,12 @@ pub struct QueueSpec {
     pub straggler_ms: u64,
     /// Multiple of the median time after which it is, if that is longer.
     pub straggler_factor: u32,
+    /// Workers that are lost while they have a task, after which it is left out.
+    pub losses_max: u32,
+    /// Tasks of the queue that a worker has at once, over all its threads; 0: without limit.
+    pub held_max: u32,
+    /// Tasks with records that are finished, after which no other one is given; 0: without limit.
+    pub steps_max: u64,
 }
 
 /// A task as a worker gets it.
@@ -147,6 +153,17 @@ pub struct QueueStatus {
     pub counters: QueueCounters,
     /// The first tasks that were left out, at most [`TASK_LEFT_OUT_LISTED`].
     pub left_out: Vec<LeftOut>,
+    /// Whether no task will follow.
+    pub is_over: bool,
+}
+
+/// A queue in the status of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueSummary {
+    /// Name of the queue in its job.
+    pub name: String,
+    /// Counters of the queue.
+    pub counters: QueueCounters,
     /// Whether no task will follow.
     pub is_over: bool,
 }
@@ -252,10 +269,16 @@ impl QueueSpec {
         if !has_records(&self.kind) || self.finals.iter().any(has_records) {
             return wrong("has a kind with records at its end, or one without them before");
         }
-        if self.task_size == 0 || self.failures_max == 0 {
+        if self.task_size == 0 || self.failures_max == 0 || self.losses_max == 0 {
             return wrong("has tasks of size 0, or no tries");
         }
         Ok(())
+    }
+}
+
+impl QueueSummary {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        name_at_most("name of a queue", &self.name, TABLE_NAME_BYTES_MAX)
     }
 }
 

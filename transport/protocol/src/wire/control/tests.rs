@@ -8,8 +8,8 @@ use crate::ids::{
 use crate::limits::{
     CONTROL_BYTES_MAX, FUNCTION_MODULE_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX,
     PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, STATUS_TEXT_BYTES_MAX, TEXT_BYTES_MAX,
-    VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX, WORKER_THREADS_MAX,
-    WORKERS_MAX,
+    VERBS_FAILED_PATHS_MAX, VERBS_PAIRS_MAX, VERBS_PORTS_MAX, VERBS_RECEIVES_MAX,
+    VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -218,6 +218,8 @@ fn numbers_of_an_attachment_are_bounded_at_both_ends() {
         thread: 0,
         workers: 0,
         reason: String::new(),
+        ports: Vec::new(),
+        failed_paths: Vec::new(),
     };
     for ring_bytes in [0, 8192, 20_000, 32 << 20] {
         refuses(&ServerRequest::Attach(Attach {
@@ -236,6 +238,52 @@ fn numbers_of_an_attachment_are_bounded_at_both_ends() {
     refuses(&ServerRequest::Attach(Attach {
         reason: "x".repeat(STATUS_TEXT_BYTES_MAX + 1),
         ..valid
+    }));
+}
+
+#[test]
+fn impossible_ports_of_a_session_are_refused_at_both_ends() {
+    let mut g = Gen(6);
+    let port = g.verbs_port();
+    let path = VerbsPath {
+        client: port.gid,
+        server: port.gid,
+    };
+    let attach = |ports: Vec<VerbsPort>, failed_paths: Vec<VerbsPath>| {
+        ServerRequest::Attach(Attach {
+            transport: Transport::Verbs,
+            ring_bytes: 64 << 10,
+            thread: 0,
+            workers: 0,
+            reason: String::new(),
+            ports,
+            failed_paths,
+        })
+    };
+    let most = attach(
+        vec![port; VERBS_PORTS_MAX],
+        vec![path; VERBS_FAILED_PATHS_MAX],
+    );
+    assert!(most.validate().is_ok());
+    refuses(&attach(vec![port; VERBS_PORTS_MAX + 1], Vec::new()));
+    refuses(&attach(Vec::new(), vec![path; VERBS_FAILED_PATHS_MAX + 1]));
+    let gid = [0; 16];
+    refuses(&attach(vec![VerbsPort { gid, ..port }], Vec::new()));
+    let long = VerbsPort {
+        subnet_bits: 129,
+        ..port
+    };
+    refuses(&attach(vec![long], Vec::new()));
+    let half = VerbsPath {
+        server: gid,
+        ..path
+    };
+    refuses(&attach(vec![port], vec![half]));
+    refuses(&ServerAnswer::Attached(Attached {
+        session: SessionId(1),
+        lanes: Vec::new(),
+        shm: None,
+        path: Some(half),
     }));
 }
 
@@ -282,6 +330,7 @@ fn refuses_lane(lane: LaneGrant) {
         session: SessionId(1),
         lanes: vec![lane],
         shm: None,
+        path: None,
     }));
     refuses(&ServerAnswer::Recovered(Recovered {
         lane,
@@ -311,6 +360,7 @@ fn what_no_device_has_is_refused_at_both_ends() {
     refuses_end(&|end| end.mtu = 1500);
     refuses_end(&|end| end.receives = VERBS_RECEIVES_MIN - 1);
     refuses_end(&|end| end.receives = VERBS_RECEIVES_MAX + 1);
+    refuses_end(&|end| end.pkey = 0x8000);
     refuses_end(&|end| end.pairs.truncate(1));
     refuses_end(&|end| end.pairs[1].qpn = end.pairs[0].qpn);
     refuses_end(&|end| end.pairs[1].qpn = 1 << 24);
@@ -336,6 +386,28 @@ fn what_no_device_has_is_refused_at_both_ends() {
     let mut other = server;
     other.directory.len -= 8;
     refuses(&ServerAnswer::VerbsConnected(other));
+}
+
+#[test]
+fn lists_of_lanes_out_of_order_are_refused() {
+    let mut g = Gen(5);
+    let (client, server) = (g.verbs_connect(), g.verbs_connected());
+    for appliers in [&[][..], &[1, 0], &[2, 2], &[0, crate::limits::APPLIERS_MAX]] {
+        let asked = |&a: &u16| VerbsConnect {
+            applier: ApplierId(a),
+            ..client.clone()
+        };
+        let made = |&a: &u16| VerbsConnected {
+            applier: ApplierId(a),
+            ..server.clone()
+        };
+        refuses(&ServerRequest::ConnectLanes(
+            appliers.iter().map(asked).collect(),
+        ));
+        refuses(&ServerAnswer::LanesConnected(
+            appliers.iter().map(made).collect(),
+        ));
+    }
 }
 
 #[test]
@@ -450,6 +522,7 @@ fn task_queues_out_of_limits_refused() {
     assert!(check(&|spec, _| spec.name.clear()).is_err());
     assert!(check(&|spec, _| spec.task_size = 0).is_err());
     assert!(check(&|spec, _| spec.failures_max = 0).is_err());
+    assert!(check(&|spec, _| spec.losses_max = 0).is_err());
     assert!(check(&|spec, _| spec.kind = TaskKind::Save).is_err());
     assert!(check(&|spec, _| spec.finals.push(TaskKind::Train)).is_err());
     assert!(check(&|spec, _| spec.finals = vec![TaskKind::End; 9]).is_err());

@@ -23,8 +23,12 @@ const NUMBER_MAX: u32 = (1 << 24) - 1;
 const LID_MAX: u16 = 0xbfff;
 /// A GID of zeros is an empty entry of a device's table.
 const NO_GID: [u8; 16] = [0; 16];
+/// Bits of a GID.
+const GID_BITS: u8 = 128;
 /// Path MTUs that verbs support.
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
+/// Bits of a P_Key that number the partition; none is 0.
+const PKEY_BASE: u16 = 0x7fff;
 /// Pairs of the smallest lane: one that pushes and one that pulls.
 const PAIRS_MIN: usize = 2;
 /// Bytes of a cell of the key directory.
@@ -37,6 +41,36 @@ pub enum VerbsLink {
     Ethernet,
     /// InfiniBand: paths are addressed by LID, and by GID too between subnets.
     InfiniBand,
+}
+
+/// An RDMA port, with one of its GIDs, that an end offers for a session's lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct VerbsPort {
+    /// Link layer of the port.
+    pub link: VerbsLink,
+    /// The GID: on Ethernet a RoCE v2 entry, on InfiniBand the subnet prefix and the port's GUID.
+    pub gid: [u8; 16],
+    /// Prefix bits of the subnet of the GID; an IPv4 address has at most 32.
+    pub subnet_bits: u8,
+    /// LID of the InfiniBand subnet manager; 0 on Ethernet, or if unknown.
+    pub sm_lid: u16,
+    /// Partition key; 0xffff on Ethernet.
+    pub pkey: u16,
+    /// Rate in Mb/s, 0 if unknown.
+    pub rate_mbps: u32,
+    /// Preference of the user, 0 first. Ports of one tier are ranked by what both ends know of them.
+    pub tier: u8,
+    /// Position of the port among those of its host, by name: equal hosts have equal cables.
+    pub rail: u8,
+}
+
+/// A port of each end, by GID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct VerbsPath {
+    /// GID of the client's port.
+    pub client: [u8; 16],
+    /// GID of the server's port.
+    pub server: [u8; 16],
 }
 
 /// How an applier detects the tail of a push.
@@ -76,6 +110,20 @@ pub struct VerbsEnd {
     pub receives: u16,
     /// The pair that pushes, then those that pull.
     pub pairs: Vec<PairAddr>,
+    /// P_Key of its pairs: 15 bits of partition, and bit 15 for full membership.
+    pub pkey: u16,
+    /// ECE options: those that a client's device offers, and those that a server's has taken of them.
+    pub ece: Option<VerbsEce>,
+}
+
+/// Options of enhanced connection establishment (ECE), which a vendor's devices negotiate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[doc(alias = "ibv_ece")]
+pub struct VerbsEce {
+    /// PCI vendor id that defines the options.
+    pub vendor: u32,
+    /// The options, as bits.
+    pub options: u32,
 }
 
 /// Client end of a granted lane. Answer: [`VerbsConnected`].
@@ -89,6 +137,9 @@ pub struct VerbsConnect {
     pub end: VerbsEnd,
     /// Mailbox of the lane, for the server to write; its key is an rkey.
     pub mailbox: Remote,
+    /// Whether the client asks for atomics on the server's counters: pushes are counted, and its device
+    /// has them.
+    pub atomics: bool,
 }
 
 /// Server end of a lane. Its pairs can receive; it sends nothing before the client's first signal.
@@ -106,6 +157,29 @@ pub struct VerbsConnected {
     pub directory_salt: u64,
     /// How the client is to write the tails of its pushes.
     pub tails: VerbsTails,
+    /// Whether the lane takes atomics: the client has asked for them, and the server's device has them.
+    pub atomics: bool,
+}
+
+impl VerbsPort {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        if self.gid == NO_GID {
+            return Err(bad_port("has no GID"));
+        }
+        if self.subnet_bits > GID_BITS {
+            return Err(bad_port("has a subnet that is longer than its GID"));
+        }
+        Ok(())
+    }
+}
+
+impl VerbsPath {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        if self.client == NO_GID || self.server == NO_GID {
+            return Err(bad_port("has no GID"));
+        }
+        Ok(())
+    }
 }
 
 impl VerbsEnd {
@@ -128,6 +202,9 @@ impl VerbsEnd {
             u64::from(self.receives),
             u64::from(VERBS_RECEIVES_MAX),
         )?;
+        if self.pkey & PKEY_BASE == 0 {
+            return Err(bad("is in no partition"));
+        }
         if self.pairs.len() < PAIRS_MIN {
             return Err(bad("has too few queue pairs"));
         }
@@ -152,7 +229,11 @@ impl VerbsEnd {
 }
 
 impl VerbsConnect {
-    pub(super) fn validate(&self) -> Result<(), WireError> {
+    /// Checks what a decoder of the wire format checks, for messages that came in another format.
+    ///
+    /// # Errors
+    /// [`WireError::Malformed`] or another reason why no lane can have these values.
+    pub fn validate(&self) -> Result<(), WireError> {
         applier_id(self.applier)?;
         self.end.validate()?;
         if self.end.reads_out == 0 {
@@ -197,6 +278,11 @@ impl VerbsConnected {
             VERBS_REGIONS_MAX as u64,
         )
     }
+}
+
+const fn bad_port(why: &'static str) -> WireError {
+    let what = "RDMA port of a session";
+    WireError::Malformed { what, why }
 }
 
 const fn bad(why: &'static str) -> WireError {

@@ -390,9 +390,9 @@ fn warm_tables_have_state_that_outlives_a_process() {
         ..warm.clone()
     };
     assert_eq!(warm.validate(), Ok(()));
+    assert_eq!(at_tick.validate(), Ok(()));
     assert_eq!(keys(0, 1).validate(), Ok(()));
     for (spec, what) in [
-        (at_tick, "an effect at ticks"),
         (by_staleness, "by_staleness"),
         (keys(3, 0), "expire_after"),
         (keys(0, 2), "admit_after"),
