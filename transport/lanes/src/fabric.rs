@@ -19,7 +19,7 @@
 //! | F05 | An atomic is performed after the writes posted before it on its lane. |
 //! | F06 | `write_signal` wakes an owner that sleeps or is about to; a plain write need not. |
 //! | F07 | The source of `write`, `write_signal` and of the posts of the server lane is copied or sent before the call returns. |
-//! | F08 | `fetch_add` and `compare_swap` return the old value and are atomic against those of every other lane of the same transport. |
+//! | F08 | `fetch_add` and `compare_swap` return the old value and are atomic against those of every other lane of the same transport. A lane without atomics ([`ClientLane::has_atomics`]) refuses them and goes on. |
 //! | F09 | An access without the access flag, outside its region, with an unknown key, or misaligned changes nothing and breaks the lane with [`LaneError::Access`]. |
 //! | F10 | An operation on a lane that broke may or may not have been done ("unknown"); the error says so, and no later operation of the lane is done. |
 //! | F11 | Once the server lane is destroyed, no byte that the client posted is placed any more. |
@@ -349,6 +349,11 @@ pub trait ClientLane: Send {
         add: u64,
     ) -> Result<(), LaneError>;
 
+    /// Whether the lane has atomics. Without them, calls that count are [`LaneError::Usage`] and do nothing.
+    fn has_atomics(&self) -> bool {
+        true
+    }
+
     /// Adds to a counter and returns its old value (F05, F08).
     ///
     /// # Errors
@@ -449,6 +454,14 @@ pub trait ServerLane: Send {
 
     /// Ends the lane: after the return no byte of the lane is placed any more (F11).
     fn destroy(&mut self);
+
+    /// Begins to end the lane, and returns whether it has ended: from then on no byte of the lane is placed
+    /// any more (F11). If not, a device is still at work; call again, or [`ServerLane::destroy`], which
+    /// waits for it. Never blocks. The lane is broken from the first call on.
+    fn end(&mut self) -> bool {
+        self.destroy();
+        true
+    }
 }
 
 /// Client memory that the server lane of one lane writes, in the layout of `layout::session`.

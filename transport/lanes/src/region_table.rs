@@ -78,6 +78,16 @@ impl AccessDenied {
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl RegisteredRegion {
+    /// The error of a registrar that refused it as entry `index`.
+    pub fn refused(&self, index: u32, source: RegistrarError) -> ExportError {
+        ExportError::Refused {
+            index,
+            start: self.start,
+            len: self.len,
+            source,
+        }
+    }
+
     /// Checks that `[addr, addr + len)` is in the range and `addr` is a multiple of 8.
     #[inline]
     fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
@@ -105,6 +115,22 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
         key: RegionKey,
         export: &RegisteredRegion,
     ) -> Result<(), RegistrarError>;
+
+    /// As [`Registrar::register`] for many entries; `entries` gives index, key and range of each. Other entries
+    /// may be registered meanwhile, by other threads.
+    ///
+    /// # Errors
+    /// The first entry that cannot be registered.
+    fn register_all(
+        &self,
+        entries: &[(u32, RegionKey, RegisteredRegion)],
+    ) -> Result<(), ExportError> {
+        let register = |(index, key, export): &(u32, RegionKey, RegisteredRegion)| {
+            let registered = self.register(*index, *key, export);
+            registered.map_err(|source| export.refused(*index, source))
+        };
+        entries.iter().try_for_each(register)
+    }
 }
 
 /// Reason why a range was not registered.
@@ -140,7 +166,17 @@ pub struct RegionTable {
     check: u32,
     /// Held while a range or a registrar is added, so that each registrar sees each entry. Key lookups
     /// never take it. Dropped registrars are removed from the list.
-    registrars: Mutex<Vec<Weak<dyn Registrar>>>,
+    registrars: Mutex<Vec<Attached>>,
+}
+
+/// A registrar in the table.
+#[derive(Debug)]
+struct Attached {
+    registrar: Weak<dyn Registrar>,
+    /// Whether it has registered what was there before it.
+    ready: bool,
+    /// The first refusal before it was ready: its attachment then fails, and not the range.
+    failed: Option<ExportError>,
 }
 
 /// Number of the server's public memory.
@@ -163,42 +199,95 @@ impl RegionTable {
     /// lookups do not wait for them.
     ///
     /// # Errors
-    /// [`ExportError`]: there is no key left, or a registrar refused.
+    /// [`ExportError`]: there is no key left, or a registrar whose attachment is complete refused.
     pub fn add(&self, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
+        self.add_entry(None, export)
+    }
+
+    /// Registers a range as [`Self::add`] does, as entry `index`, which no range has yet: the key of memory that
+    /// outlives its process follows from the memory alone.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_at(&self, index: u32, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
+        self.add_entry(Some(index), export)
+    }
+
+    fn add_entry(
+        &self,
+        index: Option<u32>,
+        export: RegisteredRegion,
+    ) -> Result<RegionKey, ExportError> {
         let mut registrars = self.registrars();
-        registrars.retain(|r| r.strong_count() > 0);
-        let index = self.entries().len() as u32;
+        registrars.retain(|attached| attached.registrar.strong_count() > 0);
+        let index = index.unwrap_or(self.entries().len() as u32);
         if index >= 1 << INDEX_BITS {
             let limit = 1 << INDEX_BITS;
             return Err(ExportError::Full { limit });
         }
         let key = self.key(index, &export);
-        for registrar in registrars.iter().filter_map(Weak::upgrade) {
-            register(&*registrar, index, key, &export)?;
+        for attached in &mut *registrars {
+            let Some(registrar) = attached.registrar.upgrade() else {
+                continue;
+            };
+            match register(&*registrar, index, key, &export) {
+                Err(refused) if !attached.ready => {
+                    attached.failed.get_or_insert(refused);
+                }
+                registered => registered?,
+            }
         }
         let mut guard = match self.entries.write() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         };
-        Arc::make_mut(&mut guard).push(Some(export));
+        let entries = Arc::make_mut(&mut guard);
+        if entries.len() <= index as usize {
+            entries.resize(index as usize + 1, None);
+        }
+        entries[index as usize] = Some(export);
         // SYNC: exports. Pairs with the Acquire load in `RegionTableView::refresh`.
         self.version.fetch_add(1, Ordering::Release);
         Ok(key)
     }
 
-    /// Registers all entries with a new registrar, which receives later ones as long as it lives.
+    /// Registers all entries with a new registrar, which receives later ones as long as it lives. Those that are
+    /// added meanwhile are registered by the thread that adds them, which waits for no others; where one of them
+    /// is refused, the range is added, and this call fails.
     ///
     /// # Errors
     /// [`ExportError::Refused`]; the registrar then receives no more entries.
     pub fn attach(&self, registrar: &Arc<dyn Registrar>) -> Result<(), ExportError> {
+        let (weak, entries) = {
+            let mut registrars = self.registrars();
+            let weak = Arc::downgrade(registrar);
+            registrars.push(Attached {
+                registrar: Weak::clone(&weak),
+                ready: false,
+                failed: None,
+            });
+            // `add` holds the lock from its index to its entry: an entry is either in this list, or its `add` comes
+            // later and meets the registrar.
+            (weak, self.entries())
+        };
+        let known = |(index, export): (u32, &Option<RegisteredRegion>)| {
+            let export = export.as_ref()?;
+            Some((index, self.key(index, export), export.clone()))
+        };
+        let entries: Vec<_> = (0u32..).zip(&*entries).filter_map(known).collect();
+        let registered = registrar.register_all(&entries);
         let mut registrars = self.registrars();
-        for (index, export) in (0u32..).zip(&*self.entries()) {
-            if let Some(export) = export {
-                register(&**registrar, index, self.key(index, export), export)?;
-            }
+        let is_own = |other: &Attached| other.registrar.ptr_eq(&weak);
+        let own = registrars.iter_mut().find(|other| is_own(other));
+        let failed = own.and_then(|own| {
+            own.ready = true;
+            own.failed.take()
+        });
+        let registered = registered.and(failed.map_or(Ok(()), Err));
+        if registered.is_err() {
+            registrars.retain(|other| !is_own(other));
         }
-        registrars.push(Arc::downgrade(registrar));
-        Ok(())
+        registered
     }
 
     /// Index of the entry that a key names, for any value of its check bits.
@@ -218,7 +307,7 @@ impl RegionTable {
         Arc::clone(&guard)
     }
 
-    fn registrars(&self) -> MutexGuard<'_, Vec<Weak<dyn Registrar>>> {
+    fn registrars(&self) -> MutexGuard<'_, Vec<Attached>> {
         match self.registrars.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -356,12 +445,7 @@ fn register(
     export: &RegisteredRegion,
 ) -> Result<(), ExportError> {
     let registered = registrar.register(index, key, export);
-    registered.map_err(|source| ExportError::Refused {
-        index,
-        start: export.start,
-        len: export.len,
-        source,
-    })
+    registered.map_err(|source| export.refused(index, source))
 }
 
 /// A server's public memory, as a lane on the same host has it mapped. A caller that validates its reads
@@ -394,104 +478,4 @@ impl<'a> Mapped<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Records registered ranges; refuses ranges of one length.
-    #[derive(Debug, Default)]
-    struct Book(Mutex<Vec<(u32, u32, u64)>>);
-
-    const REFUSED_LEN: u64 = 4096;
-
-    impl Registrar for Book {
-        fn register(
-            &self,
-            index: u32,
-            key: RegionKey,
-            e: &RegisteredRegion,
-        ) -> Result<(), RegistrarError> {
-            if e.len == REFUSED_LEN {
-                return Err("no room on the device".into());
-            }
-            self.0.lock().unwrap().push((index, key.0, e.start));
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn registrars_are_told_of_every_range_before_its_key() {
-        let exports = RegionTable::new(0x11);
-        let region = Arc::new(Region::anonymous(1 << 16).unwrap());
-        let export = |start, len| RegisteredRegion {
-            region: Arc::clone(&region),
-            start,
-            len,
-            rights: AccessFlags::Read,
-            memory: 0,
-        };
-        let first = exports.add(export(0, 64)).unwrap();
-        let book = Arc::new(Book::default());
-        exports
-            .attach(&(Arc::clone(&book) as Arc<dyn Registrar>))
-            .unwrap();
-        let refused = exports.add(export(64, REFUSED_LEN));
-        assert!(
-            matches!(refused, Err(ExportError::Refused { index: 1, .. })),
-            "{refused:?}"
-        );
-        let second = exports.add(export(128, 64)).unwrap();
-        assert_eq!(
-            RegionTable::index_of(second),
-            1,
-            "a refused range takes no key"
-        );
-        let told = [(0, first.0, 0), (1, second.0, 128)];
-        assert_eq!(*book.0.lock().unwrap(), told);
-        drop(book);
-        assert!(exports.add(export(0, REFUSED_LEN)).is_ok());
-    }
-
-    #[test]
-    fn only_registered_ranges_with_the_right_pass() {
-        let exports = Arc::new(RegionTable::new(0x5a));
-        let mut view = exports.view();
-        let region = Arc::new(Region::anonymous(1 << 16).unwrap());
-        let export = |rights, memory| RegisteredRegion {
-            region: Arc::clone(&region),
-            start: 4096,
-            len: 8192,
-            rights,
-            memory,
-        };
-        let read = exports.add(export(AccessFlags::Read, 0)).unwrap();
-        let count = exports.add(export(AccessFlags::Atomic, 1)).unwrap();
-        assert!(view.check(read, 4096, 8192, AccessFlags::Read).is_ok());
-        assert!(view.check(count, 4096, 8, AccessFlags::Atomic).is_ok());
-        let mut checks = view.reads();
-        for (key, memory) in [(read, 0), (read, 0), (count, 1), (read, 0)] {
-            assert_eq!(checks.check(key, 4096, 8).map(|e| e.memory), Ok(memory));
-        }
-        assert_eq!(RegionTable::memory_of(count), 1);
-        for (key, addr, len, want) in [
-            (read, 4095, 8, AccessFlags::Read),
-            (read, 4096, 8193, AccessFlags::Read),
-            (read, u64::MAX - 7, 16, AccessFlags::Read),
-            (read, 4097, 8, AccessFlags::Read),
-            (read, 4096, 8, AccessFlags::Write),
-            (read, 4096, 8, AccessFlags::Atomic),
-            (RegionKey(read.0 + 2), 4096, 8, AccessFlags::Read),
-            (RegionKey(read.0 ^ 1 << 21), 4096, 8, AccessFlags::Read),
-            (RegionKey(read.0 | 1 << 28), 4096, 8, AccessFlags::Read),
-        ] {
-            assert!(
-                view.check(key, addr, len, want).is_err(),
-                "{key:?} {addr} {len} {want:?}"
-            );
-            // In a list the result is the same, whatever was looked up before.
-            let mut checks = view.reads();
-            assert!(checks.check(read, 4096, 8).is_ok());
-            let listed = want != AccessFlags::Read || checks.check(key, addr, len).is_err();
-            assert!(listed, "{key:?} {addr} {len} in a list");
-        }
-    }
-}
+mod tests;

@@ -110,6 +110,7 @@ const COVERED: &[(&str, &[&str])] = &[
     (
         "function-call",
         &[
+            "function::AtTickProblem::from_code",
             "function::FunctionCall::decode",
             "function::FunctionProblem::from_code",
             "function::FunctionTrap::from_code",

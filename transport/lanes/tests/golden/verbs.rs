@@ -4,7 +4,7 @@ use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::wire::control::{
     PairAddr, Remote, ServerAnswer, ServerRequest, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect,
-    VerbsConnected, VerbsEnd, VerbsLink, VerbsTails, encode,
+    VerbsConnected, VerbsEce, VerbsEnd, VerbsLink, VerbsTails, encode,
 };
 
 /// Name and bytes of each message: complete control frames, request 7.
@@ -12,7 +12,19 @@ pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
     let (mut asked, mut told) = (Vec::new(), Vec::new());
     encode(7, &ServerRequest::ConnectVerbs(client()), &mut asked).unwrap();
     encode(7, &ServerAnswer::VerbsConnected(server()), &mut told).unwrap();
-    vec![("verbs-connect", asked), ("verbs-connected", told)]
+    let mut lanes = [Vec::new(), Vec::new(), Vec::new()];
+    let [ask, queued, answer] = &mut lanes;
+    encode(7, &ServerRequest::ConnectLanes(vec![client()]), ask).unwrap();
+    encode(7, &ServerAnswer::Queued { before: 300 }, queued).unwrap();
+    encode(7, &ServerAnswer::LanesConnected(vec![server()]), answer).unwrap();
+    let [ask, queued, answer] = lanes;
+    vec![
+        ("verbs-connect", asked),
+        ("verbs-connected", told),
+        ("connect-lanes", ask),
+        ("lanes-queued", queued),
+        ("lanes-connected", answer),
+    ]
 }
 
 /// A port at an IPv4 address, as in a RoCE GID.
@@ -30,6 +42,11 @@ fn end(last: u8, first_pair: u32) -> VerbsEnd {
         reads_out: 16,
         receives: 16,
         pairs: (0..3).map(pair).collect(),
+        pkey: 0xffff,
+        ece: Some(VerbsEce {
+            vendor: 0x15b3,
+            options: 0x1000_0001,
+        }),
     }
 }
 
@@ -43,6 +60,7 @@ fn client() -> VerbsConnect {
             address: 0,
             len: MAILBOX_BYTES as u64,
         },
+        atomics: true,
     }
 }
 
@@ -62,5 +80,6 @@ fn server() -> VerbsConnected {
         },
         directory_salt: 0x0102_0304_0506_0708,
         tails: VerbsTails::Polled,
+        atomics: true,
     }
 }
