@@ -78,6 +78,17 @@ pub enum ConnError {
          finish the calls that are started"
     )]
     TooMany,
+    /// The coordinator has come back with an older state than this process knows.
+    #[error(
+        "the coordinator is at start {found} of its journal, and this process has seen start {known} end: its \
+         state is older; start it with the newest --state directory"
+    )]
+    Older {
+        /// Start of the journal that the coordinator has.
+        found: u64,
+        /// Newest start that this process has seen.
+        known: u64,
+    },
     /// An earlier call stopped in the middle of a message.
     #[error("control connection: broken by an earlier error; connect again")]
     Broken,
@@ -173,8 +184,27 @@ impl<S: TimedStream> ControlConn<S> {
         request: &R,
         left: impl Fn() -> Duration,
     ) -> Result<R::Answer, ConnError> {
+        self.call_with_news(request, left, |_| {})
+    }
+
+    /// As [`Self::call`]; hands each news of the request ([`Answer::is_news`]) to `news`. What `left` returns may
+    /// depend on it.
+    ///
+    /// # Errors
+    /// As of [`Self::call`].
+    pub fn call_with_news<R: Request>(
+        &mut self,
+        request: &R,
+        left: impl Fn() -> Duration,
+        news: impl Fn(&R::Answer),
+    ) -> Result<R::Answer, ConnError> {
         let id = self.send(request, &left)?;
-        let answer = self.await_answer::<R::Answer>(id, left, R::NAME);
+        let answer = loop {
+            match self.await_answer::<R::Answer>(id, &left, R::NAME) {
+                Ok(answer) if answer.is_news() => news(&answer),
+                answer => break answer,
+            }
+        };
         self.broken = !matches!(answer, Ok(_) | Err(ConnError::TimedOut { .. }));
         Ok(answer?.accepted()?)
     }
@@ -241,20 +271,70 @@ impl<S: TimedStream> ControlConn<S> {
         self.started.remove(&id);
     }
 
+    /// Counts a request without sending it. [`Self::send_again`] sends it, on this connection or on the one
+    /// that succeeds it.
+    ///
+    /// # Errors
+    /// [`ConnError::TooMany`].
+    pub fn reserve(&mut self) -> Result<u64, ConnError> {
+        if self.started.len() >= REQUESTS_STARTED_MAX {
+            return Err(ConnError::TooMany);
+        }
+        self.last_id += 1;
+        self.started.insert(self.last_id, None);
+        Ok(self.last_id)
+    }
+
+    /// Sends a request under a number that was counted before.
+    ///
+    /// # Errors
+    /// As of [`Self::call`], and those of an invalid request.
+    pub fn send_again<R: Request>(
+        &mut self,
+        id: u64,
+        request: &R,
+        left: impl Fn() -> Duration,
+    ) -> Result<(), ConnError> {
+        if self.broken {
+            return Err(ConnError::Broken);
+        }
+        let mut out = Vec::new();
+        control::encode(id, request, &mut out)?;
+        write_all(&mut self.stream, &out, left, R::NAME).inspect_err(|_| self.broken = true)
+    }
+
+    /// Makes this connection the successor of `earlier`, which is lost: takes its numbers, its started
+    /// requests, answers and notices that have arrived. Sends `first` before all others and returns its
+    /// number.
+    ///
+    /// # Errors
+    /// As of [`Self::start`]; `earlier` is unchanged then.
+    pub fn succeed<R: Request>(
+        &mut self,
+        earlier: &mut Self,
+        first: &R,
+        left: impl Fn() -> Duration,
+    ) -> Result<u64, ConnError> {
+        self.last_id = earlier.last_id;
+        let id = self.send(first, &left)?;
+        self.started = std::mem::take(&mut earlier.started);
+        self.started.insert(id, None);
+        self.notices.append(&mut earlier.notices);
+        Ok(id)
+    }
+
     fn send<R: Request>(
         &mut self,
         request: &R,
         left: &impl Fn() -> Duration,
     ) -> Result<u64, ConnError> {
-        if self.broken {
-            return Err(ConnError::Broken);
-        }
-        let mut out = Vec::new();
         let id = self.last_id + 1;
-        control::encode(id, request, &mut out)?;
-        self.last_id = id;
-        write_all(&mut self.stream, &out, left, R::NAME).inspect_err(|_| self.broken = true)?;
-        Ok(id)
+        let sent = self.send_again(id, request, left);
+        // An invalid request is not sent, and takes no number.
+        if self.broken || sent.is_ok() {
+            self.last_id = id;
+        }
+        sent.map(|()| id)
     }
 
     /// The oldest notice kept, without reading.

@@ -6,4 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod conn;
+pub mod coordinator;
 pub mod dial;
+pub mod set_up;
