@@ -12,6 +12,7 @@ pub mod detect;
 mod detect_tests;
 mod device;
 pub mod directory;
+pub mod fabric;
 pub mod hostlist;
 #[allow(unsafe_code, reason = "a launcher names a descriptor by its number")]
 mod inherited;
@@ -33,9 +34,11 @@ pub use detect::{
     Decision, DetectError, Detection, Explicit, Finding, LaunchEnv, Place, Rendezvous, Source,
     Verdict, detect,
 };
-pub use device::{RdmaDevice, RdmaTimeout};
+pub use device::RdmaDevice;
+pub use fabric::{FabricError, fabric_from_env, fabric_from_text, fabric_from_vars, set_fabric};
 pub use job_file::{JobFile, JobFileError};
 pub use pmi1::PmiError;
+pub use tidewater_topology::FabricSettings;
 pub use token::TokenError;
 pub use vars::LaunchVars;
 
@@ -84,8 +87,16 @@ pub const VARIABLES: &[Variable] = &[
         "most bytes of the rings and mailboxes of one client, at both ends",
     ),
     variable(
+        "TIDEWATER_MLOCK",
+        "1: servers lock parameters and their state in memory",
+    ),
+    variable(
         "TIDEWATER_MUTANT",
         "defect switched on for a test, builds with feature `mutants`",
+    ),
+    variable(
+        "TIDEWATER_NIC",
+        "network or RDMA device to place a server's threads and memory near; else that of its address",
     ),
     variable(
         "TIDEWATER_RANK",
@@ -93,11 +104,43 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "TIDEWATER_RDMA_DEVICE",
-        "RDMA device of this process, NAME or NAME:PORT; else the one of the connection's address",
+        "RDMA ports of this process, as in mlx5_0:1 or mlx5_%r (the local rank); else the best that reach the peer",
+    ),
+    variable(
+        "TIDEWATER_RDMA_ECE",
+        "on or off: whether RDMA ends negotiate a NIC's own accelerations (ECE)",
+    ),
+    variable(
+        "TIDEWATER_RDMA_FLOW_LABEL",
+        "IPv6 flow label of RDMA packets, 0 to 0xfffff; 0 is derived from the queue pairs",
+    ),
+    variable(
+        "TIDEWATER_RDMA_GID_INDEX",
+        "index of the RDMA port's GID, 0 to 255; else that of the connection's address",
+    ),
+    variable(
+        "TIDEWATER_RDMA_PKEY",
+        "P_Key (partition) of RDMA by its value, as in 0x8001; else the port's first full member",
+    ),
+    variable(
+        "TIDEWATER_RDMA_RETRIES",
+        "times that an RDMA packet is sent again before its lane breaks, 1 to 7 (6)",
+    ),
+    variable(
+        "TIDEWATER_RDMA_SERVICE_LEVEL",
+        "InfiniBand service level, 0 to 15 (0)",
+    ),
+    variable(
+        "TIDEWATER_RDMA_STATIC_RATE",
+        "most Gb/s that an RDMA queue pair sends, as in 100; or max",
     ),
     variable(
         "TIDEWATER_RDMA_TIMEOUT",
-        "RDMA packets are sent again after 4.096 us x 2^this, 8 to 15 (14: 67 ms); less where some get lost",
+        "RDMA packets are sent again after 4.096 us x 2^this, 8 to 22 (14: 67 ms); less where some get lost",
+    ),
+    variable(
+        "TIDEWATER_RDMA_TRAFFIC_CLASS",
+        "traffic class of RDMA packets, 0 to 255 (DSCP x 4); else the port's, or 106 on RoCE",
     ),
     variable(
         "TIDEWATER_READY_FD",
@@ -237,8 +280,8 @@ pub struct JobEnv {
     pub transport: TransportChoice,
     /// The RDMA device that the user chose.
     pub rdma_device: Option<RdmaDevice>,
-    /// Retransmission timeout of its queue pairs, if not the default.
-    pub rdma_timeout: Option<RdmaTimeout>,
+    /// Settings of its queue pairs.
+    pub fabric: FabricSettings,
     /// Applier threads of a server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// The descriptor that takes the ready line, when a launcher waits for one.
@@ -331,7 +374,7 @@ impl JobEnv {
             token: vars.token()?,
             transport: vars.parsed("TIDEWATER_TRANSPORT")?.unwrap_or_default(),
             rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
-            rdma_timeout: vars.parsed("TIDEWATER_RDMA_TIMEOUT")?,
+            fabric: vars.fabric()?,
             appliers: vars
                 .number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?
                 .and_then(|count| u16::try_from(count).ok()),

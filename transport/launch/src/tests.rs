@@ -56,7 +56,7 @@ fn a_worker_reads_its_place() {
         (TransportChoice::Verbs, Some(4))
     );
     assert_eq!(env.rdma_device.unwrap().as_str(), "rxe0:1");
-    assert_eq!(env.rdma_timeout.unwrap().exponent(), 10);
+    assert_eq!(env.fabric.timeout_exponent(), 10);
     assert_eq!(env.token.to_hex(), HEX);
     assert_eq!(
         format!("{:?}", env.token),
@@ -120,7 +120,9 @@ fn wrong_values_name_the_variable_and_the_remedy() {
         ("TIDEWATER_COORDINATOR", "ho st:1"),
         ("TIDEWATER_TRANSPORT", "pigeon"),
         ("TIDEWATER_RDMA_DEVICE", "../../etc"),
-        ("TIDEWATER_RDMA_TIMEOUT", "16"),
+        ("TIDEWATER_RDMA_TIMEOUT", "23"),
+        ("TIDEWATER_RDMA_RETRIES", "8"),
+        ("TIDEWATER_RDMA_PKEY", "0x8000"),
         ("TIDEWATER_ROLE", "boss"),
         ("TIDEWATER_APPLIERS", "65"),
         ("TIDEWATER_LOCAL_RANK", "3"),
@@ -233,9 +235,35 @@ fn launched_process_reads_its_settings() {
     assert_eq!(vars.interface.as_deref(), Some("ib0"));
     assert_eq!(vars.transport, Some(TransportChoice::Tcp));
     assert_eq!(vars.rdma_device, None, "an empty variable counts as unset");
-    assert_eq!(vars.rdma_timeout.unwrap().exponent(), 10);
+    assert_eq!(vars.fabric.timeout_exponent(), 10);
     let unset = launch_vars(&[("TIDEWATER_SERVERS_IN_RANKS", "0"), ("HOME", "/")]);
     assert_eq!(unset.unwrap(), LaunchVars::default());
+}
+
+#[test]
+fn fabric_settings_survive_the_environment() {
+    let all = [
+        ("TIDEWATER_RDMA_TIMEOUT", "20"),
+        ("TIDEWATER_RDMA_RETRIES", "7"),
+        ("TIDEWATER_RDMA_TRAFFIC_CLASS", "104"),
+        ("TIDEWATER_RDMA_SERVICE_LEVEL", "3"),
+        ("TIDEWATER_RDMA_PKEY", "0x8001"),
+        ("TIDEWATER_RDMA_GID_INDEX", "5"),
+        ("TIDEWATER_RDMA_STATIC_RATE", "2.5"),
+        ("TIDEWATER_RDMA_FLOW_LABEL", "0xfffff"),
+        ("TIDEWATER_RDMA_ECE", "off"),
+    ];
+    let fabric = launch_vars(&all).unwrap().fabric;
+    // What a launcher passes on is what it was given.
+    let passed_on = fabric.variables();
+    let passed_on: Vec<_> = passed_on.iter().map(|(n, v)| (*n, v.as_str())).collect();
+    assert_eq!(passed_on, all);
+    // A flag comes before the variable, for each setting alone.
+    let flag = launch_vars(&[("TIDEWATER_RDMA_RETRIES", "2")])
+        .unwrap()
+        .fabric;
+    let merged = flag.or(fabric);
+    assert_eq!((merged.retry_count(), merged.timeout_exponent()), (2, 20));
 }
 
 #[test]
@@ -247,6 +275,14 @@ fn impossible_setting_is_named() {
         ("TIDEWATER_TRANSPORT", "fast"),
         ("TIDEWATER_RDMA_DEVICE", "../x"),
         ("TIDEWATER_RDMA_TIMEOUT", "7"),
+        ("TIDEWATER_RDMA_RETRIES", "0"),
+        ("TIDEWATER_RDMA_TRAFFIC_CLASS", "256"),
+        ("TIDEWATER_RDMA_SERVICE_LEVEL", "16"),
+        ("TIDEWATER_RDMA_PKEY", "ffff"),
+        ("TIDEWATER_RDMA_GID_INDEX", "256"),
+        ("TIDEWATER_RDMA_STATIC_RATE", "7"),
+        ("TIDEWATER_RDMA_FLOW_LABEL", "0x100000"),
+        ("TIDEWATER_RDMA_ECE", "yes"),
     ] {
         let error = launch_vars(&[(name, value)]).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(value), "{error}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use tidewater_protocol::limits::{APPLIERS_MAX, LAUNCHED_MAX, SERVERS_MAX, WORKERS_MAX};
 
-use super::{EnvError, RdmaDevice, RdmaTimeout, TransportChoice, Vars};
+use super::{EnvError, FabricSettings, RdmaDevice, TransportChoice, Vars};
 
 /// The `TIDEWATER_*` settings of a process that a foreign launcher started. Such a process has no
 /// coordinator in its environment, so that [`JobEnv`](super::JobEnv) does not apply.
@@ -36,14 +36,18 @@ pub struct LaunchVars {
     pub transport: Option<TransportChoice>,
     /// RDMA device of the process, from `TIDEWATER_RDMA_DEVICE`.
     pub rdma_device: Option<RdmaDevice>,
-    /// Retransmission timeout of its queue pairs, from `TIDEWATER_RDMA_TIMEOUT`.
-    pub rdma_timeout: Option<RdmaTimeout>,
+    /// Settings of its queue pairs, from `TIDEWATER_RDMA_TIMEOUT` and others.
+    pub fabric: FabricSettings,
     /// Job file, from `TIDEWATER_JOB`.
     pub job_file: Option<PathBuf>,
     /// Rank among the workers of the job file's job, from `TIDEWATER_RANK`.
     pub rank: Option<u32>,
     /// Workers of the job file's job, from `TIDEWATER_WORKERS`.
     pub workers: Option<u32>,
+    /// Network or RDMA device to place a server near, from `TIDEWATER_NIC`.
+    pub nic: Option<String>,
+    /// Whether a server locks its parameters in memory, from `TIDEWATER_MLOCK`.
+    pub mlock: bool,
 }
 
 impl LaunchVars {
@@ -71,10 +75,12 @@ impl LaunchVars {
             interface: vars.text("TIDEWATER_INTERFACE")?.map(str::to_owned),
             transport: vars.parsed("TIDEWATER_TRANSPORT")?,
             rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
-            rdma_timeout: vars.parsed("TIDEWATER_RDMA_TIMEOUT")?,
+            fabric: vars.fabric()?,
             job_file: vars.find("TIDEWATER_JOB").map(|(_, path)| path.into()),
             rank: vars.number("TIDEWATER_RANK", 0, LAUNCHED_MAX - 1)?,
             workers: vars.number("TIDEWATER_WORKERS", 1, WORKERS_MAX)?,
+            nic: vars.text("TIDEWATER_NIC")?.map(str::to_owned),
+            mlock: vars.number("TIDEWATER_MLOCK", 0, 1)? == Some(1),
         })
     }
 }
