@@ -1,20 +1,20 @@
-//! Selects the device, port and address of a connection by the local address of its control connection.
-//! Both ends thus choose the network that they already share.
+//! RDMA ports in use, and the choice of one.
 //!
-//! On Ethernet (RoCE) a port fits when its GID table has an entry of type "RoCE v2" that equals the
-//! local address. Its index is looked up, never assumed. A named device may lack such an entry because
-//! the control connection runs on another network. Then its only routable entry is taken. On InfiniBand
-//! an IP address says nothing about the port: the only active one is taken, among those of the named
-//! device. If several remain, the caller has to name one.
+//! [`rank_ports`] lists the ports that this process can use, the best first, by the rule of
+//! [`Topology::rdma_ports`]; [`Adapter::open`] opens one. Which of them a session uses is agreed with the
+//! peer ([`rank_pairs`](tidewater_topology::rank_pairs)).
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::device::{Device, PortState, devices};
 use super::error::VerbsError;
-use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
+use super::sysfs::{Gid, Link};
 use tidewater_protocol::limits::VERBS_SCATTER_BYTES;
+use tidewater_runtime::clock;
 use tidewater_runtime::sync::Arc;
+use tidewater_topology::{PortCandidate, PortNames, PortWish, RankedPorts, Topology};
 
 /// An open device with the port and address that connections through it use. Shared by all connections
 /// of the process that use them.
@@ -25,15 +25,6 @@ pub struct Adapter {
     gid: Gid,
     gid_index: u8,
     state: PortState,
-}
-
-/// A port and its address, before the device is opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Choice {
-    device: String,
-    port: u8,
-    link: Link,
-    gid: GidEntry,
 }
 
 /// Adapters and devices in use. A device can outlive its adapters, and is not opened twice even then:
@@ -51,7 +42,7 @@ struct Open {
 impl Open {
     fn device(&mut self, name: &str) -> Result<Arc<Device>, VerbsError> {
         let mut held = self.devices.iter().filter_map(Weak::upgrade);
-        if let Some(shared) = held.find(|d| **d.name() == *name) {
+        if let Some(shared) = held.find(|d| **d.name() == *name && !d.has_failed()) {
             return Ok(shared);
         }
         let device = Device::open(name)?;
@@ -61,57 +52,125 @@ impl Open {
     }
 }
 
+/// Time for which the threads of a process use the devices that one of them has read: in a storm of new
+/// sessions they are read once.
+const SCAN_TTL: Duration = Duration::from_secs(1);
+
+/// The devices of this host, and when they were read.
+struct Scan {
+    at: Instant,
+    host: Topology,
+    /// Names of the devices that libibverbs can drive.
+    drivable: Vec<String>,
+}
+
+static SCAN: Mutex<Option<Scan>> = Mutex::new(None);
+
+/// Ranks the ports of this host that libibverbs can drive. Cost: a file, and once within a second up to
+/// 260 small files a port, most of them its GID table: some ms.
+///
+/// # Errors
+/// [`VerbsError::NoDevice`] without RDMA, [`VerbsError::NoPort`] when no port can be used.
+pub fn rank_ports(wish: &PortWish<'_>) -> Result<RankedPorts, VerbsError> {
+    let mut scan = SCAN.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = clock::now();
+    let is_fresh = |scan: &mut Scan| now.saturating_duration_since(scan.at) < SCAN_TTL;
+    let known = match scan.take_if(is_fresh) {
+        Some(known) => known,
+        None => Scan {
+            drivable: devices()?,
+            host: Topology::read_devices(),
+            at: now,
+        },
+    };
+    let Scan { host, drivable, .. } = scan.insert(known);
+    // NUMA distances are those of the calling thread.
+    host.mark_allowed();
+    usable(host.rdma_ports(wish), drivable)
+}
+
+/// Those of the ports that libibverbs can drive; at least one.
+fn usable(mut ranked: RankedPorts, drivable: &[String]) -> Result<RankedPorts, VerbsError> {
+    let mut strange: Vec<String> = ranked
+        .candidates
+        .iter()
+        .map(|candidate| candidate.device.clone())
+        .filter(|device| !drivable.contains(device))
+        .collect();
+    strange.dedup();
+    for device in strange {
+        let why = "has no provider in libibverbs; install rdma-core's (ibverbs-providers)";
+        ranked.skip_device(&device, why);
+    }
+    if ranked.candidates.is_empty() {
+        let found = ranked.reasons().into();
+        return Err(VerbsError::NoPort { found });
+    }
+    Ok(ranked)
+}
+
 impl Adapter {
-    /// Returns the adapter for connections from `local`. `wish` names the required device (`rxe0`), or
-    /// device and port (`mlx5_0:2`). An open adapter is shared. Cost: a port's table is up to 256 small
-    /// files; one file if such an adapter is open.
+    /// Returns the adapter of the best port for connections from `local`. `wish` names the permitted ports,
+    /// as [`PortNames`] does. A port that cannot be opened is skipped. An open adapter is shared.
     ///
     /// # Errors
-    /// [`VerbsError::NoDevice`] and [`VerbsError::NoGid`] when there is no RDMA on that network,
-    /// [`VerbsError::NoSuchDevice`] when no device matches the wish, [`VerbsError::Limit`] when its
-    /// messages are too short, [`VerbsError::Call`].
+    /// As [`rank_ports`] and, of the last port that was tried, [`Adapter::open`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
-        let sysfs = Sysfs::host();
+        let bad = |name: &str| VerbsError::NoSuchDevice {
+            wanted: name.into(),
+            found: tidewater_topology::BadPortName::TEXT.into(),
+        };
+        let parse = |name: &str| name.parse::<PortNames>().map_err(|_| bad(name));
+        let names = wish.map(parse).transpose()?;
+        let ranked = rank_ports(&PortWish {
+            control: Some(local),
+            names: names.as_ref(),
+            ..PortWish::default()
+        })?;
+        let mut last = VerbsError::NoPort { found: "".into() };
+        for candidate in &ranked.candidates {
+            match Self::open(candidate) {
+                Ok(adapter) => return Ok(adapter),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// Opens a port. An open adapter is shared.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when the device cannot be opened, [`VerbsError::Limit`] when its messages are
+    /// too short.
+    pub fn open(candidate: &PortCandidate) -> Result<Arc<Self>, VerbsError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.adapters.retain(|adapter| adapter.strong_count() > 0);
-        let held = || open.adapters.iter().filter_map(Weak::upgrade);
-        if let Some(shared) = held().find(|a| a.serves(&sysfs, local, wish)) {
+        open.adapters.retain(|adapter| {
+            let adapter = adapter.upgrade();
+            adapter.is_some_and(|adapter| !adapter.device().has_failed())
+        });
+        let mut held = open.adapters.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held.find(|a| a.is(candidate)) {
             return Ok(shared);
         }
-        let choice = choose(&sysfs, &devices()?, local, wish)?;
-        if let Some(shared) = held().find(|a| a.is(&choice)) {
-            return Ok(shared);
-        }
-        let device = open.device(&choice.device)?;
-        let state = device.port(choice.port)?;
+        let device = open.device(&candidate.device)?;
+        let state = device.port(candidate.port)?;
         takes_messages(device.name(), &state)?;
         let adapter = Arc::new(Self {
             state,
             device,
-            port: choice.port,
-            gid: choice.gid.gid,
-            gid_index: choice.gid.index,
+            port: candidate.port,
+            gid: Gid(candidate.gid.gid.octets()),
+            gid_index: gid_index(candidate),
         });
         open.adapters.push(Arc::downgrade(&adapter));
         Ok(adapter)
     }
 
-    /// Whether [`choose`] by address would still find this adapter: the port's table may have changed.
-    fn serves(&self, sysfs: &Sysfs, local: IpAddr, wish: Option<&str>) -> bool {
-        let device = self.device.name();
-        self.gid == Gid::of(local)
-            && wish.is_none_or(|wish| fulfils(wish, device, self.port))
-            && sysfs.is_active(device, self.port)
-            && sysfs
-                .gid(device, self.port, self.gid_index)
-                .is_some_and(|now| now.gid == self.gid && now.kind == GidKind::RoceV2)
-    }
-
-    fn is(&self, choice: &Choice) -> bool {
-        **self.device.name() == *choice.device
-            && self.port == choice.port
-            && self.gid_index == choice.gid.index
-            && self.gid == choice.gid.gid
+    fn is(&self, candidate: &PortCandidate) -> bool {
+        **self.device.name() == *candidate.device
+            && self.port == candidate.port
+            && self.gid_index == gid_index(candidate)
+            && self.gid.0 == candidate.gid.gid.octets()
     }
 
     /// Returns the open device.
@@ -179,104 +238,9 @@ fn takes_messages(device: &Arc<str>, port: &PortState) -> Result<(), VerbsError>
     })
 }
 
-/// The rule of the module, over a tree of files and the devices that libibverbs can drive.
-fn choose(
-    sysfs: &Sysfs,
-    usable: &[String],
-    local: IpAddr,
-    wish: Option<&str>,
-) -> Result<Choice, VerbsError> {
-    let mut seen = Vec::new();
-    let mut choices = Vec::new();
-    for (device, port, link) in ports(sysfs, usable, wish)? {
-        if !sysfs.is_active(&device, port) {
-            seen.push(format!("{device}:{port} is down"));
-            continue;
-        }
-        for gid in addresses(sysfs, &device, port, link) {
-            seen.push(format!("{device}:{port} has {} ({link})", gid.gid));
-            choices.push(Choice {
-                device: device.clone(),
-                port,
-                link,
-                gid,
-            });
-        }
-    }
-    let equal = |c: &Choice| c.link == Link::Ethernet && c.gid.gid == Gid::of(local);
-    if let Some(first) = choices.iter().position(equal) {
-        return Ok(choices.swap_remove(first));
-    }
-    choices.retain(|c| match c.link {
-        Link::InfiniBand => true,
-        Link::Ethernet => wish.is_some() && !c.gid.gid.is_link_local(),
-    });
-    match (choices.pop(), choices.is_empty()) {
-        (Some(only), true) => Ok(only),
-        _ => Err(VerbsError::NoGid {
-            address: local,
-            found: listed(seen).into(),
-        }),
-    }
-}
-
-/// The ports that fulfil the wish, with their link layers.
-fn ports(
-    sysfs: &Sysfs,
-    usable: &[String],
-    wish: Option<&str>,
-) -> Result<Vec<(String, u8, Link)>, VerbsError> {
-    let mut ports = Vec::new();
-    for device in usable {
-        for port in sysfs.ports(device) {
-            if let Some(link) = sysfs.link(device, port)
-                && wish.is_none_or(|wish| fulfils(wish, device, port))
-            {
-                ports.push((device.clone(), port, link));
-            }
-        }
-    }
-    match wish {
-        Some(wanted) if ports.is_empty() => Err(VerbsError::NoSuchDevice {
-            wanted: wanted.into(),
-            found: usable.join(", ").into(),
-        }),
-        _ => Ok(ports),
-    }
-}
-
-/// The usable addresses of a port: on Ethernet those of RoCE v2, on InfiniBand the first.
-fn addresses(sysfs: &Sysfs, device: &str, port: u8, link: Link) -> Vec<GidEntry> {
-    match link {
-        Link::InfiniBand => sysfs.gid(device, port, 0).into_iter().collect(),
-        Link::Ethernet => {
-            let mut gids = sysfs.gids(device, port);
-            gids.retain(|gid| gid.kind == GidKind::RoceV2);
-            gids
-        }
-    }
-}
-
-/// The examined addresses, as a line of a message.
-fn listed(mut seen: Vec<String>) -> String {
-    let more = seen.len().saturating_sub(LISTED);
-    seen.truncate(LISTED);
-    match (seen.is_empty(), more) {
-        (true, _) => "no port is up".to_owned(),
-        (false, 0) => seen.join(", "),
-        (false, more) => format!("{}, and {more} more", seen.join(", ")),
-    }
-}
-
-/// Addresses that a message names.
-const LISTED: usize = 8;
-
-/// Whether a port matches the wish `device` or `device:port`.
-fn fulfils(wish: &str, device: &str, port: u8) -> bool {
-    match wish.split_once(':') {
-        Some((name, number)) => name == device && number.parse() == Ok(port),
-        None => wish == device,
-    }
+/// Index of a candidate's GID. Candidates have none past 255, which no queue pair can name.
+fn gid_index(candidate: &PortCandidate) -> u8 {
+    u8::try_from(candidate.gid.index).unwrap_or(u8::MAX)
 }
 
 #[cfg(test)]

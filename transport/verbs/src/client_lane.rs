@@ -14,6 +14,7 @@ use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, TransportKind, Unpack,
 };
+use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
 use tidewater_protocol::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::Arc;
@@ -43,6 +44,8 @@ pub struct VerbsClientLane {
     op: &'static str,
     /// Counts from before the lane broke.
     counted: Counters,
+    /// Whether both devices have atomics, and this end has asked for them.
+    atomics: bool,
 }
 
 /// Device objects of an open lane. Fields are dropped in their order: pairs first.
@@ -174,11 +177,11 @@ impl Live {
         let cell = Request {
             op: "read of the key directory",
             at,
-            len: tidewater_protocol::layout::directory::KEY_CELL_BYTES as u64,
+            len: KEY_CELL_BYTES as u64,
         };
         let mut asked = false;
         let bytes = self.wait(deadline, false, |engine| {
-            asked = asked || engine.pulls.ask_cell(from, cell)?;
+            asked = asked || engine.pulls.ask_cell(from, KEY_CELL_BYTES, cell)?;
             engine.advance(None)?;
             Ok(if asked { engine.pulls.cell() } else { None })
         })?;
@@ -270,6 +273,7 @@ impl VerbsClientLane {
         mailbox: Mailbox,
         live: Box<Live>,
         domain: Arc<ClientDomain>,
+        atomics: bool,
     ) -> Self {
         Self {
             peer,
@@ -280,6 +284,19 @@ impl VerbsClientLane {
             broken: None,
             op: "open",
             counted: Counters::default(),
+            atomics,
+        }
+    }
+
+    /// Refuses an atomic on a lane without atomics; the lane stays open.
+    const fn needs_atomics(&self, op: &'static str) -> Result<(), LaneError> {
+        match self.atomics {
+            true => Ok(()),
+            false => Err(LaneError::Usage {
+                op,
+                what: "an atomic on a lane without atomics: a device of its ends has none, or they were \
+                       not asked for",
+            }),
         }
     }
 
@@ -409,6 +426,7 @@ impl ClientLane for VerbsClientLane {
         counter: RemoteAddr,
         add: u64,
     ) -> Result<(), LaneError> {
+        self.needs_atomics("write_signal_count")?;
         let request = signal_request(to, bytes)?;
         let count = (Request::new("fetch_add", counter, 8), add);
         self.call(request.op, |live| {
@@ -422,6 +440,7 @@ impl ClientLane for VerbsClientLane {
         add: u64,
         deadline: Deadline,
     ) -> Result<u64, LaneError> {
+        self.needs_atomics("fetch_add")?;
         let request = Request::new("fetch_add", at, 8);
         self.call("fetch_add", |live| live.count(request, add, None, deadline))
     }
@@ -434,8 +453,13 @@ impl ClientLane for VerbsClientLane {
         deadline: Deadline,
     ) -> Result<u64, LaneError> {
         let op = "compare_swap";
+        self.needs_atomics(op)?;
         let request = Request::new(op, at, 8);
         self.call(op, |live| live.count(request, new, Some(expect), deadline))
+    }
+
+    fn has_atomics(&self) -> bool {
+        self.atomics
     }
 
     fn flush(&mut self) -> Result<(), LaneError> {
@@ -486,6 +510,10 @@ fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<()
     let what = "a read that does not fit its landing";
     Err(LaneError::Usage { op, what })
 }
+
+mod path;
+
+pub use path::PathError;
 
 #[cfg(test)]
 mod tests;

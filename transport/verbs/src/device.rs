@@ -11,15 +11,16 @@ use super::error::{VerbsError, remedy};
 use super::events::{DeviceEvent, element};
 use super::ffi::{self, bits};
 use super::sysfs::Link;
-use tidewater_runtime::sync::Arc;
+use tidewater_protocol::mutants;
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
 /// An open device. Shared by `Arc`; closed when the last object made with it is gone.
 ///
 /// # Thread safety
 /// libibverbs is thread-safe: calls on one context from several threads need no lock of ours.
 ///
-/// Its events are for the log ([`Device::take_event`]): no component waits for them, and a program that
-/// does not read them misses only messages.
+/// Its events are for the log ([`Device::log_events`]), but for one: a fatal event marks the device as
+/// failed. It is then shared no more, and the next lane opens it again.
 ///
 /// # Invariants
 /// - `context` was opened and is not closed; every object made with it holds an `Arc` of this.
@@ -28,7 +29,12 @@ pub struct Device {
     context: NonNull<ffi::ibv_context>,
     name: Arc<str>,
     limits: DeviceLimits,
+    /// Nothing goes over this opening of the device any more.
+    failed: AtomicBool,
 }
+
+/// Events taken from a device in one turn, before other connections have theirs.
+const TURN_EVENTS: usize = 64;
 
 /// Limits of a device: numbers of a fixed size, read once from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +172,7 @@ impl Device {
             context,
             name,
             limits,
+            failed: AtomicBool::new(false),
         };
         let events = opened.events();
         rustix::fs::fcntl_getfl(events)
@@ -192,10 +199,50 @@ impl Device {
     pub fn take_event(&self) -> Result<Option<DeviceEvent>, VerbsError> {
         // SAFETY: open (invariant).
         match unsafe { ffi::take_async_event(self.context, element) } {
-            Ok((number, of)) => Ok(Some(DeviceEvent::new(&self.name, number, of))),
+            Ok((number, of)) => {
+                let event = DeviceEvent::new(&self.name, number, of);
+                self.note(&event);
+                Ok(Some(event))
+            }
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(errno) => Err(self.failed("ibv_get_async_event", errno)),
         }
+    }
+
+    /// Logs the pending events, at most 64, one line each with its remedy. A fatal one, or a device that is
+    /// gone, marks the device as failed. Cost: a system call for each event, and one.
+    pub fn log_events(&self) {
+        for _ in 0..TURN_EVENTS {
+            match self.take_event() {
+                Ok(Some(event)) => event.log(),
+                Ok(None) => return,
+                Err(error) => {
+                    if !self.has_failed() {
+                        tracing::error!(%error, "RDMA device is gone");
+                    }
+                    return self.retire();
+                }
+            }
+        }
+    }
+
+    /// Marks the device as failed if the event is fatal.
+    fn note(&self, event: &DeviceEvent) {
+        if event.is_fatal() {
+            self.retire();
+        }
+    }
+
+    /// Marks the device as failed: adapters of it are shared no more, and the next lane opens it again. It is
+    /// closed when the last object made with it is gone.
+    pub fn retire(&self) {
+        // A flag alone: no data goes with it, and a lane that is made meanwhile breaks and is made again.
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device was marked as failed.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Returns the name of the device.
@@ -206,6 +253,17 @@ impl Device {
     /// Returns the limits of the device.
     pub const fn limits(&self) -> &DeviceLimits {
         &self.limits
+    }
+
+    /// Returns the number of completion vectors: interrupts that completion queues can be spread over.
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: open (invariant).
+        unsafe { ffi::completion_vectors(self.context) }
+    }
+
+    /// Whether libibverbs can exchange the options of enhanced connection establishment (ECE).
+    pub fn has_ece(&self) -> bool {
+        ffi::has_ece()
     }
 
     /// Queries the current state of a port; ports are counted from 1. Cost: a system call.
@@ -271,18 +329,21 @@ impl DeviceLimits {
     fn new(a: &ffi::ibv_device_attr) -> Self {
         let count = |n: i32| u32::try_from(n).unwrap_or(0);
         let small = |n: i32| n.clamp(0, i32::from(u8::MAX)) as u8;
+        let mask = mutants::device_mask();
+        let elements = mask.read_elements.unwrap_or(u32::MAX);
         Self {
             queue_pairs: count(a.max_qp),
             requests: count(a.max_qp_wr),
             elements: count(a.max_sge),
-            read_elements: count(a.max_sge_rd),
+            read_elements: count(a.max_sge_rd).min(elements),
             completions: count(a.max_cqe),
             regions: count(a.max_mr),
-            region_bytes: a.max_mr_size,
+            region_bytes: a.max_mr_size.min(mask.region_bytes.unwrap_or(u64::MAX)),
             reads_out: small(a.max_qp_init_rd_atom),
             reads: small(a.max_qp_rd_atom),
-            windows: a.device_cap_flags & (bits::WINDOW_2A | bits::WINDOW_2B) != 0,
-            atomics: a.atomic_cap != bits::NO_ATOMICS,
+            windows: a.device_cap_flags & (bits::WINDOW_2A | bits::WINDOW_2B) != 0
+                && !mask.no_windows,
+            atomics: a.atomic_cap != bits::NO_ATOMICS && !mask.no_atomics,
             fences: a.vendor_id != SOFT_ROCE_VENDOR,
         }
     }
@@ -325,6 +386,25 @@ mod tests {
         }
         assert_eq!([0, 255].map(mtu_number), [None; 2]);
         assert_eq!(mtu_number(u16::MAX), Some(5));
+    }
+
+    #[test]
+    #[ignore = "needs an RDMA device: ci/softroce.sh"]
+    fn fatal_event_alone_retires_the_device() {
+        use super::super::Adapter;
+        let here = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let adapter = Adapter::for_address(here, None).unwrap();
+        let device = adapter.device();
+        for number in (0..20).filter(|&number| number != 8) {
+            device.note(&DeviceEvent::new(device.name(), number, 1));
+        }
+        let shared = Adapter::for_address(here, None).unwrap();
+        assert!(Arc::ptr_eq(&shared, &adapter), "no other event is fatal");
+        device.note(&DeviceEvent::new(device.name(), 8, 0));
+        let again = Adapter::for_address(here, None).unwrap();
+        assert_eq!(again.device().name(), device.name());
+        assert!(!Arc::ptr_eq(again.device(), device), "it was opened again");
+        assert!(!again.device().has_failed());
     }
 
     #[test]

@@ -4,19 +4,22 @@ use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::memory::{Access, ProtectionDomain};
 use super::notifier::Queue;
-use super::pair::{Init, PairOptions, Peer, QueuePair, RetryTimeout};
+use super::pair::{Init, PairOptions, Peer, QueuePair};
+use super::path::{PairSettings, Path};
 use super::send::RECEIVE;
 use super::sysfs::{Gid, Link};
 use tidewater_lanes::fabric::SIGNAL_BYTES_MAX;
 use tidewater_protocol::limits::{VERBS_RECEIVES, VERBS_SENDS};
-use tidewater_protocol::wire::control::{PairAddr, VerbsEnd, VerbsLink};
+use tidewater_protocol::wire::control::{PairAddr, VerbsEce, VerbsEnd, VerbsLink};
 use tidewater_runtime::sync::Arc;
+use tidewater_topology::PKey;
 
 /// Pairs of this end, in INIT: the one that pushes, with its receives posted, then those that pull.
 #[derive(Debug)]
 pub(super) struct Pairs {
     pub(super) push: QueuePair<Init>,
     pub(super) pulls: Vec<QueuePair<Init>>,
+    negotiates_ece: bool,
 }
 
 /// Rights of the peer through an end's pairs, and the number of requests, and pieces of each, that
@@ -37,18 +40,18 @@ impl Pairs {
         adapter: &Arc<Adapter>,
         (sends, arrivals): (&Queue, &Queue),
         pulls: usize,
-        (roles, patience): (Roles, RetryTimeout),
+        (roles, settings): (Roles, &PairSettings),
     ) -> Result<Self, VerbsError> {
+        let path = Path::new(adapter, &settings.fabric)?;
         let options = PairOptions {
             sends: VERBS_SENDS,
             receives: u32::from(VERBS_RECEIVES),
             elements: 1,
             inline_bytes: SIGNAL_BYTES_MAX as u32,
             remote: roles.push,
-            traffic_class: 0,
-            patience,
+            patience: settings.retry,
         };
-        let mut push = QueuePair::new(pd, adapter, sends.raw(), arrivals.raw(), &options)?;
+        let mut push = QueuePair::new(pd, &path, sends.raw(), arrivals.raw(), &options)?;
         push.post_receives(RECEIVE, usize::from(VERBS_RECEIVES))?;
         let options = PairOptions {
             sends: roles.pull_sends,
@@ -58,9 +61,13 @@ impl Pairs {
             remote: roles.pull,
             ..options
         };
-        let pull = |_| QueuePair::new(pd, adapter, arrivals.raw(), arrivals.raw(), &options);
+        let pull = |_| QueuePair::new(pd, &path, arrivals.raw(), arrivals.raw(), &options);
         let pulls = (0..pulls).map(pull).collect::<Result<_, _>>()?;
-        Ok(Self { push, pulls })
+        Ok(Self {
+            push,
+            pulls,
+            negotiates_ece: settings.fabric.negotiates_ece(),
+        })
     }
 
     /// Completions that can wait in the queue of sends.
@@ -74,44 +81,61 @@ impl Pairs {
     }
 
     /// This end as the peer receives it.
-    pub(super) fn end(&self, adapter: &Adapter) -> VerbsEnd {
+    pub(super) fn end(&self) -> VerbsEnd {
+        let (path, adapter) = (self.push.path(), self.push.adapter());
+        let port = path.port();
         let pairs = std::iter::once(&self.push).chain(&self.pulls);
         let address = |pair: &QueuePair<Init>| PairAddr {
             qpn: pair.qpn(),
             psn: pair.psn(),
         };
         VerbsEnd {
-            link: match adapter.link() {
+            link: match port.link {
                 Link::Ethernet => VerbsLink::Ethernet,
                 Link::InfiniBand => VerbsLink::InfiniBand,
             },
-            gid: adapter.gid().0,
-            lid: match adapter.link() {
+            gid: path.gid().0,
+            lid: match port.link {
                 Link::Ethernet => 0,
-                Link::InfiniBand => adapter.lid(),
+                Link::InfiniBand => port.lid,
             },
-            mtu: adapter.mtu(),
+            mtu: port.mtu,
             reads: adapter.reads(),
             reads_out: adapter.reads_out(),
             receives: VERBS_RECEIVES,
             pairs: pairs.map(address).collect(),
+            pkey: path.settings().pkey.get(),
+            ece: self.push.ece().filter(|_| self.negotiates_ece),
         }
+    }
+
+    /// Requests the peer's ECE options for all pairs. Returns whether the device has taken them: a device of
+    /// another vendor refuses, and the pairs connect without.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`]: only some pairs have them.
+    pub(super) fn set_ece(&self, ece: Option<VerbsEce>) -> Result<bool, VerbsError> {
+        let Some(ece) = ece.filter(|_| self.negotiates_ece) else {
+            return Ok(false);
+        };
+        // The reason of a refusal is of no use: both ends go on without.
+        if self.push.set_ece(ece).is_err() {
+            return Ok(false);
+        }
+        self.pulls.iter().try_for_each(|pair| pair.set_ece(ece))?;
+        Ok(true)
     }
 }
 
 /// The other end's pairs, if they can be this end's peers: as many, over the same link layer.
-pub(super) fn peers(
-    adapter: &Adapter,
-    theirs: &VerbsEnd,
-    pairs: usize,
-) -> Result<Vec<Peer>, VerbsError> {
+pub(super) fn peers(path: &Path, theirs: &VerbsEnd, pairs: usize) -> Result<Vec<Peer>, VerbsError> {
     let wrong = |what, value: usize| VerbsError::Peer {
-        device: Arc::clone(adapter.device().name()),
+        device: Arc::clone(path.adapter().device().name()),
         what,
         value: value as u64,
     };
     let same = matches!(
-        (adapter.link(), theirs.link),
+        (path.port().link, theirs.link),
         (Link::Ethernet, VerbsLink::Ethernet) | (Link::InfiniBand, VerbsLink::InfiniBand)
     );
     if !same {
@@ -119,6 +143,14 @@ pub(super) fn peers(
             "its port has another link layer",
             theirs.link as usize,
         ));
+    }
+    let ours = path.settings().pkey;
+    if !PKey::new(theirs.pkey).is_some_and(|theirs| ours.reaches(theirs)) {
+        return Err(VerbsError::Partition {
+            device: Arc::clone(path.adapter().device().name()),
+            ours: ours.get(),
+            theirs: theirs.pkey,
+        });
     }
     if theirs.pairs.len() != pairs {
         return Err(wrong("another number of pairs", theirs.pairs.len()));

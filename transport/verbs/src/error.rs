@@ -1,11 +1,11 @@
 //! Errors of verbs, with the call, the device, the numbers and a remedy.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use rustix::io::Errno;
 
 use tidewater_runtime::sync::Arc;
+use tidewater_topology::NoPKey;
 
 /// A verb that failed, or a device that is missing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,20 +20,18 @@ pub enum VerbsError {
     /// There are devices, but not the requested one.
     #[error("no RDMA device {wanted}; this host has {found}")]
     NoSuchDevice {
-        /// Requested name: a device, or `device:port`.
+        /// Name of the requested device.
         wanted: Box<str>,
         /// Names of the devices found.
         found: Box<str>,
     },
-    /// No port carries the local address.
+    /// There are devices, but no port of them can be used.
     #[error(
-        "no RDMA port has a RoCE v2 address (GID) equal to {address}; {found}. Give the RDMA \
-         interface that address, connect through an address it has, or name the device"
+        "no RDMA port can be used: {found}. `tidewater doctor --rdma` examines them; --rdma-device \
+         names others"
     )]
-    NoGid {
-        /// Local address of the control connection.
-        address: IpAddr,
-        /// Addresses that were examined.
+    NoPort {
+        /// Ports that exist or were named, each with the reason.
         found: Box<str>,
     },
     /// A call of libibverbs failed.
@@ -84,16 +82,34 @@ pub enum VerbsError {
         /// The invalid number itself.
         value: u64,
     },
-    /// Polled tails were requested, and the device does not promise the order that they need.
+    /// The port no longer has the address, or not the one that was asked for.
     #[error(
-        "{device} does not say that it places data in order (ibv_query_qp_data_in_order answers 0, \
-         or libibverbs is older than IBVERBS_1.14 and cannot be asked), so tails of pushes cannot be \
-         polled on it as --busy-poll=tails asks; start servers with --busy-poll, which signals them \
-         where it must"
+        "{port} has no RoCE v2 or InfiniBand GID {wanted}; it has {found}. Give the port the address, or \
+         set --rdma-gid-index to one that it has"
     )]
-    NotInOrder {
+    PortGid {
+        /// Device and port, as in `mlx5_0:1`.
+        port: Box<str>,
+        /// Requested GID, or its index.
+        wanted: Box<str>,
+        /// GIDs of the port, with their indices.
+        found: Box<str>,
+    },
+    /// The port is not in the partition.
+    #[error(transparent)]
+    PKey(#[from] NoPKey),
+    /// Both ends are in different partitions, or limited members of one.
+    #[error(
+        "{device} has P_Key {ours:#06x} and its peer {theirs:#06x}: packets do not pass between them. Give \
+         both ends one partition by --rdma-pkey, with full membership (bit 0x8000) at one end at least"
+    )]
+    Partition {
         /// Name of the device.
         device: Arc<str>,
+        /// P_Key of this end.
+        ours: u16,
+        /// P_Key of the peer.
+        theirs: u16,
     },
     /// A range is outside a registered region, or misaligned for the call.
     #[error("{len} bytes at {at:#x} of a registered region of {bytes} bytes: {why}")]

@@ -1,7 +1,8 @@
 //! Asynchronous events of a device: a port goes down, a queue pair or the device itself fails.
 //!
 //! No lane waits for an event: its effect on a lane shows in the lane's completions, soon or at its
-//! next probe. Events explain in the log why lanes break, and name the remedy.
+//! next probe, and a lane that is rebuilt reads its port again. Events explain in the log why lanes break,
+//! and name the remedy. A fatal one marks its device.
 
 use std::fmt;
 
@@ -60,6 +61,20 @@ impl DeviceEvent {
         self.kind.name
     }
 
+    /// Whether the device has failed with all objects made with it.
+    pub fn is_fatal(&self) -> bool {
+        *self.kind == KINDS[DEVICE_FATAL]
+    }
+
+    /// Logs it in one line, with the remedy.
+    pub(super) fn log(&self) {
+        match self.weight {
+            EventWeight::Failure => tracing::warn!("RDMA: {self}"),
+            EventWeight::Change => tracing::info!("RDMA: {self}"),
+            EventWeight::Detail => tracing::debug!("RDMA: {self}"),
+        }
+    }
+
     /// Returns the port of the event, counted from 1; `None` for other events.
     pub fn port(&self) -> Option<u32> {
         (self.kind.of == Element::Port).then_some(self.of)
@@ -96,6 +111,9 @@ fn kind(number: i32) -> &'static Kind {
     known.unwrap_or(&UNKNOWN)
 }
 
+/// Number of the event `IBV_EVENT_DEVICE_FATAL`.
+const DEVICE_FATAL: usize = 8;
+
 /// By number, as `infiniband/verbs.h` has them.
 static KINDS: [Kind; 20] = {
     use Element::{Other, Pair, Port};
@@ -114,7 +132,7 @@ static KINDS: [Kind; 20] = {
         }
     }
     const SUBNET: &str = "hears of a change in its subnet: lanes that lead nowhere now break and are \
-                          recovered";
+                          recovered with its new address";
     [
         event(
             "IBV_EVENT_CQ_ERR",
@@ -152,8 +170,7 @@ static KINDS: [Kind; 20] = {
             "IBV_EVENT_DEVICE_FATAL",
             Other,
             Failure,
-            "has failed: nothing goes over it until it is reset and this process started again; look \
-             at dmesg",
+            "has failed: its lanes break, and are recovered once it can be opened again; look at dmesg",
         ),
         event(
             "IBV_EVENT_PORT_ACTIVE",
@@ -194,8 +211,7 @@ static KINDS: [Kind; 20] = {
             "IBV_EVENT_GID_CHANGE",
             Port,
             Change,
-            "has other addresses: lanes made by one that it has no more break, and clients that come \
-             from now on take one that it has",
+            "has other addresses: lanes that break are recovered by where the address is in its table now",
         ),
         event(
             "IBV_EVENT_WQ_FATAL",

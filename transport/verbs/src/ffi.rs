@@ -23,10 +23,14 @@ use rdma_sys as sys;
 use rustix::io::Errno;
 
 pub(super) use sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_mr, ibv_mw, ibv_pd,
-    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
-    ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
+    ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_mr,
+    ibv_mw, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wr_opcode,
 };
+
+mod later;
+
+pub(super) use later::{has_ece, query_ece, query_qp_data_in_order, set_ece};
 
 use sys::{bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info};
 
@@ -82,6 +86,11 @@ pub(super) mod bits {
         | Mask::IBV_QP_RNR_RETRY.0
         | Mask::IBV_QP_SQ_PSN.0
         | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
+    /// Attributes that `ibv_query_qp` is asked for.
+    pub(crate) const QUERY: u32 = Mask::IBV_QP_PKEY_INDEX.0
+        | Mask::IBV_QP_AV.0
+        | Mask::IBV_QP_TIMEOUT.0
+        | Mask::IBV_QP_RETRY_CNT.0;
     type Mask = sys::ibv_qp_attr_mask;
 }
 
@@ -167,6 +176,13 @@ pub(super) unsafe fn open_device(device: NonNull<ibv_device>) -> Answer<NonNull<
 pub(super) unsafe fn close_device(context: NonNull<ibv_context>) -> Answer<()> {
     // SAFETY: the caller's.
     done(unsafe { sys::ibv_close_device(context.as_ptr()) })
+}
+
+/// Number of the device's completion vectors, at least 1.
+pub(super) unsafe fn completion_vectors(context: NonNull<ibv_context>) -> u32 {
+    // SAFETY: the caller's: the context is open, and the number never changes.
+    let vectors = unsafe { (*context.as_ptr()).num_comp_vectors };
+    u32::try_from(vectors).unwrap_or(0).max(1)
 }
 
 pub(super) unsafe fn query_device(context: NonNull<ibv_context>) -> Answer<ibv_device_attr> {
@@ -319,11 +335,12 @@ pub(super) unsafe fn create_cq(
     entries: c_int,
     token: usize,
     channel: Option<NonNull<ibv_comp_channel>>,
+    vector: c_int,
 ) -> Answer<NonNull<ibv_cq>> {
     let channel = channel.map_or(null_mut(), NonNull::as_ptr);
     let token = std::ptr::without_provenance_mut(token);
     // SAFETY: the caller's.
-    object(unsafe { sys::ibv_create_cq(context.as_ptr(), entries, token, channel, 0) })
+    object(unsafe { sys::ibv_create_cq(context.as_ptr(), entries, token, channel, vector) })
 }
 
 pub(super) unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Answer<()> {
@@ -394,33 +411,21 @@ pub(super) unsafe fn modify_qp(
     done(unsafe { sys::ibv_modify_qp(qp.as_ptr(), attributes, mask as c_int) })
 }
 
-/// `ibv_query_qp_data_in_order`, which libibverbs has since its symbols of IBVERBS_1.14. Linked, it
-/// would keep the program from starting on a host with an older one, and the shim does not have it.
-type QueryDataInOrder = unsafe extern "C" fn(*mut ibv_qp, c_uint, u32) -> c_int;
-
-/// Returns the verb, if the loaded library has it.
-fn data_in_order_verb() -> Option<QueryDataInOrder> {
-    static VERB: std::sync::OnceLock<Option<QueryDataInOrder>> = std::sync::OnceLock::new();
-    *VERB.get_or_init(|| {
-        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-        // SAFETY: a terminated name; the library is there already, linked or loaded, or not at all.
-        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
-        if library.is_null() {
-            return None;
-        }
-        // SAFETY: an open library, which is never closed, and a terminated name.
-        let verb = unsafe { libc::dlsym(library, c"ibv_query_qp_data_in_order".as_ptr()) };
-        // SAFETY: the function of that name has this type in every version; null is `None`.
-        unsafe { std::mem::transmute::<*mut c_void, Option<QueryDataInOrder>>(verb) }
-    })
-}
-
-/// Whether the device promises that WRITEs of the peer arrive here in order, each in itself; `None`
-/// where the library lacks the query.
-pub(super) unsafe fn query_qp_data_in_order(qp: NonNull<ibv_qp>) -> Option<bool> {
-    let query = data_in_order_verb()?;
-    // SAFETY: the caller's.
-    Some(unsafe { query(qp.as_ptr(), ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0) } == 1)
+/// Queries the attributes of `mask`; others are zeros.
+pub(super) unsafe fn query_qp(qp: NonNull<ibv_qp>, mask: u32) -> Answer<ibv_qp_attr> {
+    let mut attributes = empty_attributes();
+    // SAFETY: numbers and raw pointers, for which zero is a value.
+    let mut initial: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller's; both places are valid for the call.
+    done(unsafe {
+        sys::ibv_query_qp(
+            qp.as_ptr(),
+            &raw mut attributes,
+            mask as c_int,
+            &raw mut initial,
+        )
+    })?;
+    Ok(attributes)
 }
 
 pub(super) unsafe fn destroy_qp(qp: NonNull<ibv_qp>) -> Answer<()> {

@@ -53,6 +53,11 @@ impl Keys {
         })
     }
 
+    /// Returns the start of the directory, and its length in bytes.
+    pub(super) const fn directory(&self) -> (Target, usize) {
+        (self.directory, self.cells as usize * KEY_CELL_BYTES)
+    }
+
     /// Returns the cell in which to look up a key.
     pub(super) fn cell(&self, key: RegionKey) -> Result<Target, &'static str> {
         let index = RegionTable::index_of(key);

@@ -13,7 +13,7 @@
 //! | [`sysfs`] | ports and their addresses, from the kernel's files |
 //! | [`device`] | devices and their limits |
 //! | [`events`] | asynchronous events of a device |
-//! | [`adapter`] | the device, port and address of a connection |
+//! | [`adapter`] | the usable ports of this host; one in use |
 //! | [`memory`] | protection domains, registered regions, windows |
 //! | [`queue`] | completions, and the descriptor that wakes for them |
 //! | [`mod@pair`] | queue pairs, their states, how they end |
@@ -21,13 +21,15 @@
 //! | [`notifier`] | one channel for each thread: how it sleeps |
 //! | `credit` | flow control of signals, and why no wake-up is lost. Pure |
 //! | `in_flight` `ring_allocator` `plan` | send queues; memory; which pair reads what. Pure |
+//! | `retry` | how long a pair waits for its peer. Pure |
 //! | `stall_detector` | requests that a device has lost. Pure |
 //! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
 //! | `scatter` | payload that the device writes into the program's own memory |
 //! | `keys` `lane_failure` | keys of the peer's regions; why a lane breaks |
 //! | [`domain`] | an adapter's registrations of a process's memory |
+//! | [`path`] | the local port of a lane's pairs, with the user's settings |
 //! | `ends` `offer` [`client_lane`] | the client's end, and how it is set up |
-//! | [`server_lane`] | the applier's end |
+//! | [`server_lane`] `reaper` | the applier's end; the thread that destroys it |
 //! | [`counters`] | doorbells, requests, completions |
 //!
 //! # Thread safety
@@ -58,9 +60,12 @@ pub mod memory;
 pub mod notifier;
 mod offer;
 pub mod pair;
+pub mod path;
 mod plan;
 mod pull;
 pub mod queue;
+mod reaper;
+mod retry;
 mod ring_allocator;
 mod scatter;
 mod send;
@@ -69,8 +74,8 @@ pub mod server_lane;
 mod stall_detector;
 pub mod sysfs;
 
-pub use adapter::Adapter;
-pub use client_lane::VerbsClientLane;
+pub use adapter::{Adapter, rank_ports};
+pub use client_lane::{PathError, VerbsClientLane};
 pub use counters::Counters;
 pub use device::{Device, DeviceLimits, PortState, devices};
 pub use domain::{ClientDomain, Domain};
@@ -79,8 +84,10 @@ pub use events::{DeviceEvent, EventWeight};
 pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
 pub use notifier::Notifier;
 pub use offer::LaneOffer;
-pub use pair::{Init, PairOptions, Peer, QueuePair, ReadyToSend, RetryTimeout};
+pub use pair::{Init, PairAttributes, PairOptions, Peer, QueuePair, ReadyToSend};
+pub use path::{PairSettings, Path};
 pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
+pub use retry::RetryTimeout;
 pub use send_batch::{Flags, SendBatch};
 pub use server_lane::VerbsServerLane;
 pub use sysfs::{Gid, Link};

@@ -38,8 +38,37 @@ pub struct Notifier {
     channel: Arc<CompletionChannel>,
     /// Whether its thread never sleeps.
     awake: bool,
+    /// Completion vector of its queues.
+    vector: usize,
+    sources: Mutex<Sources>,
+}
+
+/// The queues of a notifier.
+#[derive(Debug, Default)]
+struct Sources {
     /// By token; the next queue reuses the slot of a closed one.
-    sources: Mutex<Vec<Option<Arc<Source>>>>,
+    list: Vec<Option<Arc<Source>>>,
+    /// Tokens of queues that are being created.
+    coming: Vec<usize>,
+}
+
+impl Sources {
+    /// Reserves the lowest free token.
+    fn reserve(&mut self) -> usize {
+        let free = |at: &usize| self.list[*at].is_none() && !self.coming.contains(at);
+        let token = (0..self.list.len()).find(free).unwrap_or(self.list.len());
+        if token == self.list.len() {
+            self.list.push(None);
+        }
+        self.coming.push(token);
+        token
+    }
+
+    /// Fills a reserved token, or frees it.
+    fn fill(&mut self, token: usize, source: Option<Arc<Source>>) {
+        self.coming.retain(|&coming| coming != token);
+        self.list[token] = source;
+    }
 }
 
 /// One queue as its notifier sees it.
@@ -69,8 +98,26 @@ impl Notifier {
         watch: &Reactor,
         arms: &Arms,
     ) -> Result<Arc<Self>, VerbsError> {
+        Self::with_vector(adapter, watch, arms, 0)
+    }
+
+    /// As [`Self::new`]; the queues of a new channel use completion vector `vector`, modulo those of the
+    /// device. Threads with different numbers spread the device's interrupts over processors.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_vector(
+        adapter: &Arc<Adapter>,
+        watch: &Reactor,
+        arms: &Arms,
+        vector: usize,
+    ) -> Result<Arc<Self>, VerbsError> {
         if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.adapter, adapter)) {
             return Ok(shared);
+        }
+        // Those of failed devices would keep them open.
+        while let Some(failed) = arms.find(|n: &Self| n.adapter.device().has_failed()) {
+            arms.remove(&(failed as Arc<dyn Arm>));
         }
         let device = adapter.device();
         let channel = CompletionChannel::new(device)?;
@@ -82,6 +129,7 @@ impl Notifier {
             adapter: Arc::clone(adapter),
             channel,
             awake: watch.is_awake(),
+            vector,
             sources: Mutex::default(),
         });
         arms.add(Arc::clone(&notifier) as Arc<dyn Arm>);
@@ -98,28 +146,27 @@ impl Notifier {
         self.awake
     }
 
-    /// Creates a queue that holds `capacity` completions; with `wakes` it ends the thread's sleep.
+    /// Creates a queue that holds `capacity` completions; with `wakes` it ends the thread's sleep. The
+    /// thread may arm its other queues meanwhile: the lock is not held while the device works.
     pub(super) fn queue(
         self: &Arc<Self>,
         capacity: usize,
         wakes: bool,
     ) -> Result<Queue, VerbsError> {
-        let mut sources = self.sources();
-        let free = sources.iter().position(Option::is_none);
-        let token = free.unwrap_or(sources.len());
-        let device = self.adapter.device();
-        let source = Arc::new(Source {
-            queue: CompletionQueue::new(device, capacity, Some((&self.channel, token)))?,
-            armed: AtomicBool::new(false),
-            wakes: AtomicBool::new(wakes),
+        let token = self.sources().reserve();
+        let (device, channel) = (self.adapter.device(), Some((&self.channel, token)));
+        let queue = CompletionQueue::with_vector(device, capacity, channel, self.vector);
+        let source = queue.map(|queue| {
+            Arc::new(Source {
+                queue,
+                armed: AtomicBool::new(false),
+                wakes: AtomicBool::new(wakes),
+            })
         });
-        match free {
-            Some(token) => sources[token] = Some(Arc::clone(&source)),
-            None => sources.push(Some(Arc::clone(&source))),
-        }
+        self.sources().fill(token, source.as_ref().ok().cloned());
         Ok(Queue {
             notifier: Arc::clone(self),
-            source,
+            source: source?,
         })
     }
 
@@ -134,7 +181,7 @@ impl Notifier {
     }
 
     /// Locked before a system call; other threads lock it only while a lane is opened or closed.
-    fn sources(&self) -> MutexGuard<'_, Vec<Option<Arc<Source>>>> {
+    fn sources(&self) -> MutexGuard<'_, Sources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -142,8 +189,8 @@ impl Notifier {
 impl Arm for Notifier {
     fn arm(&self) {
         let sources = self.sources();
-        self.take_events(&sources);
-        for source in sources.iter().flatten() {
+        self.take_events(&sources.list);
+        for source in sources.list.iter().flatten() {
             if source.wakes.load(Ordering::Relaxed) {
                 source.arm();
             }
@@ -184,7 +231,7 @@ impl Drop for Queue {
         let mut sources = self.notifier.sources();
         let ours =
             |s: &Option<Arc<Source>>| s.as_ref().is_some_and(|s| Arc::ptr_eq(s, &self.source));
-        if let Some(place) = sources.iter_mut().find(|s| ours(s)) {
+        if let Some(place) = sources.list.iter_mut().find(|s| ours(s)) {
             *place = None;
         }
     }
@@ -221,7 +268,7 @@ impl Waiter {
 impl Parker for Waiter {
     fn prepare_park(&mut self) {
         let sources = self.notifier.sources();
-        self.notifier.take_events(&sources);
+        self.notifier.take_events(&sources.list);
         self.arrivals.arm();
         if self.for_sends {
             self.sends.arm();

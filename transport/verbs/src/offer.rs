@@ -39,6 +39,7 @@ pub struct LaneOffer {
     registered: Arc<MemoryRegion>,
     mailbox: Mailbox,
     domain: Arc<ClientDomain>,
+    atomics: bool,
 }
 
 impl LaneOffer {
@@ -58,7 +59,7 @@ impl LaneOffer {
         let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
         let queues = (&sends, &arrivals);
         let (pd, adapter) = (domain.pd(), domain.adapter());
-        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.patience()))?;
+        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.settings()))?;
         // A client trusts its server. Order is strict, because records and words of the mailbox
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -75,7 +76,14 @@ impl LaneOffer {
             registered,
             mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(whole)?,
             domain: Arc::clone(domain),
+            atomics: adapter.device().limits().atomics,
         })
+    }
+
+    /// Asks for no atomics: for a lane that counts nothing. By default a lane asks for them if its device
+    /// has them.
+    pub const fn ask_no_atomics(&mut self) {
+        self.atomics = false;
     }
 
     /// Returns the message to the server, for the lane that it granted with `nonce`.
@@ -83,12 +91,13 @@ impl LaneOffer {
         VerbsConnect {
             applier,
             nonce,
-            end: self.pairs.end(self.domain.adapter()),
+            end: self.pairs.end(),
             mailbox: Remote {
                 key: RegionKey(self.registered.rkey()),
                 address: self.registered.iova(),
                 len: self.registered.len() as u64,
             },
+            atomics: self.atomics,
         }
     }
 
@@ -99,7 +108,18 @@ impl LaneOffer {
     /// [`VerbsError`]: the answer has impossible values, or there is no route to the server.
     pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
         let adapter = self.domain.adapter();
-        let mut peers = peers(adapter, &told.end, 1 + self.pairs.pulls.len())?.into_iter();
+        let mut peers = peers(
+            self.pairs.push.path(),
+            &told.end,
+            1 + self.pairs.pulls.len(),
+        )?
+        .into_iter();
+        // The server has them in use by now.
+        if told.end.ece.is_some() && !self.pairs.set_ece(told.end.ece)? {
+            return Err(adapter
+                .device()
+                .failed("ibv_set_ece", rustix::io::Errno::INVAL));
+        }
         let mut next = || {
             let none = || adapter.device().failed("pair", rustix::io::Errno::INVAL);
             peers.next().ok_or_else(none)
@@ -127,7 +147,7 @@ impl LaneOffer {
         let inbox_rkey = told.inbox.key.0;
         let engine = Engine {
             sender,
-            pulls: Pulls::new(pulls, adapter.device().limits().fences),
+            pulls: Pulls::new(pulls, adapter.device().limits()),
             arrivals: self.arrivals,
             keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
             batch: [Completion::EMPTY; BATCH],
@@ -143,6 +163,7 @@ impl LaneOffer {
             self.mailbox,
             Box::new(live),
             self.domain,
+            self.atomics && told.atomics,
         ))
     }
 }

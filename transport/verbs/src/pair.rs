@@ -19,13 +19,14 @@ use super::device::mtu_number;
 use super::error::{VerbsError, remedy};
 use super::ffi::{self, bits, ibv_wr_opcode};
 use super::memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain};
+use super::path::Path;
 use super::queue::CompletionQueue;
+use super::retry::RetryTimeout;
 use super::sysfs::{Gid, Link};
-use tidewater_protocol::limits::{
-    VERBS_HOP_LIMIT, VERBS_RETRIES, VERBS_RNR_RETRIES, VERBS_RNR_TIMER, VERBS_TIMEOUT,
-};
-use tidewater_protocol::mutants;
+use tidewater_protocol::limits::VERBS_HOP_LIMIT;
+use tidewater_protocol::wire::control::VerbsEce;
 use tidewater_runtime::sync::Arc;
+use tidewater_topology::PortSettings;
 
 /// Queue pair numbers and packet numbers have 24 bits.
 const NUMBERS: u32 = 1 << 24;
@@ -53,45 +54,30 @@ pub struct PairOptions {
     pub inline_bytes: u32,
     /// Access of the peer through this pair, to regions that allow it too.
     pub remote: Access,
-    /// Traffic class in the packets' IP header (DSCP << 2).
-    pub traffic_class: u8,
     /// Retry timeout towards a silent peer.
     pub patience: RetryTimeout,
 }
 
-/// Time that a pair waits for a peer that does not answer: about `(retries + 1) x 4.096 us x
-/// 2^timeout`, some devices four times that.
+/// Attributes that a device has for a connected pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RetryTimeout {
-    /// Exponent: a packet is sent again after 4.096 us x 2^this.
+#[doc(alias = "ibv_qp_attr")]
+pub struct PairAttributes {
+    /// Traffic class of its packets.
+    pub traffic_class: u8,
+    /// Flow label of its packets.
+    pub flow_label: u32,
+    /// Index of its GID in the port's table.
+    pub gid_index: u8,
+    /// Service level of its packets.
+    pub service_level: u8,
+    /// Static rate, a number of `enum ibv_rate`.
+    pub static_rate: u8,
+    /// Index of its P_Key in the port's table.
+    pub pkey_index: u16,
+    /// Exponent of its timeout.
     pub timeout: u8,
-    /// Number of retransmissions, at most 6.
+    /// Retransmissions of a packet.
     pub retries: u8,
-    /// Times to wait for the peer's next receive, at most 6.
-    pub rnr_retries: u8,
-    /// Time between these waits, as the InfiniBand specification encodes it.
-    pub rnr_timer: u8,
-}
-
-impl RetryTimeout {
-    /// Returns the defaults with a retransmission after 4.096 us x 2^`timeout`.
-    pub fn with_timeout(timeout: u8) -> Self {
-        Self {
-            timeout,
-            ..Self::default()
-        }
-    }
-}
-
-impl Default for RetryTimeout {
-    fn default() -> Self {
-        Self {
-            timeout: VERBS_TIMEOUT,
-            retries: VERBS_RETRIES,
-            rnr_retries: VERBS_RNR_RETRIES,
-            rnr_timer: VERBS_RNR_TIMER,
-        }
-    }
 }
 
 /// Other end of a pair, as the peer described it.
@@ -132,7 +118,7 @@ struct Inner {
     psn: u32,
     options: PairOptions,
     windows: Vec<MemoryWindow>,
-    adapter: Arc<Adapter>,
+    path: Path,
     pd: Arc<ProtectionDomain>,
     _queues: [Arc<CompletionQueue>; 2],
 }
@@ -143,7 +129,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl QueuePair<Init> {
-    /// Creates a pair on the adapter's port, in INIT, with a random first packet number. Its
+    /// Creates a pair on the path's port, in INIT, with a random first packet number. Its
     /// completions go to `sends` and `receives`, which must have room for all that can be posted.
     ///
     /// # Errors
@@ -152,13 +138,14 @@ impl QueuePair<Init> {
     #[doc(alias = "ibv_create_qp")]
     pub fn new(
         pd: &Arc<ProtectionDomain>,
-        adapter: &Arc<Adapter>,
+        path: &Path,
         sends: &Arc<CompletionQueue>,
         receives: &Arc<CompletionQueue>,
         options: &PairOptions,
     ) -> Result<Self, VerbsError> {
         let device = pd.device();
         // A provider would take another device's object for its own.
+        let adapter = path.adapter();
         let all = [adapter.device(), sends.device(), receives.device()];
         if !all.iter().all(|d| Arc::ptr_eq(d, device)) {
             return Err(device.failed("ibv_create_qp", Errno::XDEV));
@@ -198,13 +185,14 @@ impl QueuePair<Init> {
                 ..*options
             },
             windows: Vec::new(),
-            adapter: Arc::clone(adapter),
+            path: path.clone(),
             pd: Arc::clone(pd),
             _queues: [Arc::clone(sends), Arc::clone(receives)],
         };
         let mut init = ffi::empty_attributes();
         init.qp_state = bits::STATE_INIT;
         init.port_num = adapter.port();
+        init.pkey_index = path.settings().pkey_index;
         init.qp_access_flags = options.remote.bits();
         inner.modify(&mut init, bits::TO_INIT, "ibv_modify_qp to INIT")?;
         Ok(Self {
@@ -232,7 +220,15 @@ impl QueuePair<Init> {
         answer.rq_psn = peer.psn;
         answer.max_dest_rd_atomic = limits.reads.min(peer.reads_out);
         answer.min_rnr_timer = inner.options.patience.rnr_timer;
-        inner.route(&mut answer, peer);
+        let path = &inner.path;
+        answer.ah_attr.port_num = path.adapter().port();
+        let from = (path.gid(), path.gid_index());
+        route(
+            &mut answer.ah_attr,
+            (path.port().link, from),
+            path.settings(),
+            peer,
+        );
         inner.modify(&mut answer, bits::TO_RTR, "ibv_modify_qp to RTR")?;
 
         let mut send = ffi::empty_attributes();
@@ -247,6 +243,19 @@ impl QueuePair<Init> {
             inner,
             state: PhantomData,
         })
+    }
+}
+
+impl QueuePair<Init> {
+    /// Asks its device to use these ECE options, the peer's; has an effect when it is connected.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`]: the options are of another vendor, or the library has none.
+    #[doc(alias = "ibv_set_ece")]
+    pub(super) fn set_ece(&self, ece: VerbsEce) -> Result<(), VerbsError> {
+        // SAFETY: the pair lives (invariant).
+        unsafe { ffi::set_ece(self.inner.qp, ece) }
+            .map_err(|e| self.inner.pd.device().failed("ibv_set_ece", e))
     }
 }
 
@@ -317,9 +326,6 @@ impl QueuePair<ReadyToSend> {
     /// the library lacks the query. Cost: a call of the provider, on some devices a system call.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self) -> Option<bool> {
-        if mutants::data_in_order() {
-            return Some(true);
-        }
         // SAFETY: the pair lives (invariant).
         unsafe { ffi::query_qp_data_in_order(self.inner.qp) }
     }
@@ -344,7 +350,12 @@ impl<S> QueuePair<S> {
 
     /// Returns the adapter of the pair.
     pub const fn adapter(&self) -> &Arc<Adapter> {
-        &self.inner.adapter
+        self.inner.path.adapter()
+    }
+
+    /// Returns the path of the pair.
+    pub const fn path(&self) -> &Path {
+        &self.inner.path
     }
 
     /// Posts `count` receives without memory, which is all that a WRITE with immediate data takes. All
@@ -395,6 +406,36 @@ impl<S> QueuePair<S> {
         self.inner.break_off()
     }
 
+    /// Returns its ECE options: before it is connected those that the device offers, after it those that it
+    /// uses. `None` where library or device have none.
+    #[doc(alias = "ibv_query_ece")]
+    pub fn ece(&self) -> Option<VerbsEce> {
+        // SAFETY: the pair lives (invariant).
+        unsafe { ffi::query_ece(self.inner.qp) }
+    }
+
+    /// Queries the attributes that the device has for it. Cost: a system call.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    #[doc(alias = "ibv_query_qp")]
+    pub fn attributes(&self) -> Result<PairAttributes, VerbsError> {
+        // SAFETY: the pair lives (invariant).
+        let a = unsafe { ffi::query_qp(self.inner.qp, bits::QUERY) }
+            .map_err(|e| self.inner.pd.device().failed("ibv_query_qp", e))?;
+        let (way, grh) = (a.ah_attr, a.ah_attr.grh);
+        Ok(PairAttributes {
+            traffic_class: grh.traffic_class,
+            flow_label: grh.flow_label,
+            gid_index: grh.sgid_index,
+            service_level: way.sl,
+            static_rate: way.static_rate,
+            pkey_index: a.pkey_index,
+            timeout: a.timeout,
+            retries: a.retry_cnt,
+        })
+    }
+
     pub(super) const fn raw(&self) -> NonNull<ffi::ibv_qp> {
         self.inner.qp
     }
@@ -439,27 +480,12 @@ impl Inner {
         if peer.reads == 0 || peer.reads_out == 0 {
             return Err(wrong("it answers, or sends, no READ at all", 0));
         }
-        if self.adapter.link() == Link::InfiniBand && peer.lid == 0 {
+        let port = self.path.port();
+        if port.link == Link::InfiniBand && peer.lid == 0 {
             return Err(wrong("no address in the InfiniBand subnet", 0));
         }
-        mtu_number(peer.mtu.min(self.adapter.mtu()))
+        mtu_number(peer.mtu.min(port.mtu))
             .ok_or_else(|| wrong("packets of less than 256 bytes", u32::from(peer.mtu)))
-    }
-
-    /// The route to the peer: by GID on Ethernet; by LID on InfiniBand, with the GID only if it is in
-    /// another subnet and a router needs it.
-    fn route(&self, attributes: &mut ffi::ibv_qp_attr, peer: &Peer) {
-        let adapter = &*self.adapter;
-        let way = &mut attributes.ah_attr;
-        way.port_num = adapter.port();
-        way.dlid = peer.lid;
-        if adapter.link() == Link::Ethernet || adapter.gid().subnet() != peer.gid.subnet() {
-            way.is_global = 1;
-            way.grh.dgid.raw = peer.gid.0;
-            way.grh.sgid_index = adapter.gid_index();
-            way.grh.hop_limit = VERBS_HOP_LIMIT;
-            way.grh.traffic_class = self.options.traffic_class;
-        }
     }
 }
 
@@ -476,6 +502,27 @@ impl Drop for Inner {
     }
 }
 
+/// The route to the peer: by GID on Ethernet; by LID on InfiniBand, with the GID only if it is in
+/// another subnet and a router needs it. `from` is this end's GID, and its index.
+fn route(
+    way: &mut ffi::ibv_ah_attr,
+    (link, from): (Link, (Gid, u8)),
+    settings: &PortSettings,
+    peer: &Peer,
+) {
+    way.dlid = peer.lid;
+    way.sl = settings.service_level;
+    way.static_rate = settings.static_rate;
+    if link == Link::Ethernet || from.0.subnet() != peer.gid.subnet() {
+        way.is_global = 1;
+        way.grh.dgid.raw = peer.gid.0;
+        way.grh.sgid_index = from.1;
+        way.grh.hop_limit = VERBS_HOP_LIMIT;
+        way.grh.traffic_class = settings.traffic_class;
+        way.grh.flow_label = settings.flow_label;
+    }
+}
+
 /// Refuses what the device does not support, by name; the device would only answer EINVAL.
 fn check_limits(pd: &ProtectionDomain, options: &PairOptions) -> Result<(), VerbsError> {
     let limits = pd.device().limits();
@@ -483,6 +530,11 @@ fn check_limits(pd: &ProtectionDomain, options: &PairOptions) -> Result<(), Verb
         ("work requests in a queue", options.sends, limits.requests),
         ("receives in a queue", options.receives, limits.requests),
         ("elements in a list", options.elements, limits.elements),
+        (
+            "64-bit atomics",
+            u32::from(options.remote.has(Access::REMOTE_ATOMIC)),
+            u32::from(limits.atomics),
+        ),
     ];
     for (what, asked, most) in needs {
         if asked > most {
@@ -506,3 +558,6 @@ impl<S> fmt::Debug for QueuePair<S> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::counters::Counters;
+use super::device::DeviceLimits;
 use super::error::VerbsError;
 use super::in_flight::InFlight;
 use super::keys::{Keys, UNKNOWN};
@@ -167,18 +168,20 @@ pub(super) struct Pulls {
     counters: Counters,
     /// Whether the device may keep a fence.
     fences: bool,
+    /// Whether the device takes two elements in a READ: the pair's memory, and payload.
+    gathers: bool,
 }
 
 impl Pulls {
-    /// Takes connected pairs, each with its memory; `fences` is from the device's limits.
+    /// Takes connected pairs, each with its memory, and the limits of their device.
     pub(super) fn new(
         pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, LandingMemory)>,
-        fences: bool,
+        limits: &DeviceLimits,
     ) -> Self {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
             flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
-            silence: StallDetector::default(),
+            silence: StallDetector::new(pair.granted().patience),
             pair,
             landing,
         };
@@ -190,7 +193,8 @@ impl Pulls {
             done: VecDeque::with_capacity(BATCHES),
             cell: None,
             counters: Counters::default(),
-            fences,
+            fences: limits.fences,
+            gathers: limits.read_elements as usize >= READ_ELEMENTS,
         }
     }
 
@@ -224,8 +228,14 @@ impl Pulls {
         self.cell.take()
     }
 
-    /// Submits the read of a directory cell; false when there is no room now.
-    pub(super) fn ask_cell(&mut self, from: Target, request: Request) -> Result<bool, LaneFailure> {
+    /// Submits the read of a directory cell; false when there is no room now. `bytes` bytes are read, of
+    /// which the cell is the first.
+    pub(super) fn ask_cell(
+        &mut self,
+        from: Target,
+        bytes: usize,
+        request: Request,
+    ) -> Result<bool, LaneFailure> {
         self.cell = None;
         let Some(puller) = self.pullers.first_mut() else {
             return Ok(false);
@@ -235,7 +245,7 @@ impl Pulls {
             request,
             op: 0,
             from: 0,
-            len: KEY_CELL_BYTES,
+            len: bytes,
             payload: None,
             at: 0,
             end: 0,
@@ -312,7 +322,7 @@ impl Pulls {
         };
         while let Some(op) = ops.get(progress.op) {
             let (from, whole) = (progress.from, op.len as usize);
-            let len = (whole - from).min(payload.cut(op, from));
+            let len = (whole - from).min(payload.cut(op, from, self.gathers));
             if len > 0 {
                 let piece = Piece {
                     whose,

@@ -238,6 +238,20 @@ impl CompletionQueue {
         capacity: usize,
         channel: Option<(&Arc<CompletionChannel>, usize)>,
     ) -> Result<Arc<Self>, VerbsError> {
+        Self::with_vector(device, capacity, channel, 0)
+    }
+
+    /// As [`Self::new`]; its events come by completion vector `vector`, modulo those of the device. The
+    /// interrupts of a vector go to one processor.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_vector(
+        device: &Arc<Device>,
+        capacity: usize,
+        channel: Option<(&Arc<CompletionChannel>, usize)>,
+        vector: usize,
+    ) -> Result<Arc<Self>, VerbsError> {
         // A provider would take another device's object for its own.
         if channel.is_some_and(|(channel, _)| !Arc::ptr_eq(&channel.device, device)) {
             return Err(device.failed("ibv_create_cq", Errno::XDEV));
@@ -254,9 +268,10 @@ impl CompletionQueue {
         }
         let token = channel.map_or(0, |(_, token)| token);
         let raw = channel.map(|(channel, _)| channel.channel);
+        let vector = (vector % device.completion_vectors() as usize) as i32;
         // SAFETY: context and channel live (invariants) and belong together; this holds them from
         // now on.
-        let cq = unsafe { ffi::create_cq(device.context(), entries, token, raw) }
+        let cq = unsafe { ffi::create_cq(device.context(), entries, token, raw, vector) }
             .map_err(|e| device.failed("ibv_create_cq", e))?;
         // SAFETY: just created; libibverbs filled its fields.
         let granted = unsafe { (*cq.as_ptr()).cqe };

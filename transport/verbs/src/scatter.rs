@@ -125,10 +125,11 @@ pub(super) enum Payload<'a> {
 
 impl Payload<'_> {
     /// Maximum bytes of the READ of an operation from its byte `from` on: bytes for the lane's memory
-    /// have to fit there.
-    pub(super) const fn cut(&self, op: &ReadOp, from: usize) -> usize {
+    /// have to fit there. Where the device does not `gather` two elements, a READ ends with the head.
+    pub(super) const fn cut(&self, op: &ReadOp, from: usize, gathers: bool) -> usize {
         let head = (op.head_len as usize).saturating_sub(from);
         match self {
+            Self::Registered { .. } if !gathers && 0 < head && head < VERBS_READ_BYTES => head,
             Self::Registered { .. } if head <= VERBS_READ_BYTES => VERBS_SCATTER_BYTES,
             _ => VERBS_READ_BYTES,
         }
@@ -165,7 +166,7 @@ impl Payload<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
+    use tidewater_conformance::test_device::{address, device};
 
     use super::super::Adapter;
     use super::*;
@@ -174,7 +175,7 @@ mod tests {
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn a_slice_that_is_registered_in_part_is_copied_to() {
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
         let pd = ProtectionDomain::new(adapter.device()).unwrap();
         let mut buffer = Buffer::new(3 * 4096).unwrap();
         let region = buffer.region();

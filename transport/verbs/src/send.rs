@@ -25,6 +25,7 @@ use super::send_batch::{Flags, SendBatch};
 use super::stall_detector::StallDetector;
 use tidewater_lanes::fabric::SIGNAL_BYTES_MAX;
 use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
+use tidewater_protocol::scale::VERBS_COPIES_AT;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
@@ -37,7 +38,7 @@ const OLD_AT: usize = 0;
 /// Offset of the old values that no call reads.
 const UNHEARD_AT: usize = 8;
 /// Offset of the first copy of a write.
-const COPIES_AT: usize = 64;
+const COPIES_AT: usize = VERBS_COPIES_AT;
 
 /// Target of a request without payload: its device does not read it.
 const NOWHERE: Target = Target {
@@ -109,6 +110,16 @@ pub(super) struct Sender {
 }
 
 impl Sender {
+    /// Puts the pair into the error state: it sends and takes nothing more. Cost: a command of the device.
+    pub(super) fn break_off(&self) -> Result<(), VerbsError> {
+        self.pair.into_error()
+    }
+
+    /// The pair that it posts to.
+    pub(super) const fn pair(&self) -> &QueuePair<ReadyToSend> {
+        &self.pair
+    }
+
     /// Takes a connected pair with send completions in `queue`.
     pub(super) fn new(
         pair: QueuePair<ReadyToSend>,
@@ -122,7 +133,7 @@ impl Sender {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, 1, inline),
             // Limited by the requested size: completions of more might not fit their queue.
             flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
-            silence: StallDetector::default(),
+            silence: StallDetector::new(granted.patience),
             pair,
             queue,
             credits,

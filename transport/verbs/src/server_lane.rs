@@ -1,9 +1,11 @@
-//! Applier end of a lane over RDMA.
+//! Applier end of a lane over RDMA. (long: both directions of a lane, and its end.)
 //!
 //! The server lane sends nothing before the client's first signal. Packets to an unconnected pair are
 //! lost, and would be sent again only after 67 ms. Until then, and when its send queue is full, posts
 //! wait in a backlog, and a signal behind them.
 
+use std::convert::Infallible;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use super::counters::Counters;
@@ -17,7 +19,9 @@ use super::notifier::{Notifier, Queue};
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::Completion;
 use super::send::{Copies, RECEIVE, Sender};
-use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, RemoteAddr, ServerLane};
+use tidewater_lanes::fabric::{
+    Inbox, LaneError, RegionTableView, RemoteAddr, SIGNAL_BYTES_MAX, ServerLane,
+};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::inbox_bytes;
 use tidewater_protocol::limits::{
@@ -37,13 +41,15 @@ const BIND: u64 = u64::MAX - 1;
 ///
 /// Its client writes the lane's inbox, and nothing else, by a window that only its own pair may use
 /// (where the device has windows). The device answers pairs that pull; no thread polls them here. When
-/// it is destroyed, so are its pairs, before the inbox is released (F11). Registered memory: 256 KiB
-/// for output, and the inbox.
+/// it ends, the reaper of its domain destroys its pairs, before the inbox is released (F11). Registered
+/// memory: 256 KiB for output, and the inbox.
 #[derive(Debug)]
 pub struct VerbsServerLane {
     peer: String,
-    /// `None` once it is destroyed.
+    /// `None` once it has ended.
     live: Option<Box<Live>>,
+    /// Open while the reaper destroys the device objects: until then bytes may still be placed.
+    ending: Option<Receiver<Infallible>>,
     broken: Option<LaneError>,
 }
 
@@ -56,12 +62,22 @@ struct Live {
     mailbox: Target,
     /// The client has signalled: its pairs are connected.
     ready: bool,
+    /// The last post, if it is short: it goes in the next signal's own packet.
+    held: Option<Held>,
     backlog: Backlog,
     /// Kept, because clearing it costs as much as polling an empty queue.
     batch: [Completion; BATCH],
     _inbox: Arc<MemoryRegion>,
     /// Keeps memory that the client reads registered as long as its lane lives.
     _domain: Arc<Domain>,
+}
+
+/// A post that fits into a signal.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    at: usize,
+    len: usize,
+    bytes: [u8; SIGNAL_BYTES_MAX],
 }
 
 /// Posts that wait for room.
@@ -76,10 +92,16 @@ struct Backlog {
     signal: bool,
 }
 
-/// A client writes its inbox and counts through one pair; through the others it reads.
-fn roles() -> Roles {
+/// A client writes its inbox through one pair, and counts there with `atomics`; through the others it
+/// reads.
+fn roles(atomics: bool) -> Roles {
+    let counts = if atomics {
+        Access::REMOTE_ATOMIC
+    } else {
+        Access::NONE
+    };
     Roles {
-        push: Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+        push: Access::REMOTE_WRITE | counts,
         pull: Access::REMOTE_READ,
         pull_sends: 1,
         pull_elements: 1,
@@ -88,10 +110,10 @@ fn roles() -> Roles {
 
 impl VerbsServerLane {
     /// Answers a client's offer: creates and connects as many pairs, and opens `inbox` to them. Returns
-    /// the answer to the client. Tails are polled where the notifier's thread never sleeps and the
-    /// device places data in order, and otherwise signalled (ADR 0022). The lane belongs to the
-    /// notifier's thread; `peer` names the client in errors. The inbox must begin at a page of its
-    /// memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
+    /// the answer to the client. Tails are polled where the notifier's thread never sleeps, and otherwise
+    /// signalled (ADR 0022). Atomics are granted where the client asks for them and the device has them.
+    /// The lane belongs to the notifier's thread; `peer` names the client in errors. The inbox must
+    /// begin at a page of its memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
     /// only, but the kernel may search for a second for the route to an address that does not answer.
     ///
     /// # Errors
@@ -104,20 +126,26 @@ impl VerbsServerLane {
         offer: &VerbsConnect,
         peer: String,
     ) -> Result<(Self, VerbsConnected), VerbsError> {
-        let (adapter, roles) = (domain.adapter(), roles());
+        let adapter = domain.adapter();
+        let atomics = offer.atomics && adapter.device().limits().atomics;
+        let roles = roles(atomics);
         let count = offer.end.pairs.len().clamp(2, VERBS_PAIRS_MAX);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(count - 1, roles), true)?;
         let queues = (&sends, &arrivals);
-        let how = (roles, domain.patience());
+        let how = (roles, domain.settings());
         let pairs = Pairs::new(domain.pd(), adapter, queues, count - 1, how)?;
-        let end = pairs.end(adapter);
-        let peers = peers(adapter, &offer.end, count)?;
+        let mut end = pairs.end();
+        let peers = peers(pairs.push.path(), &offer.end, count)?;
+        let has_ece = pairs.set_ece(offer.end.ece)?;
         let mut push = pairs.push.connect(&peers[0])?;
+        // Those that the device has taken.
+        end.ece = push.ece().filter(|_| has_ece);
         let pulls = pairs.pulls.into_iter().zip(&peers[1..]);
         let pulls = pulls.map(|(pair, peer)| pair.connect(peer));
         let pulls = pulls.collect::<Result<Vec<_>, _>>()?;
-        let tails = match notifier.is_awake() && push.data_in_order() == Some(true) {
+        // Tails and frames carry checksums, so that the device need not place them in order.
+        let tails = match notifier.is_awake() {
             true => VerbsTails::Polled,
             false => VerbsTails::Signalled,
         };
@@ -134,6 +162,7 @@ impl VerbsServerLane {
             directory,
             directory_salt,
             tails,
+            atomics,
         };
         let credits = Credits::new(offer.end.receives, VERBS_RECEIVES);
         let live = Live {
@@ -150,6 +179,7 @@ impl VerbsServerLane {
                 address: offer.mailbox.address,
             },
             ready: false,
+            held: None,
             backlog: Backlog::default(),
             batch: [Completion::EMPTY; BATCH],
             _inbox: registered,
@@ -158,6 +188,7 @@ impl VerbsServerLane {
         let port = Self {
             peer,
             live: Some(Box::new(live)),
+            ending: None,
             broken: None,
         };
         Ok((port, told))
@@ -167,6 +198,14 @@ impl VerbsServerLane {
     pub fn counters(&self) -> Counters {
         let live = self.live.as_ref().map(|live| live.sender.counters());
         live.unwrap_or_default()
+    }
+
+    /// Returns what the device grants and promises to the pair that the client pushes through: the inline
+    /// bytes, and whether data is placed in order ([`QueuePair::data_in_order`]). `None` once the lane is
+    /// destroyed.
+    pub fn granted(&self) -> Option<(u32, Option<bool>)> {
+        let pair = self.live.as_ref()?.sender.pair();
+        Some((pair.granted().inline_bytes, pair.data_in_order()))
     }
 
     fn call<T>(
@@ -267,7 +306,33 @@ impl Live {
         Ok(done)
     }
 
+    /// Keeps a short post for the next signal. Another post sends it before, so that posts keep their
+    /// order.
     fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneFailure> {
+        self.release()?;
+        if self.ready && self.backlog.is_empty() && bytes.len() <= SIGNAL_BYTES_MAX {
+            let mut held = Held {
+                at,
+                len: bytes.len(),
+                bytes: [0; SIGNAL_BYTES_MAX],
+            };
+            held.bytes[..bytes.len()].copy_from_slice(bytes);
+            self.held = Some(held);
+            return Ok(());
+        }
+        self.send(at, bytes)
+    }
+
+    /// Sends the held post by itself, if there is one.
+    fn release(&mut self) -> Result<(), LaneFailure> {
+        match self.held.take() {
+            Some(Held { at, len, bytes }) => self.send(at, &bytes[..len]),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes a post, or keeps what finds no room.
+    fn send(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneFailure> {
         let mut done = 0;
         if self.ready && self.backlog.is_empty() {
             done = self.write(at, bytes)?;
@@ -280,14 +345,31 @@ impl Live {
         Ok(())
     }
 
+    /// Signals, in one request with the held post. A post is held only while none waits in the backlog.
     fn signal(&mut self) -> Result<(), LaneFailure> {
         if !self.ready || !self.backlog.is_empty() {
             self.backlog.signal = true;
             return Ok(());
         }
-        let (_, nowhere) = self.mail(0, 0);
-        if !self.sender.signal(Request::EMPTY_SIGNAL, nowhere, &[])? {
-            self.sender.owe();
+        let sent = match &self.held {
+            Some(Held { at, len, bytes }) => {
+                let (request, to) = self.mail(*at, *len);
+                self.sender.signal(request, to, &bytes[..*len])?
+            }
+            None => {
+                let (_, nowhere) = self.mail(0, 0);
+                self.sender.signal(Request::EMPTY_SIGNAL, nowhere, &[])?
+            }
+        };
+        if sent {
+            self.held = None;
+        } else {
+            self.release()?;
+            match self.backlog.is_empty() {
+                true => self.sender.owe(),
+                // The signal follows what has found no room.
+                false => self.backlog.signal = true,
+            }
         }
         self.sender.post()
     }
@@ -409,11 +491,44 @@ impl ServerLane for VerbsServerLane {
     }
 
     fn destroy(&mut self) {
-        self.live = None;
+        self.hand_over();
+        if let Some(ending) = self.ending.take() {
+            // Nothing is ever sent: the channel closes when the objects are destroyed.
+            let _ = ending.recv();
+        }
+    }
+
+    fn end(&mut self) -> bool {
+        self.hand_over();
+        let is_open = |ending: &Receiver<_>| ending.try_recv() == Err(TryRecvError::Empty);
+        !self.ending.as_ref().is_some_and(is_open)
+    }
+}
+
+impl VerbsServerLane {
+    /// Breaks the pair that pushes, and hands all device objects to the reaper. Cost: one command of the
+    /// device.
+    fn hand_over(&mut self) {
+        let Some(live) = self.live.take() else {
+            return;
+        };
+        if let Err(error) = live.sender.break_off() {
+            // The device is gone, or destroying the pair breaks it.
+            tracing::debug!(peer = self.peer, %error, "cannot break a queue pair");
+        }
+        // Not the domain: its last owner deregisters all memory, which is no work of an applier either.
+        let reaper = live._domain.reaper().clone();
+        self.ending = Some(reaper.reap(live));
         if self.broken.is_none() {
             let why = "the port was destroyed".to_owned();
             self.broken = Some(broken(&self.peer, "poll", why));
         }
+    }
+}
+
+impl Drop for VerbsServerLane {
+    fn drop(&mut self) {
+        self.hand_over();
     }
 }
 
@@ -426,13 +541,12 @@ mod tests {
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn lanes_work_without_windows() {
-        use std::net::{IpAddr, Ipv4Addr};
-
         use super::super::{Adapter, ClientDomain, RetryTimeout, pair};
+        use tidewater_conformance::test_device::{address, device};
         use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadDest, ReadOp, RegionTable};
         use tidewater_lanes::wake::OsParker;
 
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
         let exports = Arc::new(RegionTable::new(1));
         let domain =
             Domain::with_windows(&adapter, &exports, RetryTimeout::default(), false).unwrap();
@@ -468,6 +582,62 @@ mod tests {
             matches!(refused, Err(LaneError::Access { .. })),
             "{refused:?}"
         );
+    }
+
+    /// A thread that ends lanes waits for none of their objects, and each lane says when it has ended.
+    #[test]
+    #[ignore = "needs an RDMA device: ci/softroce.sh"]
+    fn lanes_end_without_waiting_for_the_device() {
+        use std::net::{IpAddr, Ipv4Addr};
+        use std::sync::mpsc::channel;
+
+        use super::super::{Adapter, ClientDomain, RetryTimeout, pair};
+        use tidewater_lanes::fabric::RegionTable;
+        use tidewater_lanes::wake::OsParker;
+
+        /// Holds the reaper until its gate opens.
+        struct Gate(Receiver<()>);
+        impl Drop for Gate {
+            fn drop(&mut self) {
+                // Closed by the test, in every case.
+                let _ = self.0.recv();
+            }
+        }
+
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let exports = Arc::new(RegionTable::new(1));
+        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).unwrap();
+        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
+        let parker = OsParker::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
+        let lane = |_| pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let mut lanes: Vec<_> = (0..16).map(lane).collect();
+        let (gate, closed) = channel();
+        let gated = domain.reaper().reap(Box::new(Gate(closed)));
+        for (_, port, _) in &mut lanes {
+            assert!(
+                !port.end(),
+                "the pairs cannot be destroyed: the reaper is held"
+            );
+            assert!(port.poll(&mut exports.view(), &lane_inbox()).is_err());
+        }
+        let (_, other, _) = &mut lane(0);
+        assert!(
+            other.poll(&mut exports.view(), &lane_inbox()).is_ok(),
+            "others go on"
+        );
+        drop(gate);
+        assert!(gated.recv().is_err());
+        for (_, port, _) in &mut lanes {
+            port.destroy();
+            assert!(port.end(), "destroyed");
+        }
+
+        fn lane_inbox() -> Inbox {
+            use tidewater_protocol::layout::ring::RingGeometry;
+            let region = tidewater_runtime::mem::Region::anonymous(inbox_bytes(1 << 16)).unwrap();
+            Inbox::new(Arc::new(region), 0, RingGeometry::new(1 << 16).unwrap(), 3).unwrap()
+        }
     }
 
     #[test]

@@ -13,11 +13,14 @@ use std::time::Instant;
 
 use super::in_flight::InFlight;
 use super::lane_failure::{LaneFailure, Request};
-use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
+use super::retry::RetryTimeout;
+use tidewater_protocol::limits::VERBS_PROBE_EVERY;
 
 /// Time without a completion on a pair.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StallDetector {
+    /// Polls without a completion after which a request is lost.
+    looks_max: u32,
     since: Option<Since>,
 }
 
@@ -32,6 +35,14 @@ struct Since {
 }
 
 impl StallDetector {
+    /// Creates a detector for a pair with this retry timeout.
+    pub(super) fn new(retry: RetryTimeout) -> Self {
+        Self {
+            looks_max: retry.silent_looks(),
+            since: None,
+        }
+    }
+
     /// Call this with `now` when a poll has found no completion; `request` describes one in flight.
     /// Cost: nothing when no request is in flight.
     ///
@@ -53,7 +64,7 @@ impl StallDetector {
                     since.looks += 1;
                     since.next = now + VERBS_PROBE_EVERY;
                 }
-                if since.looks >= VERBS_SILENT_LOOKS
+                if since.looks >= self.looks_max
                     && let Some(lost) = flight.get(oldest)
                 {
                     return Err(LaneFailure::Lost(request(lost)));
@@ -76,7 +87,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use tidewater_protocol::limits::{VERBS_RETRY_COUNTS, VERBS_SILENT_LOOKS, VERBS_TIMEOUTS};
     use tidewater_runtime::clock;
+    use tidewater_topology::longest_retry;
 
     /// Requests in flight under a manual clock.
     struct Rig {
@@ -93,12 +106,42 @@ mod tests {
         }
     }
 
+    /// No request counts as lost before its device has given up, for all timeouts that a user may set.
+    #[test]
+    fn losses_are_declared_after_the_longest_retry() {
+        for timeout in VERBS_TIMEOUTS {
+            for retries in VERBS_RETRY_COUNTS {
+                let retry = RetryTimeout {
+                    timeout,
+                    retries,
+                    ..RetryTimeout::default()
+                };
+                let mut rig = Rig {
+                    begin: clock::now(),
+                    flight: InFlight::new(1),
+                    silence: StallDetector::new(retry),
+                };
+                rig.flight.push(());
+                let lost = (0..1_000).find(|&s| rig.is_lost(s)).unwrap();
+                let lost = VERBS_PROBE_EVERY * lost;
+                let longest = longest_retry(timeout, retries);
+                let least = VERBS_PROBE_EVERY * VERBS_SILENT_LOOKS;
+                assert!(longest < lost, "{timeout} {retries}: {lost:?}");
+                assert!(
+                    lost <= (longest + 2 * VERBS_PROBE_EVERY).max(least),
+                    "{timeout} {retries}: {lost:?}"
+                );
+            }
+        }
+        assert_eq!(RetryTimeout::default().silent_looks(), VERBS_SILENT_LOOKS);
+    }
+
     #[test]
     fn only_silence_in_look_after_look_is_a_loss() {
         let mut rig = Rig {
             begin: clock::now(),
             flight: InFlight::new(4),
-            silence: StallDetector::default(),
+            silence: StallDetector::new(RetryTimeout::default()),
         };
         assert!((0..100).all(|s| !rig.is_lost(s)), "nothing is under way");
         rig.flight.push(());

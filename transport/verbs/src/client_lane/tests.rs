@@ -1,8 +1,8 @@
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::super::{Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsServerLane, pair};
 use super::*;
+use tidewater_conformance::test_device::{address, device};
 use tidewater_lanes::fabric::{AccessFlags, Inbox, RegionTable, RegisteredRegion, ServerLane};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::limits::VERBS_SILENT_LOOKS;
@@ -25,7 +25,7 @@ struct Rig {
 impl Rig {
     /// Both ends retransmit only as `patience` specifies.
     fn new(patience: RetryTimeout) -> Self {
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
         let exports = Arc::new(RegionTable::new(1));
         let data = Arc::new(Region::anonymous(4096).unwrap());
         let want: Vec<u8> = (0..ROWS * ROW).map(|n| (n % 251) as u8).collect();

@@ -1,10 +1,10 @@
 //! A server's memory and a client on one device, both in this process.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tidewater_conformance::test_device;
 use tidewater_lanes::fabric::{
     AccessFlags, ClientLane, Inbox, LaneError, ReadDest, ReadOp, RegionTable, RegionTableView,
     RegisteredRegion, RemoteAddr, ServerLane,
@@ -61,11 +61,10 @@ impl Host {
         self.adapter.device().limits().fences
     }
 
-    /// Opens the device that has this host's loopback address.
+    /// Opens the device of the tests.
     pub(crate) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let adapter = Adapter::for_address(local, None).unwrap_or_else(|e| panic!("{e}"));
+        let adapter = test_device::adapter().unwrap_or_else(|e| panic!("{e}"));
         let data = Arc::new(Region::anonymous(DATA_BYTES).unwrap());
         let counters = Arc::new(Region::anonymous(4096).unwrap());
         let words = data.words_mut(0, DATA_BYTES).unwrap();

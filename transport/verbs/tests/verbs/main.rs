@@ -15,6 +15,7 @@ mod counts;
 mod credit;
 mod fences;
 mod harness;
+mod path;
 mod recovery;
 mod rights;
 mod scatter;

@@ -87,9 +87,11 @@ fn heads_and_bodies_part() {
     let body = &mut buffer[SKEW..SKEW + 100 * 256];
     let (cost, done) = read(&mut ends, &ops, (&mut heads, body), late());
     done.unwrap();
+    // A device with READs of one element reads heads by themselves.
+    let parts = host.adapter.device().limits().read_elements.min(2);
     assert_eq!(
         (cost.reads, cost.scattered),
-        (101, 100),
+        (1 + 100 * u64::from(3 - parts), 100),
         "and a key's: {cost:?}"
     );
     for n in 0..100 {

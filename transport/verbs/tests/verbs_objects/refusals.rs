@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidewater_conformance::test_device;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_verbs::{
@@ -10,7 +11,7 @@ use tidewater_verbs::{
     VerbsError,
 };
 
-use crate::rig::{BYTES, HERE, Memory, Rig, SENDS, adapter, options, peer, unconnected};
+use crate::rig::{BYTES, Memory, Rig, SENDS, adapter, options, path, peer, unconnected};
 
 /// Posts; returns how that and a later request end.
 fn refused(rig: &mut Rig, chain: &mut SendBatch) -> (Status, String) {
@@ -305,21 +306,18 @@ fn what_the_device_does_not_have_is_refused_by_name() {
         },
     ];
     for options in greedy {
-        let e = QueuePair::new(&pd, &adapter, &queue, &queue, &options).unwrap_err();
+        let e = QueuePair::new(&pd, &path(&adapter), &queue, &queue, &options).unwrap_err();
         assert!(matches!(e, VerbsError::Limit { .. }), "{e}");
     }
-    let e = Adapter::for_address(HERE, Some("nope0")).unwrap_err();
-    assert!(matches!(e, VerbsError::NoSuchDevice { .. }), "{e}");
+    let e = Adapter::for_address(test_device::address(), Some("nope0")).unwrap_err();
+    assert!(matches!(e, VerbsError::NoPort { .. }), "{e}");
     assert!(
-        e.to_string().contains("nope0") && e.to_string().contains("rxe"),
+        e.to_string().contains("nope0") && e.to_string().contains(&**adapter.device().name()),
         "{e}"
     );
-    let e = Adapter::for_address([198, 51, 100, 1].into(), None).unwrap_err();
-    assert!(matches!(e, VerbsError::NoGid { .. }), "{e}");
-    assert!(
-        e.to_string().contains("198.51.100.1") && e.to_string().contains("127.0.0.1"),
-        "{e}"
-    );
+    // An address of no port: any port may reach the peer.
+    let other = Adapter::for_address([198, 51, 100, 1].into(), None).unwrap();
+    assert!(other.device().name().starts_with("rxe"), "{other:?}");
 }
 
 #[test]
@@ -334,7 +332,7 @@ fn objects_of_two_openings_are_not_mixed() {
     let pd = ProtectionDomain::new(&other).unwrap();
     let ours = &rig.far.queue;
     let make = |pd, sends, receives| {
-        QueuePair::new(pd, &rig.adapter, sends, receives, &options()).map(|_| ())
+        QueuePair::new(pd, &path(&rig.adapter), sends, receives, &options()).map(|_| ())
     };
     let mut refused = vec![
         make(&pd, ours, ours),

@@ -1,25 +1,25 @@
 //! Two connected pairs of one adapter, and registered memory for them.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewater_conformance::test_device;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
+use tidewater_topology::FabricSettings;
 use tidewater_verbs::{
     Access, Adapter, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
-    PairOptions, Peer, ProtectionDomain, QueuePair, ReadyToSend, RetryTimeout, SendBatch,
+    PairOptions, Path, Peer, ProtectionDomain, QueuePair, ReadyToSend, RetryTimeout, SendBatch,
 };
 
-pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Size of a test's memory, bytes.
 pub(crate) const BYTES: usize = 64 << 10;
 /// Work requests in a pair's send queue.
 pub(crate) const SENDS: u32 = 64;
 
-/// The adapter of 127.0.0.1. A host without one fails the test: such tests are ignored unless requested.
+/// The adapter of the tests. A host without one fails the test: such tests are ignored unless requested.
 pub(crate) fn adapter() -> Arc<Adapter> {
-    Adapter::for_address(HERE, None).expect("an RDMA device that answers to 127.0.0.1")
+    test_device::adapter().expect("an RDMA device, by default with 127.0.0.1")
 }
 
 /// Registered memory of a test.
@@ -97,9 +97,13 @@ pub(crate) fn options() -> PairOptions {
         elements: 2,
         inline_bytes: 64,
         remote: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
-        traffic_class: 0,
         patience: RetryTimeout::default(),
     }
+}
+
+/// The port of the adapter, without settings.
+pub(crate) fn path(adapter: &Arc<Adapter>) -> Path {
+    Path::new(adapter, &FabricSettings::UNSET).unwrap()
 }
 
 pub(crate) fn peer<S>(pair: &QueuePair<S>) -> Peer {
@@ -122,8 +126,18 @@ pub(crate) fn unconnected(
     options: &PairOptions,
     channel: Option<(&Arc<CompletionChannel>, usize)>,
 ) -> (QueuePair<Init>, Arc<CompletionQueue>) {
-    let queue = CompletionQueue::new(adapter.device(), 128, channel).unwrap();
-    let pair = QueuePair::new(pd, adapter, &queue, &queue, options).unwrap();
+    unconnected_on(&path(adapter), pd, options, channel)
+}
+
+/// Creates an unconnected pair on a port with settings, and its queue.
+pub(crate) fn unconnected_on(
+    path: &Path,
+    pd: &Arc<ProtectionDomain>,
+    options: &PairOptions,
+    channel: Option<(&Arc<CompletionChannel>, usize)>,
+) -> (QueuePair<Init>, Arc<CompletionQueue>) {
+    let queue = CompletionQueue::new(pd.device(), 128, channel).unwrap();
+    let pair = QueuePair::new(pd, path, &queue, &queue, options).unwrap();
     (pair, queue)
 }
 

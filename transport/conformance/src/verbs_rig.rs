@@ -1,0 +1,44 @@
+//! Wiring of verbs lanes: both ends on the RDMA device of one address.
+
+use std::net::IpAddr;
+
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::wake::OsParker;
+use tidewater_protocol::mutants;
+use tidewater_runtime::sync::Arc;
+use tidewater_verbs::{
+    self as verbs, Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsError,
+};
+
+use crate::rig::{Memory, RING_BYTES, SALT};
+use crate::threads::{Connect, ThreadRig};
+
+/// Queue pairs of each lane for pulls: as many as a client of a server with two appliers has.
+const PULLS: usize = 2;
+
+/// The rig of the device that has `address`, or of the device that `device` names.
+pub(crate) fn rig(address: IpAddr, device: Option<&str>) -> Result<ThreadRig, VerbsError> {
+    let adapter = Adapter::for_address(address, device)?;
+    Ok(ThreadRig {
+        kind: TransportKind::Verbs,
+        // An emulated guest is slow.
+        rounds: 60,
+        // Then tails are polled.
+        awake: mutants::busy_poll(),
+        wire: Box::new(move |memory, owner| wire(&adapter, memory, owner)),
+        allocations: None,
+    })
+}
+
+fn wire(adapter: &Arc<Adapter>, memory: &Memory, owner: &mut OsParker) -> Connect {
+    let adapter = Arc::clone(adapter);
+    let domain = Domain::new(&adapter, &memory.exports, RetryTimeout::default()).unwrap();
+    let applier = Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap();
+    let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
+    Box::new(move |parker, _owner| {
+        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
+        let (server, client) = ((&domain, &applier), (&client, &thread));
+        let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
+        (Box::new(lane), Box::new(port), inbox)
+    })
+}
