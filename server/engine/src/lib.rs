@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
-pub mod clocks;
 pub mod functions;
 pub mod inbox;
 pub mod namespace;

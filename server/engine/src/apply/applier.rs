@@ -1,4 +1,4 @@
-//! The applier: one thread that owns partitions, their rings and lanes, and is the only writer of
+//! (long: one loop of one thread.) The applier: one thread that owns partitions, their rings and lanes, and is the only writer of
 //! their rows.
 //!
 //! [`Applier::step`] does a bounded amount of everything and never blocks; [`Applier::run`] steps,
@@ -11,6 +11,7 @@ use crossbeam_channel::Receiver;
 use tidewater_lanes::fabric::{Inbox, Parker, RegionTableView};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::session::{
@@ -22,6 +23,9 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
 
+mod ending;
+
+use self::ending::Ending;
 use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
@@ -34,6 +38,8 @@ use crate::store::{ResumeError, ServerMemory, StoreError};
 /// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
 /// A lane with operations in flight shortens it.
 const IDLE: Duration = Duration::from_secs(3600);
+/// Longest sleep while a device ends a lane.
+const ENDING: Duration = Duration::from_millis(1);
 
 /// One applier with its rings.
 pub struct Applier {
@@ -42,10 +48,14 @@ pub struct Applier {
     memory: Arc<ServerMemory>,
     exports: RegionTableView,
     rings: Vec<Ring>,
+    /// Late frames of rings that were removed.
+    late_frames_before: u64,
     commands: Receiver<Command>,
     payload: Vec<u8>,
     /// The ring with the frame that moved a clock most recently.
     last_to_tick: usize,
+    /// Commands for rings with lanes that have to end first, oldest first.
+    ending: Vec<(SessionId, Ending)>,
     stopped: bool,
 }
 
@@ -92,9 +102,11 @@ impl Applier {
             exports: memory.exports.view(),
             memory,
             rings: Vec::new(),
+            late_frames_before: 0,
             commands,
             payload: Vec::new(),
             last_to_tick: 0,
+            ending: Vec::new(),
             stopped: false,
         }
     }
@@ -117,9 +129,14 @@ impl Applier {
         inbox: impl FnMut(&RingRecord) -> Result<Inbox, StoreError>,
     ) -> Result<Self, ResumeError> {
         let workers = workers.into_iter().collect();
-        let (engine, push) = Engine::resume(&memory, number, workers, preparer)?;
-        let rings = Ring::resume_all(&memory, number, push, inbox)?;
-        let mut applier = Self::of_parts(engine, memory, number, commands);
+        let mut resumed = Engine::resume(&memory, number, workers, preparer)?;
+        let rings = Ring::resume_all(&memory, number, resumed.push, inbox)?;
+        let applied = rings.iter().map(|(ring, _)| ring);
+        let applied = applied.map(|ring| (ring.session.0, ring.state().applied_seq));
+        resumed
+            .engine
+            .resume_held(&applied.collect(), resumed.lost)?;
+        let mut applier = Self::of_parts(resumed.engine, memory, number, commands);
         for (ring, rows) in rings {
             applier.engine.expect_cut(ring.session, ring.state(), rows);
             applier.rings.push(ring);
@@ -127,9 +144,9 @@ impl Applier {
         Ok(applier)
     }
 
-    /// The sessions that have a ring here, with their senders.
-    pub fn sessions(&self) -> impl Iterator<Item = (SessionId, FrameSender)> {
-        self.rings.iter().map(|ring| (ring.session, ring.sender))
+    /// The rings of this applier. Those of a successor have no lanes yet.
+    pub fn rings(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter()
     }
 
     /// Steps until it is stopped; parks when there is nothing to do.
@@ -140,6 +157,10 @@ impl Applier {
             });
             let _ = found;
         }
+        // All begin to end before the first is waited for.
+        for ring in &mut self.rings {
+            ring.end_port();
+        }
         for ring in &mut self.rings {
             ring.destroy_port();
         }
@@ -148,9 +169,11 @@ impl Applier {
     /// Longest time that it may sleep.
     fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
+        // The thread that ends a lane does not wake this one.
+        let most = if self.ending.is_empty() { IDLE } else { ENDING };
         ports
             .filter_map(|port| port.poll_hint())
-            .fold(IDLE, Duration::min)
+            .fold(most, Duration::min)
     }
 
     /// Whether it was stopped or has failed.
@@ -172,6 +195,7 @@ impl Applier {
     /// One round over commands and rings: bounded, never blocks. True if anything moved.
     pub fn step(&mut self) -> bool {
         let mut moved = self.commands();
+        moved |= self.end_lanes();
         self.engine.apply_deferred();
         moved |= self.engine.tick_step();
         let mut n = 0;
@@ -180,7 +204,7 @@ impl Applier {
                 Ok(served) => moved |= served,
                 Err(why) => {
                     tracing::debug!(session = %self.rings[n].session, why, "lane ended");
-                    self.rings[n].destroy_port();
+                    self.rings[n].end_port();
                     moved = true;
                 }
             }
@@ -231,12 +255,13 @@ impl Applier {
                 }
                 let _ = tx.send(self.attach(session, port));
             }
-            Command::Recover(session, tx) => {
-                let _ = tx.send(self.recover(session));
+            Command::Recover(session, reply) => {
+                self.ending.push((session, Ending::Recover(reply)));
+                self.end_lanes();
             }
             Command::DropRing(session, tx) => {
-                self.drop_ring(session);
-                let _ = tx.send(());
+                self.ending.push((session, Ending::Drop(tx)));
+                self.end_lanes();
             }
             Command::Expect(namespace, workers, tx) => {
                 self.engine.expect_workers(namespace, workers);
@@ -275,14 +300,20 @@ impl Applier {
             Command::With(f) => f(&mut self.engine),
             Command::Stop => self.stopped = true,
             Command::Report(tx) => {
-                let rings = self.rings.iter();
-                let refused = rings.map(|ring| (ring.session, ring.state().rejected));
-                let report = ApplierReport {
-                    refused: refused.collect(),
-                    ..self.engine.report()
-                };
+                let report = self.report();
                 let _ = tx.send(report);
             }
+        }
+    }
+
+    /// The state of the applier and its rings.
+    fn report(&mut self) -> ApplierReport {
+        let refused = |ring: &Ring| (ring.session, ring.state().rejected);
+        let late: u64 = self.rings.iter().map(Ring::late_frames).sum();
+        ApplierReport {
+            refused: self.rings.iter().map(refused).collect(),
+            late_frames: self.late_frames_before + late,
+            ..self.engine.report()
         }
     }
 
@@ -295,7 +326,7 @@ impl Applier {
         if let Err(e) = self.tell_clocks(last) {
             // Its client recovers the lane, and gets the state then.
             tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
-            self.rings[last].destroy_port();
+            self.rings[last].end_port();
         }
     }
 
@@ -341,19 +372,14 @@ impl Applier {
                 .as_mut()
                 .is_some_and(|p| p.signal().is_ok());
         if !attached {
-            self.rings[n].destroy_port();
+            self.rings[n].end_port();
         }
         attached
     }
 
-    fn recover(
-        &mut self,
-        session: SessionId,
-    ) -> Option<tidewater_protocol::layout::lines::StateLine> {
+    fn recover(&mut self, session: SessionId) -> Option<StateLine> {
+        // Its lane has ended: nothing arrives, so complete frames now are all there will be.
         let n = self.ring(session)?;
-        // Destroyed first: after this nothing arrives, so complete frames now are all there will
-        // be.
-        self.rings[n].destroy_port();
         // One ring's worth, so that a client that still writes (shared memory cannot be taken away)
         // does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
@@ -368,7 +394,9 @@ impl Applier {
     fn drop_ring(&mut self, session: SessionId) {
         if let Some(n) = self.ring(session) {
             self.engine.end_session(session);
-            let released = self.rings.swap_remove(n).release(&self.memory);
+            let ring = self.rings.swap_remove(n);
+            self.late_frames_before += ring.late_frames();
+            let released = ring.release(&self.memory);
             assert!(
                 released.is_ok(),
                 "a ring's line is not of this memory: {released:?}"
@@ -561,7 +589,7 @@ impl Applier {
                 let told = ring.post(mailbox_clock_at(domain.0), &bytes);
                 let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
                 if sent.is_err() {
-                    ring.destroy_port();
+                    ring.end_port();
                 }
             }
         }

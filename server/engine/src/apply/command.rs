@@ -9,9 +9,12 @@ use tidewater_protocol::layout::lines::StateLine;
 use super::engine::Engine;
 use super::status::ApplierReport;
 use super::table::Table;
-use crate::clocks::FirstClocks;
 use crate::inbox::Ring;
 use crate::namespace::NamespaceId;
+use tidewater_clocks::FirstClocks;
+
+/// Takes the answer of a command on the applier's thread; does not block. Dropped without a call if the applier ends.
+pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A command with the channel for its answer.
 pub enum Command {
@@ -23,8 +26,8 @@ pub enum Command {
     /// client.
     Renew(SessionId, Inbox, Box<dyn ServerLane>, Sender<bool>),
     /// Begins a recovery: ends the old lane, consumes complete frames, answers the ring's position;
-    /// `None` for a session that is not here.
-    Recover(SessionId, Sender<Option<StateLine>>),
+    /// `None` for a session that is not here. The answer waits until the device has ended the lane.
+    Recover(SessionId, Reply<Option<StateLine>>),
     /// Drops the ring of a session that has ended.
     DropRing(SessionId, Sender<()>),
     /// Sets the number of workers of a job.
@@ -50,6 +53,16 @@ pub enum Command {
     Report(Sender<ApplierReport>),
     /// Applies the pushes of a finished task, by the number of its delivery.
     FinishTask(NamespaceId, WorkerThread, u64, Sender<()>),
+}
+
+impl Command {
+    /// [`Self::Recover`] with an answer over a channel. It is dropped if the receiver is gone.
+    pub fn recover(session: SessionId, tx: Sender<Option<StateLine>>) -> Self {
+        let reply = move |state| {
+            let _ = tx.send(state);
+        };
+        Self::Recover(session, Box::new(reply))
+    }
 }
 
 impl std::fmt::Debug for Command {

@@ -16,6 +16,7 @@ use tidewater_protocol::table::Optimizer;
 
 use super::Refusal;
 use super::function::FunctionRunner;
+use super::pace::Pace;
 use super::pending::Pending;
 use super::save::Save;
 use super::sums::Sums;
@@ -23,13 +24,13 @@ use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
 use super::tick_steps::{TICK_ROWS, TickWork};
 use super::warm::CutPush;
-use crate::clocks::pace::Pace;
-use crate::clocks::{ClockChange, Clocks, Moved};
+use super::warm_ticks::CloseProgress;
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::dense_blocks::PinRefusal;
 use crate::store::journal::Journal;
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
+use tidewater_clocks::{ClockChange, Clocks, Moved};
 
 /// What the applier must send to a frame's client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Engine {
     pub(super) released: Vec<(NamespaceId, u32)>,
     pub(super) redo: Redo,
     pub(super) pending: Pending,
+    /// Functions of open iterations, apart from the pushes: they run when their iteration is closed.
+    pub(super) held_functions: Pending,
     pub(super) lsn: u64,
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
@@ -103,6 +106,9 @@ pub struct Engine {
     pub(super) clock_frames: BTreeMap<u64, u64>,
     /// Of these, session and number of those that the death before this process cut.
     pub(super) cut_clocks: Vec<(u64, u64)>,
+    /// Number of closed iterations of each domain, and the tick under way, where there is a journal.
+    pub(super) closed: BTreeMap<(NamespaceId, DomainId), u64>,
+    pub(super) closing: CloseProgress,
 }
 
 impl std::fmt::Debug for Engine {
@@ -145,12 +151,14 @@ impl Engine {
         journal: Option<Journal>,
     ) -> Self {
         let pending = Pending::new(Arc::clone(&memory), applier);
+        let held_functions = Pending::of_process(Arc::clone(&memory), applier);
         Self {
             memory,
             tables: HashMap::new(),
             released: Vec::new(),
             redo,
             pending,
+            held_functions,
             lsn: 0,
             places: Vec::new(),
             scratch: Vec::new(),
@@ -178,6 +186,8 @@ impl Engine {
             rows_before: 0,
             clock_frames: BTreeMap::new(),
             cut_clocks: Vec::new(),
+            closed: BTreeMap::new(),
+            closing: CloseProgress::default(),
         }
     }
 
@@ -215,6 +225,7 @@ impl Engine {
         }
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
+        self.held_functions.forget_table(id.0);
         self.settings.remove(&id.0);
         self.deletions.remove(&id.0);
         if let Some(sums) = self.sums.remove(&id.0) {
@@ -247,6 +258,11 @@ impl Engine {
         self.tables.values()
     }
 
+    /// Numbers of the jobs that have clocks here.
+    pub fn namespaces(&self) -> impl Iterator<Item = NamespaceId> {
+        self.clocks.keys().copied()
+    }
+
     /// Clocks of a job's workers.
     pub fn clocks(&mut self, namespace: NamespaceId) -> &mut Clocks {
         let new = || Clocks::new(self.workers.iter().copied());
@@ -274,11 +290,13 @@ impl Engine {
     /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.note_end(namespace);
+        self.closed.retain(|(of, _), _| *of != namespace);
         self.clocks.remove(&namespace);
         self.forget_ticks(namespace);
         self.pace.forget_namespace(namespace);
         self.functions.loaded.remove(&namespace);
         self.pending.forget_namespace(namespace);
+        self.held_functions.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);
         // No client is left to notify.
         self.moved.retain(|(of, _)| *of != namespace);
@@ -359,9 +377,10 @@ impl Engine {
         }
     }
 
-    /// Sets the budget in bytes for pushes of ranks that are early.
+    /// Sets the budget in bytes for pushes of ranks that are early, and that for functions of open iterations.
     pub const fn set_pending_bytes(&mut self, bytes: usize) {
         self.pending.set_limit(bytes);
+        self.held_functions.set_limit(bytes);
     }
 
     /// Counts events after which a frame that had to wait may be admitted.
@@ -369,9 +388,9 @@ impl Engine {
         self.pending.changes()
     }
 
-    /// Bytes of pushes that are held back.
+    /// Bytes of pushes and functions that are held back.
     pub const fn held_bytes(&self) -> usize {
-        self.pending.bytes()
+        self.pending.bytes() + self.held_functions.bytes()
     }
 
     /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more

@@ -124,7 +124,7 @@ element!(i64, I64);
 
 /// Elements that a frame covers.
 #[derive(Debug, Clone, Copy)]
-struct Span {
+pub(super) struct Span {
     /// First element, row or slot.
     first: u64,
     /// Number of elements that the frame covers.
@@ -188,9 +188,7 @@ impl Engine {
         if header.kind == FrameKind::Update && table.spec.durability == Durability::Warm {
             return Err(wrong_operation(header));
         }
-        if header.kind == FrameKind::Update && table.at_clock() {
-            return Err(FunctionProblem::AtTick.with(0));
-        }
+        let waits = header.kind == FrameKind::Update && table.at_clock();
         let spec = Arc::clone(&table.spec);
         for (n, &input) in (0..).zip(&call.tables[..call.inputs]) {
             let alike = self.known(sender.namespace, input)?;
@@ -199,6 +197,9 @@ impl Engine {
             if !same && !mutants::on(Mutant::FunctionInputsUnlike) {
                 return Err(FunctionProblem::Input.with(n));
             }
+        }
+        if waits && !mutants::on(Mutant::FunctionOnArrival) {
+            return self.hold_function(sender, header, (&call, payload));
         }
         // Before any row is created.
         let named = match call.body {
@@ -212,12 +213,43 @@ impl Engine {
             FunctionBody::NamedRows(rows) => self.span_of_rows(header, &rows, &spec)?,
             _ => self.span(header, &call, &spec)?,
         };
+        self.run_call(header, &call, &span, named)
+    }
+
+    /// Checks that an expression can be evaluated on the elements of a frame. Changes nothing.
+    pub(super) fn check_function(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        spec: &TableSpec,
+    ) -> Result<(), Refusal> {
+        let FunctionBody::Expression(program) = call.body else {
+            unreachable!("only expressions wait for a tick");
+        };
+        self.span(header, call, spec)?;
+        let runner = &mut self.functions;
+        match spec.dtype {
+            DType::F32 => runner.f32.prepare(program, call).map(drop),
+            DType::F64 => runner.f64.prepare(program, call).map(drop),
+            DType::I32 => runner.i32.prepare(program, call).map(drop),
+            DType::I64 => runner.i64.prepare(program, call).map(drop),
+        }
+    }
+
+    /// Runs the function of a frame on its elements, which [`Self::span`] or [`Self::span_of_rows`] has checked.
+    pub(super) fn run_call(
+        &mut self,
+        header: &FrameHeader,
+        call: &FunctionCall<'_>,
+        span: &Span,
+        named: Option<&dyn ServerFunction>,
+    ) -> Result<Effect, Refusal> {
         let mut runner = std::mem::take(&mut self.functions);
-        let done = match spec.dtype {
-            DType::F32 => self.run(header, &call, &span, &mut runner.f32, named),
-            DType::F64 => self.run(header, &call, &span, &mut runner.f64, named),
-            DType::I32 => self.run(header, &call, &span, &mut runner.i32, named),
-            DType::I64 => self.run(header, &call, &span, &mut runner.i64, named),
+        let done = match self.tables[&header.table].spec.dtype {
+            DType::F32 => self.run(header, call, span, &mut runner.f32, named),
+            DType::F64 => self.run(header, call, span, &mut runner.f64, named),
+            DType::I32 => self.run(header, call, span, &mut runner.i32, named),
+            DType::I64 => self.run(header, call, span, &mut runner.i64, named),
         };
         self.functions = runner;
         done
@@ -239,7 +271,7 @@ impl Engine {
     }
 
     /// Checks the elements of a frame against its table, and fills `self.places` for a table of rows.
-    fn span(
+    pub(super) fn span(
         &mut self,
         header: &FrameHeader,
         call: &FunctionCall<'_>,

@@ -14,6 +14,7 @@ mod expiry;
 mod function;
 mod gather;
 pub mod kernels;
+mod pace;
 pub mod pending;
 mod push;
 mod push_values;
@@ -29,8 +30,10 @@ pub mod table;
 mod tasks;
 mod tick;
 mod tick_blocks;
+mod tick_functions;
 mod tick_steps;
 mod warm;
+mod warm_ticks;
 
 use tidewater_protocol::layout::reject::RejectReason;
 

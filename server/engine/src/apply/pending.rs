@@ -22,6 +22,7 @@ use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
 
+mod kept;
 mod tasks;
 
 pub(super) use tasks::{OPEN_TASK, TaskKey};
@@ -79,6 +80,8 @@ enum Budget {
     Staged,
     /// The budget of tasks that are not finished.
     Task,
+    /// None: it is in the sums, and kept for a successor until the iteration is closed.
+    Folded,
 }
 
 /// The held frames of one applier.
@@ -101,18 +104,38 @@ pub struct Pending {
     /// Bytes of all streams together.
     bytes: usize,
     changes: u64,
+    /// Whether pages outlive the process, see `kept`.
+    is_kept: bool,
+    /// Streams of open iterations that are in the sums, in the order in which they were added.
+    folded: BTreeMap<(NamespaceId, DomainId, u64), Vec<Stream>>,
 }
 
 impl Pending {
-    /// Holds nothing; has the default budget.
+    /// Holds nothing; has the default budget. Where a holder keeps the memory, a successor finds what it holds.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
+        let is_kept = memory.is_held();
+        Self::of_kind(memory, applier, (BlockKind::Held, is_kept))
+    }
+
+    /// As [`Self::new`], for frames that end with the process: a successor frees their pages.
+    pub(super) fn of_process(memory: Arc<ServerMemory>, applier: u32) -> Self {
+        Self::of_kind(memory, applier, (BlockKind::Pending, false))
+    }
+
+    fn of_kind(
+        memory: Arc<ServerMemory>,
+        applier: u32,
+        (kind, is_kept): (BlockKind, bool),
+    ) -> Self {
         let owner = BlockOwner {
-            kind: BlockKind::Pending,
+            kind,
             table: 0,
             applier,
             part: 0,
         };
         Self {
+            is_kept,
+            folded: BTreeMap::new(),
             memory,
             owner,
             streams: BTreeMap::new(),
@@ -200,7 +223,7 @@ impl Pending {
         if staged {
             self.stage_stream(&mut stream);
         }
-        let result = self.hold_in(&mut stream, key.thread, header, payload);
+        let result = self.hold_in(&mut stream, (key.thread, Some(&key)), header, payload);
         if !stream.frames.is_empty() {
             self.streams.insert(key, stream);
         }
@@ -210,37 +233,44 @@ impl Pending {
     fn hold_in(
         &mut self,
         stream: &mut Stream,
-        thread: WorkerThread,
+        (thread, key): (WorkerThread, Option<&StreamKey>),
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let len = payload.len().next_multiple_of(64);
+        let before = self.kept_before();
+        let len = before + payload.len().next_multiple_of(64);
         let room = stream.pages.last().map_or(0, |p| p.len - stream.used);
         let mut bytes = cost(payload.len());
         if room < len || stream.pages.is_empty() {
-            let page = self.page_for(stream, len).map_err(|_| self.no_memory())?;
+            let page = self
+                .page_for(stream, before + len)
+                .map_err(|_| self.no_memory())?;
             let [.., largest] = PAGE_BYTES;
             self.staged_pages += usize::from(stream.is_staged() && page.len == largest);
+            self.begin_page(&page, key.map(|key| (key, stream.pages.len())));
             stream.pages.push(page);
-            stream.used = 0;
+            stream.used = before;
             // The rest of the previous page stays empty.
             bytes += room;
         }
         let Some(page) = stream.pages.last() else {
             unreachable!("a stream that holds a frame has a page");
         };
-        let at = page.at + stream.used;
+        let at = page.at + stream.used + before;
         match self.memory.private.region().words_mut(at, payload.len()) {
             Ok(words) => words.copy_in(0, payload),
             Err(e) => unreachable!("a page of the held pushes is outside the memory: {e}"),
         }
         stream.used += len;
+        if self.is_kept && key.is_some() {
+            self.keep_frame(page, (at - before, stream.used), &header);
+        }
         stream.bytes += bytes;
         self.bytes += bytes;
         match stream.budget {
             Budget::Early => self.early += bytes,
             Budget::Task => self.in_tasks += bytes,
-            Budget::Staged => {}
+            Budget::Staged | Budget::Folded => {}
         }
         stream.frames.push(Held { thread, header, at });
         Ok(())
@@ -315,11 +345,12 @@ impl Pending {
         self.uncount(stream, stream.bytes);
         match stream.budget {
             Budget::Staged => self.staged_pages -= largest_pages(&stream.pages),
-            Budget::Early | Budget::Task => {}
+            Budget::Early | Budget::Task | Budget::Folded => {}
         }
         match budget {
             Budget::Early => self.early += stream.bytes,
             Budget::Task => self.in_tasks += stream.bytes,
+            Budget::Folded => {}
             Budget::Staged => self.staged_pages += largest_pages(&stream.pages),
         }
         stream.budget = budget;
@@ -330,7 +361,7 @@ impl Pending {
         match stream.budget {
             Budget::Early => self.early -= bytes,
             Budget::Task => self.in_tasks -= bytes,
-            Budget::Staged => {}
+            Budget::Staged | Budget::Folded => {}
         }
     }
 
@@ -413,6 +444,7 @@ impl Pending {
                 self.staged_pages -= largest_pages(&stream.pages);
             }
             for page in stream.pages {
+                self.void_page(&page);
                 self.spare.entry(page.len).or_default().push(page);
             }
         }
@@ -447,7 +479,15 @@ impl Pending {
         let gone = self.streams.extract_if(.., over).map(|(_, stream)| stream);
         let of_task = |key: &TaskKey, _: &mut Stream| key.namespace == namespace;
         let in_tasks = self.tasks.extract_if(.., of_task);
-        let gone = gone.chain(in_tasks.map(|(_, stream)| stream)).collect();
+        let of_job = |key: &(NamespaceId, DomainId, u64), _: &mut Vec<Stream>| key.0 == namespace;
+        let folded = self
+            .folded
+            .extract_if(.., of_job)
+            .flat_map(|(_, streams)| streams);
+        let gone = gone
+            .chain(in_tasks.map(|(_, stream)| stream))
+            .chain(folded)
+            .collect();
         self.free(gone);
     }
 
@@ -455,7 +495,9 @@ impl Pending {
     pub fn forget_table(&mut self, table: u32) {
         let mut streams = std::mem::take(&mut self.streams);
         let mut in_tasks = std::mem::take(&mut self.tasks);
-        for stream in streams.values_mut().chain(in_tasks.values_mut()) {
+        let mut folded = std::mem::take(&mut self.folded);
+        let all = streams.values_mut().chain(in_tasks.values_mut());
+        for stream in all.chain(folded.values_mut().flatten()) {
             let mut gone = 0;
             let mut at = 0;
             let kept = stream.kept;
@@ -470,7 +512,7 @@ impl Pending {
             self.bytes -= gone;
             self.uncount(stream, gone);
         }
-        (self.streams, self.tasks) = (streams, in_tasks);
+        (self.streams, self.tasks, self.folded) = (streams, in_tasks, folded);
         self.changes += 1;
     }
 }

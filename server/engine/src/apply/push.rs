@@ -432,7 +432,12 @@ impl Engine {
     }
 
     /// Makes room for the step counts of a range, so that applying it later needs no memory.
-    fn split_steps(&mut self, header: &FrameHeader, op: PushOp, first: u64) -> Result<(), Refusal> {
+    pub(super) fn split_steps(
+        &mut self,
+        header: &FrameHeader,
+        op: PushOp,
+        first: u64,
+    ) -> Result<(), Refusal> {
         let table = self.tables.get_mut(&header.table);
         let Some(Store::Blocks(blocks)) = table.map(|table| &mut table.store) else {
             unreachable!("table {} is by ranges", header.table);

@@ -60,10 +60,10 @@ impl RowSums {
     /// [`StoreError`] when memory is used up.
     pub(super) fn new(
         memory: &Arc<ServerMemory>,
-        table: TableId,
+        (table, applier): (TableId, u32),
         row_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner::of((table, 0), BlockKind::Pending, PartitionId(0));
+        let owner = BlockOwner::of((table, applier), BlockKind::Pending, PartitionId(0));
         let slot_bytes = HEAD_BYTES + row_bytes.next_multiple_of(8);
         Ok(Self {
             owner,
@@ -273,7 +273,8 @@ impl RowSums {
         std::hint::black_box(touched);
     }
 
-    fn find(&self, key: u64) -> Option<usize> {
+    /// The slot of a row.
+    pub(super) fn find(&self, key: u64) -> Option<usize> {
         let number = self.index.get(key, |n| self.slots.key_of(n))?;
         Some(number as usize - 1)
     }
@@ -336,7 +337,7 @@ mod tests {
 
     fn sums(capacity: usize) -> (Arc<ServerMemory>, RowSums) {
         let memory = Arc::new(ServerMemory::new(capacity, Incarnation(5)).unwrap());
-        let sums = RowSums::new(&memory, TableId(1), 8).unwrap();
+        let sums = RowSums::new(&memory, (TableId(1), 0), 8).unwrap();
         (memory, sums)
     }
 

@@ -18,6 +18,8 @@ pub struct ApplierReport {
     pub clocks: Vec<(NamespaceId, DomainId, WorkerThread, u64)>,
     /// Frames that it has refused, of each session.
     pub refused: Vec<(SessionId, u64)>,
+    /// Frames that were not there when their tail was, of all sessions so far.
+    pub late_frames: u64,
 }
 
 impl Engine {
@@ -36,6 +38,7 @@ impl Engine {
             saves: self.saves.len(),
             clocks,
             refused: Vec::new(),
+            late_frames: 0,
         }
     }
 }

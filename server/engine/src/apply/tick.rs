@@ -7,7 +7,6 @@
 //! iteration >= c. This happens in steps: see `tick_steps`.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{DomainId, TableId, WorkerId, WorkerThread};
@@ -17,7 +16,7 @@ use tidewater_protocol::layout::frame::{
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_protocol::table::{Durability, PushOp, Reduce};
 
 use super::Refusal;
 use super::deletion::note_deletions;
@@ -32,11 +31,12 @@ use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
-use crate::clocks::{BadClock, ClockChange, FirstClocks, Moved};
+use super::warm_ticks::Steps;
 use crate::namespace::{FrameSender, NamespaceId};
+use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
 /// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
-const STEP_ROWS: usize = 512;
+pub(super) const STEP_ROWS: usize = 512;
 
 impl Engine {
     pub(super) fn clock(
@@ -66,7 +66,12 @@ impl Engine {
             expected: e.expected,
         };
         if self.was_carried_out(header) {
-            return Ok(Effect::Clock);
+            // The iterations that it ended may not be closed yet.
+            let domain = (sent != CLOCK_FINISHED).then_some(DomainId(header.partition as u8));
+            return match sent == CLOCK_JOIN || mutants::on(Mutant::CutClockAtOnce) {
+                true => Ok(Effect::Clock),
+                false => Ok(self.clock_effect(sender.namespace, sender.thread, domain)),
+            };
         }
         if sent == CLOCK_JOIN {
             // In every domain. No minimum moves and no turn passes.
@@ -194,16 +199,11 @@ impl Engine {
             return;
         }
         self.drop_tasks(namespace, rank);
-        let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
-        for domain in domains {
-            // The worker has not ended the iteration of its slowest thread, nor a later one.
-            let of_worker = |&(thread, _): &(WorkerThread, u64)| thread.rank == rank;
-            let live = self.clocks(namespace).live(domain).filter(of_worker);
-            if let Some(iteration) = live.map(|(_, clock)| clock).min()
-                && !mutants::on(Mutant::LostIterationKept)
-            {
-                self.pending
-                    .forget_rank((namespace, domain), iteration, rank);
+        for (domain, iteration) in self.clocks(namespace).open_iterations(rank) {
+            if !mutants::on(Mutant::LostIterationKept) {
+                let of = (namespace, domain);
+                self.pending.forget_rank(of, iteration, rank);
+                self.held_functions.forget_rank(of, iteration, rank);
                 self.recount_sums(namespace, domain);
             }
         }
@@ -359,6 +359,7 @@ impl Engine {
             .get(&id)
             .map_or(0, |table| table.spec.row_bytes());
         let memory = Arc::clone(&self.memory);
+        let shard = (TableId(id), self.pending.applier());
         let no_memory = |_| {
             let (used, capacity) = memory.private.usage();
             RejectReason::NoMemory {
@@ -376,14 +377,14 @@ impl Engine {
         let of_op = &mut all[usize::from(order_of(op))];
         let sums = match of_op {
             Some(sums) => sums,
-            None => of_op.insert(RowSums::new(&memory, TableId(id), row_bytes).map_err(no_memory)?),
+            None => of_op.insert(RowSums::new(&memory, shard, row_bytes).map_err(no_memory)?),
         };
         let key = |row: usize| word(payload, row * 8);
         sums.reserve(count, key, iteration).map_err(no_memory)
     }
 
     /// Applies the sums of an iteration of a table of rows, from `at` on, until `rows` are used up. True if
-    /// all are applied. Cost: a search and a step for each row; two buffers of [`STEP_ROWS`] rows.
+    /// all are applied. Cost: a search and a step for each row; two buffers of `STEP_ROWS` rows.
     pub(super) fn step_rows(
         &mut self,
         id: u32,
@@ -411,8 +412,10 @@ impl Engine {
                 (true, true) => (at.op, at.end, at.sweeps) = (at.op + 1, None, false),
                 (false, false) => {
                     let slots = slots.clone();
-                    stepped =
-                        stepped.and_then(|()| self.step_slots(id, (*op, sums), slots, iteration));
+                    let mut steps = Steps::default();
+                    stepped = stepped.and_then(|()| {
+                        self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
+                    });
                 }
                 (false, true) => sums.sweep(slots.clone()),
             }
@@ -427,12 +430,12 @@ impl Engine {
     }
 
     /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
-    fn step_slots(
+    pub(super) fn step_slots(
         &mut self,
-        id: u32,
+        (id, iteration): (u32, u64),
         (op, sums): (PushOp, &mut RowSums),
-        slots: Range<usize>,
-        iteration: u64,
+        slots: impl IntoIterator<Item = usize>,
+        steps: &mut Steps,
     ) -> Result<(), String> {
         let Some(table) = self.tables.get(&id) else {
             unreachable!("the tick is of table {id}, which is not there");
@@ -456,6 +459,17 @@ impl Engine {
             }
             keys.push(key);
         }
+        let is_warm = table.spec.durability == Durability::Warm;
+        if is_warm {
+            let done = steps.pass(keys.len());
+            keys.drain(..done);
+            values.drain(..done * row_bytes);
+            self.lsn += 1;
+            let named = self
+                .closing
+                .name_rows(&self.redo, (id, steps.done), self.lsn);
+            named.map_err(|e| format!("rows of a tick of table {id} could not be named: {e}"))?;
+        }
         // Rows exist since their pushes were held. One that was removed meanwhile is created again;
         // without memory for it an acknowledged push would be lost.
         let found = self.find_rows(id, keys.len(), |row| (keys[row], RowLocation::NONE));
@@ -473,6 +487,11 @@ impl Engine {
             let stored = writer.apply_all(&self.redo, progress, &self.places, op, &values);
             stored.map_err(|e| format!("rows of table {id} could not be stored: {e}"))
         });
+        if is_warm && !keys.is_empty() && stored.is_ok() {
+            steps.done += keys.len() as u32;
+            let noted = self.closing.note_rows(&self.redo, (id, steps.done));
+            noted.map_err(|e| format!("rows of a tick of table {id} could not be noted: {e}"))?;
+        }
         if expires {
             self.stamp_rows(id);
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidewater_protocol::layout::dense::BlockLayout;
 use tidewater_protocol::layout::frame::{FrameKind, WEIGHT_BYTES};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::table::{DType, PushOp, Reduce};
+use tidewater_protocol::table::{DType, Durability, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::Engine;
@@ -204,15 +204,15 @@ impl Buffers {
     }
 
     /// Reduces and stores one block after the other: the segments, after the content of `sums`.
-    /// Each run of elements is a row of `lsn`.
+    /// Each run of elements is a row of `lsn`; the first `done` of them are stored. Returns the number of rows.
     fn step(
         &mut self,
         pushes: (&Pending, &[Held]),
         sums: &mut BlockSums,
         (blocks, redo): (&mut DenseBlocks, &Redo),
-        lsn: u64,
+        (lsn, done): (u64, u32),
         rules: Rules,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<u32, BlocksError> {
         let layout = blocks.layout();
         let size = rules.dtype.size();
         let (mut from, mut row) = (0, 0);
@@ -242,12 +242,14 @@ impl Buffers {
                 let values = &self.values[run.start * size..run.end * size];
                 let first = base + run.start as u64;
                 let progress = Progress { lsn, row };
-                blocks.apply_range(redo, progress, first, op, values)?;
+                if row >= done {
+                    blocks.apply_range(redo, progress, first, op, values)?;
+                }
                 row += 1;
             }
         }
         sums.clear();
-        Ok(())
+        Ok(row)
     }
 }
 
@@ -307,7 +309,8 @@ impl Engine {
         }
         let block_bytes = blocks.layout().block_bytes;
         let count = blocks.partitions().map(|p| p.blocks as usize).sum();
-        let new = || BlockSums::new(Arc::clone(&self.memory), (id, 0), (count, block_bytes));
+        let shard = (id, self.pending.applier());
+        let new = || BlockSums::new(Arc::clone(&self.memory), shard, (count, block_bytes));
         let sums = self.sums.entry(id).or_insert_with(|| Sums::Blocks(new()));
         let Sums::Blocks(sums) = sums else {
             unreachable!("table {id} is by ranges and has sums of rows");
@@ -330,6 +333,15 @@ impl Engine {
             unreachable!("table {id} is by ranges");
         };
         self.lsn += 1;
+        let is_warm = table.spec.durability == Durability::Warm;
+        let done = if is_warm {
+            self.closing.rows_done(id)
+        } else {
+            0
+        };
+        if is_warm {
+            self.closing.name_rows(&self.redo, (id, 0), self.lsn)?;
+        }
         let snapshot = blocks.is_snapshot();
         // A load from a saved model took an epoch before the first tick.
         let epoch = (iteration + 1).max(blocks.front() + 1);
@@ -341,7 +353,12 @@ impl Engine {
         match self.sums.get_mut(&id) {
             Some(Sums::Blocks(sums)) => {
                 let store = (&mut *blocks, &self.redo);
-                self.tick.step(pushes, sums, store, self.lsn, rules)?;
+                let rows = self
+                    .tick
+                    .step(pushes, sums, store, (self.lsn, done), rules)?;
+                if is_warm {
+                    self.closing.note_rows(&self.redo, (id, rows))?;
+                }
             }
             // No push ever reached the table.
             _ => assert!(held.is_empty(), "pushes are held, and no sums are reserved"),

@@ -16,6 +16,8 @@
 //!
 //! A range table takes one step, as long as its last ranks pushed.
 
+use std::collections::BTreeMap;
+
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::FrameKind;
 use tidewater_protocol::layout::lines::ClockLine;
@@ -27,6 +29,7 @@ use super::sums::Sums;
 use super::table::Store;
 use super::tick::by_table;
 use super::tick_blocks::order_of;
+use super::warm_ticks::InOrder;
 use crate::namespace::NamespaceId;
 
 /// Rows that one step of a tick adds or steps: 2 to 4 ms, as a batch of pushes takes.
@@ -63,7 +66,13 @@ struct Begun {
     streams: Vec<Stream>,
     /// Tables that are left to do, the current one last, with their pushes.
     tables: Vec<(u32, Vec<Held>)>,
+    /// Pushes of the iteration that were added before, by table, where a successor needs them.
+    folded: BTreeMap<u32, Vec<Held>>,
     at: Place,
+    /// Functions that run after all tables, in their order, the streams that they are in, and how many have run.
+    functions: Vec<Held>,
+    function_streams: Vec<Stream>,
+    functions_run: usize,
 }
 
 impl Begun {
@@ -88,6 +97,8 @@ pub(super) struct Place {
     /// Keys that are left to delete, in descending order; `None` before the first step that deletes.
     deletions: Option<Vec<u64>>,
     pub(super) sums: SumsPlace,
+    /// Position in the pushes of a table that outlives its process.
+    pub(super) in_order: InOrder,
     /// Whether the sums are applied.
     is_stepped: bool,
     /// Slot at which the sweep for expired rows goes on.
@@ -179,6 +190,7 @@ impl Engine {
         self.ticking = rest.into();
         for begun in gone.into_iter().filter_map(|work| work.begun) {
             self.pending.free(begun.streams);
+            self.held_functions.free(begun.function_streams);
         }
         self.half_ticked.retain(|(of, ..), _| *of != namespace);
     }
@@ -321,17 +333,29 @@ impl Engine {
         let streams = self.pending.take(job, work.iteration, end);
         self.note_settings(&streams);
         let mut tables = by_table(&streams);
+        let mut folded = BTreeMap::new();
         if work.kind == Kind::Close {
+            folded = by_table(self.pending.folded(job, work.iteration));
+            self.begin_close(job, work.iteration);
             self.apply_settings(work.namespace, work.domain);
             self.set_ticks(work.namespace, work.domain, work.iteration);
             for id in self.tables_to_close(work.namespace, work.domain) {
                 tables.entry(id).or_default();
             }
         }
+        let function_streams = match work.kind {
+            Kind::Turn(_) => Vec::new(),
+            Kind::Close => self.held_functions.take(job, work.iteration, None),
+        };
+        let functions = function_streams.iter().flat_map(Stream::frames);
         Begun {
             streams,
             tables: tables.into_iter().rev().collect(),
+            folded,
             at: Place::default(),
+            functions: functions.copied().collect(),
+            function_streams,
+            functions_run: 0,
         }
     }
 
@@ -363,12 +387,15 @@ impl Engine {
                     if work.kind == Kind::Close {
                         if !at.is_stepped {
                             let left = at.deletions.take();
-                            let mut left = left.unwrap_or_else(|| self.noted_deletions(*id));
+                            let mut left = left.unwrap_or_else(|| self.due_deletions(*id));
                             self.delete_some(*id, work.iteration, &mut left, rows);
                             let is_done = left.is_empty();
                             at.deletions = Some(left);
-                            at.is_stepped =
-                                is_done && self.step_rows(*id, work.iteration, &mut at.sums, rows);
+                            let folded = begun.folded.get(id).map_or(&[][..], Vec::as_slice);
+                            let of_table = ((*id, work.iteration), [folded, held]);
+                            at.is_stepped = is_done
+                                && self.step_in_order(of_table, &mut at.in_order, rows)
+                                && self.step_rows(*id, work.iteration, &mut at.sums, rows);
                         }
                         if !at.is_stepped
                             || !self.expire_some(*id, work.iteration, &mut at.swept, rows)
@@ -383,12 +410,28 @@ impl Engine {
             begun.tables.pop();
             begun.at = Place::default();
         }
+        while let Some(held) = begun.functions.get(begun.functions_run) {
+            if *rows == 0 {
+                return false;
+            }
+            let bytes = self.run_held_function(held);
+            *rows = rows.saturating_sub(bytes.div_ceil(ROW_BYTES));
+            begun.functions_run += 1;
+        }
         true
     }
 
     fn end(&mut self, work: &TickWork, begun: Begun) {
         let job = (work.namespace, work.domain);
-        self.pending.free(begun.streams);
+        self.held_functions.free(begun.function_streams);
+        let is_kept = matches!(work.kind, Kind::Turn(_)) && self.has_warm(&begun.streams);
+        if work.kind == Kind::Close {
+            self.end_close(job, work.iteration);
+        }
+        match is_kept {
+            true => self.pending.keep_folded(job, work.iteration, begun.streams),
+            false => self.pending.free(begun.streams),
+        }
         match work.kind {
             Kind::Turn(rank) => self.pending.stage(job, work.iteration, rank),
             Kind::Close => self.moved.push(job),

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidewater_protocol::ids::{PartitionId, SessionId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, PartitionId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -20,13 +20,14 @@ use tidewater_protocol::table::{Durability, Optimizer, TableSpec};
 
 use super::engine::Engine;
 use super::table::{KeptPlace, Table};
-use crate::clocks::{ClockChange, Clocks};
+use super::warm_ticks::CloseProgress;
 use crate::namespace::NamespaceId;
 use crate::store::journal::Journal;
 use crate::store::memory::{Block, BlockKind, BlockOwner};
 use crate::store::prepare::Preparer;
 use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, ServerMemory, StoreError};
+use tidewater_clocks::{ClockChange, Clocks};
 
 /// An entry of the journal.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,6 +50,12 @@ enum Entry {
     ClockFrame { session: u64, seq: u64 },
     /// A job has ended.
     JobEnded { namespace: u64 },
+    /// All iterations of a domain below this number are closed.
+    Closed {
+        namespace: u64,
+        domain: DomainId,
+        iterations: u64,
+    },
 }
 
 /// A table and the places of its memory.
@@ -70,9 +77,25 @@ pub(super) struct CutPush {
     pub(super) rows: u32,
 }
 
+/// A lost worker, with the iterations of each domain that it had not ended.
+pub(super) type LostWorker = (NamespaceId, WorkerId, Vec<(DomainId, u64)>);
+
+/// The engine of a dead applier, and where it was.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    pub(super) engine: Engine,
+    /// The push that was begun last, with the number of its rows that are applied.
+    pub(super) push: Option<(PushName, u32)>,
+    /// The worker that was being removed when the applier died, or was removed last.
+    pub(super) lost: Option<LostWorker>,
+}
+
 /// Tables of a journal, with their rules.
 #[derive(Debug, Default)]
 struct Replayed {
+    closed: BTreeMap<(NamespaceId, DomainId), u64>,
+    /// Of the last entry.
+    lost: Option<LostWorker>,
     clocks: BTreeMap<NamespaceId, Clocks>,
     clock_frames: BTreeMap<u64, u64>,
     tables: BTreeMap<u32, KeptTable>,
@@ -83,6 +106,7 @@ struct Replayed {
 impl Replayed {
     /// Makes a change again; `workers` are the members of a job's clocks at first.
     fn replay(&mut self, entry: Entry, workers: &[WorkerId]) {
+        self.lost = None;
         match entry {
             Entry::Clock {
                 namespace,
@@ -91,7 +115,16 @@ impl Replayed {
             } => {
                 let new = || Clocks::new(workers.iter().copied());
                 let clocks = self.clocks.entry(NamespaceId(namespace));
-                clocks.or_insert_with(new).replay(change);
+                let clocks = clocks.or_insert_with(new);
+                // One that has finished is no member any more: what it pushed counts.
+                if let ClockChange::Remove(rank) = change
+                    && clocks.threads(rank).next().is_some()
+                    && !clocks.clone().take_ended(rank)
+                {
+                    let open = clocks.open_iterations(rank);
+                    self.lost = Some((NamespaceId(namespace), rank, open));
+                }
+                clocks.replay(change);
                 self.clock_frames.extend(frame);
             }
             Entry::Clocks { namespace, clocks } => {
@@ -102,6 +135,7 @@ impl Replayed {
             }
             Entry::JobEnded { namespace } => {
                 self.clocks.remove(&NamespaceId(namespace));
+                self.closed.retain(|(of, _), _| of.0 != namespace);
                 self.released.retain(|(of, _)| of.0 != namespace);
             }
             Entry::Table(table) => {
@@ -114,6 +148,14 @@ impl Replayed {
             }
             Entry::Rule { id, optimizer } => {
                 self.rules.insert(id, optimizer);
+            }
+            Entry::Closed {
+                namespace,
+                domain,
+                iterations,
+            } => {
+                let domain = (NamespaceId(namespace), domain);
+                self.closed.insert(domain, iterations);
             }
         }
     }
@@ -181,6 +223,14 @@ impl Engine {
         found.is_some()
     }
 
+    /// Writes down that an iteration is closed: a successor drops its pushes.
+    pub(super) fn note_closed(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+        if self.journal.is_some() {
+            self.note(&closed_entry(job, iteration + 1));
+            self.closed.insert(job, iteration + 1);
+        }
+    }
+
     fn note(&mut self, entry: &Entry) {
         let Some(mut journal) = self.journal.take() else {
             return;
@@ -218,10 +268,14 @@ impl Engine {
             let clocks = Box::new(clocks.clone());
             encode(&Entry::Clocks { namespace, clocks })
         });
+        let closed = self.closed.iter();
+        let closed = closed.map(|(&(namespace, domain), &iterations)| {
+            encode(&closed_entry((namespace, domain), iterations))
+        });
         let frames = self.clock_frames.iter();
         let frames = frames.map(|(&session, &seq)| encode(&Entry::ClockFrame { session, seq }));
         let all = released.chain(tables).chain(rules);
-        all.chain(clocks).chain(frames).collect()
+        all.chain(clocks).chain(closed).chain(frames).collect()
     }
 
     /// Names a push in the redo area before its first row is stored.
@@ -265,16 +319,18 @@ impl Engine {
         }
     }
 
-    /// The engine of a dead applier: its tables, and the push that was begun last with the number of its rows
-    /// that are applied.
+    /// The engine of a dead applier: its tables and clocks. Its held pushes are found by
+    /// [`Self::resume_held`].
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         applier: u32,
         workers: Vec<WorkerId>,
         preparer: &Preparer,
-    ) -> Result<(Self, Option<(PushName, u32)>), ResumeError> {
+    ) -> Result<Resumed, ResumeError> {
         let redo = redo_of(memory, applier)?;
         let (lsn, push) = redo.interrupted()?;
+        let closing = redo.closing(push)?;
+        redo.note_close(closing.position)?;
         let of_applier = |owner: &BlockOwner| owner.applier == applier;
         // Made again, and first: there may be no room for two.
         let is_made_again = |owner: &BlockOwner| {
@@ -291,7 +347,9 @@ impl Engine {
         }
         let mut kept = [Vec::new(), vec![redo.block(), journal.block()]];
         let mut engine = Self::of_parts(Arc::clone(memory), applier, redo, Some(journal));
-        engine.lsn = lsn;
+        engine.lsn = lsn.max(closing.lsn);
+        engine.closing = CloseProgress::resume(closing);
+        engine.closed = replayed.closed;
         engine.set_workers(workers);
         engine.released = replayed.released;
         (engine.clocks, engine.clock_frames) = (replayed.clocks, replayed.clock_frames);
@@ -314,12 +372,25 @@ impl Engine {
             kept[1].extend(private);
             engine.tables.insert(id, table);
         }
-        // Records of rings have no applier here, nor do their public copies.
+        // Records of rings have no applier here, nor do their public copies. Held pushes come last.
         let is_other = |owner: &BlockOwner| {
-            of_applier(owner) && !matches!(owner.kind, BlockKind::Session | BlockKind::Ring)
+            of_applier(owner)
+                && !matches!(
+                    owner.kind,
+                    BlockKind::Session | BlockKind::Ring | BlockKind::Held
+                )
         };
         memory.free_others(is_other, [&kept[0], &kept[1]])?;
-        Ok((engine, push))
+        let lost = replayed.lost;
+        Ok(Resumed { engine, push, lost })
+    }
+}
+
+const fn closed_entry((namespace, domain): (NamespaceId, DomainId), iterations: u64) -> Entry {
+    Entry::Closed {
+        namespace: namespace.0,
+        domain,
+        iterations,
     }
 }
 

@@ -107,6 +107,8 @@ pub struct Ring {
     pub sender: FrameSender,
     /// The server's end of the lane; `None` while it is broken.
     pub port: Option<Box<dyn ServerLane>>,
+    /// A lane that is being ended: its device may still place bytes in the inbox.
+    ending: Option<Box<dyn ServerLane>>,
     /// Set while the next frame waits for the turn of its rank: the engine's count of changes when
     /// the frame was polled.
     pub waiting: Option<u64>,
@@ -114,6 +116,8 @@ pub struct Ring {
     consumed: u64,
     /// Set while a tail is there without its frame: the deadline for the frame.
     late: Option<Deadline>,
+    /// Frames that were not there when their tail was.
+    late_frames: u64,
     state: StateLine,
     told: StateLine,
     rejects: VecDeque<Reject>,
@@ -179,10 +183,12 @@ impl Ring {
             session: owner.session,
             sender: owner.sender,
             port: None,
+            ending: None,
             waiting: None,
             inbox,
             consumed: state.head_bytes,
             late: None,
+            late_frames: 0,
             state,
             told: state,
             rejects: VecDeque::new(),
@@ -272,6 +278,11 @@ impl Ring {
         self.status.remote()
     }
 
+    /// Whether frames carry a checksum.
+    pub const fn check_frames(&self) -> bool {
+        self.check_frames
+    }
+
     /// The memory that the client writes.
     pub const fn inbox(&self) -> &Inbox {
         &self.inbox
@@ -338,11 +349,18 @@ impl Ring {
     /// memory is left. Cost: a reading of the clock.
     fn not_yet(&mut self) -> Result<Next, RingError> {
         let at = self.consumed;
+        self.late_frames += u64::from(self.late.is_none());
         let late = || Deadline::after(FRAME_LATE_MAX);
         match self.late.get_or_insert_with(late).passed() {
             true => Err(RingError::Late { at }),
             false => Ok(Next::Empty),
         }
+    }
+
+    /// Number of frames that were not there when their tail was: the tail overtook them on the way from the
+    /// device to memory.
+    pub const fn late_frames(&self) -> u64 {
+        self.late_frames
     }
 
     /// Bytes of the frame in the ring; `None` while it cannot be complete yet.
@@ -504,10 +522,24 @@ impl Ring {
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))
     }
 
-    /// Destroys the lane, if there is one. The ring stays and continues on the next lane;
+    /// Begins to end the lane, if there is one, and returns whether it has ended: nothing arrives in the
+    /// inbox any more (F11). Never blocks. The ring stays and continues on the next lane;
     /// [`Ring::release`] ends both.
+    pub fn end_port(&mut self) -> bool {
+        if let Some(port) = self.port.take() {
+            self.ending = Some(port);
+        }
+        let ended = self.ending.as_mut().is_none_or(|port| port.end());
+        if ended {
+            self.ending = None;
+        }
+        ended || mutants::on(Mutant::RecoveredWhileEnding)
+    }
+
+    /// Ends the lane, if there is one, and waits until it has ended.
     pub fn destroy_port(&mut self) {
-        if let Some(mut port) = self.port.take() {
+        self.end_port();
+        if let Some(mut port) = self.ending.take() {
             port.destroy();
         }
     }
@@ -517,7 +549,8 @@ impl Ring {
     /// # Errors
     /// Never for a ring of this memory.
     pub fn release(mut self, memory: &ServerMemory) -> Result<(), StoreError> {
-        self.destroy_port();
+        // A lane that has not ended keeps the inbox it writes to; nothing else of this memory is its.
+        self.end_port();
         if let Some(kept) = self.kept.take() {
             kept.release(memory)?;
         }

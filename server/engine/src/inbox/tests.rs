@@ -241,6 +241,11 @@ fn a_frame_that_does_not_come_ends_its_lane() {
     assert!(until.left() > FRAME_LATE_MAX / 2 && until.left() <= FRAME_LATE_MAX);
     assert_eq!(ring.next(&mut payload), Ok(Next::Empty));
     assert_eq!(ring.late, Some(until), "its time runs");
+    assert_eq!(
+        ring.late_frames(),
+        1,
+        "counted once, however often it is polled"
+    );
     ring.late = Some(Deadline::after(Duration::ZERO));
     assert_eq!(ring.next(&mut payload), Err(RingError::Late { at: 0 }));
     ring.rewind();
@@ -253,4 +258,5 @@ fn a_frame_that_does_not_come_ends_its_lane() {
     inbox.reset_tail(64 + LENS[0] as u64);
     assert!(matches!(ring.next(&mut payload), Ok(Next::Frame(_))));
     assert_eq!(ring.late, None);
+    assert_eq!(ring.late_frames(), 2, "once for each lane");
 }

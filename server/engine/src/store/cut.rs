@@ -226,8 +226,8 @@ impl Cut {
         !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
     }
 
-    /// Adds a record of a partition: its key, values and state. Above the limit of the save's memory
-    /// nothing is added, and the save fails.
+    /// Adds a record of a partition: its key, values and state. Nothing is added above the limit of the save's
+    /// memory, where the save fails, nor to a save that was ended: it must not be reported as done.
     pub(crate) fn copy(&mut self, partition: u32, key: u64, values: &[u8], state: &[u8]) {
         let memory = &self.outlet.memory;
         if memory.is_cancelled() {

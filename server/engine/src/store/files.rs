@@ -16,6 +16,7 @@ use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::limits::{APPLIERS_MAX, MEMORY_BLOCKS_MAX};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::{MemError, Region};
 use tidewater_runtime::sync::{Ordering, fence};
 
@@ -28,7 +29,7 @@ use super::sparse::ShardError;
 
 /// Number of the layout of everything that a successor reads. It changes with each structure of private
 /// memory.
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 /// Offset of the layout record in private memory.
 const LAYOUT_AT: usize = 128;
 /// Offset of the incarnation of the server that has the memory.
@@ -201,10 +202,11 @@ impl ServerMemory {
         let [a, b, c] = words;
         let at = private.region().words_mut(LAYOUT_AT, LINE_BYTES)?;
         at.store_line(0, &[a, b, c, chk, incarnation.0, 0, 0, 0]);
-        Self::assemble([public, private], counters, incarnation, true)
+        let arenas = [public, private];
+        Self::assemble(arenas, counters, incarnation, incarnation, true)
     }
 
-    /// Takes over the memories of a server that died. Region keys are new. Every applier of the server is
+    /// Takes over the memories of a server that died. Region keys stay. Every applier of the server is
     /// resumed before the first one of them steps.
     ///
     /// # Errors
@@ -217,16 +219,27 @@ impl ServerMemory {
             let incarnation = incarnation.0;
             return Err(ResumeError::Incarnation { incarnation });
         }
+        // Checked with the arena.
+        let made_by = Superblock::read(&public.region).map_or(incarnation, |old| old.incarnation);
+        let keys_of = match mutants::on(Mutant::KeysOfEachStart) {
+            true => incarnation,
+            false => made_by,
+        };
         let public = resume_arena(NAMES[0], public)?;
         let private = resume_arena(NAMES[1], private)?;
         let last = private.region().words_mut(INCARNATION_AT, 8)?;
         last.store(0, incarnation.0);
-        let memory = Self::assemble([public, private], counters, incarnation, true)?;
+        let arenas = [public, private];
+        let memory = Self::assemble(arenas, counters, incarnation, keys_of, true)?;
         // No thread of the dead process is parked.
         let flags = usize::from(APPLIERS_MAX) * LINE_BYTES;
         let flags = memory.public.region().words_mut(DOZE_AT, flags)?;
         (0..usize::from(APPLIERS_MAX)).for_each(|applier| flags.store(applier * LINE_BYTES, 0));
         memory.resume_status_slabs()?;
+        // Free ones too: a late reader must find a region, as in the process before.
+        for (block, _) in memory.public.directory()? {
+            memory.export(block)?;
+        }
         Ok(memory)
     }
 

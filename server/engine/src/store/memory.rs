@@ -23,7 +23,7 @@ use tidewater_protocol::layout::{LINE_BYTES, Line};
 use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::pages::give_back;
-use tidewater_runtime::sync::{Ordering, fence};
+use tidewater_runtime::sync::device_release_fence;
 
 use super::StoreError;
 use super::files::{MemoryFile, MemoryFiles};
@@ -70,7 +70,7 @@ pub enum BlockKind {
     Meta = 4,
     /// An applier's redo area (private).
     Redo = 5,
-    /// Frames held back for an open iteration (private).
+    /// Sums of an open iteration (private).
     Pending = 6,
     /// Status records of rings (public).
     Ring = 7,
@@ -78,6 +78,8 @@ pub enum BlockKind {
     Journal = 8,
     /// The record of one ring, and its refusals (private).
     Session = 9,
+    /// A page of the pushes that are held back for an open iteration (private).
+    Held = 10,
 }
 
 /// The owner of a block; part of the directory entry.
@@ -96,9 +98,11 @@ pub struct BlockOwner {
 impl BlockOwner {
     /// The owner in a directory entry; `None` for a use that is not known.
     pub(crate) fn of_words([kind, table, applier, part]: [u32; 4]) -> Option<Self> {
-        use BlockKind::{Dense, Extent, Free, Index, Journal, Meta, Pending, Redo, Ring, Session};
+        use BlockKind::{
+            Dense, Extent, Free, Held, Index, Journal, Meta, Pending, Redo, Ring, Session,
+        };
         let all = [
-            Free, Extent, Index, Dense, Meta, Redo, Pending, Ring, Journal, Session,
+            Free, Extent, Index, Dense, Meta, Redo, Pending, Ring, Journal, Session, Held,
         ];
         let kind = all.into_iter().find(|known| *known as u32 == kind)?;
         Some(Self {
@@ -344,7 +348,7 @@ impl Arena {
             // above all, is ordered by the lock before this fence. This fence is before every store
             // of the new owner. A reader that sees such a store and then fences sees the void
             // versions, see `release_rows`.
-            fence(Ordering::Release);
+            device_release_fence();
             return Ok((block, true));
         }
         let block = self.fresh(&mut books, len)?;
@@ -564,18 +568,21 @@ impl ServerMemory {
         let [public, private, counters] = files.into_parts();
         let public = Arena::new(NAMES[0], public, incarnation)?;
         let private = Arena::new(NAMES[1], private, incarnation)?;
-        let memory = Self::assemble([public, private], counters, incarnation, false)?;
+        let arenas = [public, private];
+        let memory = Self::assemble(arenas, counters, incarnation, incarnation, false)?;
         Ok((memory, without))
     }
 
-    /// The memories of a server, with the counters registered.
+    /// The memories of a server, with the counters registered. `keys_of` is the incarnation of the server that
+    /// made the memories: keys name the memory, and stay while it does.
     pub(super) fn assemble(
         [public, private]: [Arena; 2],
         counters: MemoryFile,
         incarnation: Incarnation,
+        keys_of: Incarnation,
         is_held: bool,
     ) -> Result<Self, StoreError> {
-        let exports = Arc::new(RegionTable::new(incarnation.0 as u8));
+        let exports = Arc::new(RegionTable::new(keys_of.0 as u8));
         let len = counters.region.len() as u64;
         let export = RegisteredRegion {
             region: Arc::clone(&counters.region),
@@ -652,7 +659,8 @@ impl ServerMemory {
             rights: AccessFlags::Read,
             memory: 0,
         };
-        let key = self.exports.add(export)?;
+        // The counters are entry 0. A successor gives each block the same key.
+        let key = self.exports.add_at(1 + block.entry, export)?;
         keys.insert(block.at, key);
         Ok(key)
     }

@@ -5,6 +5,7 @@
 //! lanes and clocks.
 
 mod admission;
+pub(crate) mod closing;
 pub mod cursor;
 pub mod cut;
 mod deletion;
@@ -30,5 +31,5 @@ pub mod status;
 
 pub use error::StoreError;
 pub use files::{MemoryFile, MemoryFiles, ResumeError};
-pub use hugepages::{Backing, Hugepages};
+pub use hugepages::{Backing, Hugepages, NoHugepages};
 pub use memory::ServerMemory;

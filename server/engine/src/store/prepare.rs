@@ -7,7 +7,7 @@
 //! 15,000 fresh pages of a growing table instead of 1,500. The helper may be late: an applier that
 //! does not find what it ordered manages without it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, SendError, Sender, TryRecvError, bounded, select_biased};
@@ -93,7 +93,9 @@ impl Preparer {
         urgency: Urgency,
         make: impl FnOnce(&ServerMemory, &mut Pace) -> Result<T, StoreError> + Send + 'static,
     ) -> Option<Order<T>> {
-        let jobs = &self.0.as_ref()?[urgency as usize];
+        let helper = self.0.as_ref()?;
+        let jobs = &helper[urgency as usize];
+        let later = helper[Urgency::Later as usize].clone();
         let (answer, coming) = bounded(1);
         let memory = Arc::clone(memory);
         let job = move |pace: &mut Pace| {
@@ -101,7 +103,12 @@ impl Preparer {
             if let Ok(made) = make(&memory, pace) {
                 let made = Some(made);
                 // The applier made one itself meanwhile, or needs none.
-                if let Err(SendError(mut late)) = answer.send(Prepared { memory, made })
+                let prepared = Prepared {
+                    memory,
+                    made,
+                    later,
+                };
+                if let Err(SendError(mut late)) = answer.send(prepared)
                     && let Some(made) = late.made.take()
                 {
                     made.discard_late(&late.memory, pace);
@@ -135,14 +142,34 @@ impl Pace {
 struct Prepared<T: Made> {
     memory: Arc<ServerMemory>,
     made: Option<T>,
+    /// Orders of the helper for which there is time.
+    later: Sender<Job>,
 }
 
 impl<T: Made> Drop for Prepared<T> {
+    /// The applier drops an order that is done, and has made one itself: the helper returns its pages.
     fn drop(&mut self) {
-        if let Some(made) = self.made.take() {
+        let Some(made) = self.made.take() else {
+            return;
+        };
+        let kept = Arc::new(Mutex::new(Some(made)));
+        let (memory, late) = (Arc::clone(&self.memory), Arc::clone(&kept));
+        let discard = move |pace: &mut Pace| {
+            if let Some(made) = taken(&late) {
+                made.discard_late(&memory, pace);
+            }
+        };
+        // It has too much to do, or has ended.
+        if self.later.try_send(Box::new(discard)).is_err()
+            && let Some(made) = taken(&kept)
+        {
             made.discard(&self.memory);
         }
     }
+}
+
+fn taken<T>(kept: &Mutex<Option<T>>) -> Option<T> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// An order under way. If it is dropped, its result is freed.

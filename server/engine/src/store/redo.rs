@@ -8,7 +8,8 @@
 //! attaches its memory finds a header with a matching checksum. It stores the same bytes again:
 //! idempotent. A header with a wrong checksum means that no byte of its target was written.
 //!
-//! The last line of the area names the push that is being applied, so that the rest of it is applied once.
+//! The last line of the area names the push that is being applied, so that the rest of it is applied once. The line
+//! before it has the position of a tick, see `closing`.
 //!
 //! Results of blocks take the same way, with a header of their own: see `redo_block`.
 
@@ -200,9 +201,9 @@ impl Redo {
             applier,
             part: 0,
         };
-        // A block's header takes two lines, and the name of the push one.
+        // A block's header takes two lines, the position of a tick and the name of the push one each.
         let bytes =
-            3 * LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
+            4 * LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
         let block = memory.private.alloc(bytes, owner)?;
         Ok(Self { memory, block })
     }
@@ -328,7 +329,7 @@ impl Redo {
 
     /// Bytes of the area for a record.
     pub(super) const fn area_len(&self) -> usize {
-        self.block.len - LINE_BYTES
+        self.block.len - 2 * LINE_BYTES
     }
 
     /// Voids the record: before a row is removed or its memory freed, so that no successor stores

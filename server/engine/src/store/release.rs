@@ -1,7 +1,7 @@
 //! Release of row memory: every row of a share is void before any of its memory has a new owner.
 
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_runtime::sync::{Ordering, fence};
+use tidewater_runtime::sync::device_release_fence;
 
 use super::StoreError;
 use super::memory::{Block, ServerMemory};
@@ -55,7 +55,7 @@ pub(super) fn release_rows(
     }
     // SYNC: release. Orders the void versions before whatever this thread does with the memory
     // next; the next owner's stores are behind the fence in `Arena::take`.
-    fence(Ordering::Release);
+    device_release_fence();
     for slab in slabs {
         memory.public.free(slab.block)?;
     }

@@ -20,6 +20,7 @@ use tidewater_protocol::table::{
     TableSpec,
 };
 use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::*;
 use crate::apply::table::{Store, Table};
@@ -304,6 +305,79 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     rig.attach(0);
     let posted = rig.step(0);
     assert_eq!(posted, [Reject, Reject, State, Clock, Signal]);
+}
+
+/// A lane that ends when its gate opens, as one over RDMA does, and takes nothing but that.
+struct SlowToEnd(Arc<AtomicBool>);
+
+impl ServerLane for SlowToEnd {
+    fn peer(&self) -> &str {
+        "client"
+    }
+
+    fn poll(&mut self, _: &mut RegionTableView, _: &Inbox) -> Result<bool, LaneError> {
+        Ok(false)
+    }
+
+    fn post(&mut self, _: usize, _: &[u8]) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn poll_hint(&self) -> Option<Duration> {
+        None
+    }
+
+    fn destroy(&mut self) {
+        panic!("the applier waits for a device");
+    }
+
+    fn end(&mut self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// While a lane ends, the applier serves the others. What the lane's device places until its end is applied before
+/// the recovery is answered, and before the ring of an ended session is dropped.
+#[test]
+fn lane_that_ends_slowly_stops_no_other() {
+    let mut rig = Rig::new();
+    let ended = Arc::new(AtomicBool::new(false));
+    let port = Box::new(SlowToEnd(Arc::clone(&ended)));
+    let session = rig.hands[1].session;
+    let attach = Command::AttachPort(session, port, bounded(1).0);
+    rig.commands.send(attach).unwrap();
+    rig.applier.step();
+    let ((tx, recovered), (drop_tx, dropped)) = (bounded(1), bounded(1));
+    rig.commands.send(Command::recover(session, tx)).unwrap();
+    rig.commands
+        .send(Command::DropRing(session, drop_tx))
+        .unwrap();
+    for seq in 1..=10 {
+        assert_eq!(rig.answers(push(1.0)), [Event::State, Event::Signal]);
+        assert_eq!(rig.applier.rings[0].state().applied_seq, seq);
+        assert!(recovered.try_recv().is_err(), "its device may still write");
+    }
+    assert!(
+        rig.applier.poll_hint() <= ENDING,
+        "nothing wakes it when the lane has ended"
+    );
+    // The last frame arrives late.
+    let (header, payload) = push(1.0);
+    rig.hands[1].write(header, &payload);
+    assert!(dropped.try_recv().is_err());
+    ended.store(true, Ordering::Relaxed);
+    rig.applier.step();
+    let state = recovered.try_recv().unwrap().unwrap();
+    assert_eq!(
+        state.applied_seq, 1,
+        "a frame that came before the end of the lane is lost"
+    );
+    assert!(dropped.try_recv().is_ok() && rig.applier.rings.len() == 1);
+    assert_eq!(rig.applier.poll_hint(), IDLE);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Pending {
         if stream.frames.is_empty() {
             self.set_budget(&mut stream, Budget::Task);
         }
-        let result = self.hold_in(&mut stream, key.thread, header, payload);
+        let result = self.hold_in(&mut stream, (key.thread, None), header, payload);
         if !stream.frames.is_empty() {
             self.tasks.insert(key, stream);
         }
@@ -135,6 +135,10 @@ impl Pending {
         staged: bool,
     ) {
         stream.kept = stream.frames.len();
+        if self.is_kept {
+            // Its pages have no name that a successor knows: the next push begins one that has.
+            stream.used = stream.pages.last().map_or(0, |page| page.len);
+        }
         let Some(mut open) = self.streams.remove(&to) else {
             let budget = if staged {
                 Budget::Staged

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::encoding::EncodingCode;
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, CLOCK_JOIN, FrameFlags, FrameKind};
-use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload, FunctionProblem};
+use tidewater_protocol::layout::function::{
+    AtTickProblem, FunctionBody, FunctionPayload, FunctionProblem,
+};
 use tidewater_protocol::table::{
     DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, TableSpec,
 };
@@ -220,7 +222,8 @@ fn update_of_table_of_ticks_is_refused() {
         chk: 0,
     };
     let refused = engine.frame(FrameSender::first(WorkerId(0)), &header, payload);
-    assert_eq!(refused, Err(FunctionProblem::AtTick.with(0)));
+    let problem = AtTickProblem::Named as u64;
+    assert_eq!(refused, Err(FunctionProblem::AtTick.with(problem)));
 }
 
 /// A request that ends before its first element's number is refused like any other bad length.

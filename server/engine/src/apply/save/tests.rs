@@ -471,3 +471,71 @@ fn slow_writer_delays_the_cursor_only() {
     assert!(rig.engine.save_step() && !rig.engine.save_step());
     assert!(rig.engine.table(id).unwrap().cut().is_none());
 }
+
+/// A save that another thread ends at any moment, also between two copies of its last step, is done with all of its
+/// records or not at all. A part without them was committed in the checkpoint of a job that had just failed.
+#[test]
+fn save_that_is_ended_is_not_done() {
+    /// All in one step of 32 KiB.
+    const ROWS: u64 = 150;
+    const ROUNDS: usize = 3_000;
+    let mut rig = Rig::new(8);
+    let memory = Arc::clone(&rig.engine.memory);
+    let (id, spec) = (TableId(6), rig.specs[0].clone());
+    let all: Vec<PartitionId> = (0..PARTITIONS).map(PartitionId).collect();
+    let parts = all.iter().copied();
+    let table = Table::new(
+        &memory,
+        &Preparer::none(),
+        (id, 0),
+        &Arc::new(spec.clone()),
+        parts,
+    );
+    rig.engine.add_table(table.unwrap());
+    rig.specs.push(spec);
+    rig.push_keys(id.0, 0, 0..ROWS);
+    let (begin, begun) = crossbeam_channel::bounded::<(Arc<SaveMemory>, usize)>(0);
+    let ender = std::thread::spawn(move || {
+        for (memory, round) in begun {
+            (0..round % 1_000 * 20).for_each(|_| std::hint::spin_loop());
+            memory.cancel();
+        }
+    });
+    let (mut done, mut ended) = (0, 0);
+    for round in 0..ROUNDS {
+        let (out, pieces) = unbounded();
+        let memory = Arc::new(SaveMemory::new(NO_LIMIT));
+        rig.engine.begin_save(SaveOrder {
+            applier: 4,
+            shares: vec![(id, all.clone())],
+            clocks: Vec::new(),
+            out,
+            memory: Arc::clone(&memory),
+        });
+        match round {
+            0 => {}
+            1 => memory.cancel(),
+            _ => begin.send((Arc::clone(&memory), round)).unwrap(),
+        }
+        while rig.engine.save_step() {}
+        let pieces: Vec<SavePiece> = pieces.try_iter().map(|(_, piece)| piece).collect();
+        if matches!(pieces.last(), Some(SavePiece::Done)) {
+            let records = |piece: &SavePiece| match piece {
+                SavePiece::Records { records, .. } => *records,
+                _ => 0,
+            };
+            assert_eq!(
+                pieces.iter().map(records).sum::<u64>(),
+                ROWS,
+                "round {round}"
+            );
+            done += 1;
+        } else {
+            ended += 1;
+        }
+    }
+    drop(begin);
+    ender.join().unwrap();
+    println!("{done} saves were done, {ended} ended");
+    assert!(done > 0 && ended > 0, "{done} done, {ended} ended");
+}

@@ -177,7 +177,7 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         assert_eq!(folded.len() + held.len(), pushes.len());
         buffers.cut(&pending, &held, blocks.layout());
         let (pushed, store) = ((&pending, &held[..]), (&mut blocks, &redo));
-        let stored = buffers.step(pushed, &mut sums, store, seed + 1, rules);
+        let stored = buffers.step(pushed, &mut sums, store, (seed + 1, 0), rules);
         stored.unwrap();
         pending.free(streams);
         tick(&mut model, &pushes);
@@ -275,7 +275,7 @@ fn ticks_move_what_they_touch_as_pushes_do() {
             let (streams, held) = take(&mut pending, None);
             buffers.cut(&pending, &held, ticked.layout());
             let (pushes, store) = ((&pending, &held[..]), (&mut ticked, &redo));
-            let stored = buffers.step(pushes, &mut sums, store, lsn, rules);
+            let stored = buffers.step(pushes, &mut sums, store, (lsn, 0), rules);
             stored.unwrap();
             pending.free(streams);
             let values = value.to_le_bytes().repeat(range.len());

@@ -1,0 +1,322 @@
+//! Ticks of tables that outlive their process.
+//!
+//! A successor has the held pushes of all iterations that are not closed, and the clocks. It makes the sums again, in
+//! the order of rank, thread and frame, and closes again what was being closed. Rows that were stepped are passed
+//! over: the rows of a table are stepped in the order in which the held pushes name them first, which is the same in
+//! every process, and the redo area has the number of those that are done.
+
+use std::collections::BTreeMap;
+
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::layout::frame::FrameKind;
+use tidewater_protocol::layout::{pack, unpack};
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::Durability;
+
+use super::engine::Engine;
+use super::pending::{Held, Stream, StreamKey};
+use super::push::{FIRST_BYTES, word};
+use super::reduce::tick_order;
+use super::sums::Sums;
+use super::tick::STEP_ROWS;
+use super::warm::LostWorker;
+use crate::namespace::NamespaceId;
+use crate::store::closing::{Closing, TICK_SESSION};
+use crate::store::redo::{PushName, Redo};
+use crate::store::{ResumeError, StoreError};
+use tidewater_clocks::Clocks;
+
+/// The tick under way.
+#[derive(Debug, Default)]
+pub(super) struct CloseProgress {
+    /// What the redo area has.
+    noted: Option<Closing>,
+    /// Table and number of rows that were stepped before a death.
+    before: u64,
+}
+
+impl CloseProgress {
+    /// The tick that a dead applier began last.
+    pub(super) const fn resume(noted: Closing) -> Self {
+        Self {
+            noted: Some(noted),
+            before: 0,
+        }
+    }
+
+    /// Rows of a table that were stepped before a death; `u32::MAX` for all.
+    pub(super) fn rows_done(&self, id: u32) -> u32 {
+        let (rows, table) = unpack(self.before);
+        if mutants::on(Mutant::ResumedTickFromItsStart) {
+            return 0;
+        }
+        match table.cmp(&id) {
+            std::cmp::Ordering::Less => 0,
+            std::cmp::Ordering::Equal => rows,
+            std::cmp::Ordering::Greater => u32::MAX,
+        }
+    }
+
+    /// Names the rows of a table behind the first `done` ones, before they are stepped.
+    pub(super) fn name_rows(
+        &self,
+        redo: &Redo,
+        (id, done): (u32, u32),
+        lsn: u64,
+    ) -> Result<(), StoreError> {
+        redo.begin(PushName {
+            lsn,
+            session: TICK_SESSION,
+            seq: pack(done, id),
+        })
+    }
+
+    /// Notes that the first `done` rows of a table are stepped: pushes that come before its next rows take the name.
+    pub(super) fn note_rows(&self, redo: &Redo, (id, done): (u32, u32)) -> Result<(), StoreError> {
+        // All rows of a table before the resumed one count as done already.
+        redo.note_close(pack(done, id).max(self.before))
+    }
+}
+
+/// Rows of a table that a tick has stepped.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    /// Number of rows that it has stepped.
+    pub(super) done: u32,
+    /// Rows that a process before this one has stepped.
+    left_out: u32,
+}
+
+impl Steps {
+    /// The number of rows to leave out of the next `rows`.
+    pub(super) fn pass(&mut self, rows: usize) -> usize {
+        let out = rows.min(self.left_out as usize);
+        self.left_out -= out as u32;
+        self.done += out as u32;
+        out
+    }
+}
+
+/// Position in the held pushes of a table, of which the rows are stepped in their order.
+#[derive(Debug, Default)]
+pub(super) struct InOrder {
+    /// Index of the operation in a tick, of the push, and of its row.
+    op: usize,
+    frame: usize,
+    row: usize,
+    steps: Option<Steps>,
+}
+
+impl Engine {
+    /// Whether a successor needs any of these pushes.
+    pub(super) fn has_warm(&self, streams: &[Stream]) -> bool {
+        let is_warm = |held: &Held| self.is_warm(held.header.table);
+        self.journal.is_some()
+            && !mutants::on(Mutant::FoldedPushesDropped)
+            && streams.iter().flat_map(Stream::frames).any(is_warm)
+    }
+
+    fn is_warm(&self, id: u32) -> bool {
+        let table = self.tables.get(&id);
+        table.is_some_and(|table| table.spec.durability == Durability::Warm)
+    }
+
+    /// Begins to close an iteration, or goes on where the process before this one died.
+    pub(super) fn begin_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+        if self.journal.is_none() {
+            return;
+        }
+        let closing = Closing {
+            namespace: job.0.0,
+            domain: job.1.0.into(),
+            iteration,
+            lsn: self.lsn,
+            position: 0,
+        };
+        let name = |of: &Closing| (of.namespace, of.domain, of.iteration);
+        let resumed = self
+            .closing
+            .noted
+            .filter(|noted| name(noted) == name(&closing));
+        self.closing.before = resumed.map_or(0, |noted| noted.position);
+        self.closing.noted = Some(closing);
+        if resumed.is_none()
+            && let Err(e) = self.redo.begin_close(&closing)
+        {
+            self.fail(format_args!("a tick could not be named: {e}"));
+        }
+    }
+
+    /// Ends an iteration: a successor has none of its pushes any more.
+    pub(super) fn end_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+        self.note_closed(job, iteration);
+        self.pending.free_folded(job, iteration);
+    }
+
+    /// Keys that the iteration that is closed deletes from a table, in descending order. None where a process before
+    /// this one has stepped rows of it: it had deleted all of them. Deletions that are repeated before the first step
+    /// change nothing.
+    pub(super) fn due_deletions(&mut self, id: u32) -> Vec<u64> {
+        let due = self.noted_deletions(id);
+        match self.is_warm(id) && self.closing.rows_done(id) > 0 {
+            true => Vec::new(),
+            false => due,
+        }
+    }
+
+    /// Steps the rows of a table that outlives its process, in the order in which its pushes name them first, until
+    /// `rows` are used up. True if all are stepped, and for every other table. Cost: that of
+    /// [`Self::step_rows`], and a look into the index for each row of each push.
+    pub(super) fn step_in_order(
+        &mut self,
+        ((id, iteration), pushes): ((u32, u64), [&[Held]; 2]),
+        at: &mut InOrder,
+        rows: &mut usize,
+    ) -> bool {
+        if !self.is_warm(id) {
+            return true;
+        }
+        let Some(Sums::Rows(mut all)) = self.sums.remove(&id) else {
+            return true;
+        };
+        let left_out = self.closing.rows_done(id);
+        let mut steps = at.steps.take().unwrap_or(Steps { done: 0, left_out });
+        let mut payload = Vec::new();
+        let mut slots = Vec::new();
+        let mut stepped = Ok(());
+        while let (Some(op), Some(sums)) = (tick_order().get(at.op), all.get_mut(at.op))
+            && *rows > 0
+        {
+            slots.clear();
+            let most = STEP_ROWS.min(*rows);
+            let frames = pushes.iter().copied().flatten().skip(at.frame);
+            for held in frames {
+                let is_it = held.header.flags.op == Some(*op);
+                let count = held.header.count as usize * usize::from(is_it);
+                let end = count.min(at.row + most - slots.len());
+                self.pending
+                    .payload_part(held, at.row * 8..end.max(at.row) * 8, &mut payload);
+                let keys = payload.chunks_exact(8).map(|key| word(key, 0));
+                slots.extend(keys.filter_map(|key| sums.as_ref()?.find(key)));
+                at.row = end;
+                if end < count {
+                    break;
+                }
+                (at.frame, at.row) = (at.frame + 1, 0);
+            }
+            if slots.is_empty() {
+                (at.op, at.frame, at.row) = (at.op + 1, 0, 0);
+                continue;
+            }
+            *rows -= slots.len();
+            if let Some(sums) = sums {
+                let slots = slots.drain(..);
+                stepped = stepped.and_then(|()| {
+                    self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
+                });
+            }
+        }
+        self.sums.insert(id, Sums::Rows(all));
+        at.steps = Some(steps);
+        if let Err(why) = stepped {
+            self.fail(why);
+        }
+        at.op == tick_order().len()
+    }
+
+    /// Takes over the held pushes of a dead applier: makes room for their sums, and queues what its clocks have left
+    /// to do. `applied` has the number of the last counted frame of each session.
+    ///
+    /// # Errors
+    /// [`ResumeError`] when they are damaged, or there is no memory for their sums.
+    pub(super) fn resume_held(
+        &mut self,
+        applied: &BTreeMap<u64, u64>,
+        lost: Option<LostWorker>,
+    ) -> Result<(), ResumeError> {
+        let (clocks, closed) = (&self.clocks, &self.closed);
+        let is_lost = |key: &StreamKey| {
+            let lost = lost
+                .iter()
+                .filter(|_| !mutants::on(Mutant::LostPushesResumed));
+            let lost =
+                lost.filter(|(of, rank, _)| (*of, *rank) == (key.namespace, key.thread.rank));
+            let mut open =
+                lost.map(|(.., open)| open.iter().find(|(domain, _)| *domain == key.domain));
+            open.any(|open| match open {
+                Some((_, from)) => key.iteration >= *from,
+                // No member has ticked in the domain.
+                None => clocks[&key.namespace]
+                    .domains()
+                    .all(|domain| domain != key.domain),
+            })
+        };
+        let is_open = |key: &StreamKey| {
+            let closed = closed.get(&(key.namespace, key.domain));
+            clocks.contains_key(&key.namespace)
+                && key.iteration >= closed.copied().unwrap_or_default()
+                && !is_lost(key)
+        };
+        let tables = &self.tables;
+        let is_known = |id: u32| {
+            let table = tables.get(&id);
+            table.is_some_and(|table| table.spec.durability == Durability::Warm)
+        };
+        self.pending.resume(applied, is_open, is_known)?;
+        for held in self.pending.all_frames() {
+            self.reserve_again(&held)?;
+        }
+        for (namespace, domain) in self.pending.domains() {
+            // Those without ticks are in no entry of the journal.
+            self.clocks(namespace).min(domain);
+        }
+        let of_job = |(&namespace, clocks): (&NamespaceId, &Clocks)| {
+            let domains: Vec<DomainId> = clocks.domains().collect();
+            domains.into_iter().map(move |domain| (namespace, domain))
+        };
+        let mut domains: Vec<_> = self.clocks.iter().flat_map(of_job).collect();
+        // The tick that was cut comes first: the redo area has the position of one.
+        let cut = self
+            .closing
+            .noted
+            .map(|noted| (noted.namespace, noted.domain));
+        domains.sort_by_key(|(namespace, domain)| cut != Some((namespace.0, domain.0.into())));
+        for (namespace, domain) in domains {
+            let closed = self.closed.get(&(namespace, domain)).copied();
+            for iteration in closed.unwrap_or_default()..self.clocks(namespace).min(domain) {
+                self.queue_close((namespace, domain), iteration);
+            }
+            self.next_turn(namespace, domain);
+        }
+        Ok(())
+    }
+
+    /// Makes room for the sums of a push, as when it was held.
+    fn reserve_again(&mut self, held: &Held) -> Result<(), ResumeError> {
+        let header = &held.header;
+        let Some(op) = header.flags.op.filter(|_| header.kind != FrameKind::Delete) else {
+            return Ok(());
+        };
+        let count = header.count as usize;
+        let mut payload = std::mem::take(&mut self.scratch);
+        let reserved = match header.kind {
+            FrameKind::PushDense => {
+                self.pending
+                    .payload_part(held, 0..FIRST_BYTES, &mut payload);
+                let split = self.split_steps(header, op, word(&payload, 0));
+                split.and_then(|()| self.reserve_sums(header.table, op))
+            }
+            _ => {
+                self.pending.payload_part(held, 0..count * 8, &mut payload);
+                self.reserve_row_sums(header.table, op, (&payload, count), header.clock)
+            }
+        };
+        self.scratch = payload;
+        reserved.map_err(|refusal| ResumeError::Damaged {
+            what: format!(
+                "no room for the sums of a held push of {}: {refusal:?}",
+                held.thread
+            ),
+        })
+    }
+}

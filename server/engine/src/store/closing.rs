@@ -1,0 +1,97 @@
+//! The position of a tick in the redo area, so that a successor passes over the rows that are stepped.
+//!
+//! ```text
+//! u64 namespace | u64 domain | u64 iteration | u64 frame number before the tick | u64 position | 0
+//! ```
+//! The position is stored last. Rows of the tick have a name like those of a push while they are stepped: of the
+//! position that is noted and that of the name the later one holds.
+
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_runtime::mem::WordsMut;
+use tidewater_runtime::sync::{Ordering, fence};
+
+use super::StoreError;
+use super::redo::{PushName, Redo};
+
+/// Offset of the position in the line of a tick.
+const CLOSE_AT: usize = 32;
+
+/// The tick that an applier carries out, and its position.
+///
+/// Tables are stepped in ascending order, and rows of a table in an order that depends on the held pushes only. So
+/// table and number of its stepped rows say which rows of the tick are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Closing {
+    /// Number of the job.
+    pub(crate) namespace: u64,
+    /// Clock domain in which the iteration ends.
+    pub(crate) domain: u64,
+    /// Number of the iteration that ends.
+    pub(crate) iteration: u64,
+    /// Number of the last frame before the tick.
+    pub(crate) lsn: u64,
+    /// Table (upper half) and number of its rows that are stepped.
+    pub(crate) position: u64,
+}
+
+/// The session in the name of rows that a tick steps; their sequence number is the position before them.
+pub(crate) const TICK_SESSION: u64 = u64::MAX;
+
+impl Redo {
+    /// Names the iteration that a tick closes, at its first row. Cost: six stores to one line.
+    ///
+    /// # Errors
+    /// Never for an area of this memory.
+    pub(crate) fn begin_close(&self, closing: &Closing) -> Result<(), StoreError> {
+        let line = self.close_line()?;
+        // Nothing is stepped, whatever iteration the line names until it is complete.
+        line.store(CLOSE_AT, 0);
+        fence(Ordering::Release);
+        for (word, value) in (0..4).zip([
+            closing.namespace,
+            closing.domain,
+            closing.iteration,
+            closing.lsn,
+        ]) {
+            line.store(word * 8, value);
+        }
+        fence(Ordering::Release);
+        line.store(CLOSE_AT, closing.position);
+        Ok(())
+    }
+
+    /// Notes the position of the tick, which never goes back.
+    ///
+    /// # Errors
+    /// Never for an area of this memory.
+    pub(crate) fn note_close(&self, position: u64) -> Result<(), StoreError> {
+        self.close_line()?.store(CLOSE_AT, position);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// The tick that a dead applier began last, with its position. `push` is the result of
+    /// [`Self::interrupted`]: a name under [`TICK_SESSION`] is that of some rows of a tick.
+    ///
+    /// # Errors
+    /// Never for an area of this memory.
+    pub(crate) fn closing(&self, push: Option<(PushName, u32)>) -> Result<Closing, StoreError> {
+        let line = self.close_line()?.as_read();
+        let [namespace, domain, iteration, lsn, noted] =
+            [0, 8, 16, 24, CLOSE_AT].map(|at| line.load(at));
+        let named = push.filter(|(name, _)| name.session == TICK_SESSION && name.lsn > lsn);
+        let position = named.map_or(0, |(name, rows)| name.seq + u64::from(rows));
+        Ok(Closing {
+            namespace,
+            domain,
+            iteration,
+            lsn,
+            position: noted.max(position),
+        })
+    }
+
+    fn close_line(&self) -> Result<WordsMut<'_>, StoreError> {
+        let at = self.block.at + self.block.len - 2 * LINE_BYTES;
+        Ok(self.memory.private.region().words_mut(at, LINE_BYTES)?)
+    }
+}
