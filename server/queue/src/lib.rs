@@ -15,8 +15,10 @@ mod history;
 mod order;
 mod queue;
 mod queues;
+mod replay;
 #[cfg(test)]
 mod tests;
 
-pub use queue::{Done, Queue, Report, Taken, WorkerKey};
+pub use queue::{Done, Queue, Released, Report, Taken, WorkerKey};
 pub use queues::{QueueError, Queues};
+pub use replay::QueueCall;

@@ -59,8 +59,19 @@ struct OpenTask {
     place: u32,
     epoch: u32,
     failures: u32,
+    /// Workers that were lost while they had it.
+    losses: u32,
     /// Deliveries that count; none: it waits to be given again.
     deliveries: Vec<u64>,
+}
+
+/// Tasks that are taken back from a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Released {
+    /// Number of deliveries that were taken back.
+    pub taken_back: u64,
+    /// Tasks that are left out, since too many workers were lost with them.
+    pub left_out: Vec<LeftOut>,
 }
 
 /// A delivery that counts.
@@ -86,6 +97,8 @@ pub struct Queue {
     open: BTreeMap<u64, OpenTask>,
     /// By number, which is also the order of their times.
     deliveries: BTreeMap<u64, Delivery>,
+    /// Deliveries of each worker that are not reported as finished, the oldest first.
+    held: BTreeMap<WorkerKey, Vec<u64>>,
     /// Final tasks that have been given.
     finals: u32,
     history: History,
@@ -109,6 +122,7 @@ impl Queue {
             returned: VecDeque::new(),
             open: BTreeMap::new(),
             deliveries: BTreeMap::new(),
+            held: BTreeMap::new(),
             finals: 0,
             history: History::default(),
             counters,
@@ -128,22 +142,34 @@ impl Queue {
 
     /// What the queue has done so far.
     pub fn status(&self) -> QueueStatus {
-        let held = self.open.len() - self.returned.len();
-        let counters = QueueCounters {
-            open: held as u64,
-            ..self.counters
-        };
         QueueStatus {
-            counters,
+            counters: self.counters(),
             left_out: self.left_out.clone(),
             is_over: self.is_over(),
+        }
+    }
+
+    /// Counters of the queue.
+    pub fn counters(&self) -> QueueCounters {
+        let held = self.open.len() - self.returned.len();
+        QueueCounters {
+            open: held as u64,
+            ..self.counters
         }
     }
 
     /// Whether no task will follow.
     pub fn is_over(&self) -> bool {
         let has_passes = self.next < self.order.len() || self.has_next_epoch();
-        !has_passes && self.open.is_empty() && self.finals as usize == self.spec.finals.len()
+        let has_tasks = has_passes && self.has_steps();
+        !has_tasks && self.open.is_empty() && self.finals as usize == self.spec.finals.len()
+    }
+
+    /// Whether the limit of finished tasks leaves room for another one next to those that are open. A task that is
+    /// left out makes room again, so that the number of finished tasks is exact.
+    fn has_steps(&self) -> bool {
+        let begun = self.counters.finished + self.open.len() as u64;
+        self.spec.steps_max == 0 || begun < self.spec.steps_max
     }
 
     fn has_next_epoch(&self) -> bool {
@@ -154,7 +180,11 @@ impl Queue {
     /// Gives a task to a worker as delivery number `delivery`, which is greater than all before it. Tasks that
     /// were taken back come first, then those of the pass, then those of stragglers, then the final ones. A
     /// pass begins when its first task is asked for. Cost: a search in a map; a sort of all tasks when a pass
-    /// begins; a look at each straggler when there is no other task.
+    /// begins; a look at each task of the worker, and at each straggler when there is no other task.
+    ///
+    /// A worker with `held_max` tasks waits. A task with which all but the last of `losses_max` workers were lost is
+    /// given to a worker that has no other one, which gets no other one meanwhile: so its loss is that task's alone.
+    /// Other requests wait until a worker has taken it.
     pub fn take(&mut self, now: Duration, worker: WorkerKey, delivery: u64) -> Taken {
         self.expire(now);
         let Some(number) = self.next_task(now, worker) else {
@@ -171,6 +201,7 @@ impl Queue {
             applying: None,
         };
         self.deliveries.insert(delivery, given);
+        self.held.entry(worker).or_default().push(delivery);
         let Some(open) = self.open.get_mut(&number) else {
             unreachable!("task {number} is to be given and is not open");
         };
@@ -188,8 +219,18 @@ impl Queue {
     }
 
     fn next_task(&mut self, now: Duration, worker: WorkerKey) -> Option<u64> {
-        if let Some(number) = self.returned.pop_front() {
-            return Some(number);
+        let held = self.held.get(&worker).map_or(&[][..], Vec::as_slice);
+        let task_of = |delivery: &u64| self.deliveries.get(delivery).map(|given| given.task);
+        let is_full = self.spec.held_max > 0 && held.len() >= self.spec.held_max as usize;
+        if is_full || held.iter().filter_map(task_of).any(|n| self.is_last_try(n)) {
+            return None;
+        }
+        if let Some(&number) = self.returned.front() {
+            let must_be_alone = self.is_last_try(number) && !held.is_empty();
+            return match must_be_alone {
+                true => None,
+                false => self.returned.pop_front(),
+            };
         }
         if let Some(number) = self.next_of_pass() {
             return Some(number);
@@ -207,7 +248,16 @@ impl Queue {
         })
     }
 
+    /// Whether one more loss of a worker leaves the task out.
+    fn is_last_try(&self, number: u64) -> bool {
+        let losses = self.open.get(&number).map_or(0, |open| open.losses);
+        losses + 1 >= self.spec.losses_max
+    }
+
     fn next_of_pass(&mut self) -> Option<u64> {
+        if !self.has_steps() {
+            return None;
+        }
         if self.next == self.order.len() {
             let strict = self.spec.strict_epochs && !mutants::on(Mutant::PassBeginsEarly);
             let waits = strict && !self.open.is_empty();
@@ -233,6 +283,7 @@ impl Queue {
             place,
             epoch,
             failures: 0,
+            losses: 0,
             deliveries: Vec::new(),
         };
         self.open.insert(number, open);
@@ -247,7 +298,7 @@ impl Queue {
             let alone = self
                 .open
                 .get(&given.task)
-                .is_some_and(|t| t.deliveries.len() == 1);
+                .is_some_and(|t| t.deliveries.len() == 1 && !self.is_last_try(given.task));
             alone && given.worker != worker && given.applying.is_none()
         });
         found.map(|given| given.task)
@@ -286,14 +337,19 @@ impl Queue {
         given.applying = Some(records);
         let (task, since) = (given.task, given.since);
         self.history.add(now.saturating_sub(since));
+        self.unhold(worker, delivery);
+        let mut ended = Vec::new();
         if let Some(open) = self.open.get_mut(&task)
             && !mutants::on(Mutant::SecondFinisherCounts)
         {
             for other in std::mem::replace(&mut open.deliveries, vec![delivery]) {
                 if other != delivery {
-                    self.deliveries.remove(&other);
+                    ended.push(other);
                 }
             }
+        }
+        for other in ended {
+            self.end(other);
         }
         if pushed {
             return Done::Apply;
@@ -308,7 +364,7 @@ impl Queue {
         if !self.deliveries.get(&delivery).is_some_and(is_applying) {
             return;
         }
-        if let Some(given) = self.deliveries.remove(&delivery) {
+        if let Some(given) = self.end(delivery) {
             self.open.remove(&given.task);
             // The number of records is the worker's.
             let records = given.applying.unwrap_or_default();
@@ -334,7 +390,7 @@ impl Queue {
                 return Report::Late;
             }
         };
-        self.deliveries.remove(&delivery);
+        self.end(delivery);
         self.counters.failures += 1;
         let Some(open) = self.open.get_mut(&number) else {
             unreachable!("delivery {delivery} is of task {number}, which is not open");
@@ -371,22 +427,56 @@ impl Queue {
     }
 
     /// Takes all tasks back from a worker that is lost or has left. It is no failure of the tasks: they come
-    /// first, and their tries stay. A task with pushes that are being applied is finished all the same.
-    /// Returns how many were taken back. Cost: a look at each delivery.
-    pub fn release(&mut self, worker: WorkerKey) -> u64 {
-        let is_held = |given: &Delivery| given.worker == worker && given.applying.is_none();
-        let all = self.deliveries.iter().filter(|(_, given)| is_held(given));
-        let held: Vec<u64> = all.map(|(&delivery, _)| delivery).collect();
+    /// first, and their tries stay. A task with pushes that are being applied is finished all the same. The loss
+    /// counts to each task that the worker had; with `losses_max` of them a task is left out, unless another worker
+    /// has it too. Cost: a look at each delivery of the worker.
+    pub fn release(&mut self, worker: WorkerKey, is_lost: bool) -> Released {
+        let held = self.held.remove(&worker).unwrap_or_default();
         self.counters.recovered += held.len() as u64;
+        let mut left_out = Vec::new();
         for &delivery in held.iter().rev() {
             let number = self.take_back(delivery);
-            if mutants::on(Mutant::RecoveryCostsTry)
-                && let Some(open) = number.and_then(|number| self.open.get_mut(&number))
+            let Some(open) = number.and_then(|number| self.open.get_mut(&number)) else {
+                continue;
+            };
+            open.failures += u32::from(mutants::on(Mutant::RecoveryCostsTry));
+            open.losses += u32::from(is_lost);
+            let (losses, is_alone) = (open.losses, open.deliveries.is_empty());
+            if let Some(number) = number
+                && is_lost
+                && is_alone
+                && losses >= self.spec.losses_max
+                && !mutants::on(Mutant::DeadlyTaskForEver)
             {
-                open.failures += 1;
+                // `take_back` has put it there.
+                self.returned.pop_front();
+                let reason = format!(
+                    "{losses} workers were lost while they had it, the last one of rank {worker}; look for the \
+                     cause in their logs"
+                );
+                left_out.push(self.leave_out(number, &reason));
             }
         }
-        held.len() as u64
+        Released {
+            taken_back: held.len() as u64,
+            left_out,
+        }
+    }
+
+    /// Ends a delivery, whatever became of it.
+    fn end(&mut self, delivery: u64) -> Option<Delivery> {
+        let given = self.deliveries.remove(&delivery)?;
+        self.unhold(given.worker, delivery);
+        Some(given)
+    }
+
+    fn unhold(&mut self, worker: WorkerKey, delivery: u64) {
+        if let Some(held) = self.held.get_mut(&worker) {
+            held.retain(|&other| other != delivery);
+            if held.is_empty() {
+                self.held.remove(&worker);
+            }
+        }
     }
 
     /// Takes back the deliveries with a time that is over. Cost: a look at each of them.
@@ -404,7 +494,7 @@ impl Queue {
 
     /// Ends a delivery; its task comes next, unless another worker has it too.
     fn take_back(&mut self, delivery: u64) -> Option<u64> {
-        let number = self.deliveries.remove(&delivery)?.task;
+        let number = self.end(delivery)?.task;
         let open = self.open.get_mut(&number)?;
         open.deliveries.retain(|&other| other != delivery);
         if open.deliveries.is_empty() {

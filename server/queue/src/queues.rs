@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::{QUEUE_TASKS_MAX, QUEUES_MAX};
-use tidewater_protocol::wire::control::{QueueSpec, TaskShard};
+use tidewater_protocol::wire::control::{QueueSpec, QueueSummary, TaskShard};
 
-use crate::queue::{Queue, WorkerKey};
+use crate::queue::{Queue, Released, WorkerKey};
 
 /// Why a queue cannot be made or found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,10 +128,29 @@ impl Queues {
         self.queues.iter()
     }
 
-    /// Takes all tasks of all queues back from a worker. Returns how many.
-    pub fn release(&mut self, worker: WorkerKey) -> u64 {
-        let queues = self.queues.iter_mut();
-        queues.map(|queue| queue.release(worker)).sum()
+    /// The queues for a status, at most `room`, which it reduces by those that it lists; and the number of those
+    /// that are not listed.
+    pub fn summaries(&self, room: &mut usize) -> (Vec<QueueSummary>, u32) {
+        let listed = self.queues.len().min(*room);
+        *room -= listed;
+        let summary = |queue: &Queue| QueueSummary {
+            name: queue.spec().name.clone(),
+            counters: queue.counters(),
+            is_over: queue.is_over(),
+        };
+        let queues = self.queues.iter().take(listed).map(summary).collect();
+        (queues, (self.queues.len() - listed) as u32)
+    }
+
+    /// Takes all tasks of all queues back from a worker, which is lost or has left; see [`Queue::release`].
+    pub fn release(&mut self, worker: WorkerKey, is_lost: bool) -> Released {
+        let mut all = Released::default();
+        for queue in &mut self.queues {
+            let of_queue = queue.release(worker, is_lost);
+            all.taken_back += of_queue.taken_back;
+            all.left_out.extend(of_queue.left_out);
+        }
+        all
     }
 
     /// Takes back the deliveries with a time that is over.
@@ -155,8 +174,9 @@ fn difference(a: &QueueSpec, b: &QueueSpec) -> Option<&'static str> {
         ("strict_epochs", a.strict_epochs == b.strict_epochs),
         ("seed", a.seed == b.seed),
         ("list of final tasks", a.finals == b.finals),
+        ("limit of steps", a.steps_max == b.steps_max),
     ];
-    let others = ("limit of failures or times", a == b);
+    let others = ("limit of failures, losses, held tasks or times", a == b);
     let mut fields = fields.into_iter().chain([others]);
     fields.find(|(_, equal)| !equal).map(|(field, _)| field)
 }

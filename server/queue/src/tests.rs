@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tidewater_protocol::wire::control::{QueueSpec, Task, TaskKind, TaskShard, TaskUnit};
 
 use crate::order::{Cuts, order};
-use crate::{Done, Queue, QueueError, Queues, Report, Taken, WorkerKey};
+use crate::{Done, Queue, QueueError, Queues, Released, Report, Taken, WorkerKey};
 
 fn spec(task_size: u64) -> QueueSpec {
     QueueSpec {
@@ -22,6 +22,9 @@ fn spec(task_size: u64) -> QueueSpec {
         timeout_factor: 10,
         straggler_ms: 5_000,
         straggler_factor: 2,
+        losses_max: 1000,
+        held_max: 0,
+        steps_max: 0,
     }
 }
 
@@ -123,7 +126,7 @@ proptest! {
             model.finished(&task)?;
         }
         for worker in 0..5 {
-            desk.queue.release(worker);
+            desk.queue.release(worker, true);
             model.held.retain(|_, (_, holder)| *holder != worker);
         }
         while let Some(task) = desk.take(now, 9) {
@@ -202,7 +205,7 @@ impl Model {
                 }
             }
             (7, _) => {
-                desk.queue.release(worker);
+                desk.queue.release(worker, true);
                 self.held.retain(|_, (_, holder)| *holder != worker);
             }
             _ => {
@@ -246,7 +249,12 @@ fn waiting_tasks_hold_the_end() {
     assert_eq!(desk.queue.take(at(0), 2, 99), Taken::Wait);
     let done = desk.queue.done(at(1), 1, task.delivery, (4, true));
     assert_eq!(done, Done::Apply);
-    assert_eq!(desk.queue.release(1), 0, "its pushes are being applied");
+    let released = desk.queue.release(1, true);
+    assert_eq!(
+        released,
+        Released::default(),
+        "its pushes are being applied"
+    );
     assert_eq!(desk.queue.take(at(900), 2, 100), Taken::Wait);
     assert_eq!(desk.queue.applying().collect::<Vec<_>>(), [(1, 1)]);
     let again = desk.queue.done(at(2), 1, task.delivery, (4, true));
@@ -263,7 +271,7 @@ fn lost_workers_cost_no_try() {
     for worker in 0..10 {
         let task = desk.take(at(worker), worker).unwrap();
         assert_eq!((task.number, task.failures), (0, 0));
-        assert_eq!(desk.queue.release(worker), 1);
+        assert_eq!(desk.queue.release(worker, true).taken_back, 1);
         assert_eq!(desk.finish(at(worker), worker, &task), Done::Late);
     }
     for worker in 10..12 {
@@ -285,6 +293,102 @@ fn lost_workers_cost_no_try() {
     let counters = desk.queue.status().counters;
     assert_eq!((counters.left_out, counters.recovered), (1, 10));
     assert_eq!((counters.failures, counters.late), (3, 10));
+}
+
+/// A task that three workers are lost with is left out by its name. Its last try is that of a worker without other
+/// tasks, so that no other task is left out with it; workers that leave or hang cost it nothing.
+#[test]
+fn deadly_task_is_left_out_alone() {
+    let spec = QueueSpec {
+        losses_max: 3,
+        seed: None,
+        ..spec(1)
+    };
+    let mut desk = Desk::new(spec, &[6]);
+    let deadly = desk.take(at(0), 0).unwrap();
+    desk.queue.release(0, false);
+    let mut held = Vec::new();
+    for worker in 0..2 {
+        let tasks = [0, 1].map(|_| desk.take(at(0), worker).unwrap());
+        assert_eq!(tasks[0].number, deadly.number, "it comes first");
+        held.push(desk.take(at(0), 7 + worker).unwrap());
+        let released = desk.queue.release(worker, true);
+        assert_eq!(released.taken_back, 2);
+        assert_eq!(released.left_out, []);
+    }
+    // Workers 7 and 8 have a task each: they get no other one before the deadly one is taken.
+    assert_eq!(desk.take(at(0), 7), None);
+    assert_eq!(desk.finish(at(0), 7, &held[0]), Done::Finished);
+    let last = desk.take(at(0), 7).unwrap();
+    assert_eq!(last.number, deadly.number);
+    assert_eq!(desk.take(at(0), 7), None, "it has this one alone");
+    assert_eq!(desk.finish(at(0), 8, &held[1]), Done::Finished);
+    let other = desk.take(at(0), 8).unwrap();
+    assert_ne!(other.number, deadly.number);
+    let released = desk.queue.release(7, true);
+    assert_eq!(released.left_out.len(), 1);
+    let left_out = &released.left_out[0];
+    assert_eq!(left_out.number, deadly.number);
+    assert_eq!(left_out.shard, deadly.shard);
+    assert!(
+        left_out.reason.starts_with("3 workers were lost"),
+        "{left_out:?}"
+    );
+    assert_eq!(desk.finish(at(0), 8, &other), Done::Finished);
+    while let Some(task) = desk.take(at(0), 8) {
+        assert_ne!(task.number, deadly.number);
+        assert_eq!(desk.finish(at(0), 8, &task), Done::Finished);
+    }
+    assert!(desk.queue.is_over());
+    let counters = desk.queue.status().counters;
+    assert_eq!((counters.finished, counters.left_out), (5, 1));
+}
+
+/// A worker waits while it has as many tasks as it may; reports make room, at once also where pushes are applied.
+#[test]
+fn worker_waits_at_its_limit_of_tasks() {
+    let spec = QueueSpec {
+        held_max: 2,
+        ..spec(1)
+    };
+    let mut desk = Desk::new(spec, &[6]);
+    let tasks = [0, 1].map(|_| desk.take(at(0), 1).unwrap());
+    assert_eq!(desk.queue.take(at(0), 1, 50), Taken::Wait);
+    assert!(desk.take(at(0), 2).is_some(), "the limit is of each worker");
+    let done = desk.queue.done(at(0), 1, tasks[0].delivery, (1, true));
+    assert_eq!(done, Done::Apply);
+    assert!(desk.take(at(0), 1).is_some());
+    assert_eq!(desk.take(at(0), 1), None);
+    desk.queue.release(1, true);
+    assert!(desk.take(at(0), 1).is_some(), "another process of the rank");
+}
+
+/// A limit of steps is met exactly, also where tasks are left out; final tasks follow.
+#[test]
+fn steps_end_at_their_limit() {
+    let spec = QueueSpec {
+        epochs: 0,
+        steps_max: 7,
+        failures_max: 1,
+        finals: vec![TaskKind::End],
+        ..spec(1)
+    };
+    let mut desk = Desk::new(spec, &[4]);
+    let held: Vec<Task> = (0..7).map(|_| desk.take(at(0), 1).unwrap()).collect();
+    assert_eq!(desk.take(at(0), 1), None, "seven are under way");
+    desk.queue.failed(at(0), 1, held[0].delivery, "bad");
+    let other = desk.take(at(0), 1).unwrap();
+    for task in held.iter().skip(1).chain([&other]) {
+        assert_eq!(desk.queue.status().counters.left_out, 1);
+        assert_eq!(task.kind, TaskKind::Train);
+        assert_eq!(desk.finish(at(0), 1, task), Done::Finished);
+    }
+    let end = desk.take(at(0), 1).unwrap();
+    assert_eq!(end.kind, TaskKind::End);
+    assert_eq!(desk.finish(at(0), 1, &end), Done::Finished);
+    assert!(desk.queue.is_over());
+    assert_eq!(desk.queue.take(at(0), 1, 99), Taken::Over);
+    assert_eq!(desk.queue.status().counters.finished, 8);
 }
 
 /// A task counts as slow by the times of the others. Two workers have it then, and the first one counts.
@@ -388,7 +492,7 @@ fn final_tasks_come_last() {
     let save = desk.take(at(1), 1).unwrap();
     assert_eq!((save.kind, save.shard.size()), (TaskKind::Save, 0));
     assert_eq!(desk.take(at(1), 2), None, "the end comes after the save");
-    desk.queue.release(1);
+    desk.queue.release(1, true);
     let save = desk.take(at(2), 2).unwrap();
     assert_eq!(save.kind, TaskKind::Save);
     assert_eq!(desk.finish(at(2), 2, &save), Done::Finished);
