@@ -23,8 +23,8 @@ use rustix::event::{PollFd, PollFlags};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{ServerId, TableId, WorkerId, WorkerThread};
-use tidewater_protocol::limits::DATA_DEADLINE;
+use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId, WorkerThread};
+use tidewater_protocol::limits::{COORDINATOR_ABSENCE_MAX, DATA_DEADLINE};
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
     self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Join, Joined,
@@ -32,7 +32,7 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_protocol::wire::hello::{Features, Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
@@ -41,10 +41,19 @@ use tidewater_runtime::socket_options::give_up_after;
 use crate::checkpoint::Appliers;
 use crate::model_files::{FileOrder, ModelFiles};
 
+/// A worker of a job with the clocks at which it was admitted.
+type Admitted = (String, WorkerId, Vec<(DomainId, u64)>);
+
 /// Time limit for sending the last answer and the goodbye.
 const FAREWELL: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 64 << 10;
 const NONSENSE: &str = "it answers with something else; is it of another release?";
+
+mod reconnect;
+#[cfg(test)]
+mod tests;
+
+use reconnect::ReturnAddress;
 
 /// The calls of a server that the coordinator's orders need. Each may take as long as its work.
 pub trait Orders {
@@ -56,6 +65,12 @@ pub trait Orders {
     /// # Errors
     /// The refusal that the coordinator gets; nothing is left of the table.
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
+
+    /// Serves this server's share of a table, which it has from the memory of the process before.
+    ///
+    /// # Errors
+    /// The refusal that the coordinator gets; the share is then to be released.
+    fn adopt_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
 
     /// Releases this server's share of a table.
     ///
@@ -196,6 +211,9 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Agent {
     address: String,
+    token: JobToken,
+    /// Silence after which the kernel closes the connection, if that is set.
+    lease: Option<Duration>,
     conn: ControlConn<TcpStream>,
     number: ServerId,
     workers: u32,
@@ -224,6 +242,8 @@ impl Agent {
         let conn = dial::control(address, token, &claims, deadline)?;
         let mut agent = Self {
             address: address.to_owned(),
+            token: token.clone(),
+            lease: None,
             conn,
             number: ServerId(0),
             workers: 0,
@@ -288,6 +308,7 @@ impl Agent {
     /// # Errors
     /// [`AgentError::Wait`].
     pub fn set_lease(&mut self, lease: Duration) -> Result<(), AgentError> {
+        self.lease = Some(lease);
         let set = give_up_after(self.conn.stream_mut(), lease);
         set.map_err(|source| AgentError::Wait {
             address: self.address.clone(),
@@ -296,7 +317,7 @@ impl Agent {
     }
 
     /// Joins the cluster as the server that `member` describes. `restarts`: successors that its holder
-    /// starts if a signal ends it.
+    /// starts if a signal ends it. `kept`: tables from the memory of the process before, if it has that.
     ///
     /// # Errors
     /// [`AgentError::Join`].
@@ -304,8 +325,9 @@ impl Agent {
         mut self,
         member: &ServerMember,
         restarts: u32,
+        kept: Option<Vec<TableId>>,
     ) -> Result<(Enlisted, Joined), AgentError> {
-        let deadline = Deadline::after(DATA_DEADLINE);
+        let limit = Deadline::after(COORDINATOR_ABSENCE_MAX);
         // Before the cluster counts this server as ready: it opens no descriptor later.
         let address = self.address.clone();
         let files_waker = Waker::new().map_err(|source| AgentError::Wait { address, source })?;
@@ -318,16 +340,39 @@ impl Agent {
             appliers: member.appliers,
             workers: 0,
             restarts,
+            kept,
+            returns: false,
         };
-        let CoordinatorAnswer::Joined(joined) =
-            self.ask(&CoordinatorRequest::Join(join), deadline)?
-        else {
-            return Err(self.lost(NONSENSE));
+        let request = CoordinatorRequest::Join(join.clone());
+        let joined = loop {
+            match self.ask(&request, Deadline::after(DATA_DEADLINE)) {
+                Ok(CoordinatorAnswer::Joined(joined)) => break joined,
+                Ok(_) => return Err(self.lost(NONSENSE)),
+                // It may have taken long to read the memory. A coordinator with a journal returns meanwhile, and
+                // knows a process that has joined by its incarnation.
+                Err(AgentError::Join {
+                    source: ConnError::Io { .. } | ConnError::Closed { .. },
+                    ..
+                }) if self.resumes() && !limit.passed() => self.dial_again(limit)?,
+                Err(error) => return Err(error),
+            }
         };
         let number = ServerId(joined.rank);
+        let welcome = *self.conn.welcome();
+        let return_address = self.resumes().then_some(ReturnAddress {
+            token: self.token,
+            lease: self.lease,
+            ids: welcome.ids,
+            join: Join {
+                incarnation: member.incarnation,
+                ..join
+            },
+        });
         let (stream, peer) = self.conn.into_peer();
         let enlisted = Enlisted {
             address: self.address,
+            return_address,
+            admitted: BTreeSet::new(),
             stream,
             peer,
             number,
@@ -335,9 +380,15 @@ impl Agent {
             tables: BTreeMap::new(),
             removed: BTreeSet::new(),
             held: BTreeSet::new(),
+            admits: BTreeSet::new(),
             failed: None,
         };
         Ok((enlisted, joined))
+    }
+
+    /// Whether the coordinator returns after a restart.
+    const fn resumes(&self) -> bool {
+        self.conn.welcome().features.offered & Features::RESUMES != 0
     }
 
     fn lost(&self, why: &str) -> AgentError {
@@ -355,6 +406,11 @@ pub struct Enlisted {
     stream: TcpStream,
     peer: ControlPeer,
     number: ServerId,
+    /// How to return to a coordinator that was restarted; `None` if it has no journal.
+    return_address: Option<ReturnAddress>,
+    /// Workers that were admitted at these clocks, and not removed since. A coordinator that was restarted
+    /// repeats the order.
+    admitted: BTreeSet<Admitted>,
     /// Of the threads that save and load.
     files_waker: Waker,
     /// Each table with the job that it belongs to.
@@ -363,6 +419,8 @@ pub struct Enlisted {
     removed: BTreeSet<(String, WorkerId)>,
     /// Jobs with clocks that are held.
     held: BTreeSet<String>,
+    /// Jobs with clocks that were held since a worker was admitted last: the next order to admit one is new.
+    admits: BTreeSet<String>,
     /// Why the job has failed, if the coordinator has said so.
     failed: Option<Refusal>,
 }
@@ -383,6 +441,25 @@ impl Enlisted {
     }
 
     fn obey_with(
+        &mut self,
+        node: &dyn Orders,
+        files: &mut ModelFiles,
+        stop: &[BorrowedFd<'_>],
+    ) -> Result<Ended, AgentError> {
+        loop {
+            match self.obey_connection(node, files, stop) {
+                Err(AgentError::Lost { why, .. }) if self.return_address.is_some() => {
+                    if let Some(ended) = self.reconnect(node, stop, &why)? {
+                        return Ok(ended);
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Carries out the orders of one connection.
+    fn obey_connection(
         &mut self,
         node: &dyn Orders,
         files: &mut ModelFiles,
@@ -508,6 +585,17 @@ impl Enlisted {
         }
     }
 
+    fn make_table(
+        &mut self,
+        node: &dyn Orders,
+        namespace: String,
+        table: TableInfo,
+    ) -> Result<(), Refusal> {
+        node.create_table(&namespace, &table)?;
+        self.tables.insert(table.id, (namespace, table));
+        Ok(())
+    }
+
     /// Carries an order out. `None` if its reply comes later.
     fn carry_out(
         &mut self,
@@ -516,8 +604,9 @@ impl Enlisted {
         (id, order): (u64, Command),
     ) -> Result<Option<CommandReply>, Refusal> {
         match order {
-            Command::CreateTable { namespace, table } => {
-                node.create_table(&namespace, &table)?;
+            Command::CreateTable { namespace, table } => self.make_table(node, namespace, table)?,
+            Command::AdoptTable { namespace, table } => {
+                node.adopt_table(&namespace, &table)?;
                 self.tables.insert(table.id, (namespace, table));
             }
             Command::ReleaseTable { id } => {
@@ -543,6 +632,7 @@ impl Enlisted {
             }
             Command::HoldClocks { namespace } => {
                 let clocks = node.hold_clocks(&namespace)?;
+                self.admits.insert(namespace.clone());
                 self.held.insert(namespace);
                 return Ok(Some(CommandReply::Clocks(clocks)));
             }
@@ -597,10 +687,16 @@ impl Enlisted {
         if !was_held && admitted.is_none() {
             return Ok(());
         }
-        if let Some((rank, _)) = &admitted {
+        if let Some((rank, clocks)) = &admitted {
+            let clocks = clocks.iter().map(|at| (at.domain, at.clock)).collect();
+            let is_new = self.admits.remove(namespace);
+            if !self.admitted.insert((namespace.to_owned(), *rank, clocks)) && !is_new {
+                // The order was carried out before the coordinator was restarted.
+                return Ok(());
+            }
             // The loss of the rank's member before may not have been announced. Without a hold this is a stay
             // of a schedule, and the member may be alive.
-            if was_held {
+            if was_held || (is_new && self.return_address.is_some()) {
                 node.remove_worker(namespace, *rank)?;
             }
             self.removed.remove(&(namespace.to_owned(), *rank));
@@ -617,9 +713,12 @@ impl Enlisted {
         node.set_epoch(members.epoch);
         if members.workers.is_empty() {
             self.removed.retain(|(job, _)| job != namespace);
+            self.admitted.retain(|(job, ..)| job != namespace);
             return node.end_job(namespace);
         }
         for worker in take_ended(&mut self.removed, namespace, members) {
+            self.admitted
+                .retain(|(job, rank, _)| job != namespace || *rank != worker);
             node.remove_worker(namespace, worker)?;
         }
         Ok(())
@@ -770,6 +869,3 @@ fn is_harmless(error: &io::Error) -> bool {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
+use tidewater_launch::{FabricSettings, RdmaDevice, TokenError, TransportChoice, token};
 use tidewater_protocol::ids::{ClusterId, ServerId};
 use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
@@ -42,8 +42,8 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device through which servers serve clients of other processes.
     pub rdma_device: Option<RdmaDevice>,
-    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
-    pub rdma_timeout: RdmaTimeout,
+    /// Settings of its queue pairs.
+    pub fabric: FabricSettings,
     /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
@@ -76,6 +76,10 @@ pub struct ClusterConfig {
     pub membership_log: Option<PathBuf>,
     /// Where and how often checkpoints of the job are taken; it continues from the newest one.
     pub checkpoint: Option<CheckpointPolicy>,
+    /// Network or RDMA device to place threads and memory near; `None`: that of the address.
+    pub nic: Option<String>,
+    /// Whether the used part of both memories of each server is locked (`mlock`).
+    pub mlock: bool,
 }
 
 impl Default for ClusterConfig {
@@ -88,7 +92,7 @@ impl Default for ClusterConfig {
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
-            rdma_timeout: RdmaTimeout::USUAL,
+            fabric: FabricSettings::default(),
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             save_bytes: SAVE_BYTES_DEFAULT,
@@ -104,6 +108,8 @@ impl Default for ClusterConfig {
             membership: None,
             membership_log: None,
             checkpoint: None,
+            nic: None,
+            mlock: false,
         }
     }
 }
@@ -266,13 +272,15 @@ impl Cluster {
         server.local_clients = config.workers;
         server.capacity = config.capacity;
         server.rdma_device.clone_from(&config.rdma_device);
-        server.rdma_timeout = config.rdma_timeout;
+        server.fabric = config.fabric;
         server.count_pushes = config.count_pushes;
         server.pending_bytes = config.pending_bytes;
         server.save_bytes = config.save_bytes;
         server.busy_poll = config.busy_poll;
         server.functions.clone_from(&config.functions);
         server.hugepages = config.hugepages;
+        server.nic.clone_from(&config.nic);
+        server.mlock = config.mlock;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());
         let server = ServerProcess::start(&server, Deadline::after(START))

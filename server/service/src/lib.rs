@@ -31,5 +31,4 @@ mod model_files;
 mod panics;
 pub mod process;
 pub mod server;
-pub mod status;
 mod warn_limit;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use tidewater_launch::{JobFile, JobFileError, RdmaDevice, RdmaTimeout};
-use tidewater_protocol::ids::ServerId;
+use tidewater_launch::{FabricSettings, JobFile, JobFileError, RdmaDevice};
+use tidewater_protocol::ids::{ClusterId, ServerId};
 use tidewater_protocol::limits::{LEASE_DEFAULT, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::Ids;
@@ -13,7 +13,8 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::coordinator_client::{Agent, AgentError, Ended, Enlisted};
 use crate::server::{
-    BusyPoll, CAPACITY_DEFAULT, Server, ServerConfig, ServerError, ServerFunctions, ServerHandle,
+    BusyPoll, CAPACITY_DEFAULT, HeldMemory, Server, ServerConfig, ServerError, ServerFunctions,
+    ServerHandle, reserve,
 };
 use tidewater_engine::store::Hugepages;
 
@@ -40,8 +41,8 @@ pub struct ServerProcessConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
-    pub rdma_timeout: RdmaTimeout,
+    /// Settings of its queue pairs.
+    pub fabric: FabricSettings,
     /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
@@ -68,6 +69,8 @@ pub struct ServerProcessConfig {
     pub restarts: u32,
     /// Silence after which the kernel closes the connection to the coordinator.
     pub lease: Duration,
+    /// Memory that the parent of this process keeps; `None`: it ends with the process.
+    pub memory: Option<HeldMemory>,
 }
 
 impl ServerProcessConfig {
@@ -88,7 +91,7 @@ impl ServerProcessConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
-            rdma_timeout: RdmaTimeout::USUAL,
+            fabric: FabricSettings::default(),
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             save_bytes: SAVE_BYTES_DEFAULT,
@@ -101,7 +104,44 @@ impl ServerProcessConfig {
             job_file: None,
             restarts: 0,
             lease: LEASE_DEFAULT,
+            memory: None,
         }
+    }
+
+    /// Reserves memory for this server, for its parent to keep: it outlives the server's process. Starts no thread
+    /// that is left.
+    ///
+    /// # Errors
+    /// [`ServerProcessError`] when the kernel refuses, or has not the pages that were asked for.
+    pub fn reserve(&self) -> Result<HeldMemory, ServerProcessError> {
+        let mut config = self.of_server(ClusterId(1))?;
+        config.tcp = self.listen;
+        Ok(reserve(&config)?)
+    }
+
+    /// The settings of the server, without its place in the cluster.
+    fn of_server(&self, cluster: ClusterId) -> Result<ServerConfig, ServerProcessError> {
+        let node = ServerConfig::new(self.token.clone(), cluster);
+        let node = node.map_err(ServerProcessError::Random)?;
+        Ok(ServerConfig {
+            appliers: self.appliers,
+            local_rank: self.local_rank,
+            local_appliers: u32::from(self.appliers).saturating_mul(self.local_servers),
+            local_clients: self.local_clients,
+            capacity: self.capacity,
+            mlock: self.mlock,
+            rdma_device: self.rdma_device.clone(),
+            fabric: self.fabric,
+            count_pushes: self.count_pushes,
+            pending_bytes: self.pending_bytes,
+            save_bytes: self.save_bytes,
+            busy_poll: self.busy_poll,
+            functions: self.functions.clone(),
+            hugepages: self.hugepages,
+            nic: self.nic.clone(),
+            advertise: self.advertise.clone(),
+            ..node
+        })
     }
 
     /// Configures server `number` of the job file's cluster; `None`: the lowest that is free.
@@ -170,36 +210,22 @@ impl ServerProcess {
             },
             (_, connected) => connected?,
         };
-        agent.set_lease(config.lease)?;
+        // A coordinator is not lost while its packets may still be resent.
+        agent.set_lease(config.lease.max(config.fabric.longest_retry()))?;
         let listen = match config.listen {
             Some(listen) => listen,
             None => SocketAddr::new(agent.local()?, 0),
         };
         let ids = agent.ids();
-        let mut node = ServerConfig::new(config.token.clone(), ids.cluster)
-            .map_err(ServerProcessError::Random)?;
+        let mut node = config.of_server(ids.cluster)?;
         node.epoch = ids.epoch;
         node.server = agent.number();
-        node.appliers = config.appliers;
-        node.local_rank = config.local_rank;
-        node.local_appliers = u32::from(config.appliers).saturating_mul(config.local_servers);
-        node.local_clients = config.local_clients;
-        node.capacity = config.capacity;
-        node.mlock = config.mlock;
-        node.rdma_device.clone_from(&config.rdma_device);
-        node.rdma_timeout = config.rdma_timeout;
-        node.count_pushes = config.count_pushes;
-        node.pending_bytes = config.pending_bytes;
-        node.save_bytes = config.save_bytes;
-        node.busy_poll = config.busy_poll;
-        node.functions.clone_from(&config.functions);
-        node.hugepages = config.hugepages;
-        node.nic.clone_from(&config.nic);
         node.tcp = Some(listen);
-        node.advertise.clone_from(&config.advertise);
+        node.memory.clone_from(&config.memory);
         node.workers = agent.workers();
         let node = Server::start(node)?;
-        let (enlisted, _) = agent.join(&node.handle().member(), config.restarts)?;
+        let handle = node.handle();
+        let (enlisted, _) = agent.join(&handle.member(), config.restarts, handle.kept_tables())?;
         Ok(Self { node, enlisted })
     }
 

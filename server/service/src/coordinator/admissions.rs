@@ -19,6 +19,7 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::membership::Event;
+use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
 
 /// A worker that is being admitted to a running job.
@@ -31,6 +32,8 @@ pub(super) struct Admission {
     clocks: BTreeMap<DomainId, u64>,
     /// Servers that have not answered the order under way.
     missing: BTreeSet<ServerId>,
+    /// Clocks with which it begins, once servers are ordered to admit it.
+    admitted: Option<Vec<DomainClock>>,
     /// Why the worker is not admitted.
     refused: Option<Refusal>,
     /// Whether the worker has that answer.
@@ -84,6 +87,7 @@ impl Coordinator {
             rank: WorkerId(peer.rank),
             clocks: BTreeMap::new(),
             missing: servers.iter().copied().collect(),
+            admitted: None,
             refused: None,
             answered: false,
         };
@@ -143,13 +147,17 @@ impl Coordinator {
         let mut admitted = None;
         if admission.refused.is_none() {
             let clock = |(&domain, &clock): (&DomainId, &u64)| DomainClock { domain, clock };
-            let clocks: Vec<DomainClock> = admission.clocks.iter().map(clock).collect();
+            let mut clocks: Vec<DomainClock> = admission.clocks.iter().map(clock).collect();
+            Self::barrier_floor(job, &mut clocks);
             if let Some(worker) = job.workers.get_mut(&rank) {
                 // From here on its end is the loss of a member.
                 worker.state = WorkerState::Live;
             }
             job.late.remove(&rank);
             job.first.insert(rank, clocks.clone());
+            // Each server has ended the one before: its orders are in order.
+            job.ended.remove(&rank);
+            admission.admitted = Some(clocks.clone());
             admitted = Some((rank, clocks));
             self.revision += 1;
         }
@@ -157,14 +165,89 @@ impl Coordinator {
             let (rank, clocks) = (*rank, clocks.clone());
             self.note(&namespace, Event::Join { rank, clocks });
         }
-        let members = self.members(&namespace);
-        for server in servers {
+        self.order_admission(number, &namespace, admitted);
+    }
+
+    /// Orders the servers that have not answered to let a job's clocks go on.
+    fn order_admission(
+        &mut self,
+        number: u64,
+        namespace: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) {
+        let members = self.members(namespace);
+        for server in self.joined_servers() {
             let order = Command::MembersChanged {
-                namespace: namespace.clone(),
+                namespace: namespace.to_owned(),
                 members: members.clone(),
                 admitted: admitted.clone(),
             };
             self.order(server, Purpose::Admit(number), order);
+        }
+    }
+
+    /// The worker of an admission and its clocks, once servers are ordered to admit it.
+    pub(super) fn admitted(&self, number: u64) -> Option<(WorkerId, Vec<DomainClock>)> {
+        let admission = self.admissions.get(&number)?;
+        Some((admission.rank, admission.admitted.clone()?))
+    }
+
+    /// Enters an admission that a restart has interrupted: a part of the servers may have admitted the worker.
+    pub(super) fn resume_admission(
+        &mut self,
+        namespace: &str,
+        rank: WorkerId,
+        clocks: Vec<DomainClock>,
+    ) {
+        self.last_admission += 1;
+        let number = self.last_admission;
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.admitting = Some(number);
+        }
+        let admission = Admission {
+            namespace: namespace.to_owned(),
+            asker: Asker {
+                peer: ABSENT,
+                id: 0,
+            },
+            rank,
+            clocks: BTreeMap::new(),
+            missing: BTreeSet::new(),
+            admitted: Some(clocks),
+            refused: None,
+            answered: false,
+        };
+        self.admissions.insert(number, admission);
+    }
+
+    /// Makes the admission of a worker answer the Join with which it has returned. Returns whether there is one.
+    pub(super) fn take_over_admission(
+        &mut self,
+        namespace: &str,
+        rank: WorkerId,
+        asker: Asker,
+    ) -> bool {
+        let mut admissions = self.admissions.values_mut();
+        let own = admissions.find(|a| a.namespace == namespace && a.rank == rank);
+        own.map(|admission| admission.asker = asker).is_some()
+    }
+
+    /// Orders the admissions that a restart has interrupted, once all servers are back.
+    pub(super) fn order_admissions(&mut self) {
+        let servers: BTreeSet<ServerId> = self.joined_servers().into_iter().collect();
+        let interrupted = self.admissions.iter_mut();
+        let interrupted = interrupted.filter(|(_, a)| a.admitted.is_some() && a.missing.is_empty());
+        let mut orders = Vec::new();
+        for (&number, admission) in interrupted {
+            admission.missing.clone_from(&servers);
+            let admitted = admission
+                .admitted
+                .clone()
+                .map(|clocks| (admission.rank, clocks));
+            orders.push((number, admission.namespace.clone(), admitted));
+        }
+        for (number, namespace, admitted) in orders {
+            self.order_admission(number, &namespace, admitted);
         }
     }
 

@@ -1,10 +1,12 @@
 //! The barriers of one job.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
-use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::BARRIERS_MAX;
+use tidewater_protocol::wire::control::{Arrival, DomainClock};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::Asker;
@@ -16,14 +18,49 @@ pub(super) struct Waiter {
     pub(super) asker: Asker,
     /// Time limit of its wait, on the coordinator's clock.
     pub(super) deadline: Duration,
+    /// Its number for the others at a barrier of members.
+    pub(super) round: u64,
 }
+
+/// The workers for which a barrier opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Opens {
+    /// This many workers, whichever they are.
+    Count(u32),
+    /// Those of the list, or if it is empty the members of the job at the clocks of the barrier.
+    Members(Vec<WorkerId>),
+}
+
+impl Opens {
+    /// Number of workers; 0 for all members.
+    pub(super) const fn number(&self) -> u64 {
+        match self {
+            Self::Count(count) => *count as u64,
+            Self::Members(of) => of.len() as u64,
+        }
+    }
+}
+
+impl fmt::Display for Opens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => write!(f, "{count} workers"),
+            Self::Members(of) if of.is_empty() => f.write_str("all members"),
+            Self::Members(of) => write!(f, "{} members", of.len()),
+        }
+    }
+}
+
+/// Clocks of a barrier of members; empty for one of a count.
+pub(super) type At = BTreeMap<DomainId, u64>;
 
 /// A worker with a wait that timed out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Expired {
     pub(super) waiter: Waiter,
     pub(super) name: String,
-    pub(super) count: u32,
+    pub(super) opens: Opens,
+    pub(super) at: At,
     /// Workers that were there, including this one.
     pub(super) present: Vec<WorkerId>,
 }
@@ -43,20 +80,41 @@ pub(super) enum Outcome {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Settled {
     pub(super) name: String,
-    pub(super) count: u32,
+    pub(super) opens: Opens,
+    pub(super) at: At,
     pub(super) opened: bool,
     pub(super) waiting: Vec<Waiter>,
 }
 
+impl Settled {
+    /// The workers for which it has opened, by rank.
+    pub(super) fn arrivals(&self) -> Vec<Arrival> {
+        let waiting = self.waiting.iter();
+        let mut arrivals: Vec<Arrival> = waiting
+            .map(|&Waiter { worker, round, .. }| Arrival {
+                rank: worker,
+                round,
+            })
+            .collect();
+        arrivals.sort_by_key(|at| at.rank);
+        arrivals
+    }
+}
+
 #[derive(Debug)]
 struct Barrier {
-    count: u32,
+    opens: Opens,
     waiting: Vec<Waiter>,
 }
 
-/// All barriers with a waiting worker; one that opens is forgotten.
+/// All barriers with a waiting worker, by name and clocks; one that opens is forgotten.
 #[derive(Debug, Default)]
-pub(super) struct Barriers(BTreeMap<String, Barrier>);
+pub(super) struct Barriers(BTreeMap<(String, At), Barrier>);
+
+/// Clocks of a list, by domain.
+pub(super) fn at_of(clocks: &[DomainClock]) -> At {
+    clocks.iter().map(|at| (at.domain, at.clock)).collect()
+}
 
 impl Barriers {
     /// Number of workers that wait.
@@ -65,8 +123,14 @@ impl Barriers {
     }
 
     /// Notes a worker's arrival. [`Self::settle`] then decides which workers continue.
-    pub(super) fn arrive(&mut self, name: &str, count: u32, waiter: Waiter) -> Result<(), Refusal> {
-        if count == 0 {
+    pub(super) fn arrive(
+        &mut self,
+        name: &str,
+        opens: Opens,
+        at: At,
+        waiter: Waiter,
+    ) -> Result<(), Refusal> {
+        if opens == Opens::Count(0) {
             let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
             let text = format!(
                 "barrier \"{name}\" of 0 workers: the job's number of workers is not known; say it \
@@ -74,22 +138,22 @@ impl Barriers {
             );
             return Err(refusal.with_text(text));
         }
-        if !self.0.contains_key(name) && self.0.len() == BARRIERS_MAX {
+        let key = (name.to_owned(), at);
+        if !self.0.contains_key(&key) && self.0.len() == BARRIERS_MAX {
             let most = BARRIERS_MAX as u64;
             let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
             return Err(refusal.with_text("barriers with waiting workers"));
         }
         let waiting = Vec::new();
-        let barrier = self
-            .0
-            .entry(name.to_owned())
-            .or_insert(Barrier { count, waiting });
-        if barrier.count != count {
-            let numbers = [u64::from(count), u64::from(barrier.count), 0, 0];
+        let barrier = self.0.entry(key).or_insert(Barrier {
+            opens: opens.clone(),
+            waiting,
+        });
+        if barrier.opens != opens {
+            let numbers = [opens.number(), barrier.opens.number(), 0, 0];
             let text = format!(
-                "barrier \"{name}\": this one waits for {count} workers, others \
-                 there wait for {}",
-                barrier.count
+                "barrier \"{name}\": this one waits for {opens}, others there wait for {}",
+                barrier.opens
             );
             return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
         }
@@ -101,17 +165,21 @@ impl Barriers {
         Ok(())
     }
 
-    /// Removes the barriers that open or fail, as `outcome` decides from a count and the workers
-    /// there. The caller runs it whenever a worker arrives, joins or leaves.
-    pub(super) fn settle(&mut self, outcome: impl Fn(u32, &[WorkerId]) -> Outcome) -> Vec<Settled> {
+    /// Removes the barriers that open or fail, as `outcome` decides from what each waits for, its clocks and
+    /// the workers there. The caller runs it whenever a worker arrives, joins or leaves.
+    pub(super) fn settle(
+        &mut self,
+        outcome: impl Fn(&Opens, &At, &[WorkerId]) -> Outcome,
+    ) -> Vec<Settled> {
         let mut settled = Vec::new();
-        self.0.retain(|name, barrier| {
+        self.0.retain(|(name, at), barrier| {
             let present: Vec<WorkerId> = barrier.waiting.iter().map(|w| w.worker).collect();
-            let outcome = outcome(barrier.count, &present);
+            let outcome = outcome(&barrier.opens, at, &present);
             if outcome != Outcome::Waits {
                 settled.push(Settled {
                     name: name.clone(),
-                    count: barrier.count,
+                    opens: barrier.opens.clone(),
+                    at: at.clone(),
                     opened: outcome == Outcome::Opens,
                     waiting: std::mem::take(&mut barrier.waiting),
                 });
@@ -132,7 +200,7 @@ impl Barriers {
     /// Removes workers that have waited too long; the others at the barrier wait on.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Expired> {
         let mut expired = Vec::new();
-        for (name, barrier) in &mut self.0 {
+        for ((name, at), barrier) in &mut self.0 {
             let present: Vec<WorkerId> = barrier.waiting.iter().map(|w| w.worker).collect();
             let over = barrier
                 .waiting
@@ -140,7 +208,8 @@ impl Barriers {
             expired.extend(over.map(|waiter| Expired {
                 waiter,
                 name: name.clone(),
-                count: barrier.count,
+                opens: barrier.opens.clone(),
+                at: at.clone(),
                 present: present.clone(),
             }));
         }

@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use tidewater_journal::CheckpointImage;
 use tidewater_protocol::ids::{DomainId, ServerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Apply;
@@ -113,6 +114,28 @@ impl Durable {
             clocks: BTreeMap::new(),
             unread: 0,
             next_alive: Duration::ZERO,
+        }
+    }
+
+    /// What a restart of the coordinator needs, once the job has begun.
+    pub(super) fn image(&self) -> Option<CheckpointImage> {
+        (self.resume == Resume::Done).then(|| CheckpointImage {
+            dir: self.dir.clone(),
+            next: self.next,
+            skipped: self.skipped,
+            resumed: self.resumed.clone(),
+        })
+    }
+
+    /// Continues after a restart of the coordinator. The next checkpoint is due: when the last one was complete is
+    /// not known.
+    pub(super) fn resume(id: u64, image: &CheckpointImage) -> Self {
+        Self {
+            resume: Resume::Done,
+            next: image.next,
+            skipped: image.skipped,
+            resumed: image.resumed.clone(),
+            ..Self::new(id, image.dir.clone())
         }
     }
 

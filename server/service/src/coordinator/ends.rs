@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use tidewater_journal::{Change, ServerImage};
 use tidewater_protocol::ids::{ServerId, WorkerId};
 use tidewater_protocol::limits::SHUTDOWN_GRACE;
 use tidewater_protocol::wire::control::{
-    Command, CoordinatorAnswer, Members, Notice, Part, ServerEnd, WorkerState,
+    Command, CoordinatorAnswer, Members, Notice, Part, ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -25,6 +26,7 @@ impl Coordinator {
             return;
         }
         self.phase = Phase::Stopping(self.now + SHUTDOWN_GRACE);
+        self.touch();
         let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]).with_text(reason);
         self.stop_reason.clone_from(&refusal.text);
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -47,7 +49,7 @@ impl Coordinator {
         for server in self.joined_servers() {
             self.order(server, Purpose::Shutdown, Command::Shutdown);
         }
-        if self.servers.is_empty() && !self.is_still_telling() {
+        if self.servers.is_empty() && !self.is_still_telling() && !self.awaits_servers() {
             self.phase = Phase::Ended;
         }
     }
@@ -73,7 +75,8 @@ impl Coordinator {
             worker.state = state;
             self.revision += 1;
             self.job_changed(&namespace, state);
-            self.release_tasks(id, &namespace);
+            let is_lost = state == WorkerState::Lost;
+            self.release_tasks(id, WorkerId(rank), &namespace, is_lost);
         }
     }
 
@@ -107,7 +110,7 @@ impl Coordinator {
             ending.waiting.retain(|(asker, _)| asker.peer != id);
         }
         self.leave_queue(id);
-        self.release_tasks(id, &peer.namespace);
+        self.release_tasks(id, rank, &peer.namespace, !peer.leaving);
         // A schedule has further stays for ranks that have left.
         let is_open = self.schedule.is_none() && self.phase == Phase::Running;
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
@@ -117,6 +120,10 @@ impl Coordinator {
         let Some(worker) = job.workers.get_mut(&rank) else {
             return;
         };
+        if worker.peer != Some(id) {
+            // It has not taken the place of a worker that may return.
+            return;
+        }
         worker.peer = None;
         if worker.state == WorkerState::Live && !peer.leaving {
             let why = "its connection ended before it said that it has finished";
@@ -134,13 +141,17 @@ impl Coordinator {
         if self.phase != Phase::Running {
             return;
         }
-        match self.config.on_lost {
+        let on_lost = match self.stay(namespace, rank).is_some_and(|stay| stay.is_lost) {
+            true => LostWorker::GoOn,
+            false => self.config.on_lost,
+        };
+        match on_lost {
             LostWorker::GoOn => self.lose_worker(namespace, rank),
             LostWorker::FailJob => {
                 if let Some(worker) = self.worker(namespace, rank.0) {
                     worker.state = WorkerState::Lost;
                 }
-                self.note(namespace, Event::Lost { rank });
+                self.note(namespace, Event::Failed { rank });
                 self.revision += 1;
                 let who = self.launched_as(Part::Worker, rank.0);
                 let text = format!("worker {rank}{who}: {why}");
@@ -158,34 +169,50 @@ impl Coordinator {
             return;
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
-        self.admit_without(number);
-        self.lose_without(number);
-        for job in self.ending.keys().copied().collect::<Vec<_>>() {
-            self.job_let_go(job, number);
+        let is_held = server.member.is_some() && server.restarts > 0 && !peer.leaving;
+        // One that ended before its Join is not the server that may still return.
+        if !self.may_return(number) {
+            self.admit_without(number);
+            self.lose_without(number);
+            // The memory of a successor may have the jobs that it was to end.
+            if !is_held || self.phase != Phase::Running {
+                self.let_go_without(number);
+            }
         }
         let Some(member) = server.member else {
             return;
         };
+        match peer.leaving {
+            true => {
+                self.epoch += 1;
+                self.revision += 1;
+            }
+            false if server.restarts > 0 && self.phase == Phase::Running => {
+                let server = ServerImage {
+                    member,
+                    pid: server.pid,
+                    restarts: server.restarts,
+                };
+                self.held_server_lost(server, "has ended: its connection closed");
+            }
+            false => self.server_lost(&member, Some(server.pid), "its connection ended"),
+        }
+    }
+
+    /// Fails all jobs after the loss of a server, of this process if it is known.
+    pub(super) fn server_lost(&mut self, member: &ServerMember, pid: Option<u32>, why: &str) {
         self.epoch += 1;
         self.revision += 1;
-        if self.phase != Phase::Running || peer.leaving {
+        if self.phase != Phase::Running {
             return;
         }
-        let (pid, host) = (server.pid, member.host);
-        if server.restarts > 0 {
-            return self.await_successor(ServerEnd {
-                server: number,
-                incarnation: member.incarnation,
-                host,
-                pid,
-                how: "has ended: its connection closed".into(),
-            });
-        }
-        let who = match self.launched_as(Part::Server, number.0) {
-            who if who.is_empty() => format!(" (pid {pid} on {host})"),
-            who => who,
+        let (number, host) = (member.id, &member.host);
+        let process = match (self.launched_as(Part::Server, number.0), pid) {
+            (process, _) if !process.is_empty() => process,
+            (_, Some(pid)) => format!(" (pid {pid} on {host})"),
+            (_, None) => format!(" on {host}"),
         };
-        let text = format!("server {number}{who}: its connection ended");
+        let text = format!("server {number}{process}: {why}");
         let numbers = [u64::from(number.0), 0, 0, 0];
         self.fail_all(&Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
     }
@@ -199,7 +226,7 @@ impl Coordinator {
         peer.leaving = true;
         if role == Role::Worker {
             self.worker_lost(&namespace, WorkerId(rank), reason);
-            self.release_tasks(id, &namespace);
+            self.release_tasks(id, WorkerId(rank), &namespace, true);
         } else if role == Role::Server {
             let numbers = [u64::from(rank), 0, 0, 0];
             let refusal = Refusal::new(RefusalCode::PeerFailed, numbers);
@@ -259,7 +286,11 @@ impl Coordinator {
             return Vec::new();
         };
         let mut askers: Vec<Asker> = job.barriers.clear().iter().map(|w| w.asker).collect();
-        askers.append(&mut job.parked);
+        askers.extend(
+            std::mem::take(&mut job.parked)
+                .into_iter()
+                .map(|(asker, _)| asker),
+        );
         let tables = self
             .tables
             .values_mut()
@@ -282,6 +313,7 @@ impl Coordinator {
     /// its sessions and clocks; when all have, the next job of its name begins.
     pub(super) fn end_job_if_left(&mut self, namespace: &str) {
         let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
+        let is_service = is_service && !self.awaits_servers();
         let is_left = self.jobs.get(namespace).is_some_and(|job| job.is_left());
         if !is_service || !is_left {
             return;
@@ -294,8 +326,18 @@ impl Coordinator {
         let mut nobody = self.members(namespace);
         nobody.workers.clear();
         self.jobs.remove(namespace);
+        // Also if the next job of the name begins in this step.
+        self.note_change(|| Change::Job(namespace.to_owned(), None));
         // Those are of its workers, not of the next job of its name.
         self.losses.retain(|_, loss| loss.namespace != namespace);
+        // No worker repeats a request to release one.
+        let mut released = Vec::new();
+        for (&id, table) in &mut self.tables {
+            if table.namespace == namespace && std::mem::take(&mut table.awaits_asker) {
+                released.push(id);
+            }
+        }
+        released.into_iter().for_each(|id| self.end_release(id));
         for id in self.observers(namespace) {
             let reason = over.text.clone();
             self.actions
@@ -338,11 +380,23 @@ impl Coordinator {
         }
         let ending = EndingJob {
             namespace: namespace.to_owned(),
-            missing: servers.into_iter().collect(),
+            // Those that have not returned, and successors, get the order then.
+            missing: servers
+                .into_iter()
+                .chain(self.absent_servers())
+                .chain(self.absent.keys().copied())
+                .collect(),
             waiting: Vec::new(),
         };
         if !ending.missing.is_empty() {
             self.ending.insert(job, ending);
+        }
+    }
+
+    /// Ends the wait for a server that is gone, of all jobs that it has not released.
+    pub(super) fn let_go_without(&mut self, server: ServerId) {
+        for job in self.ending.keys().copied().collect::<Vec<_>>() {
+            self.job_let_go(job, server);
         }
     }
 

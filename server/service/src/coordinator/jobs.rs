@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, Incarnation, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::WORKERS_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    DomainClock, Join, ServerRestart, WorkerMember, WorkerState,
+    CoordinatorRequest, DomainClock, Join, ServerRestart, ThreadClock, WorkerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -25,12 +25,15 @@ pub(super) struct Worker {
     pub(super) state: WorkerState,
     /// Its connection, while there is one.
     pub(super) peer: Option<PeerId>,
+    /// Random number of its process; 0 before it has joined.
+    pub(super) incarnation: Incarnation,
 }
 
 /// A worker that has not registered.
 const AWAITED: Worker = Worker {
     state: WorkerState::Expected,
     peer: None,
+    incarnation: Incarnation(0),
 };
 
 /// A job that is over, until all servers have released it.
@@ -75,8 +78,19 @@ pub(super) struct Job {
     pub(super) unscheduled: Option<Unscheduled>,
     /// Successors for which it begins again, until all servers have ended it.
     pub(super) restarts: Vec<ServerRestart>,
-    /// Requests that are refused when it begins again.
-    pub(super) parked: Vec<Asker>,
+    /// The last one for which it has begun again.
+    pub(super) restarted: Option<ServerRestart>,
+    /// Why an operator has asked its workers to end, if one has.
+    pub(super) stop: Option<String>,
+    /// Clocks at which lost workers ended, which servers may have to be ordered again.
+    pub(super) ended: BTreeMap<WorkerId, Vec<ThreadClock>>,
+    /// Requests that are refused when it begins again, and carried out when its servers have their memory: those
+    /// with the request.
+    pub(super) parked: Vec<(Asker, Option<CoordinatorRequest>)>,
+    /// Successors that have their memory, with the tables that they do not serve yet.
+    pub(super) resuming: BTreeMap<ServerId, (ServerRestart, BTreeSet<TableId>)>,
+    /// First clocks of workers that are admitted from now on, above those of the barriers that have opened.
+    pub(super) floor: BTreeMap<DomainId, u64>,
 }
 
 /// A schedule on its way to the servers.
@@ -172,6 +186,24 @@ impl Job {
         Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text))
     }
 
+    /// Frees the rank that a connection was given, and that its process does not need: it has another one.
+    pub(super) fn give_back(&mut self, rank: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&rank) else {
+            return;
+        };
+        worker.peer = None;
+        if worker.state != WorkerState::Expected {
+            return;
+        }
+        if self.late.remove(&rank) {
+            // It was that of a worker that has ended.
+            worker.state = WorkerState::Lost;
+        } else if self.expected == 0 {
+            // No process is expected under it.
+            self.workers.remove(&rank);
+        }
+    }
+
     /// Number of its workers; 0 if unknown.
     pub(super) const fn expected(&self) -> u32 {
         self.expected
@@ -245,16 +277,21 @@ impl Job {
 
     /// Workers that are not in `present`, for a message, and the first ranks of them.
     pub(super) fn missing(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
-        let absent = || self.workers.keys().filter(|rank| !present.contains(rank));
+        let absent = self.workers.keys().filter(|rank| !present.contains(rank));
+        self.names(&absent.copied().collect::<Vec<_>>())
+    }
+
+    /// These workers with their states, for a message, and the first ranks of them.
+    pub(super) fn names(&self, absent: &[WorkerId]) -> (String, [u64; 4]) {
         let mut numbers = [0; 4];
-        for (number, rank) in numbers.iter_mut().zip(absent()) {
+        for (number, rank) in numbers.iter_mut().zip(absent) {
             *number = u64::from(rank.0);
         }
-        let named = absent().take(NAMED_MAX);
+        let named = absent.iter().take(NAMED_MAX);
         let mut names: Vec<_> = named
             .map(|&rank| format!("rank {rank} ({})", self.describe(rank)))
             .collect();
-        match absent().count() {
+        match absent.len() {
             0 => names.push("workers that never joined".into()),
             count if count > NAMED_MAX => names.push(format!("{} more", count - NAMED_MAX)),
             _ => {}
@@ -268,6 +305,7 @@ impl Job {
             Some(Worker {
                 peer: Some(_),
                 state: WorkerState::Expected,
+                ..
             }) => "joining",
             Some(worker) => match worker.state {
                 WorkerState::Expected => "not yet joined",

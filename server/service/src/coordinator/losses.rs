@@ -8,13 +8,16 @@
 //! A worker under BSP or SSP sends CLOCK when all pushes of the iteration are acknowledged on all appliers. If
 //! one applier has consumed the CLOCK, every applier therefore holds the whole iteration and completes it.
 //! If none has, all drop it. Until the last order the worker is a member: no minimum passes the iteration on
-//! an applier that lacks the tick. After the first order nothing of the worker arrives any more.
+//! an applier that lacks the tick. After the first order nothing of the worker arrives any more. The loss is a change
+//! of membership at one tick, which the log has: a run that follows it ends the worker at this tick.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{Command, CommandReply, ThreadClock, WorkerState};
+use tidewater_protocol::wire::control::{
+    Command, CommandReply, DomainClock, ThreadClock, WorkerState,
+};
 
 use super::membership::Event;
 use super::state::{Coordinator, Purpose};
@@ -36,22 +39,50 @@ impl Coordinator {
         let servers = self.joined_servers();
         self.last_admission += 1;
         let number = self.last_admission;
+        let absent = self.absent_servers();
         let loss = Loss {
             namespace: namespace.to_owned(),
             rank,
-            missing: servers.iter().copied().collect(),
+            missing: servers.iter().copied().chain(absent).collect(),
             clocks: BTreeMap::new(),
         };
         self.losses.insert(number, loss);
         for server in servers {
-            let namespace = namespace.to_owned();
-            let order = Command::LoseWorker {
-                namespace,
-                worker: rank,
-            };
-            self.order(server, Purpose::Loss(number), order);
+            self.order_loss(number, server);
         }
         self.settle_loss(number);
+    }
+
+    fn order_loss(&mut self, number: u64, server: ServerId) {
+        let Some(loss) = self.losses.get(&number) else {
+            return;
+        };
+        let order = Command::LoseWorker {
+            namespace: loss.namespace.clone(),
+            worker: loss.rank,
+        };
+        self.order(server, Purpose::Loss(number), order);
+    }
+
+    /// Orders a server that has returned to end the workers that were lost, at the clocks that are agreed on.
+    pub(super) fn repeat_losses(&mut self, server: ServerId) {
+        let mut agreed = Vec::new();
+        for (namespace, job) in &self.jobs {
+            for (&rank, clocks) in &job.ended {
+                agreed.push((namespace.clone(), rank, clocks.clone()));
+            }
+        }
+        for (namespace, worker, clocks) in agreed {
+            let order = Command::EndWorker {
+                namespace,
+                worker,
+                clocks,
+            };
+            self.order(server, Purpose::Cleanup, order);
+        }
+        for number in self.losses.keys().copied().collect::<Vec<_>>() {
+            self.order_loss(number, server);
+        }
     }
 
     /// Notes the clocks of a lost worker at a server. A server that cannot say has none.
@@ -98,6 +129,9 @@ impl Coordinator {
         };
         let clocks: Vec<ThreadClock> = loss.clocks.iter().map(clock).collect();
         if !clocks.is_empty() && !mutants::on(Mutant::LostTickHalved) {
+            if let Some(job) = self.jobs.get_mut(&namespace) {
+                job.ended.insert(rank, clocks.clone());
+            }
             for server in self.joined_servers() {
                 let order = Command::EndWorker {
                     namespace: namespace.clone(),
@@ -110,9 +144,37 @@ impl Coordinator {
         if let Some(worker) = self.worker(&namespace, rank.0) {
             worker.state = WorkerState::Lost;
         }
-        self.note(&namespace, Event::Lost { rank });
+        let clocks = self.lost_at(&namespace, rank, &clocks);
+        let checked = self.check_end(&namespace, rank, &clocks, "is lost");
+        self.note(&namespace, Event::Lost { rank, clocks });
         self.revision += 1;
         self.job_changed(&namespace, WorkerState::Lost);
+        if let Err(refusal) = checked {
+            self.fail_job(&namespace, &refusal);
+        }
         self.end_job_if_left(&namespace);
+    }
+
+    /// Ticks of a lost worker that count: those that each of its threads has ended, and at least those before its
+    /// first one.
+    fn lost_at(&self, namespace: &str, rank: WorkerId, ended: &[ThreadClock]) -> Vec<DomainClock> {
+        let mut counts: BTreeMap<DomainId, u64> = BTreeMap::new();
+        for at in ended {
+            let least = counts.entry(at.domain).or_insert(at.clock);
+            *least = at.clock.min(*least);
+        }
+        let job = self.jobs.get(namespace);
+        for first in job
+            .and_then(|job| job.first.get(&rank))
+            .into_iter()
+            .flatten()
+        {
+            let counted = counts.entry(first.domain).or_default();
+            *counted = first.clock.max(*counted);
+        }
+        let ticked = counts.into_iter().filter(|&(_, clock)| clock > 0);
+        ticked
+            .map(|(domain, clock)| DomainClock { domain, clock })
+            .collect()
     }
 }

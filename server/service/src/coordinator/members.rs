@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use tidewater_protocol::ids::{ServerId, WorkerId};
+use tidewater_protocol::ids::{Incarnation, ServerId, WorkerId};
 use tidewater_protocol::limits::{JOBS_MAX, OBSERVERS_MAX};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
     Command, CoordinatorAnswer, Join, Joined, Members, Part, ServerMember, WorkerState,
 };
@@ -12,6 +13,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
 use super::membership::Event;
+use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, Lifetime, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
@@ -41,6 +43,7 @@ impl Coordinator {
                     untold: VecDeque::new(),
                     pid: 0,
                     restarts: 0,
+                    is_kept: false,
                 };
                 self.servers.insert(number, server);
                 number.0
@@ -51,10 +54,16 @@ impl Coordinator {
                 let worker = Worker {
                     state: WorkerState::Expected,
                     peer: Some(id),
+                    incarnation: Incarnation(0),
                 };
                 let job = job.or_insert_with(|| Job::new(workers));
-                let before = job.workers.insert(rank, worker);
-                if before.is_some_and(|w| w.state != WorkerState::Expected) {
+                let before = job.workers.get(&rank).copied();
+                // The rank of a worker that may return is decided by the Join.
+                let is_absent = before.is_some_and(|w| w.peer == Some(ABSENT));
+                if !is_absent {
+                    job.workers.insert(rank, worker);
+                }
+                if !is_absent && before.is_some_and(|w| w.state != WorkerState::Expected) {
                     job.late.insert(rank);
                 }
                 rank.0
@@ -73,6 +82,7 @@ impl Coordinator {
             };
             self.peers.insert(id, peer);
         }
+        self.touch();
     }
 
     /// Handles the join of a peer. A worker waits while servers still hold an earlier job of the
@@ -88,9 +98,23 @@ impl Coordinator {
         if peer.role == Role::Server {
             return self.join_server(asker, join).map(|()| None);
         }
-        let namespace = peer.namespace.clone();
+        let (namespace, peer_rank) = (peer.namespace.clone(), peer.rank);
         if peer.role == Role::Observer {
             return self.join_observer(asker.peer, &namespace).map(Some);
+        }
+        if self.rejoin_worker(asker, &join)? {
+            return Ok(None);
+        }
+        let rank = WorkerId(peer_rank);
+        if join.returns && !mutants::on(Mutant::LostWorkerReturns) {
+            let numbers = [u64::from(rank.0), 0, 0, 0];
+            let text = "this worker counts as lost: it did not return in time to a coordinator that was \
+                        restarted, or its job is over";
+            return Err(Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
+        }
+        self.forget_answers(&namespace, rank);
+        if let Some(worker) = self.worker(&namespace, rank.0) {
+            worker.incarnation = join.incarnation;
         }
         let mut ending = self.ending.values_mut();
         let Some(ending) = ending.find(|ending| ending.namespace == namespace) else {
@@ -215,11 +239,15 @@ impl Coordinator {
         };
         peer.joined = true;
         let (number, namespace) = (ServerId(peer.rank), peer.namespace.clone());
+        let has_returned = self.server_returns(number, &join);
+        // The loss of the one before may end the cluster.
+        self.check_running()?;
         self.launched_joins(Part::Server, number.0);
         self.revision += 1;
-        let incarnation = join.incarnation;
+        let (incarnation, kept) = (join.incarnation, join.kept);
         if let Some(server) = self.servers.get_mut(&number) {
             (server.pid, server.restarts) = (join.pid, join.restarts);
+            server.is_kept = kept.is_some();
             server.member = Some(ServerMember {
                 id: number,
                 incarnation: join.incarnation,
@@ -231,7 +259,11 @@ impl Coordinator {
         }
         let joined = self.joined(number.0, &namespace, self.config.workers);
         self.answer(asker, joined);
-        self.successor_joined(number, incarnation);
+        if has_returned {
+            self.catch_up(number);
+            self.resume_again(number);
+        }
+        self.successor_joined(number, incarnation, kept);
         self.server_joined(number);
         Ok(())
     }
@@ -254,6 +286,10 @@ impl Coordinator {
             resumed: job
                 .and_then(|job| job.durable.as_ref())
                 .and_then(|durable| durable.resumed.clone()),
+            ends: self
+                .stay(namespace, WorkerId(rank))
+                .filter(|stay| stay.is_lost)
+                .and_then(|stay| stay.last.clone()),
         })
     }
 
@@ -273,15 +309,17 @@ impl Coordinator {
                 self.next_admission(&namespace);
                 self.send_schedule(&namespace);
             }
+            self.servers_are_back();
         }
     }
 
     pub(super) fn server_for(&self, asked: u32) -> Result<ServerId, Refusal> {
         let is_free = |number: &ServerId| !self.servers.contains_key(number);
+        let is_left = |number: &ServerId| is_free(number) && !self.may_return(*number);
         let end = self.config.servers;
         let numbers = [u64::from(asked), 0, 0, 0];
         let found = match asked {
-            RANK_ANY => (0..end).map(ServerId).find(is_free),
+            RANK_ANY => (0..end).map(ServerId).find(is_left),
             asked => Some(ServerId(asked)).filter(|number| number.0 < end && is_free(number)),
         };
         found.ok_or_else(|| {
@@ -291,8 +329,13 @@ impl Coordinator {
     }
 
     pub(super) fn worker_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
+        let job = self.jobs.get(&hello.namespace);
+        let worker = job.and_then(|job| job.workers.get(&WorkerId(hello.rank)));
+        if worker.is_some_and(|worker| worker.peer == Some(ABSENT)) {
+            return Ok(WorkerId(hello.rank));
+        }
         self.check_scheduled(hello)?;
-        if let Some(job) = self.jobs.get(&hello.namespace) {
+        if let Some(job) = job {
             return job
                 .failed
                 .clone()

@@ -10,7 +10,8 @@
 //!                                                    +- jobs     workers of one namespace
 //! ```
 //! [`state::Coordinator`] is a state machine: tests without sockets reach all of its behaviour.
-//! [`serve::serve`] adds a listener, one thread, and the files of a save.
+//! [`serve::serve`] adds a listener, one thread, and the files of a save. With a [`Journal`] the durable part of
+//! the state outlives the process.
 //!
 //! **A job is a namespace.** Tables, barriers, ranks and failures of one job do not touch another.
 
@@ -23,10 +24,11 @@ mod files;
 mod functions;
 mod jobs;
 mod losses;
+mod member_barriers;
 mod members;
-pub mod membership;
 mod models;
 mod operators;
+mod recovery;
 mod rendezvous;
 mod resume;
 mod scheduled;
@@ -40,7 +42,10 @@ mod tasks;
 mod tests;
 
 pub use checkpoints::{CheckpointPolicy, Every};
+pub use recovery::RETURN_GRACE;
 pub use serve::{Listening, ServeConfig, ServeError, serve};
 pub use state::{
     Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,
 };
+pub use tidewater_clocks::membership;
+pub use tidewater_journal::{Journal, JournalError};

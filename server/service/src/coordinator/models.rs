@@ -16,6 +16,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
 use super::tables::{Stage, refusal_of};
 use crate::checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
+use tidewater_journal::Outcome;
 
 /// A save or load under way. A job has one at a time.
 #[derive(Debug)]
@@ -194,6 +195,7 @@ impl Coordinator {
     /// Handles the result of a file task of operation `op`.
     pub fn files_done(&mut self, now: Duration, op: u64, done: Result<FileDone, Refusal>) {
         self.tick(now);
+        self.touch();
         let Some(model) = self.models.get_mut(&op) else {
             return;
         };
@@ -512,9 +514,40 @@ impl Coordinator {
             job.busy = false;
         }
         match model.by {
-            By::Worker(asker) => self.answer(asker, answer),
+            By::Worker(asker) => self.model_answered(asker, &model.dir, answer),
             By::Checkpoint => self.checkpoint_ended(&model.namespace, answer),
             By::Resume => self.resume_ended(&model.namespace, answer),
+        }
+    }
+
+    /// Answers a worker's save or load, once: a repeated request gets the same answer.
+    fn model_answered(&mut self, asker: Asker, dir: &str, answer: CoordinatorAnswer) {
+        match answer {
+            CoordinatorAnswer::Saved {
+                tables,
+                rows,
+                bytes,
+            } => {
+                let outcome = Outcome::Saved {
+                    tables,
+                    rows,
+                    bytes,
+                };
+                self.answer_once(asker, format!("save {dir}"), outcome);
+            }
+            CoordinatorAnswer::Loaded {
+                tables,
+                rows,
+                clocks,
+            } => {
+                let outcome = Outcome::Loaded {
+                    tables,
+                    rows,
+                    clocks,
+                };
+                self.answer_once(asker, format!("load {dir}"), outcome);
+            }
+            other => self.answer(asker, other),
         }
     }
 
@@ -602,6 +635,7 @@ impl Coordinator {
             );
             let refusal = Refusal::new(RefusalCode::Timeout, [0; 4]).with_text(text);
             self.abort_model(op, refusal);
+            self.touch();
         }
     }
 }

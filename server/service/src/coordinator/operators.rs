@@ -19,6 +19,7 @@ impl Coordinator {
         let Some(job) = job else {
             return Err(self.no_job(namespace));
         };
+        // A worker that has not returned gets it then.
         let told: Vec<Action> = job
             .peers()
             .map(|id| {
@@ -32,6 +33,9 @@ impl Coordinator {
         }
         if !mutants::on(Mutant::StopNotPassedOn) {
             self.actions.extend(told);
+        }
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.stop = Some(reason.to_owned());
         }
         Ok(CoordinatorAnswer::Done)
     }

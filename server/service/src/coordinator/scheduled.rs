@@ -9,7 +9,7 @@ use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Unscheduled, Worker};
-use super::membership::{Event, Schedule, clock_of};
+use super::membership::{Event, Schedule, Stay, clock_of};
 use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
 
 impl Coordinator {
@@ -247,29 +247,40 @@ impl Coordinator {
             return Err(bad("unknown peer"));
         };
         let (rank, namespace) = (WorkerId(peer.rank), peer.namespace.clone());
-        if let (Some(schedule), Some(job)) = (&self.schedule, self.jobs.get(&namespace)) {
-            let begun = job.stays.get(&rank).copied().unwrap_or_default();
-            let stays = schedule.jobs.get(&namespace);
-            let stays = stays.and_then(|stays| stays.get(&rank));
-            let stay = stays.and_then(|stays| stays.get(begun.checked_sub(1)?));
-            let last = stay.and_then(|stay| stay.last.as_deref());
-            let mut domains = (0..DOMAINS_MAX as u8).map(DomainId);
-            let differs =
-                |d: &DomainId| last.is_some_and(|l| clock_of(l, *d) != clock_of(clocks, *d));
-            if let Some(domain) = domains.find(differs) {
-                let (due, at) = (
-                    clock_of(last.unwrap_or_default(), domain),
-                    clock_of(clocks, domain),
-                );
-                let text = format!(
-                    "worker {rank} leaves after {at} ticks of domain {domain}; the membership file says {due}"
-                );
-                let numbers = [u64::from(rank.0), at, due, 0];
-                return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
-            }
-        }
+        self.check_end(&namespace, rank, clocks, "leaves")?;
         let clocks = clocks.to_vec();
         self.note(&namespace, Event::Leave { rank, clocks });
         Ok(CoordinatorAnswer::Done)
+    }
+
+    /// The stay of a schedule that a worker has begun last.
+    pub(super) fn stay(&self, namespace: &str, rank: WorkerId) -> Option<&Stay> {
+        let begun = self.jobs.get(namespace)?.stays.get(&rank)?;
+        let stays = self.schedule.as_ref()?.jobs.get(namespace)?.get(&rank)?;
+        stays.get(begun.checked_sub(1)?)
+    }
+
+    /// Refuses the end of a worker at other clocks than those of its schedule.
+    pub(super) fn check_end(
+        &self,
+        namespace: &str,
+        rank: WorkerId,
+        clocks: &[DomainClock],
+        how: &str,
+    ) -> Result<(), Refusal> {
+        let stay = self.stay(namespace, rank);
+        let Some(last) = stay.and_then(|stay| stay.last.as_deref()) else {
+            return Ok(());
+        };
+        let mut domains = (0..DOMAINS_MAX as u8).map(DomainId);
+        let Some(domain) = domains.find(|&d| clock_of(last, d) != clock_of(clocks, d)) else {
+            return Ok(());
+        };
+        let (due, at) = (clock_of(last, domain), clock_of(clocks, domain));
+        let text = format!(
+            "worker {rank} {how} after {at} ticks of domain {domain}; the membership file says {due}"
+        );
+        let numbers = [u64::from(rank.0), at, due, 0];
+        Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text))
     }
 }

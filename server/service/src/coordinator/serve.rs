@@ -1,5 +1,5 @@
 //! The coordinator's event loop: one thread, one `epoll`, a bounded number of connections. (long: the settings,
-//! and the loop that they are of.)
+//! the journal, and the loop that they are of.)
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
+use tidewater_journal::{Identity, Journal, JournalError};
 use tidewater_protocol::ids::{ClusterId, Incarnation};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, LEASE_DEFAULT, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -79,6 +80,17 @@ pub enum ServeError {
     /// The system has no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
+    /// The journal cannot be read or written. What it does not hold has not been answered.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The coordinator has a journal, and something that the journal does not hold.
+    #[error(
+        "a coordinator with --state cannot have {what}: its journal does not hold them; leave out one of the two"
+    )]
+    NotJournalled {
+        /// What the journal does not hold.
+        what: &'static str,
+    },
 }
 
 fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> ServeError {
@@ -105,6 +117,8 @@ pub struct Listening {
     checkpoint: Option<CheckpointPolicy>,
     /// Silence after which the kernel closes the connection of a server.
     lease: Duration,
+    /// Journal of the state, and the time that processes have to return after a restart.
+    journal: Option<(Journal, Duration)>,
 }
 
 impl Listening {
@@ -165,7 +179,45 @@ impl Listening {
             log: None,
             checkpoint: None,
             lease: LEASE_DEFAULT,
+            journal: None,
         })
+    }
+
+    /// Journals the state, and resumes the cluster of the journal if it holds one: its processes then have
+    /// `grace` to return. The socket must have [`Journal::port`]. The directory of checkpoints is that of each start
+    /// of the cluster, so [`Self::with_checkpoints`] comes first.
+    ///
+    /// # Errors
+    /// [`ServeError::Journal`]: the journal is of another cluster, or cannot be written.
+    pub fn journalled(mut self, mut journal: Journal, grace: Duration) -> Result<Self, ServeError> {
+        self.check_journal(true)?;
+        let port = self.port();
+        let ids = &mut self.policy.ids;
+        if let Some(resumed) = journal.resumed() {
+            ids.cluster = resumed.cluster;
+        }
+        journal.begin(Identity {
+            cluster: ids.cluster,
+            port,
+            servers: self.cluster.servers,
+            workers: self.cluster.workers,
+            checkpoints: self.checkpoint.as_ref().map(|policy| policy.dir.clone()),
+        })?;
+        ids.incarnation = journal.incarnation();
+        self.policy.features.offered |= Features::RESUMES;
+        self.journal = Some((journal, grace));
+        Ok(self)
+    }
+
+    /// Refuses a journal together with what it does not hold.
+    fn check_journal(&self, has_journal: bool) -> Result<(), ServeError> {
+        match &self.schedule {
+            Some(schedule) if has_journal && schedule.has_repeated_stays() => {
+                let what = "a --membership file in which a rank joins twice";
+                Err(ServeError::NotJournalled { what })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes the processes of a launch register first: the numbers of servers and workers are known
@@ -205,6 +257,12 @@ impl Listening {
         self
     }
 
+    /// Whether the cluster of a journal is resumed.
+    pub fn resumes(&self) -> bool {
+        let journal = self.journal.as_ref();
+        journal.is_some_and(|(journal, _)| journal.incarnation() > Incarnation(1))
+    }
+
     /// The port that it listens on; 0 if the system does not say.
     pub fn port(&self) -> u16 {
         self.listener
@@ -239,10 +297,11 @@ impl Listening {
 
 /// Runs the coordinator until the cluster has ended by itself, or one of `stop` becomes readable or
 /// hangs up. Then servers are ordered to end, and it returns when they have, or after a grace
-/// period.
+/// period. The journal of a cluster that has ended is removed.
 ///
 /// # Errors
-/// [`ServeError`]; no peer can cause one.
+/// [`ServeError`]; no peer can cause one. After [`ServeError::Journal`] the processes wait for a coordinator
+/// that resumes.
 pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeError> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
     epoll::add(
@@ -261,7 +320,24 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
     let files = FileThreads::new().map_err(system("make a waker"))?;
     epoll::add(&epoll, &files, EventData::new_u64(FILES), EventFlags::IN)
         .map_err(system("watch its file tasks"))?;
-    let mut state = Coordinator::new(listening.cluster.clone());
+    listening.check_journal(listening.journal.is_some())?;
+    let mut listening = listening;
+    let mut journal = listening.journal.take();
+    let checkpoints = listening.checkpoint.as_ref().map(|policy| &policy.dir);
+    if let Some((journal, _)) = &journal
+        && journal.checkpoints() != checkpoints
+    {
+        let what = "checkpoints that are set after its journal";
+        return Err(ServeError::NotJournalled { what });
+    }
+    let cluster = listening.cluster.clone();
+    let mut state = match &mut journal {
+        None => Coordinator::new(cluster),
+        Some((journal, grace)) => {
+            let start = journal.incarnation().0;
+            Coordinator::resume(cluster, journal.take_image(), start, *grace)
+        }
+    };
     if let Some((size, hosts)) = listening.gathers.clone() {
         state.gather(size, hosts);
     }
@@ -283,9 +359,14 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         paused: None,
         not_accepted: WarnLimit::new(WARN_EVERY),
         scratch: vec![0; READ_BYTES],
+        journal: journal.map(|(journal, _)| journal),
+        failed: None,
     };
     let ended = server.run();
     server.files.end(Deadline::after(FLUSH));
+    if let (Ok(()), Some(journal)) = (&ended, server.journal) {
+        journal.end()?;
+    }
     ended
 }
 
@@ -314,6 +395,9 @@ struct Server {
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
     scratch: Vec<u8>,
+    journal: Option<Journal>,
+    /// Why the coordinator cannot go on.
+    failed: Option<ServeError>,
 }
 
 impl Server {
@@ -321,6 +405,9 @@ impl Server {
         let mut last_words: Option<Deadline> = None;
         loop {
             self.act();
+            if let Some(failed) = self.failed.take() {
+                return Err(failed);
+            }
             if self.state.is_ended() {
                 let limit = *last_words.get_or_insert_with(|| Deadline::after(FLUSH));
                 let is_flushed = self
@@ -557,8 +644,23 @@ impl Server {
 
     /// Performs the actions of the state machine, and those that result.
     fn act(&mut self) {
+        if self.failed.is_some() {
+            // Nothing follows a record that is perhaps not complete.
+            return;
+        }
         loop {
             let actions = self.state.take_actions();
+            let changes = self.state.take_changes();
+            if let (Some(journal), Some(image)) = (&mut self.journal, self.state.journalled())
+                && !changes.is_empty()
+                && let Err(error) = journal.append(&changes, image)
+            {
+                self.failed = Some(error.into());
+            }
+            if self.failed.is_some() {
+                // No answer leaves that the journal does not hold.
+                return;
+            }
             if actions.is_empty() {
                 self.listening.policy.ids.epoch = self.state.epoch();
                 return;

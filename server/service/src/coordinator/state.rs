@@ -6,26 +6,28 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Notice,
-    ServerMember, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, MemberBarrier,
+    Notice, ServerMember, WorkerState,
 };
-use tidewater_protocol::wire::hello::{RANK_ANY, Role};
+use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::admissions::Admission;
-use super::barriers::Waiter;
+use super::barriers::{At, Opens, at_of};
 use super::checkpoints::CheckpointPolicy;
 use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
 use super::losses::Loss;
 use super::membership::Schedule;
 use super::models::{ModelOp, Request};
+use super::recovery::RecoveryState;
 use super::rendezvous::Gathering;
 use super::successors::Absent;
 use super::tables::TableEntry;
 use super::tasks::OpenRequests;
 use crate::checkpoint::Manifest;
 use crate::checkpoint::series::Found;
+use tidewater_journal::Outcome;
 
 /// A connection, as the event loop numbers it; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -156,6 +158,8 @@ pub(super) struct Server {
     pub(super) pid: u32,
     /// Successors that its holder starts if a signal ends it.
     pub(super) restarts: u32,
+    /// Whether it has begun with the memory of the server before.
+    pub(super) is_kept: bool,
 }
 
 /// The purpose of an order.
@@ -186,6 +190,8 @@ pub(super) enum Purpose {
     ReadClocks(u64),
     /// The clocks of a lost worker.
     Loss(u64),
+    /// A table that a successor has in its memory.
+    Adopt(TableId),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,6 +241,8 @@ pub struct Coordinator {
     pub(super) absent: BTreeMap<ServerId, Absent>,
     /// Workers and observers that have not rejoined since a server was restarted.
     pub(super) outdated: BTreeSet<PeerId>,
+    /// What it keeps for its journal, if it has one.
+    pub(super) recovery: Option<Box<RecoveryState>>,
     pub(super) actions: Vec<Action>,
     /// Requests about tasks that are not answered.
     pub(super) tasks: OpenRequests,
@@ -274,6 +282,7 @@ impl Coordinator {
             checkpoint: None,
             absent: BTreeMap::new(),
             outdated: BTreeSet::new(),
+            recovery: None,
             actions: Vec::new(),
             tasks: OpenRequests::default(),
             waiting: Vec::new(),
@@ -310,6 +319,7 @@ impl Coordinator {
         let gathering = self.gathering_deadline();
         let successors = self.absent.values().map(|absent| absent.until);
         barriers
+            .chain(self.return_deadline())
             .chain(models)
             .chain(gathering)
             .chain(successors)
@@ -325,6 +335,28 @@ impl Coordinator {
             return;
         }
         let asker = Asker { peer, id };
+        match self.answered_before(asker) {
+            Some(answer) => self.answer(asker, answer),
+            None => self.dispatch(asker, request),
+        }
+    }
+
+    /// Handles a request, or parks it.
+    pub(super) fn dispatch(&mut self, asker: Asker, request: CoordinatorRequest) {
+        use CoordinatorRequest as Ask;
+        let changes_nothing = matches!(
+            request,
+            Ask::Members
+                | Ask::Status { .. }
+                | Ask::Barrier { .. }
+                | Ask::MemberBarrier(_)
+                | Ask::OpenTable { .. }
+                | Ask::Slow { .. }
+                | Ask::Tasks(_)
+        );
+        if !changes_nothing {
+            self.touch();
+        }
         let handled = match self.waits_for_restart(asker, &request) {
             Ok(false) => self.handle(asker, request),
             Ok(true) => Ok(None),
@@ -345,6 +377,9 @@ impl Coordinator {
             return;
         };
         self.orders.remove(&id);
+        if !matches!(purpose, Purpose::Task(_)) {
+            self.touch();
+        }
         let Some(server) = self.peers.get(&peer).map(|peer| ServerId(peer.rank)) else {
             return;
         };
@@ -365,6 +400,7 @@ impl Coordinator {
             Purpose::HoldForSave(op) => self.clocks_held_for_save(op, server, answer),
             Purpose::Loss(number) => self.loss_reported(number, server, answer),
             Purpose::ReadClocks(job) => self.clocks_read(job, answer),
+            Purpose::Adopt(table) => self.table_adopted(table, server, answer),
             Purpose::Shutdown => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
                     peer.leaving = true;
@@ -380,6 +416,7 @@ impl Coordinator {
             return;
         };
         self.outdated.remove(&id);
+        self.touch();
         match peer.role {
             Role::Server => self.server_gone(&peer),
             Role::Worker => self.worker_gone(id, &peer),
@@ -390,7 +427,7 @@ impl Coordinator {
             // No process waits for an observer.
             Role::Observer => {}
         }
-        let is_left = self.servers.is_empty() && !self.is_still_telling();
+        let is_left = self.servers.is_empty() && !self.is_still_telling() && !self.awaits_servers();
         if matches!(self.phase, Phase::Stopping(_)) && is_left {
             self.phase = Phase::Ended;
         }
@@ -403,6 +440,7 @@ impl Coordinator {
             self.phase = Phase::Ended;
         }
         self.expire_gathering();
+        self.expire_absent();
         self.expire_barriers();
         self.expire_models();
         self.expire_tasks();
@@ -479,6 +517,9 @@ impl Coordinator {
         request: CoordinatorRequest,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         use CoordinatorRequest as Ask;
+        let Some(request) = self.defer(asker, request)? else {
+            return Ok(None);
+        };
         match request {
             Ask::Join(join) => self.join(asker, join),
             Ask::Register(told) => self.rendezvous(asker, told),
@@ -491,8 +532,26 @@ impl Coordinator {
                 count,
                 timeout_ms,
             } => {
-                let wait = Duration::from_millis(timeout_ms);
-                self.barrier(asker, namespace, &name, count, wait)
+                let barrier = (name, Opens::Count(count), At::new());
+                self.barrier(asker, namespace, barrier, (0, timeout_ms))
+                    .map(|()| None)
+            }
+            Ask::MemberBarrier(MemberBarrier {
+                name,
+                clocks,
+                round,
+                of,
+                timeout_ms,
+            }) => {
+                // Above them later workers begin, and rounds are counted on from them.
+                let most = clocks.iter().map(|at| at.clock).fold(round, u64::max);
+                if most > i64::MAX as u64 {
+                    return Err(bad(&format!(
+                        "barrier \"{name}\": a clock or round of {most}"
+                    )));
+                }
+                let barrier = (name, Opens::Members(of), at_of(&clocks));
+                self.barrier(asker, namespace, barrier, (round, timeout_ms))
                     .map(|()| None)
             }
             Ask::Save { dir, clocks } => {
@@ -506,7 +565,11 @@ impl Coordinator {
             Ask::LoadFunction { name, module } => self
                 .load_function(asker, namespace, &name, module)
                 .map(|()| None),
-            Ask::Leaving { clocks } => self.leaving(asker.peer, &clocks).map(Some),
+            Ask::Leaving { clocks } => {
+                self.leaving(asker.peer, &clocks)?;
+                self.answer_once(asker, "leave".into(), Outcome::Done);
+                Ok(None)
+            }
             Ask::StopJob { reason } => self.stop_job(namespace, &reason).map(Some),
             Ask::WaitJob => self.wait_job(asker, namespace),
             Ask::Slow { workers } => Ok(Some(self.log_slow(namespace, &workers))),
@@ -544,88 +607,6 @@ impl Coordinator {
         }
         let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
         Err(refusal.with_text(&self.stop_reason))
-    }
-
-    fn barrier(
-        &mut self,
-        asker: Asker,
-        namespace: &str,
-        name: &str,
-        count: u32,
-        wait: Duration,
-    ) -> Result<(), Refusal> {
-        let worker = WorkerId(
-            self.peers
-                .get(&asker.peer)
-                .map_or(RANK_ANY, |peer| peer.rank),
-        );
-        let waiter = Waiter {
-            worker,
-            asker,
-            deadline: self.now.saturating_add(wait),
-        };
-        let Some(job) = self.jobs.get_mut(namespace) else {
-            return Err(bad("no such job"));
-        };
-        let state = job.workers.get(&worker).map(|w| w.state);
-        if state != Some(WorkerState::Live) {
-            let text = format!("barrier \"{name}\": worker {worker} has left its job");
-            return Err(bad(&text));
-        }
-        job.barriers.arrive(name, count, waiter)?;
-        self.settle_barriers(namespace);
-        Ok(())
-    }
-
-    /// Answers the barriers of a job that open or fail now: a worker arrived or left.
-    pub(super) fn settle_barriers(&mut self, namespace: &str) {
-        let Some(job) = self.jobs.get_mut(namespace) else {
-            return;
-        };
-        let mut barriers = std::mem::take(&mut job.barriers);
-        let settled = barriers.settle(|count, present| job.barrier(count, present));
-        job.barriers = barriers;
-        let (departed, numbers) = job.departed();
-        for barrier in settled {
-            let answer = if barrier.opened {
-                CoordinatorAnswer::Done
-            } else {
-                let text = format!(
-                    "barrier \"{}\" waits for {} workers, and fewer are left of its job; these have \
-                     left: {departed}",
-                    barrier.name, barrier.count
-                );
-                let refusal = Refusal::new(RefusalCode::BadRequest, numbers).with_text(text);
-                CoordinatorAnswer::Refused(refusal)
-            };
-            for waiter in barrier.waiting {
-                self.answer(waiter.asker, answer.clone());
-            }
-        }
-    }
-
-    fn expire_barriers(&mut self) {
-        let mut answers = Vec::new();
-        for job in self.jobs.values_mut() {
-            for expired in job.barriers.expire(self.now) {
-                let (missing, numbers) = job.awaited(&expired.present);
-                let (departed, _) = job.departed();
-                let mut text = format!(
-                    "barrier \"{}\": {} of {} came; missing: {missing}",
-                    expired.name,
-                    expired.present.len(),
-                    expired.count
-                );
-                if !departed.is_empty() {
-                    text += &format!("; not waited for: {departed}");
-                }
-                let refusal = Refusal::new(RefusalCode::Timeout, numbers).with_text(text);
-                answers.push((expired.waiter.asker, refusal));
-            }
-        }
-        for (asker, refusal) in answers {
-            self.answer(asker, CoordinatorAnswer::Refused(refusal));
-        }
     }
 
     pub(super) fn order(&mut self, number: ServerId, purpose: Purpose, order: Command) {

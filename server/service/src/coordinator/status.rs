@@ -3,7 +3,8 @@
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::STATUS_ROWS_MAX;
 use tidewater_protocol::wire::control::{
-    ClusterStatus, Command, CommandReply, CoordinatorAnswer, JobStatus, Members, status_text,
+    AbsentServer, ClusterStatus, Command, CommandReply, CoordinatorAnswer, JobStatus, Members,
+    status_text,
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -22,7 +23,12 @@ impl Coordinator {
             return Ok(Some(CoordinatorAnswer::Cluster(status)));
         };
         if !self.joined_servers().contains(&number) {
-            return Err(bad(&format!("server {number} has not joined")));
+            let absent = self.absent_status();
+            let why = absent.iter().find(|absent| absent.server == number);
+            let why = why.map_or("the cluster has no such number", |absent| {
+                absent.why.as_str()
+            });
+            return Err(bad(&format!("server {number} is absent: {why}")));
         }
         let peer = asker.peer;
         let asks = |(_, purpose): &(_, Purpose)| match purpose {
@@ -66,7 +72,7 @@ impl Coordinator {
     }
 
     fn cluster_status(&self) -> ClusterStatus {
-        let mut room = STATUS_ROWS_MAX;
+        let (mut room, mut room_for_queues) = (STATUS_ROWS_MAX, STATUS_ROWS_MAX);
         let jobs = self.jobs.iter();
         ClusterStatus {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -76,10 +82,42 @@ impl Coordinator {
                 ..self.members("")
             },
             jobs: jobs
-                .map(|(name, job)| self.job_status(name, job, &mut room))
+                .map(|(name, job)| {
+                    let (queues, queues_left_out) = job.queues.summaries(&mut room_for_queues);
+                    JobStatus {
+                        queues,
+                        queues_left_out,
+                        ..self.job_status(name, job, &mut room)
+                    }
+                })
                 .collect(),
             stopping: status_text(&self.stop_reason),
+            absent: self.absent_status(),
         }
+    }
+
+    /// Servers that are no members now, with the reason.
+    fn absent_status(&self) -> Vec<AbsentServer> {
+        let joined = self.joined_servers();
+        let numbers = (0..self.config.servers).map(ServerId);
+        let absent = numbers.filter(|number| !joined.contains(number));
+        let absent = absent.map(|server| {
+            let ended = self.absent.get(&server).map(|absent| &absent.end);
+            let (host, why) = match (ended, self.host_of_absent(server)) {
+                (Some(end), _) => (end.host.clone(), format!("its successor is awaited: {end}")),
+                (None, Some(host)) => {
+                    let why = "it has not returned since the coordinator was restarted";
+                    (host, why.to_owned())
+                }
+                (None, None) => (String::new(), "it has not joined".to_owned()),
+            };
+            AbsentServer {
+                server,
+                host,
+                why: status_text(&why),
+            }
+        });
+        absent.collect()
     }
 
     /// A job, with at most `room` workers, which it reduces by those that it lists.
@@ -98,6 +136,7 @@ impl Coordinator {
             at_barriers: job.barriers.waiting() as u32,
             saving: status_text(self.directory_of(name).unwrap_or_default()),
             failed: status_text(&failed.map_or_else(String::new, ToString::to_string)),
+            ..JobStatus::default()
         }
     }
 }

@@ -10,27 +10,37 @@
 //! all have done so    workers get ServerRestarted; parked requests are refused
 //! worker rejoins      its requests are served again
 //! ```
+//! A successor that has the memory of its server (ADR 0070) is ordered to serve the tables of each job that has
+//! warm tables only. When it does, the workers get ServerResumed, and parked requests are carried out.
+//!
 //! Until its Rejoin a worker is *outdated*, and its requests are refused. A barrier therefore never counts
 //! a worker that has not read the notice, which is on the connection before the refusal.
 
+use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use tidewater_protocol::ids::{Incarnation, ServerId};
+use tidewater_journal::ServerImage;
+use tidewater_protocol::ids::{Incarnation, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Notice, ServerEnd, ServerRestart, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Notice, ServerEnd, ServerRestart,
+    WorkerState, status_text,
 };
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_queue::Queues;
+use tidewater_queue::{QueueCall, Queues};
 
-use super::state::{Action, Asker, Coordinator, PeerId, Phase};
+use super::recovery::ABSENT;
+use super::state::{Action, Asker, Coordinator, PeerId, Phase, Purpose};
+use super::tables::{Stage, refusal_of};
 
 /// A server that has ended and has a holder.
 #[derive(Debug)]
 pub(super) struct Absent {
-    end: ServerEnd,
+    pub(super) end: ServerEnd,
     /// Time limit of its successor.
     pub(super) until: Duration,
 }
@@ -40,7 +50,10 @@ impl Coordinator {
     pub(super) fn await_successor(&mut self, end: ServerEnd) {
         let lost = failure_of(&end);
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            if self.can_begin_again(&name) {
+            if let Some(job) = self.jobs.get_mut(&name) {
+                job.resuming.remove(&end.server);
+            }
+            if self.can_begin_again(&name) || self.can_resume(&name) {
                 self.abort_models(&name, &lost);
                 self.notify_clients(&name, &Notice::ServerEnded(end.clone()));
             } else {
@@ -49,6 +62,71 @@ impl Coordinator {
         }
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
         self.absent.insert(end.server, Absent { end, until });
+    }
+
+    /// Waits for the successor of a server that was journalled as absent.
+    pub(super) fn await_again(&mut self, end: ServerEnd) {
+        let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
+        self.absent.insert(end.server, Absent { end, until });
+    }
+
+    /// Waits for the successor of a server with a holder that has ended.
+    pub(super) fn held_server_lost(&mut self, server: ServerImage, how: &str) {
+        self.epoch += 1;
+        self.revision += 1;
+        self.await_successor(ServerEnd {
+            server: server.member.id,
+            incarnation: server.member.incarnation,
+            host: server.member.host,
+            pid: server.pid,
+            how: how.into(),
+        });
+    }
+
+    /// Workers that have not rejoined since their job has begun again.
+    pub(super) fn outdated_workers(&self) -> BTreeSet<(String, WorkerId)> {
+        let connected = self.outdated.iter().filter_map(|id| self.peers.get(id));
+        let connected = connected.filter(|peer| peer.role == Role::Worker);
+        let connected = connected.map(|peer| (peer.namespace.clone(), WorkerId(peer.rank)));
+        let absent = self.recovery.iter().flat_map(|r| r.outdated.clone());
+        connected.chain(absent).collect()
+    }
+
+    /// Repeats the notices about servers to a worker that has returned: they may have been lost.
+    pub(super) fn repeat_server_notices(&mut self, id: PeerId, namespace: &str, rank: WorkerId) {
+        if self.may_begin_again(namespace) {
+            let ends = self.absent.values().map(|absent| absent.end.clone());
+            let ends = ends.map(|end| Action::Notify(id, Notice::ServerEnded(end)));
+            self.actions.extend(ends);
+        }
+        let of_worker = (namespace.to_owned(), rank);
+        let recovery = self.recovery.as_mut();
+        let is_outdated = recovery.is_some_and(|r| r.outdated.remove(&of_worker));
+        if !is_outdated && self.can_resume(namespace) {
+            // It may have been absent when these were resumed.
+            let is_resuming = |number: &ServerId| {
+                let job = self.jobs.get(namespace);
+                job.is_some_and(|job| job.resuming.contains_key(number))
+            };
+            let servers = self.joined_servers().into_iter();
+            let resumed = servers.filter(|number| !is_resuming(number));
+            for restart in resumed
+                .filter_map(|number| self.kept_restart(number))
+                .collect::<Vec<_>>()
+            {
+                let members = self.members(namespace);
+                let notice = Notice::ServerResumed { restart, members };
+                self.actions.push(Action::Notify(id, notice));
+            }
+        }
+        let job = self.jobs.get(namespace);
+        if let Some(restart) = job.and_then(|job| job.restarted.clone())
+            && is_outdated
+        {
+            self.outdated.insert(id);
+            let notice = Notice::ServerRestarted(restart);
+            self.actions.push(Action::Notify(id, notice));
+        }
     }
 
     /// Handles the report of a holder: how its server has ended, and whether a successor comes.
@@ -74,6 +152,7 @@ impl Coordinator {
             }
         } else {
             self.absent.remove(&number);
+            self.let_go_without(number);
             self.fail_all(&failure_of(&end));
         }
         CoordinatorAnswer::Done
@@ -82,7 +161,10 @@ impl Coordinator {
     /// Fails all jobs if a successor has not joined in time.
     pub(super) fn expire_successors(&mut self) {
         if self.phase != Phase::Running {
-            self.absent.clear();
+            if !self.absent.is_empty() {
+                self.touch();
+                self.absent.clear();
+            }
             return;
         }
         let mut absent = self.absent.values();
@@ -94,18 +176,35 @@ impl Coordinator {
             late.end
         );
         let refusal = failure_of(&late.end).with_text(text);
-        self.absent.clear();
+        self.touch();
+        for number in std::mem::take(&mut self.absent).into_keys() {
+            self.let_go_without(number);
+        }
         self.fail_all(&refusal);
     }
 
     /// Follows up the join of a server: if it is a successor, all jobs begin again.
-    pub(super) fn successor_joined(&mut self, number: ServerId, successor: Incarnation) {
+    pub(super) fn successor_joined(
+        &mut self,
+        number: ServerId,
+        successor: Incarnation,
+        kept: Option<Vec<TableId>>,
+    ) {
         let Some(Absent { end, .. }) = self.absent.remove(&number) else {
             return;
         };
         let restart = ServerRestart { end, successor };
+        self.repeat_endings(number);
+        for &id in kept.iter().flatten() {
+            // Released while the server was away.
+            if !self.tables.contains_key(&id) {
+                self.order(number, Purpose::Cleanup, Command::ReleaseTable { id });
+            }
+        }
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            if self.can_begin_again(&name) {
+            if kept.is_some() && self.can_resume(&name) {
+                self.resume_with_memory(&name, number, restart.clone());
+            } else if self.can_begin_again(&name) {
                 self.begin_again(&name, restart.clone());
             } else if self.may_begin_again(&name) {
                 // A worker has ended since then.
@@ -115,6 +214,146 @@ impl Coordinator {
                 self.refuse_parked(&name, &restarted(&restart));
             }
         }
+    }
+
+    /// Orders a server that has returned, and has begun with memory, to serve its tables again: the coordinator
+    /// may have been restarted before it did. A server that serves them already confirms it.
+    pub(super) fn resume_again(&mut self, number: ServerId) {
+        let Some(restart) = self.kept_restart(number) else {
+            return;
+        };
+        for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            if self.can_resume(&name) {
+                self.resume_with_memory(&name, number, restart.clone());
+            }
+        }
+    }
+
+    /// The end and the beginning of a server that has its memory; of the process before no more is known.
+    fn kept_restart(&self, number: ServerId) -> Option<ServerRestart> {
+        let server = self.servers.get(&number).filter(|server| server.is_kept)?;
+        let member = server.member.as_ref()?;
+        let end = ServerEnd {
+            server: number,
+            incarnation: Incarnation(0),
+            host: member.host.clone(),
+            pid: 0,
+            how: "ended before the coordinator was restarted".into(),
+        };
+        let successor = member.incarnation;
+        Some(ServerRestart { end, successor })
+    }
+
+    /// Orders a successor that has its memory to serve the tables of a job, and to go on with those that it was
+    /// making or releasing.
+    fn resume_with_memory(&mut self, namespace: &str, number: ServerId, restart: ServerRestart) {
+        let of_job = self.tables.iter().filter(|(_, t)| t.namespace == namespace);
+        let mut orders = Vec::new();
+        let mut awaited = BTreeSet::new();
+        for (&id, entry) in of_job {
+            let (namespace, table) = (namespace.to_owned(), entry.info.clone());
+            match &entry.stage {
+                Stage::Waiting => {}
+                Stage::Making { missing, .. } if missing.contains(&number) => {
+                    let order = Command::CreateTable { namespace, table };
+                    orders.push((Purpose::Create(id), order));
+                }
+                Stage::Releasing(missing) => {
+                    if missing.contains(&number) {
+                        orders.push((Purpose::Release(id), Command::ReleaseTable { id }));
+                    }
+                }
+                Stage::Making { .. } | Stage::Filling | Stage::Ready => {
+                    awaited.insert(id);
+                    let order = Command::AdoptTable { namespace, table };
+                    orders.push((Purpose::Adopt(id), order));
+                }
+            }
+        }
+        for (purpose, order) in orders {
+            self.order(number, purpose, order);
+        }
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.resuming.insert(number, (restart, awaited));
+        }
+        self.resumed_if_adopted(namespace, number);
+    }
+
+    /// Notes that a successor serves a table from its memory, or has not got it.
+    pub(super) fn table_adopted(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
+        let Some(namespace) = self.tables.get(&id).map(|table| table.namespace.clone()) else {
+            return;
+        };
+        let job = self.jobs.get_mut(&namespace);
+        let Some((restart, awaited)) = job.and_then(|job| job.resuming.get_mut(&server)) else {
+            return;
+        };
+        if answer == CommandReply::Done {
+            awaited.remove(&id);
+            return self.resumed_if_adopted(&namespace, server);
+        }
+        let mut restart = restart.clone();
+        let refusal = refusal_of(server, answer);
+        restart.end.how = status_text(&format!("{}; {}", restart.end.how, refusal.text));
+        match self.can_begin_again(&namespace) {
+            true => self.begin_again(&namespace, restart),
+            false => self.fail_with_server(&namespace, &restart.end),
+        }
+    }
+
+    /// Ends the wait of successors for a table that is dropped.
+    pub(super) fn not_awaited(&mut self, namespace: &str, id: TableId) {
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        for (_, awaited) in job.resuming.values_mut() {
+            awaited.remove(&id);
+        }
+        for server in job.resuming.keys().copied().collect::<Vec<_>>() {
+            self.resumed_if_adopted(namespace, server);
+        }
+    }
+
+    /// Notifies the clients of a job when a successor serves all of its tables, and carries out what they have asked
+    /// for meanwhile.
+    fn resumed_if_adopted(&mut self, namespace: &str, number: ServerId) {
+        let job = self.jobs.get_mut(namespace);
+        let Some(Entry::Occupied(resuming)) = job.map(|job| job.resuming.entry(number)) else {
+            return;
+        };
+        if !resuming.get().1.is_empty() {
+            return;
+        }
+        let (restart, _) = resuming.remove();
+        self.revision += 1;
+        let members = self.members(namespace);
+        self.notify_clients(namespace, &Notice::ServerResumed { restart, members });
+        // The others learn the epoch, and all of them the workers that have ended.
+        for server in self.joined_servers() {
+            self.tell_members(server, namespace);
+        }
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        if self.absent.is_empty() && job.resuming.is_empty() {
+            for (asker, request) in std::mem::take(&mut job.parked) {
+                match request {
+                    Some(request) => self.dispatch(asker, request),
+                    None => unreachable!("{asker:?} waits for a job that begins again"),
+                }
+            }
+        }
+    }
+
+    /// Whether a job goes on when a server comes back with its memory: it is of a kind that may begin again, does
+    /// not begin again now, and each of its tables outlives the process.
+    fn can_resume(&self, namespace: &str) -> bool {
+        let tables = self.tables.values().filter(|t| t.namespace == namespace);
+        let mut kept = tables.filter(|t| !matches!(t.stage, Stage::Releasing(_)));
+        let job = self.jobs.get(namespace);
+        job.is_some_and(|job| job.restarts.is_empty())
+            && self.may_begin_again(namespace)
+            && kept.all(|table| table.info.spec.durability == Durability::Warm)
     }
 
     /// Fails a job that cannot begin again.
@@ -129,7 +368,7 @@ impl Coordinator {
     fn refuse_parked(&mut self, namespace: &str, refusal: &Refusal) {
         let job = self.jobs.get_mut(namespace);
         let parked = job.map(|job| std::mem::take(&mut job.parked));
-        for asker in parked.into_iter().flatten() {
+        for (asker, _) in parked.into_iter().flatten() {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
         }
     }
@@ -137,7 +376,11 @@ impl Coordinator {
     /// Has all servers end a job, which then begins again.
     fn begin_again(&mut self, namespace: &str, restart: ServerRestart) {
         let refusal = restarted(&restart);
-        let parked = self.take_waiting(namespace);
+        let parked: Vec<_> = self.take_waiting(namespace);
+        let parked = parked.into_iter().map(|asker| (asker, None)).collect();
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.resuming.clear();
+        }
         if !mutants::on(Mutant::RestartKeepsTables) {
             self.drop_tables(namespace, &refusal);
         }
@@ -168,11 +411,22 @@ impl Coordinator {
         let refusal = restarted(last);
         job.base.clear();
         job.first.clear();
+        job.floor.clear();
         // What finished tasks pushed is gone with the tables.
         job.queues = Queues::after(&job.queues);
+        self.note_queue(namespace, || QueueCall::BeginAgain);
         if !self.can_begin_again(namespace) {
             // A worker has ended while servers released the job.
             return self.fail_with_server(namespace, &last.end);
+        }
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        job.restarted = Some(last.clone());
+        let absent = job.workers.iter().filter(|(_, w)| w.peer == Some(ABSENT));
+        let absent = absent.map(|(&rank, _)| (namespace.to_owned(), rank));
+        if let Some(recovery) = &mut self.recovery {
+            recovery.outdated.extend(absent);
         }
         self.revision += 1;
         for restart in restarts {
@@ -223,15 +477,15 @@ impl Coordinator {
             return Ok(false);
         }
         let is_awaited = !self.absent.is_empty() && may_begin_again;
-        if is_awaited || !job.restarts.is_empty() {
-            let of_peer = |other: &&Asker| other.peer == asker.peer;
+        if is_awaited || !job.restarts.is_empty() || !job.resuming.is_empty() {
+            let of_peer = |other: &&(Asker, _)| other.0.peer == asker.peer;
             let have = job.parked.iter().filter(of_peer).count();
             if have >= PARKED_MAX {
                 let numbers = [have as u64 + 1, PARKED_MAX as u64, 0, 0];
                 let refusal = Refusal::new(RefusalCode::TooMany, numbers);
                 return Err(refusal.with_text("requests that wait for a server's successor"));
             }
-            job.parked.push(asker);
+            job.parked.push((asker, Some(request.clone())));
             return Ok(true);
         }
         if self.outdated.contains(&asker.peer) && *request != Ask::Rejoin {

@@ -10,6 +10,7 @@ use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, Purpose};
+use tidewater_journal::Outcome;
 
 /// How far a table is made or released.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub(super) struct TableEntry {
     pub(super) askers: Vec<Asker>,
     /// The load that makes it, if one does.
     pub(super) load: Option<u64>,
+    /// A worker that requested its release before a restart has yet to repeat the request.
+    pub(super) awaits_asker: bool,
 }
 
 impl Coordinator {
@@ -89,7 +92,10 @@ impl Coordinator {
             .filter(|table| table.namespace == namespace);
         let table = table.ok_or_else(|| Refusal::new(RefusalCode::UnknownTable, numbers))?;
         match table.stage {
-            Stage::Releasing(_) => table.askers.push(asker),
+            Stage::Releasing(_) => {
+                table.askers.push(asker);
+                self.end_release(id);
+            }
             Stage::Ready => {
                 table.askers.push(asker);
                 self.start_release(id);
@@ -135,6 +141,7 @@ impl Coordinator {
                 stage,
                 askers: Vec::new(),
                 load,
+                awaits_asker: false,
             },
         );
         Ok(id)
@@ -236,6 +243,7 @@ impl Coordinator {
         if let Some(job) = self.jobs.get_mut(&table.namespace) {
             job.tables.remove(&table.info.spec.name);
         }
+        self.not_awaited(&table.namespace, id);
         for server in made {
             self.order(server, Purpose::Cleanup, Command::ReleaseTable { id });
         }
@@ -267,11 +275,20 @@ impl Coordinator {
             return;
         };
         missing.remove(&server);
-        if missing.is_empty() {
+        self.end_release(id);
+    }
+
+    /// Answers the release of a table that no server has any more, and forgets the table.
+    pub(super) fn end_release(&mut self, id: TableId) {
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        let is_awaited = table.awaits_asker && table.askers.is_empty();
+        if matches!(&table.stage, Stage::Releasing(missing) if missing.is_empty()) && !is_awaited {
             let askers = std::mem::take(&mut table.askers);
             self.tables.remove(&id);
             for asker in askers {
-                self.answer(asker, CoordinatorAnswer::Done);
+                self.answer_once(asker, format!("release {id}"), Outcome::Done);
             }
         }
     }

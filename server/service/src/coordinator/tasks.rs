@@ -7,14 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tidewater_protocol::ids::{ServerId, WorkerId};
+use tidewater_journal::{Answered, Change, FinishingImage, Image, Outcome};
+use tidewater_protocol::ids::{Incarnation, ServerId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, CoordinatorAnswer, TaskAnswer, TaskRequest, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, LeftOut, TaskAnswer, TaskRequest, WorkerState,
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_queue::{Done, Queue, QueueError, Report, Taken};
+use tidewater_queue::{Done, Queue, QueueCall, QueueError, Report, Taken, WorkerKey};
 
+use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
 
 /// A request for a task that is kept until there is one.
@@ -32,6 +34,10 @@ struct Finishing {
     asker: Asker,
     namespace: String,
     queue: u32,
+    worker: WorkerId,
+    thread: u32,
+    /// Process of the worker.
+    process: Incarnation,
     missing: BTreeSet<ServerId>,
 }
 
@@ -44,6 +50,19 @@ pub(super) struct OpenRequests {
     finishing: BTreeMap<u64, Finishing>,
     /// The next time at which a waiting request may be answered.
     due: Option<Duration>,
+}
+
+impl Finishing {
+    fn image(&self) -> FinishingImage {
+        FinishingImage {
+            namespace: self.namespace.clone(),
+            queue: self.queue,
+            worker: self.worker,
+            thread: self.thread,
+            process: self.process,
+            request: self.asker.id,
+        }
+    }
 }
 
 impl OpenRequests {
@@ -60,7 +79,7 @@ impl Coordinator {
         request: TaskRequest,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         self.check_live(asker.peer, namespace)?;
-        let (now, worker) = (self.now, asker.peer.0);
+        let (now, worker) = (self.now, self.worker_key(asker.peer));
         let answer = match request {
             TaskRequest::Open { spec, shards } => {
                 let job = self.jobs.get_mut(namespace);
@@ -68,13 +87,26 @@ impl Coordinator {
                 if job.durable.is_some() {
                     return Err(not_in_checkpoints(&spec.name));
                 }
-                TaskAnswer::Queue(job.queues.open(&spec, shards).map_err(refused)?)
+                let is_new = !job
+                    .queues
+                    .iter()
+                    .any(|queue| queue.spec().name == spec.name);
+                let opened = job.queues.open(&spec, shards.clone()).map_err(refused)?;
+                if let Some(shards) = shards.filter(|_| is_new) {
+                    self.note_queue(namespace, || QueueCall::Open { spec, shards });
+                }
+                TaskAnswer::Queue(opened)
             }
             TaskRequest::Take { queue, wait_ms } => {
                 match self.take_task(asker, namespace, queue)? {
                     TaskAnswer::Wait if wait_ms > 0 => {
                         self.wait_for_task(asker, namespace, (queue, wait_ms));
                         return Ok(None);
+                    }
+                    answer @ TaskAnswer::Task(_) => {
+                        // It may have been the one that others could not take.
+                        self.serve_waiting_tasks();
+                        answer
                     }
                     answer => answer,
                 }
@@ -86,18 +118,8 @@ impl Coordinator {
                 records,
                 pushed,
             } => {
-                let queue = self.queue(namespace, number)?;
-                match queue.done(now, worker, delivery, (records, pushed)) {
-                    Done::Late => TaskAnswer::Reported { counted: false },
-                    Done::Finished => {
-                        self.serve_waiting_tasks();
-                        TaskAnswer::Reported { counted: true }
-                    }
-                    Done::Apply => {
-                        self.finish_task(asker, namespace, (number, delivery, thread))?;
-                        return Ok(None);
-                    }
-                }
+                let report = (delivery, thread, records, pushed);
+                return self.task_done(asker, namespace, number, report);
             }
             TaskRequest::Failed {
                 queue,
@@ -107,9 +129,15 @@ impl Coordinator {
                 let report = self
                     .queue(namespace, queue)?
                     .failed(now, worker, delivery, &reason);
+                self.note_queue(namespace, || QueueCall::Failed {
+                    queue,
+                    now,
+                    worker,
+                    delivery,
+                    reason: reason.clone(),
+                });
                 if let Report::LeftOut(task) = &report {
-                    let (path, first, end) = (&task.shard.path, task.shard.first, task.shard.end);
-                    tracing::warn!(namespace, path, first, end, reason, "a task is left out");
+                    log_left_out(namespace, task);
                 }
                 self.serve_waiting_tasks();
                 let counted = report != Report::Late;
@@ -119,7 +147,54 @@ impl Coordinator {
                 TaskAnswer::Over(self.queue(namespace, queue)?.status())
             }
         };
-        Ok(Some(CoordinatorAnswer::Tasks(Box::new(answer))))
+        self.answer_task(asker, answer);
+        Ok(None)
+    }
+
+    /// Handles the report of a finished task: delivery, thread, records, and whether there are pushes.
+    fn task_done(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        number: u32,
+        (delivery, thread, records, pushed): (u64, u32, u64, bool),
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let (now, worker) = (self.now, self.worker_key(asker.peer));
+        let queue = self.queue(namespace, number)?;
+        let done = queue.done(now, worker, delivery, (records, pushed));
+        self.note_queue(namespace, || QueueCall::Done {
+            queue: number,
+            now,
+            worker,
+            delivery,
+            records,
+            pushed,
+        });
+        let answer = match done {
+            Done::Late => TaskAnswer::Reported { counted: false },
+            Done::Finished => {
+                self.serve_waiting_tasks();
+                TaskAnswer::Reported { counted: true }
+            }
+            Done::Apply => {
+                self.finish_task(asker, namespace, (number, delivery, thread))?;
+                return Ok(None);
+            }
+        };
+        self.answer_task(asker, answer);
+        Ok(None)
+    }
+
+    /// Number of a worker in the queues of its job: it has the same one when it returns to a coordinator that was
+    /// restarted, and its tasks are taken back before another process has its rank.
+    fn worker_key(&self, peer: PeerId) -> WorkerKey {
+        let rank = self.peers.get(&peer).map(|peer| peer.rank);
+        rank.map_or(WorkerKey::MAX, WorkerKey::from)
+    }
+
+    /// Notes a call that has changed the queues of a job.
+    pub(super) fn note_queue(&mut self, namespace: &str, call: impl FnOnce() -> QueueCall) {
+        self.note_change(|| Change::Queue(namespace.to_owned(), call()));
     }
 
     /// Refuses a worker that has left its job: what it takes would be given to no other one.
@@ -146,15 +221,28 @@ impl Coordinator {
         queue: u32,
     ) -> Result<TaskAnswer, Refusal> {
         let (now, delivery) = (self.now, self.tasks.last_delivery + 1);
-        let queue = self.queue(namespace, queue)?;
-        Ok(match queue.take(now, asker.peer.0, delivery) {
-            Taken::Task(task) => {
-                self.tasks.last_delivery = delivery;
-                TaskAnswer::Task(*task)
-            }
+        let (number, worker) = (queue, self.worker_key(asker.peer));
+        let queue = self.queue(namespace, number)?;
+        // Of a call that gives no task nothing stays but the tasks that it has taken back.
+        let expires = queue.next_timeout().is_some_and(|at| at <= now);
+        let taken = match queue.take(now, worker, delivery) {
+            Taken::Task(task) => TaskAnswer::Task(*task),
             Taken::Wait => TaskAnswer::Wait,
             Taken::Over => TaskAnswer::Over(queue.status()),
-        })
+        };
+        let is_given = matches!(taken, TaskAnswer::Task(_));
+        if is_given {
+            self.tasks.last_delivery = delivery;
+        }
+        if is_given || expires {
+            self.note_queue(namespace, || QueueCall::Take {
+                queue: number,
+                now,
+                worker,
+                delivery,
+            });
+        }
+        Ok(taken)
     }
 
     fn wait_for_task(&mut self, asker: Asker, namespace: &str, (queue, wait_ms): (u32, u64)) {
@@ -196,20 +284,35 @@ impl Coordinator {
         if self.tasks.waiting.is_empty() {
             return;
         }
-        for waiting in std::mem::take(&mut self.tasks.waiting) {
-            match self.take_task(waiting.asker, &waiting.namespace, waiting.queue) {
-                Ok(TaskAnswer::Wait) if waiting.deadline > self.now => {
-                    self.tasks.waiting.push(waiting);
+        let mut gives = true;
+        while std::mem::take(&mut gives) {
+            for waiting in std::mem::take(&mut self.tasks.waiting) {
+                match self.take_task(waiting.asker, &waiting.namespace, waiting.queue) {
+                    Ok(TaskAnswer::Wait) if waiting.deadline > self.now => {
+                        self.tasks.waiting.push(waiting);
+                    }
+                    Ok(answer) => {
+                        // A task that is given may have been the one that an earlier request could not take.
+                        gives |= matches!(answer, TaskAnswer::Task(_));
+                        self.answer_task(waiting.asker, answer);
+                    }
+                    Err(refusal) => self.answer(waiting.asker, CoordinatorAnswer::Refused(refusal)),
                 }
-                Ok(answer) => self.answer_task(waiting.asker, answer),
-                Err(refusal) => self.answer(waiting.asker, CoordinatorAnswer::Refused(refusal)),
             }
         }
         self.find_due_task();
     }
 
+    /// Answers a request about a task. The answer stands if the request is repeated after a restart: a task is
+    /// given once to it, and a report counts once.
     fn answer_task(&mut self, asker: Asker, answer: TaskAnswer) {
-        self.answer(asker, CoordinatorAnswer::Tasks(Box::new(answer)));
+        match answer {
+            TaskAnswer::Task(_) | TaskAnswer::Reported { .. } => {
+                let subject = format!("task request {}", asker.id);
+                self.answer_once(asker, subject, Outcome::Task(Box::new(answer)));
+            }
+            other => self.answer(asker, CoordinatorAnswer::Tasks(Box::new(other))),
+        }
     }
 
     /// Orders all servers to apply the pushes of a finished task; the report is answered when they have.
@@ -219,28 +322,35 @@ impl Coordinator {
         namespace: &str,
         (queue, delivery, thread): (u32, u64, u32),
     ) -> Result<(), Refusal> {
-        if self.tasks.finishing.contains_key(&delivery) {
-            return Err(bad("the task has been reported and is being applied"));
+        match self.tasks.finishing.get_mut(&delivery) {
+            Some(finishing) if finishing.asker.peer == ABSENT => {
+                // It was reported before a restart of the coordinator.
+                finishing.asker = asker;
+                return Ok(());
+            }
+            Some(_) => return Err(bad("the task has been reported and is being applied")),
+            None => {}
         }
         let servers = self.joined_servers();
         let rank = self.peers.get(&asker.peer).map(|peer| peer.rank);
         let worker = WorkerId(rank.unwrap_or_default());
-        for &server in &servers {
-            let order = Command::FinishTask {
-                namespace: namespace.to_owned(),
-                worker,
-                thread,
-                delivery,
-            };
-            self.order(server, Purpose::Task(delivery), order);
-        }
+        let absent = self.absent_servers();
+        let process = self.worker(namespace, worker.0).map(|w| w.incarnation);
         let finishing = Finishing {
             asker,
             namespace: namespace.to_owned(),
             queue,
-            missing: servers.into_iter().collect(),
+            worker,
+            thread,
+            // Every live worker has one: 0 is that of a client that gives none.
+            process: process.unwrap_or(Incarnation(0)),
+            missing: servers.iter().copied().chain(absent).collect(),
         };
+        self.note_change(|| Change::Finishing(delivery, Some(finishing.image())));
         self.tasks.finishing.insert(delivery, finishing);
+        for &server in &servers {
+            self.order_finish(delivery, server);
+        }
         if mutants::on(Mutant::TaskAnsweredEarly) {
             self.answer_task(asker, TaskAnswer::Reported { counted: true });
         }
@@ -255,38 +365,127 @@ impl Coordinator {
         };
         if let CommandReply::Refused(refusal) = reply {
             let namespace = finishing.namespace.clone();
+            self.touch();
             return self.fail_job(&namespace, &refusal);
         }
         finishing.missing.remove(&server);
         if finishing.missing.is_empty()
             && let Some(done) = self.tasks.finishing.remove(&delivery)
         {
-            if let Ok(queue) = self.queue(&done.namespace, done.queue) {
-                queue.settle(delivery);
+            let queue = done.queue;
+            if let Ok(found) = self.queue(&done.namespace, queue) {
+                found.settle(delivery);
+                self.note_queue(&done.namespace, || QueueCall::Settle { queue, delivery });
             }
-            self.answer_task(done.asker, TaskAnswer::Reported { counted: true });
+            self.note_change(|| Change::Finishing(delivery, None));
+            self.answer_finished(&done);
             self.serve_waiting_tasks();
         }
     }
 
+    /// Answers the report of a finished task; for a worker that has not returned the answer is kept.
+    fn answer_finished(&mut self, done: &Finishing) {
+        let answer = TaskAnswer::Reported { counted: true };
+        if done.asker.peer != ABSENT {
+            return self.answer_task(done.asker, answer);
+        }
+        let job = self.jobs.get(&done.namespace);
+        let worker = job.and_then(|job| job.workers.get(&done.worker));
+        // The rank may be that of another process by now, with requests of its own.
+        if worker.is_some_and(|worker| worker.incarnation == done.process) {
+            let answered = Answered {
+                id: done.asker.id,
+                subject: format!("task request {}", done.asker.id),
+                outcome: Outcome::Task(Box::new(answer)),
+            };
+            self.keep_answer(done.namespace.clone(), done.worker, answered);
+        }
+    }
+
+    fn order_finish(&mut self, delivery: u64, server: ServerId) {
+        let Some(finishing) = self.tasks.finishing.get(&delivery) else {
+            return;
+        };
+        let order = Command::FinishTask {
+            namespace: finishing.namespace.clone(),
+            worker: finishing.worker,
+            thread: finishing.thread,
+            delivery,
+        };
+        self.order(server, Purpose::Task(delivery), order);
+    }
+
+    /// Orders a server that has returned to apply the tasks that were finished before the restart. It has applied
+    /// some of them already, which the order then leaves as they are.
+    pub(super) fn repeat_finished_tasks(&mut self, server: ServerId) {
+        if mutants::on(Mutant::FinishedTaskForgotten) {
+            return;
+        }
+        for delivery in self.tasks.finishing.keys().copied().collect::<Vec<_>>() {
+            self.order_finish(delivery, server);
+        }
+    }
+
+    /// Continues with the finished tasks of an image: every server is ordered to apply them when it returns.
+    pub(super) fn resume_tasks(&mut self, image: &Image) {
+        self.tasks.last_delivery = image.last_delivery;
+        for (&delivery, task) in &image.finishing {
+            let finishing = Finishing {
+                asker: Asker {
+                    peer: ABSENT,
+                    id: task.request,
+                },
+                namespace: task.namespace.clone(),
+                queue: task.queue,
+                worker: task.worker,
+                thread: task.thread,
+                process: task.process,
+                missing: (0..self.config.servers).map(ServerId).collect(),
+            };
+            self.tasks.finishing.insert(delivery, finishing);
+        }
+    }
+
     /// Takes the tasks of a worker back that is lost or has left.
-    pub(super) fn release_tasks(&mut self, id: PeerId, namespace: &str) {
+    pub(super) fn release_tasks(
+        &mut self,
+        id: PeerId,
+        rank: WorkerId,
+        namespace: &str,
+        is_lost: bool,
+    ) {
         self.tasks
             .waiting
             .retain(|waiting| waiting.asker.peer != id);
+        let job = self.jobs.get(namespace);
+        let worker = job.and_then(|job| job.workers.get(&rank));
+        // A connection that has not taken the place of a worker that may return has no tasks.
+        if worker.is_some_and(|worker| worker.peer == Some(id)) {
+            self.take_back_tasks(rank, namespace, is_lost);
+        }
+    }
+
+    /// Takes the tasks of the worker of a rank back.
+    pub(super) fn take_back_tasks(&mut self, rank: WorkerId, namespace: &str, is_lost: bool) {
         if mutants::on(Mutant::LostTaskKept) {
             return;
         }
+        let worker = WorkerKey::from(rank.0);
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
         };
-        let tasks = job.queues.release(id.0);
-        if tasks > 0 {
+        let released = job.queues.release(worker, is_lost);
+        if released.taken_back > 0 {
+            self.note_queue(namespace, || QueueCall::Release { worker, is_lost });
+            let tasks = released.taken_back;
             tracing::info!(
                 namespace,
                 tasks,
                 "tasks of a worker that has left are given again"
             );
+            for task in &released.left_out {
+                log_left_out(namespace, task);
+            }
             self.serve_waiting_tasks();
         }
     }
@@ -298,10 +497,19 @@ impl Coordinator {
         let mut askers: Vec<Asker> = waiting.map(|waiting| waiting.asker).collect();
         let of_job = |_: &u64, done: &mut Finishing| done.namespace == namespace;
         let finishing = self.tasks.finishing.extract_if(.., of_job);
-        askers.extend(finishing.map(|(_, done)| done.asker));
+        for (delivery, done) in finishing.collect::<Vec<_>>() {
+            self.note_change(|| Change::Finishing(delivery, None));
+            askers.push(done.asker);
+        }
         self.find_due_task();
         askers
     }
+}
+
+fn log_left_out(namespace: &str, task: &LeftOut) {
+    let (path, first, end) = (&task.shard.path, task.shard.first, task.shard.end);
+    let reason = &task.reason;
+    tracing::warn!(namespace, path, first, end, reason, "a task is left out");
 }
 
 /// The refusal of a queue in a job with checkpoints. Tables are in a checkpoint and queues are not: a resumed job

@@ -5,6 +5,7 @@ mod functions;
 mod members;
 mod models;
 mod operators;
+mod recovery;
 mod rendezvous;
 mod schedules;
 mod service;
@@ -21,7 +22,7 @@ use tidewater_protocol::table::{
 };
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock,
-    Endpoints, Join, Members, Notice, SavedPart, ThreadClock, WorkerState,
+    Endpoints, Join, MemberBarrier, Members, Notice, SavedPart, ThreadClock, WorkerState,
 };
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -117,6 +118,8 @@ impl Rig {
             appliers: if role == Role::Server { APPLIERS } else { 0 },
             workers: 0,
             restarts: 0,
+            kept: None,
+            returns: false,
         }
     }
 

@@ -1,5 +1,6 @@
-//! Orders that wait hold no other one, and each stay of a worker ends once.
+//! Orders and members without a coordinator.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -12,6 +13,8 @@ use super::*;
 struct SlowReport {
     go: Receiver<()>,
     removed: Sender<WorkerId>,
+    /// Orders to admit a worker.
+    admitted: Cell<u32>,
 }
 
 impl Orders for SlowReport {
@@ -21,6 +24,10 @@ impl Orders for SlowReport {
 
     fn create_table(&self, _: &str, _: &TableInfo) -> Result<(), Refusal> {
         Ok(())
+    }
+
+    fn adopt_table(&self, _: &str, _: &TableInfo) -> Result<(), Refusal> {
+        unreachable!("no test restarts a server")
     }
 
     fn release_table(&self, _: TableId) -> Result<(), Refusal> {
@@ -56,7 +63,13 @@ impl Orders for SlowReport {
         Ok(Vec::new())
     }
 
-    fn admit(&self, _: &str, _: Option<(WorkerId, Vec<DomainClock>)>) -> Result<(), Refusal> {
+    fn admit(
+        &self,
+        _: &str,
+        admitted: Option<(WorkerId, Vec<DomainClock>)>,
+    ) -> Result<(), Refusal> {
+        self.admitted
+            .set(self.admitted.get() + u32::from(admitted.is_some()));
         Ok(())
     }
 
@@ -83,10 +96,21 @@ impl Orders for SlowReport {
     }
 }
 
+fn slow_report(go: Receiver<()>, removed: Sender<WorkerId>) -> SlowReport {
+    let admitted = Cell::new(0);
+    SlowReport {
+        go,
+        removed,
+        admitted,
+    }
+}
+
 fn enlisted() -> Enlisted {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     Enlisted {
         address: "here".into(),
+        return_address: None,
+        admitted: BTreeSet::new(),
         stream: TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
         peer: ControlPeer::accepted([1; RANDOM_BYTES]),
         number: ServerId(0),
@@ -94,6 +118,7 @@ fn enlisted() -> Enlisted {
         tables: BTreeMap::new(),
         removed: BTreeSet::new(),
         held: BTreeSet::new(),
+        admits: BTreeSet::new(),
         failed: None,
     }
 }
@@ -114,7 +139,7 @@ fn members(states: &[WorkerState]) -> Members {
 fn report_holds_no_other_order() {
     let (say, go) = bounded(1);
     let (removed, _removed) = bounded(1);
-    let server = SlowReport { go, removed };
+    let server = slow_report(go, removed);
     let mut enlisted = enlisted();
     let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
     let mut order = |id, order| {
@@ -153,4 +178,31 @@ fn each_stay_of_a_rank_ends() {
     assert_eq!([Live, Finished, Finished].map(&mut ended), [0, 1, 0]);
     assert_eq!([Expected, Finished].map(&mut ended), [0, 0]);
     assert_eq!([Live, Lost, Lost].map(&mut ended), [0, 1, 0]);
+}
+
+/// A rank is taken again at the clocks of its last worker: the order is carried out, and a repeated one is not.
+#[test]
+fn admission_is_carried_out_once_for_each_worker() {
+    let (_say, go) = bounded(1);
+    let (removed, _removed) = bounded(8);
+    let server = slow_report(go, removed);
+    let mut enlisted = enlisted();
+    let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
+    let namespace = || "job".to_owned();
+    let mut order = |order| {
+        let done = enlisted.carry_out(&server, &mut files, (1, order));
+        done.unwrap();
+        server.admitted.get()
+    };
+    let hold = || Command::HoldClocks {
+        namespace: namespace(),
+    };
+    let admit = || Command::MembersChanged {
+        namespace: namespace(),
+        members: members(&[WorkerState::Live]),
+        admitted: Some((WorkerId(0), Vec::new())),
+    };
+    assert_eq!([hold(), admit()].map(&mut order), [0, 1]);
+    assert_eq!([hold(), admit()].map(&mut order), [1, 2]);
+    assert_eq!(order(admit()), 2, "of a coordinator that was restarted");
 }

@@ -1,9 +1,10 @@
 //! The tables of this server, and what clients see of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use tidewater_protocol::ids::TableId;
+use tidewater_protocol::ids::{SessionId, TableId};
+use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout};
 use tidewater_protocol::limits::JOBS_MAX;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
@@ -11,6 +12,7 @@ use tidewater_protocol::wire::control::{ApplierPart, TableDescriptor};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::ServerError;
+use super::kept::{Kept, KeptSession};
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::StoreError;
 
@@ -40,6 +42,30 @@ pub(super) struct Catalogue {
     jobs: HashMap<String, Job>,
     /// Numbers given to jobs so far.
     given: u64,
+    /// Tables of the process before, which the coordinator has not asked for.
+    pub(super) kept: BTreeMap<TableId, KeptTable>,
+    /// Numbers of jobs of the process before, of which nothing has come.
+    kept_jobs: Vec<NamespaceId>,
+    /// Sessions of the process before, for the control thread.
+    pub(super) kept_sessions: BTreeMap<SessionId, KeptSession>,
+}
+
+/// A table that a server has from the memory of the process before it.
+#[derive(Debug)]
+pub(super) struct KeptTable {
+    pub(super) job: NamespaceId,
+    pub(super) spec: TableSpec,
+    /// The part of each applier that has one, with its partitions.
+    pub(super) parts: Vec<(Vec<u32>, ApplierPart)>,
+}
+
+/// Bits of a job's number that count jobs. The others are a hash of the namespace: a successor, which has the
+/// numbers only, finds the one of a name.
+const COUNT_BITS: u32 = 24;
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+
+fn name_bits(namespace: &str) -> u64 {
+    H64::new([0; 4]).finish_bytes(namespace.as_bytes()) & !COUNT_MASK
 }
 
 /// One namespace in use.
@@ -90,10 +116,12 @@ impl Catalogue {
                 }));
             }
         }
-        let given = &mut self.given;
+        let (given, kept) = (&mut self.given, &mut self.kept_jobs);
         Ok(self.jobs.entry(namespace.to_owned()).or_insert_with(|| {
-            let id = NamespaceId(*given);
-            *given += 1;
+            let id = take_kept(kept, namespace).unwrap_or_else(|| {
+                *given += 1;
+                NamespaceId(name_bits(namespace) | *given & COUNT_MASK)
+            });
             Job {
                 id,
                 workers: 0,
@@ -103,6 +131,23 @@ impl Catalogue {
         }))
     }
 
+    /// A catalogue with what the process before has left.
+    pub(super) fn keep(kept: Kept) -> Self {
+        let counts = kept.jobs.iter().map(|id| id.0 & COUNT_MASK);
+        Self {
+            given: counts.max().unwrap_or(0),
+            kept: kept.tables,
+            kept_jobs: kept.jobs.into_iter().collect(),
+            kept_sessions: kept.sessions,
+            ..Self::default()
+        }
+    }
+
+    /// Gives the job of a namespace the number that it had in the process before. False if it has another one.
+    pub(super) fn adopt_job(&mut self, namespace: &str, id: NamespaceId) -> bool {
+        self.open_job(namespace).is_ok_and(|job| job.id == id)
+    }
+
     /// Forgets a job that has no tables any more. Returns the number it had.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
@@ -110,7 +155,9 @@ impl Catalogue {
             return None;
         }
         self.entries.retain(|_, e| e.namespace != namespace);
-        let job = self.jobs.remove(namespace)?;
+        let Some(job) = self.jobs.remove(namespace) else {
+            return take_kept(&mut self.kept_jobs, namespace);
+        };
         // SYNC: job-ended, with the load in `ServerHandle::load_function`.
         job.has_ended.store(true, Ordering::Release);
         Some(job.id)
@@ -127,6 +174,15 @@ impl Catalogue {
             _ => Seen::Nothing,
         }
     }
+}
+
+/// Takes the number that the job of a namespace had in the process before; `None` if no number, or not only one,
+/// can be it.
+fn take_kept(kept: &mut Vec<NamespaceId>, namespace: &str) -> Option<NamespaceId> {
+    let is_its = |id: &NamespaceId| id.0 & !COUNT_MASK == name_bits(namespace);
+    let mut found = (0..).zip(kept.iter()).filter(|(_, id)| is_its(id));
+    let (n, _) = found.next().filter(|_| found.next().is_none())?;
+    Some(kept.swap_remove(n))
 }
 
 /// The descriptor of a table that has these parts.

@@ -5,13 +5,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater_launch::{RdmaDevice, RdmaTimeout};
+use tidewater_launch::{FabricSettings, RdmaDevice};
 use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId};
 use tidewater_protocol::limits::{
     HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT, SESSION_LINGER,
 };
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
+use super::kept::HeldMemory;
 use tidewater_engine::functions::{FunctionLoader, Functions};
 use tidewater_engine::store::Hugepages;
 
@@ -26,11 +27,8 @@ pub enum BusyPoll {
     /// Appliers sleep: an idle server uses no core.
     #[default]
     Off,
-    /// Appliers never sleep. Over RDMA, clients write the tails of their pushes where the device
-    /// places data in order, and signal them where it does not.
+    /// Appliers never sleep. Over RDMA, clients write the tails of their pushes and do not signal them.
     On,
-    /// Appliers never sleep, and RDMA devices on which tails cannot be polled are refused.
-    Tails,
 }
 
 impl BusyPoll {
@@ -45,7 +43,6 @@ impl fmt::Display for BusyPoll {
         f.write_str(match self {
             Self::Off => "off",
             Self::On => "on",
-            Self::Tails => "tails",
         })
     }
 }
@@ -57,8 +54,7 @@ impl std::str::FromStr for BusyPoll {
         match text {
             "off" => Ok(Self::Off),
             "on" => Ok(Self::On),
-            "tails" => Ok(Self::Tails),
-            _ => Err("is none of on, tails, off"),
+            _ => Err("is neither on nor off"),
         }
     }
 }
@@ -115,8 +111,8 @@ pub struct ServerConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
-    pub rdma_timeout: RdmaTimeout,
+    /// Settings of its queue pairs.
+    pub fabric: FabricSettings,
     /// Whether clients count their pushes to each applier, so that programs can measure how stale pulled
     /// rows are. The counter is a word in server memory.
     pub count_pushes: bool,
@@ -144,6 +140,8 @@ pub struct ServerConfig {
     pub linger: Duration,
     /// Time limit for a peer to authenticate.
     pub handshake: Duration,
+    /// Memory that a holder keeps; `None`: it ends with the process.
+    pub memory: Option<HeldMemory>,
 }
 
 impl ServerConfig {
@@ -168,7 +166,7 @@ impl ServerConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
-            rdma_timeout: RdmaTimeout::USUAL,
+            fabric: FabricSettings::default(),
             count_pushes: false,
             pending_bytes: PENDING_BYTES_DEFAULT,
             save_bytes: SAVE_BYTES_DEFAULT,
@@ -181,6 +179,7 @@ impl ServerConfig {
             unix: true,
             linger: SESSION_LINGER,
             handshake: HANDSHAKE_TIMEOUT,
+            memory: None,
         })
     }
 }

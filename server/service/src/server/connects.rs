@@ -1,132 +1,182 @@
 //! Connects verbs lanes on threads apart from the control thread.
 //!
 //! To connect a queue pair, the kernel resolves the route to the peer's address. If no host answers
-//! there, this takes a second. A wrong address must delay only the client that sent it: each lane
-//! is made on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. That thread wakes the
-//! control thread, which then does what touches sessions.
-
-use std::collections::VecDeque;
+//! there, this takes a second. A wrong address must delay only the client that sent it: each request
+//! is served on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. That thread wakes the
+//! control thread, which then does what touches sessions. The order of requests, and which of them are
+//! void, is `tidewater_control::set_up`'s.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use tidewater_control::set_up::{Lane, LaneQueue, Next, Ticket, Turn};
 use tidewater_lanes::fabric::ServerLane;
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{ApplierId, SessionId};
+use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
-use tidewater_protocol::wire::control::VerbsConnected;
+use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::clock::Deadline;
 
 use super::conn::ConnId;
 
 /// The server's end of a lane, and the answer for its client.
 pub(super) type End = (Box<dyn ServerLane>, VerbsConnected);
 
-/// Makes a lane's end; may take a second.
-pub(super) type Make = Box<dyn FnOnce() -> Result<End, Refusal> + Send>;
+/// Makes the ends of a request's lanes, all or none; may take a second.
+pub(super) type Make = Box<dyn FnOnce() -> Result<Vec<End>, Refusal> + Send>;
 
-/// The request and the lane that it asked for.
-#[derive(Debug, Clone, Copy)]
+/// A request and the lanes that it asked for.
+#[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) conn: ConnId,
     /// The request's number, which its answer repeats.
     pub(super) request: u64,
     pub(super) session: SessionId,
-    pub(super) applier: ApplierId,
-    /// Nonce with which the lane was granted.
-    pub(super) nonce: u64,
+    pub(super) lanes: Vec<Lane>,
+    /// Whether the client asked for one lane, and is answered about one.
+    pub(super) single: bool,
 }
 
-/// All lanes that are being made.
+/// All requests for lanes that are not answered.
 pub(super) struct Connects {
     made: (Sender<Made>, Receiver<Made>),
     waker: Waker,
-    running: usize,
-    /// At most one for each lane of a session: a second request is refused until the first is
-    /// answered.
-    waiting: VecDeque<(Asked, Make)>,
+    queue: LaneQueue<Asked, Vec<VerbsConnect>>,
 }
 
-/// A request with the lane's end, or the reason why there is none.
-type Made = (Asked, Result<End, Refusal>);
+/// A request with its lanes' ends, or the reason why there are none.
+type Made = (Ticket, Asked, Result<Vec<End>, Refusal>);
 
 impl std::fmt::Debug for Connects {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connects")
-            .field("running", &self.running)
-            .field("waiting", &self.waiting.len())
+            .field("waiting_and_running", &self.queue.len())
             .finish_non_exhaustive()
     }
 }
 
 impl Connects {
-    /// No lanes yet. `waker` is woken whenever one is done.
+    /// No lanes yet. `waker` is woken whenever a request is done.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
             made: unbounded(),
             waker,
-            running: 0,
-            waiting: VecDeque::new(),
+            queue: LaneQueue::new(VERBS_CONNECTS_MAX),
         }
     }
 
-    /// Queues `make` and starts it when fewer than [`VERBS_CONNECTS_MAX`] run. Never blocks.
-    pub(super) fn start(&mut self, asked: Asked, make: Make) {
-        self.waiting.push_back((asked, make));
-        self.go();
+    /// Queues a request; [`Self::next`] returns it when it is due.
+    pub(super) fn push(&mut self, asked: Asked, offers: Vec<VerbsConnect>) {
+        let lanes = asked.lanes.len();
+        self.queue.push(asked, lanes, offers);
+    }
+
+    /// Memory was registered: requests that waited for it may be due.
+    pub(super) const fn recheck(&mut self) {
+        self.queue.recheck();
     }
 
     /// Removes and returns a request that is done, if any.
-    pub(super) fn take(&mut self) -> Option<Made> {
-        let made = self.made.1.try_recv().ok()?;
-        self.running -= 1;
-        self.go();
-        Some(made)
+    pub(super) fn take(&mut self) -> Option<(Asked, Result<Vec<End>, Refusal>)> {
+        let (ticket, asked, made) = self.made.1.try_recv().ok()?;
+        self.queue.done(ticket);
+        Some((asked, made))
     }
 
-    fn go(&mut self) {
-        while self.running < VERBS_CONNECTS_MAX
-            && let Some((asked, make)) = self.waiting.pop_front()
-        {
-            self.running += 1;
-            let (tx, waker) = (self.made.0.clone(), self.waker.clone());
-            let run = move || {
-                // The receiver is gone: the server ends, and the lane's end is dropped.
-                let _ = tx.send((asked, make()));
-                waker.wake();
-            };
-            let thread = std::thread::Builder::new().name("tw-connect".into());
-            if let Err(e) = thread.spawn(run) {
-                let refusal = Refusal::new(RefusalCode::Io, [0; 4]).with_text(e);
-                let _ = self.made.0.send((asked, Err(refusal)));
-                self.waker.wake();
-            }
+    /// Removes and returns a request that is due or void, if any. Each that is due ends by [`Self::make`].
+    pub(super) fn next(
+        &mut self,
+        turn: impl FnMut(&Asked) -> Turn,
+    ) -> Option<Next<Asked, Vec<VerbsConnect>>> {
+        self.queue.next(turn)
+    }
+
+    /// Makes the lanes of a request on a thread of its own; [`Self::take`] returns the result. Never blocks.
+    pub(super) fn make(&self, ticket: Ticket, asked: Asked, make: Result<Make, Refusal>) {
+        match make {
+            Ok(make) => self.spawn(ticket, asked, make),
+            Err(no) => self.made_none(ticket, asked, no),
         }
+    }
+
+    /// When the next news of waiting requests are due, if any.
+    pub(super) const fn news_at(&self) -> Option<Deadline> {
+        self.queue.news_at()
+    }
+
+    /// The news that are due: requests that wait, with the number of lanes before their own.
+    pub(super) fn news(&mut self) -> Vec<(Asked, u32)> {
+        self.queue.news()
+    }
+
+    fn spawn(&self, ticket: Ticket, asked: Asked, make: Make) {
+        let (tx, waker) = (self.made.0.clone(), self.waker.clone());
+        let named = asked.clone();
+        let run = move || {
+            // The receiver is gone: the server ends, and the lanes' ends are dropped.
+            let _ = tx.send((ticket, asked, make()));
+            waker.wake();
+        };
+        let thread = std::thread::Builder::new().name("tw-connect".into());
+        if let Err(e) = thread.spawn(run) {
+            let refusal = Refusal::new(RefusalCode::Io, [0; 4]).with_text(e);
+            self.made_none(ticket, named, refusal);
+        }
+    }
+
+    fn made_none(&self, ticket: Ticket, asked: Asked, why: Refusal) {
+        // This end holds the receiver: the channel is open.
+        let _ = self.made.0.send((ticket, asked, Err(why)));
+        self.waker.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::sync::mpsc;
     use std::time::Duration;
+
+    use tidewater_protocol::ids::ApplierId;
 
     use super::*;
 
     const SOON: Duration = Duration::from_secs(20);
 
+    fn asked(request: u64) -> Asked {
+        Asked {
+            conn: 1,
+            request,
+            session: SessionId(1),
+            lanes: vec![Lane {
+                applier: ApplierId(0),
+                nonce: 1,
+            }],
+            single: true,
+        }
+    }
+
+    /// Starts all requests that can be started, each with its closure.
+    fn start(connects: &mut Connects, makes: &mut HashMap<u64, Make>) {
+        while let Some(next) = connects.next(|_| Turn::Now) {
+            match next {
+                Next::Make(ticket, asked, _) => {
+                    let make = makes.remove(&asked.request).unwrap();
+                    connects.make(ticket, asked, Ok(make));
+                }
+                Next::Void(_) => panic!("no request is void"),
+            }
+        }
+    }
+
     /// Slow connects do not delay the others, and at most the allowed number run at once.
     #[test]
     fn those_that_take_long_hold_up_nobody() {
         let mut connects = Connects::new(Waker::new().unwrap());
-        let asked = |request| Asked {
-            conn: 1,
-            request,
-            session: SessionId(1),
-            applier: ApplierId(0),
-            nonce: 1,
-        };
         let no = || Refusal::new(RefusalCode::BadRequest, [0; 4]);
         let (begun_tx, begun) = mpsc::channel();
         let most = VERBS_CONNECTS_MAX as u64;
         let mut gates = Vec::new();
+        let mut makes = HashMap::<u64, Make>::new();
         // Take all but one slot; then queue two for it.
         for request in 0..=most {
             let (gate, closed) = mpsc::channel::<()>();
@@ -138,7 +188,9 @@ mod tests {
                 }
                 Err(no())
             };
-            connects.start(asked(request), Box::new(make));
+            makes.insert(request, Box::new(make) as Make);
+            connects.push(asked(request), Vec::new());
+            start(&mut connects, &mut makes);
             gates.push(gate);
         }
         let mut seen: Vec<u64> = (0..most)
@@ -159,6 +211,7 @@ mod tests {
                     }
                     None => std::thread::yield_now(),
                 }
+                start(connects, &mut makes);
             }
             let _ = begun.try_recv();
             done.clone()
@@ -169,6 +222,6 @@ mod tests {
             take(&mut connects, most as usize + 1, &begun).len(),
             most as usize + 1
         );
-        assert!(connects.take().is_none() && connects.running == 0);
+        assert!(connects.take().is_none() && connects.queue.len() == (0, 0));
     }
 }

@@ -19,9 +19,9 @@ use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, WorkerId};
-use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::limits::{CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{ServerAnswer, SessionStatus};
+use tidewater_protocol::wire::control::SessionStatus;
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -32,6 +32,8 @@ use super::conn::{Conn, ConnId, Said, Socket};
 use super::connects::Connects;
 use super::handle::{NodeStatus, Shared};
 use super::listen::Listeners;
+use super::recoveries::Recoveries;
+use super::requests::{Answer, send};
 use super::sessions::Sessions;
 use super::{ServerError, error::system};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
@@ -83,7 +85,7 @@ pub(super) struct Control {
     /// Set while no connection is accepted.
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
-    conns: HashMap<ConnId, Conn>,
+    pub(super) conns: HashMap<ConnId, Conn>,
     next: ConnId,
     /// Connections that had not authenticated, oldest first; those that have by now are skipped.
     unproven: VecDeque<(Deadline, ConnId)>,
@@ -91,9 +93,13 @@ pub(super) struct Control {
     pub(super) sessions: Sessions,
     /// Lanes of sessions that are being made.
     pub(super) connects: Connects,
+    /// Lanes that are recovered.
+    pub(super) recoveries: Recoveries,
     /// Cut sessions, in the order in which they end.
     lingering: VecDeque<(Deadline, SessionId, u64)>,
     stopped: bool,
+    /// When sessions of the process before end that no client has taken.
+    kept_until: Option<Deadline>,
 }
 
 impl Control {
@@ -106,12 +112,15 @@ impl Control {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
         let epoll = Arc::new(epoll);
+        let resumes = shared.config.memory.as_ref().is_some_and(|m| m.resumes());
+        let kept_until = resumes.then(|| Deadline::after(KEPT_SESSION_LINGER));
         let control = Self {
-            sessions: Sessions::new(Arc::clone(&shared), Arc::clone(&epoll))?,
+            sessions: Sessions::new(Arc::clone(&shared), Arc::clone(&epoll), waker.clone())?,
             shared,
             policy,
             epoll,
             connects: Connects::new(waker.clone()),
+            recoveries: Recoveries::new(waker.clone()),
             waker,
             orders,
             listeners,
@@ -123,6 +132,7 @@ impl Control {
             unproven_count: 0,
             lingering: VecDeque::new(),
             stopped: false,
+            kept_until,
         };
         control
             .watch(&control.waker, BELL)
@@ -170,6 +180,8 @@ impl Control {
                 }
             }
             self.expire();
+            // Last: the connection that was just read from is in the table again.
+            self.go_connects();
         }
     }
 
@@ -177,7 +189,9 @@ impl Control {
         let mut next = Deadline::after(IDLE);
         let unproven = self.unproven.front().map(|(d, _)| *d);
         let lingering = self.lingering.front().map(|(d, ..)| *d);
-        for deadline in [unproven, lingering, self.paused].into_iter().flatten() {
+        let news = self.connects.news_at();
+        let deadlines = [unproven, lingering, self.paused, self.kept_until, news];
+        for deadline in deadlines.into_iter().flatten() {
             next = next.min(deadline);
         }
         next
@@ -210,6 +224,7 @@ impl Control {
             }
         }
         self.finish_connects();
+        self.finish_recoveries();
     }
 
     /// Ends whatever has passed its deadline.
@@ -219,6 +234,9 @@ impl Control {
         }
         while let Some((_, id, cut)) = self.lingering.pop_front_if(|(d, ..)| d.passed()) {
             self.sessions.expire(id, cut);
+        }
+        if self.kept_until.take_if(|d| d.passed()).is_some() {
+            self.sessions.end_kept();
         }
         let is_over = self.paused.is_some_and(|d| d.passed());
         if is_over && !mutants::on(Mutant::AcceptPausedForEver) {
@@ -361,11 +379,11 @@ impl Control {
     }
 
     /// Sends a late answer to a request of a connection, if it is still there.
-    pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: &ServerAnswer) {
+    pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: Answer) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
         };
-        let answered = conn.answer(request, answer).map_err(|e| e.to_string());
+        let answered = send(&mut conn, request, answer);
         match answered.and_then(|()| self.settle(id, &mut conn).map_err(|e| e.to_string())) {
             Ok(()) => {
                 self.conns.insert(id, conn);

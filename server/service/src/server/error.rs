@@ -9,8 +9,8 @@ use tidewater_protocol::wire::spec::SpecError;
 use tidewater_topology::NoSuchNic;
 
 use tidewater_engine::apply::command::ApplierGone;
-use tidewater_engine::store::StoreError;
 use tidewater_engine::store::sparse::ShardError;
+use tidewater_engine::store::{ResumeError, StoreError};
 
 /// Why a server did not start, or did not carry out a call. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +118,19 @@ pub enum ServerError {
     /// The table was released and does not come back.
     #[error("table {0} was released; create it again under a new number")]
     Released(TableId),
+    /// The memory of the process before cannot be used.
+    #[error("cannot go on with the memory of the server before: {0}")]
+    Resume(#[from] ResumeError),
+    /// A table is not in the memory of the process before, or not as the coordinator knows it.
+    #[error(
+        "table \"{table}\": the memory of the server before {why}; the job begins again without it"
+    )]
+    NotKept {
+        /// Name of the table.
+        table: String,
+        /// What the memory has instead.
+        why: String,
+    },
 }
 
 impl ServerError {
@@ -136,6 +149,7 @@ impl ServerError {
             Self::Differs { id, .. } => (RefusalCode::TableDiffers, u64::from(id.0)),
             Self::UnknownTable(id) => (RefusalCode::UnknownTable, u64::from(id.0)),
             Self::Released(id) => (RefusalCode::TableReleased, u64::from(id.0)),
+            Self::NotKept { .. } => (RefusalCode::UnknownTable, 0),
             Self::Gone(_) => (RefusalCode::ShuttingDown, 0),
             Self::Failed { server, .. } => (RefusalCode::PeerFailed, u64::from(server.0)),
             _ => (RefusalCode::Io, 0),

@@ -8,7 +8,7 @@ use std::thread::ScopedJoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tidewater_lanes::wake::{Arms, Reactor, Waker};
 use tidewater_protocol::ids::{
-    ApplierId, DomainId, Incarnation, PartitionId, TableId, WorkerId, WorkerThread,
+    ApplierId, DomainId, Incarnation, PartitionId, ServerId, TableId, WorkerId, WorkerThread,
 };
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -24,10 +24,10 @@ use super::control::ControlCommand;
 use super::error::system;
 use super::failure::Failure;
 use super::{ServerConfig, ServerError};
+use tidewater_clocks::FirstClocks;
 use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
-use tidewater_engine::clocks::FirstClocks;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_engine::store::{ServerMemory, StoreError};
@@ -159,6 +159,8 @@ impl ServerHandle {
     /// # Errors
     /// [`ServerError`]; nothing is left of the table then.
     pub fn create_table(&self, namespace: &str, info: &TableInfo) -> Result<(), ServerError> {
+        // The process before died while it made the table: nothing has used it.
+        self.release_kept(info.id)?;
         let Some(job) = self.reserve(namespace, info)? else {
             return Ok(());
         };
@@ -252,12 +254,7 @@ impl ServerHandle {
         let spec = Arc::new(info.spec.clone());
         let shared = &*self.shared;
         let share = |a: u16| -> Result<Option<Table>, ServerError> {
-            let mine = |o: &Owner| (o.server, o.applier) == (shared.config.server, ApplierId(a));
-            let owners = (0..).zip(&info.placement.0);
-            let owned: Vec<_> = owners
-                .filter(|(_, o)| mine(o))
-                .map(|(p, _)| PartitionId(p))
-                .collect();
+            let owned = owned(info, shared.config.server, a);
             if owned.is_empty() {
                 return Ok(None);
             }
@@ -267,7 +264,7 @@ impl ServerHandle {
                 &shared.preparer,
                 who,
                 &spec,
-                owned.into_iter(),
+                owned.into_iter().map(PartitionId),
             );
             made.map(Some).map_err(|source| ServerError::Table {
                 table: spec.name.clone(),
@@ -299,7 +296,13 @@ impl ServerHandle {
         {
             let mut catalogue = self.shared.catalogue();
             match catalogue.entries.get_mut(&id) {
-                None => return Err(ServerError::UnknownTable(id)),
+                None => {
+                    drop(catalogue);
+                    return match self.release_kept(id)? {
+                        true => Ok(()),
+                        false => Err(ServerError::UnknownTable(id)),
+                    };
+                }
                 Some(entry) => match entry.state {
                     State::Coming => return Err(ServerError::UnknownTable(id)),
                     State::Alive(_) => entry.state = State::Released,
@@ -307,6 +310,11 @@ impl ServerHandle {
                 },
             }
         }
+        self.free_shares(id)
+    }
+
+    /// Takes the shares of a table from the appliers and frees them.
+    pub(super) fn free_shares(&self, id: TableId) -> Result<(), ServerError> {
         let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
         // Zeroing and freeing take long: do it here, not on the appliers.
         for table in taken.into_iter().flatten() {
@@ -544,8 +552,16 @@ impl ServerHandle {
     }
 }
 
+/// Partitions of a table that an applier owns.
+pub(super) fn owned(info: &TableInfo, server: ServerId, applier: u16) -> Vec<u32> {
+    let mine = |o: &Owner| (o.server, o.applier) == (server, ApplierId(applier));
+    let owners = (0..).zip(&info.placement.0);
+    let own = owners.filter(|(_, o)| mine(o));
+    own.map(|(partition, _)| partition).collect()
+}
+
 /// Runs `f` for each applier on a thread of its own.
-fn in_parallel<T: Send>(
+pub(super) fn in_parallel<T: Send>(
     appliers: u16,
     f: impl Fn(u16) -> Result<T, ServerError> + Sync,
 ) -> Vec<Result<T, ServerError>> {

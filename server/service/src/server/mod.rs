@@ -15,9 +15,11 @@
 //! | `threads`, `failure` | placement on the host; the applier threads; the reason why one ended |
 //! | `listen`, `conn` | listening sockets; one connection |
 //! | `control`, `requests` | the control thread's loop; its answers |
+//! | `connects`, `recoveries` | lanes over verbs that are made; recoveries that wait for the end of a lane |
 //! | `sessions` | attached client threads, and their lanes |
 //! | `verbs` | resources of lanes over RDMA; `no_verbs` where it is not built in |
 //! | `catalogue`, `handle` | tables; the handle for other threads |
+//! | `kept` | memory that outlives the process, and what a successor finds in it |
 //! | `orders` | the handle as the coordinator's orders, saves and loads use it |
 
 mod catalogue;
@@ -29,8 +31,10 @@ mod error;
 mod failure;
 mod functions;
 mod handle;
+mod kept;
 mod listen;
 mod orders;
+mod recoveries;
 mod report;
 mod requests;
 mod sessions;
@@ -41,7 +45,7 @@ mod verbs;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod verbs;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::unbounded;
@@ -57,7 +61,9 @@ use tidewater_topology::hostinfo::host_id;
 pub use config::{BusyPoll, CAPACITY_DEFAULT, ServerConfig, ServerFunctions};
 pub use error::ServerError;
 pub use handle::{NodeStatus, ServerHandle};
+pub use kept::HeldMemory;
 
+use catalogue::Catalogue;
 use control::Control;
 use error::system;
 pub(crate) use failure::Failure;
@@ -65,7 +71,7 @@ use handle::Shared;
 use listen::Listeners;
 use tidewater_engine::store::memory::DOZE_AT;
 use tidewater_engine::store::prepare::Preparer;
-use tidewater_engine::store::{Backing, Hugepages, ServerMemory};
+use tidewater_engine::store::{Backing, Hugepages, MemoryFiles, NoHugepages, ServerMemory};
 
 /// A running server. Dropping it ends it and waits for its threads.
 #[derive(Debug)]
@@ -89,18 +95,15 @@ impl Server {
         let placement = threads::place(&config, &topology)?;
         threads::check_busy_poll(&config, &placement, topology.usable())?;
         let backing = Backing::new(config.hugepages, &topology, &placement);
-        let (mut memory, without) =
-            ServerMemory::with(config.capacity, config.incarnation, &backing)?;
-        // One server of a host warns for all.
-        if let Some(why) = without.filter(|_| config.local_rank == 0) {
-            // A setting that the user did not choose is no cause for a warning.
-            let chosen = config.hugepages != Hugepages::Default;
-            if chosen || mutants::on(Mutant::WarnOfDefaultPages) {
-                tracing::warn!("ordinary pages: {why}; or --hugepages off");
-            } else {
-                tracing::info!("ordinary pages: {why}");
+        let mut memory = match &config.memory {
+            Some(held) => held.open(config.incarnation)?,
+            None => {
+                let made = ServerMemory::with(config.capacity, config.incarnation, &backing);
+                let (memory, without) = made?;
+                warn_of_pages(&config, without);
+                memory
             }
-        }
+        };
         if config.mlock {
             memory.lock()?;
         }
@@ -109,7 +112,8 @@ impl Server {
         let waker = Waker::new().map_err(system("make a waker"))?;
         let (control, orders) = unbounded();
         let failure = Failure::new().map_err(system("make a waker"))?;
-        let (crews, appliers) = threads::start(&config, &memory, &placement, &failure)?;
+        let (idle, kept) = threads::prepare(&config, &memory, &placement, &preparer)?;
+        let (crews, appliers) = threads::start(idle, &memory, &placement, &failure)?;
         let shared = Arc::new(Shared {
             memory,
             preparer,
@@ -117,7 +121,7 @@ impl Server {
             failure,
             endpoints,
             host_id,
-            catalogue: Default::default(),
+            catalogue: Mutex::new(Catalogue::keep(kept)),
             config,
         });
         // From here on a failure drops the server, which stops its appliers.
@@ -159,6 +163,33 @@ impl Server {
         }
         let appliers = std::mem::take(&mut self.appliers);
         threads::stop(&self.handle.shared.appliers, appliers);
+    }
+}
+
+/// Reserves memory for the server of a configuration, for a holder to keep.
+///
+/// # Errors
+/// [`ServerError`] when the kernel refuses, or has not the pages that were asked for.
+pub fn reserve(config: &ServerConfig) -> Result<HeldMemory, ServerError> {
+    let topology = Topology::read();
+    let placement = threads::place(config, &topology)?;
+    let backing = Backing::new(config.hugepages, &topology, &placement);
+    let (files, without) = MemoryFiles::reserve(config.capacity, &backing)?;
+    warn_of_pages(config, without);
+    Ok(HeldMemory::new(files))
+}
+
+/// Logs why pages are ordinary ones. One server of a host warns for all.
+fn warn_of_pages(config: &ServerConfig, without: Option<NoHugepages>) {
+    let Some(why) = without.filter(|_| config.local_rank == 0) else {
+        return;
+    };
+    // A setting that the user did not choose is no cause for a warning.
+    let chosen = config.hugepages != Hugepages::Default;
+    if chosen || mutants::on(Mutant::WarnOfDefaultPages) {
+        tracing::warn!("ordinary pages: {why}; or --hugepages off");
+    } else {
+        tracing::info!("ordinary pages: {why}");
     }
 }
 

@@ -44,6 +44,10 @@ impl Orders for ServerHandle {
         Self::create_table(self, namespace, table).map_err(|error| error.refusal())
     }
 
+    fn adopt_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal> {
+        Self::adopt_table(self, namespace, table).map_err(|error| error.refusal())
+    }
+
     fn release_table(&self, id: TableId) -> Result<(), Refusal> {
         Self::release_table(self, id).map_err(|error| error.refusal())
     }

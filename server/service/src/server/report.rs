@@ -110,6 +110,7 @@ fn applier_row((applier, report): (ApplierId, &Option<ApplierReport>)) -> Applie
         frames: numbers.map_or(0, |r| r.frames),
         held_bytes: numbers.map_or(0, |r| r.held_bytes as u64),
         saves: numbers.map_or(0, |r| r.saves as u32),
+        late_frames: numbers.map_or(0, |r| r.late_frames),
     }
 }
 

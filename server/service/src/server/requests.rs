@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use tidewater_control::set_up::{Next, Turn};
 use tidewater_lanes::shm::SessionMemory;
-use tidewater_protocol::ids::{DomainId, TableId, WorkerThread};
-use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
+use tidewater_protocol::ids::{DomainId, SessionId, TableId, WorkerThread};
+use tidewater_protocol::wire::control::{
+    Attach, ServerAnswer, ServerRequest, VerbsConnect, WorkerClock,
+};
 use tidewater_protocol::wire::hello::{Hello, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -12,11 +15,12 @@ use super::catalogue::Seen;
 use super::conn::{Conn, ConnId, Socket};
 use super::connects::Asked;
 use super::control::Control;
+use super::recoveries::Recovery;
 use super::sessions::bad;
 use tidewater_engine::apply::command::Command;
 
 /// An answer, and the memory to send the descriptors of.
-type Answer = (ServerAnswer, Option<SessionMemory>);
+pub(super) type Answer = (ServerAnswer, Option<SessionMemory>);
 type Answered = Result<Answer, Refusal>;
 
 impl Control {
@@ -28,18 +32,10 @@ impl Control {
         number: u64,
         request: ServerRequest,
     ) -> Result<(), String> {
-        let refused = |no| Some((ServerAnswer::Refused(no), None));
-        let answered = self.answer((id, number), conn, request);
-        let Some((answer, memory)) = answered.unwrap_or_else(refused) else {
-            return Ok(());
-        };
-        conn.answer(number, &answer).map_err(|e| e.to_string())?;
-        match memory {
-            // Sent before anything else, so that the descriptors go with their answer.
-            Some(memory) => conn
-                .send_with(&memory.descriptors())
-                .map_err(|e| e.to_string()),
-            None => Ok(()),
+        match self.answer((id, number), conn, request) {
+            Ok(None) => Ok(()),
+            Ok(Some(answer)) => send(conn, number, answer),
+            Err(no) => send(conn, number, refused(no)),
         }
     }
 
@@ -68,22 +64,27 @@ impl Control {
                 Ok((ServerAnswer::Attached(attached), memory))
             }
             ServerRequest::Resume { session } => self.resume(id, conn, session).map(done),
+            ServerRequest::Reattach { session, attach } => {
+                self.reattach(id, conn, session, attach).map(done)
+            }
             ServerRequest::Recover { applier } => {
                 let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
-                let (recovered, memory) = self.sessions.recover(session, applier)?;
-                Ok((ServerAnswer::Recovered(recovered), memory))
-            }
-            ServerRequest::ConnectVerbs(offer) => {
-                let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
-                let asked = Asked {
+                let recovery = Recovery {
                     conn: id,
                     request: number,
                     session,
-                    applier: offer.applier,
-                    nonce: offer.nonce,
+                    applier,
                 };
-                let make = self.sessions.connect_verbs(session, offer)?;
-                self.connects.start(asked, make);
+                let reply = self.recoveries.reply(recovery);
+                self.sessions.begin_recovery(session, applier, reply)?;
+                return Ok(None);
+            }
+            ServerRequest::ConnectVerbs(offer) => {
+                self.connect_verbs((id, number), conn, vec![offer], true)?;
+                return Ok(None);
+            }
+            ServerRequest::ConnectLanes(offers) => {
+                self.connect_verbs((id, number), conn, offers, false)?;
                 return Ok(None);
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
@@ -100,35 +101,138 @@ impl Control {
         answered.map(Some)
     }
 
+    /// Queues a request for lanes; it is answered when they are made. [`Control::go_connects`] starts it.
+    fn connect_verbs(
+        &mut self,
+        (id, number): (ConnId, u64),
+        conn: &Conn,
+        offers: Vec<VerbsConnect>,
+        single: bool,
+    ) -> Result<(), Refusal> {
+        let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
+        let lanes = self.sessions.connect_verbs(session, &offers)?;
+        let asked = Asked {
+            conn: id,
+            request: number,
+            session,
+            lanes,
+            single,
+        };
+        self.connects.push(asked, offers);
+        Ok(())
+    }
+
     /// Answers the requests for lanes that are made by now, or could not be.
     pub(super) fn finish_connects(&mut self) {
         while let Some((asked, made)) = self.connects.take() {
-            let answer = match self.sessions.connected(&asked, made) {
-                Ok(connected) => ServerAnswer::VerbsConnected(connected),
-                Err(no) => ServerAnswer::Refused(no),
+            // No lane is attached for a client that is gone: it recovers the lanes, if it comes back.
+            let made = match self.is_open(&asked) {
+                true => self.sessions.connected(&asked, made),
+                false => Err(self.sessions.not_connected(&asked)),
             };
-            // A client that has gone meanwhile recovers the lane, if it comes back.
-            self.tell(asked.conn, asked.request, &answer);
+            let answer = match made {
+                Err(no) => ServerAnswer::Refused(no),
+                Ok(mut lanes) if asked.single => match lanes.pop() {
+                    Some(lane) => ServerAnswer::VerbsConnected(lane),
+                    None => ServerAnswer::Refused(bad("no lane was made")),
+                },
+                Ok(lanes) => ServerAnswer::LanesConnected(lanes),
+            };
+            self.tell(asked.conn, asked.request, (answer, None));
         }
     }
 
-    fn resume(
-        &mut self,
-        id: ConnId,
-        conn: &mut Conn,
-        session: tidewater_protocol::ids::SessionId,
-    ) -> Result<(), Refusal> {
+    /// Answers the recoveries that wait no more. A client that is gone recovers the lane again if it
+    /// comes back.
+    pub(super) fn finish_recoveries(&mut self) {
+        while let Some((recovery, state)) = self.recoveries.take() {
+            let Recovery { conn, request, .. } = recovery;
+            if !self.conns.contains_key(&conn) {
+                continue;
+            }
+            let (session, applier) = (recovery.session, recovery.applier);
+            let answer = match self.sessions.finish_recovery(session, applier, state) {
+                Ok((recovered, memory)) => (ServerAnswer::Recovered(recovered), memory),
+                Err(no) => refused(no),
+            };
+            self.tell(conn, request, answer);
+        }
+    }
+
+    /// Starts the requests for lanes that are due, refuses those that are void, and sends news to the
+    /// others when they are due.
+    pub(super) fn go_connects(&mut self) {
+        if self.sessions.memory_was_registered() {
+            self.connects.recheck();
+        }
+        loop {
+            let (conns, sessions) = (&self.conns, &mut self.sessions);
+            let turn = |asked: &Asked| match conns.contains_key(&asked.conn) {
+                true if sessions.is_connecting(asked) => match sessions.is_ready(asked) {
+                    true => Turn::Now,
+                    false => Turn::Later,
+                },
+                _ => Turn::Void,
+            };
+            match self.connects.next(turn) {
+                None => break,
+                Some(Next::Void(void)) => {
+                    let no = self.sessions.not_connected(&void);
+                    self.tell(void.conn, void.request, refused(no));
+                }
+                Some(Next::Make(ticket, asked, offers)) => {
+                    let make = self.sessions.accept(&asked, offers);
+                    self.connects.make(ticket, asked, make);
+                }
+            }
+        }
+        for (asked, before) in self.connects.news() {
+            let news = ServerAnswer::Queued { before };
+            self.tell(asked.conn, asked.request, (news, None));
+        }
+    }
+
+    fn is_open(&self, asked: &Asked) -> bool {
+        self.conns.contains_key(&asked.conn)
+    }
+
+    fn resume(&mut self, id: ConnId, conn: &mut Conn, session: SessionId) -> Result<(), Refusal> {
         if conn.session.is_some_and(|own| own != session) {
             return Err(bad("the connection has a session"));
         }
         let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
         let is_unix = matches!(conn.socket, Socket::Unix(_));
         let before = self.sessions.resume(id, hello, session, is_unix)?;
+        self.goes_on(conn, session, before);
+        Ok(())
+    }
+
+    /// Notes that a session goes on over a connection, and closes the one that it had.
+    fn goes_on(&mut self, conn: &mut Conn, session: SessionId, before: Option<ConnId>) {
         conn.session = Some(session);
         if let Some(before) = before {
             // Its end was not seen yet: a cable can be cut at one end only.
             self.close(before, "its session goes on over another connection");
         }
+    }
+
+    fn reattach(
+        &mut self,
+        id: ConnId,
+        conn: &mut Conn,
+        session: SessionId,
+        attach: Attach,
+    ) -> Result<(), Refusal> {
+        if conn.session.is_some_and(|own| own != session) {
+            return Err(bad("the connection has a session"));
+        }
+        let count = conn.fds.len();
+        // They are all there, as counted.
+        let fds = conn.fds.take(count).unwrap_or_default();
+        let owner = (id, conn.socket.local());
+        let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
+        let before = self.sessions.reattach(owner, hello, session, attach, fds)?;
+        self.goes_on(conn, session, before);
         Ok(())
     }
 
@@ -179,5 +283,21 @@ impl Control {
         };
         let workers = workers.into_iter().filter_map(everywhere).collect();
         Ok((ServerAnswer::Clocks { global, workers }, None))
+    }
+}
+
+const fn refused(no: Refusal) -> Answer {
+    (ServerAnswer::Refused(no), None)
+}
+
+/// Queues an answer. An error closes the connection.
+pub(super) fn send(conn: &mut Conn, number: u64, (answer, memory): Answer) -> Result<(), String> {
+    conn.answer(number, &answer).map_err(|e| e.to_string())?;
+    match memory {
+        // Sent before anything else, so that the descriptors go with their answer.
+        Some(memory) => conn
+            .send_with(&memory.descriptors())
+            .map_err(|e| e.to_string()),
+        None => Ok(()),
     }
 }

@@ -1,5 +1,6 @@
 //! The sessions of a server: created, cut, resumed, recovered, ended. Used by the control thread.
 
+mod kept;
 mod lanes;
 
 use std::collections::HashMap;
@@ -8,9 +9,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
+use tidewater_control::set_up::LaneGrants;
+use tidewater_lanes::fabric::Inbox;
 use tidewater_lanes::shm::{self, SessionMemory};
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{SessionId, WorkerId, WorkerThread};
+use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{OBSERVERS_MAX, SESSIONS_MAX, WORKERS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{Attach, Attached, Remote, SessionStatus, Transport};
@@ -33,6 +36,8 @@ enum Carrier {
     Tcp,
     /// One set of queue pairs a lane.
     Verbs(VerbsSession),
+    /// None: the session is of the process before, and its client has not come back.
+    Kept,
 }
 
 /// One client thread attached to this server.
@@ -43,10 +48,8 @@ struct Session {
     thread: WorkerThread,
     ring_bytes: usize,
     carrier: Carrier,
-    /// For each lane the nonce with which it may be connected once (tcp, verbs).
-    nonces: Vec<Option<u64>>,
-    /// For each lane the nonce with which it is being connected now (verbs).
-    connecting: Vec<Option<u64>>,
+    /// Which lanes may be connected (tcp, verbs).
+    grants: LaneGrants,
     /// For each lane the public copy of its status record.
     status: Vec<Remote>,
     presence: Presence,
@@ -54,6 +57,8 @@ struct Session {
     chosen: (Transport, String),
     /// Lanes that were recovered.
     recoveries: u64,
+    /// Of a session of the process before: whether its frames carry a checksum, and the memory of its rings.
+    kept: Option<(bool, Vec<Inbox>)>,
 }
 
 /// Whether a session has its control connection, and the number of its last cut.
@@ -116,8 +121,13 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions; `epoll` watches RDMA devices that get sessions, as `DEVICES`.
-    pub(super) fn new(shared: Arc<Shared>, epoll: Arc<OwnedFd>) -> Result<Self, ServerError> {
+    /// No sessions; `epoll` watches RDMA devices that get sessions, as `DEVICES`. `waker` wakes the thread
+    /// that polls it.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        epoll: Arc<OwnedFd>,
+        waker: Waker,
+    ) -> Result<Self, ServerError> {
         let m = &shared.memory;
         let dup = super::error::system("duplicate a descriptor");
         let counters = (
@@ -126,20 +136,30 @@ impl Sessions {
         );
         let public = (Arc::clone(m.public.region()), m.public.fd());
         let memory = shm::ServerMemory::new(public, counters, m.exports.check_bits())?;
-        Ok(Self {
+        let kept = std::mem::take(&mut shared.catalogue().kept_sessions);
+        let mut sessions = Self {
             shared,
             memory: Arc::new(memory),
-            verbs: Verbs::new(epoll),
+            verbs: Verbs::new(epoll, waker),
             all: HashMap::new(),
-        })
+        };
+        for (id, session) in kept {
+            sessions.keep(id, session);
+        }
+        Ok(sessions)
     }
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
+    /// Whether memory was registered with an RDMA device, or could not be, since the last call.
+    pub(super) fn memory_was_registered(&self) -> bool {
+        self.verbs.memory_was_registered()
+    }
+
     /// Logs the events of RDMA devices.
-    pub(super) fn hear_devices(&self) {
+    pub(super) fn hear_devices(&mut self) {
         self.verbs.hear();
     }
 
@@ -152,7 +172,7 @@ impl Sessions {
         attach: Attach,
         fds: Vec<OwnedFd>,
     ) -> Result<WithMemory<Attached>, Refusal> {
-        let carrier = self.carrier(attach.transport, local, &hello.namespace, fds)?;
+        let carrier = self.carrier(&attach, local, &hello.namespace, fds)?;
         self.make_room(hello, thread_of(hello, attach.thread))?;
         // An observer does not know its job's number of workers.
         let workers = match hello.role {
@@ -167,8 +187,7 @@ impl Sessions {
             thread: thread_of(hello, attach.thread),
             ring_bytes: attach.ring_bytes as usize,
             carrier,
-            nonces: vec![None; lanes],
-            connecting: vec![None; lanes],
+            grants: LaneGrants::new(lanes),
             status: Vec::with_capacity(lanes),
             presence: Presence {
                 owner: Some(owner),
@@ -176,13 +195,18 @@ impl Sessions {
             },
             chosen: (attach.transport, attach.reason),
             recoveries: 0,
+            kept: None,
         };
         let memory = self.add_rings(id, &mut session)?;
         if memory.is_none() {
-            for nonce in &mut session.nonces {
-                *nonce = Some(random()?);
+            for applier in (0..lanes as u16).map(ApplierId) {
+                session.grants.grant(applier, Some(random()?));
             }
         }
+        let path = match &session.carrier {
+            Carrier::Verbs(verbs) => Some(verbs.path()),
+            Carrier::Shm(_) | Carrier::Tcp | Carrier::Kept => None,
+        };
         let grants = (0..lanes as u16).map(|a| self.grant(a, &session)).collect();
         self.all.insert(id, session);
         let shm = memory.as_ref().map(SessionMemory::numbers);
@@ -190,6 +214,7 @@ impl Sessions {
             session: id,
             lanes: grants,
             shm,
+            path,
         };
         Ok((attached, memory))
     }
@@ -197,18 +222,21 @@ impl Sessions {
     /// Prepares the transport of a session's lanes.
     fn carrier(
         &mut self,
-        transport: Transport,
+        attach: &Attach,
         local: Option<IpAddr>,
         namespace: &str,
         mut fds: Vec<OwnedFd>,
     ) -> Result<Carrier, Refusal> {
+        let transport = attach.transport;
         match (transport, local, fds.pop()) {
             (Transport::Shm, None, Some(fd)) if fds.is_empty() => {
                 Ok(Carrier::Shm(Waker::from_peer(fd).map_err(io)?))
             }
             (Transport::Tcp, _, None) => Ok(Carrier::Tcp),
             (Transport::Verbs, Some(local), None) => {
-                let session = self.verbs.attach(&self.shared, local, namespace)?;
+                let session = self
+                    .verbs
+                    .attach(&self.shared, local, (namespace, attach))?;
                 Ok(Carrier::Verbs(session))
             }
             (Transport::Shm | Transport::Tcp | Transport::Verbs, ..) => Err(bad(
@@ -230,7 +258,12 @@ impl Sessions {
             ));
         }
         check_rank(hello, thread)?;
-        let same = |s: &Session| (&s.namespace, s.thread) == (&hello.namespace, thread);
+        // Also for a session of the process before, which has no name yet.
+        let mut catalogue = self.shared.catalogue();
+        let job = catalogue.open_job(&hello.namespace);
+        let job = job.map_err(|e| e.refusal())?.id;
+        drop(catalogue);
+        let same = |s: &Session| (s.job, s.thread) == (job, thread);
         let twin = self.all.iter().find(|(_, s)| same(s));
         if let Some((&id, twin)) = twin {
             if twin.presence.owner.is_some() {
@@ -320,7 +353,7 @@ impl Sessions {
         if self.all.remove(&id).is_some() {
             for crew in &self.shared.appliers {
                 // No wait: an applier that is gone has released everything.
-                let _ = crew.handle.send(Command::Recover(id, bounded(1).0));
+                let _ = crew.handle.send(Command::Recover(id, Box::new(|_| {})));
                 let _ = crew.handle.send(Command::DropRing(id, bounded(1).0));
             }
         }

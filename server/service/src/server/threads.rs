@@ -17,23 +17,83 @@ use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list
 
 use super::error::system;
 use super::failure::Failure;
-use super::handle::ApplierControl;
+use super::handle::{ApplierControl, in_parallel};
+use super::kept::{HeldMemory, Kept, inbox_of};
 use super::{ServerConfig, ServerError, parked_flag_at};
 use crate::panics::panic_text;
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
+
+/// An applier without its thread.
+pub(super) struct Idle {
+    applier: Applier,
+    parker: OsParker,
+    handle: ApplierHandle,
+}
+
+/// Makes the appliers, or resumes those of the process before: all of them, before the first one steps.
+pub(super) fn prepare(
+    config: &ServerConfig,
+    memory: &Arc<ServerMemory>,
+    placement: &Placement,
+    preparer: &Preparer,
+) -> Result<(Vec<Idle>, Kept), ServerError> {
+    let resumes = config.memory.as_ref().is_some_and(HeldMemory::resumes);
+    let prepare = |a| prepare_one(a, config, memory, placement, resumes.then_some(preparer));
+    let idle: Vec<_> = match resumes {
+        // It reads all rows.
+        true => in_parallel(config.appliers, prepare),
+        false => (0..config.appliers).map(prepare).collect(),
+    };
+    let mut idle = idle.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut kept = Kept::default();
+    for (a, idle) in (0..).zip(&mut idle).filter(|_| resumes) {
+        kept.add(a, &mut idle.applier);
+    }
+    Ok((idle, kept))
+}
+
+fn prepare_one(
+    a: u16,
+    config: &ServerConfig,
+    memory: &Arc<ServerMemory>,
+    placement: &Placement,
+    resume: Option<&Preparer>,
+) -> Result<Idle, ServerError> {
+    let parker = match config.busy_poll.sleeps() {
+        true => OsParker::new(spin(placement.room)).map(OsParker::patient),
+        false => OsParker::awake(),
+    };
+    let mut parker = parker.map_err(system("make a waker"))?;
+    parker.add_parked_flag(Arc::clone(memory.public.region()), parked_flag_at(a));
+    let (handle, commands) = ApplierHandle::new(Some(parker.waker().clone()));
+    let workers = (0..config.workers).map(WorkerId);
+    let (shared, number) = (Arc::clone(memory), u32::from(a));
+    let mut applier = match resume {
+        Some(preparer) => Applier::resume(shared, number, workers, commands, preparer, inbox_of)?,
+        None => Applier::new(shared, number, workers, commands)?,
+    };
+    applier.engine().set_pending_bytes(config.pending_bytes);
+    applier.engine().add_functions(&config.functions.all);
+    Ok(Idle {
+        applier,
+        parker,
+        handle,
+    })
+}
 
 /// Starts one thread for each applier.
 pub(super) fn start(
-    config: &ServerConfig,
+    idle: Vec<Idle>,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
     failure: &Failure,
 ) -> Result<(Vec<ApplierControl>, Vec<JoinHandle<()>>), ServerError> {
     let (mut crews, mut threads) = (Vec::new(), Vec::new());
-    for a in 0..config.appliers {
-        let started = start_one(a, config, memory, placement, failure);
+    for (a, idle) in (0..).zip(idle) {
+        let started = start_one(a, idle, memory, placement, failure);
         match started {
             Ok((crew, thread)) => {
                 crews.push(crew);
@@ -65,24 +125,18 @@ pub(super) fn stop(crews: &[ApplierControl], threads: Vec<JoinHandle<()>>) {
 
 fn start_one(
     a: u16,
-    config: &ServerConfig,
+    idle: Idle,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
     failure: &Failure,
 ) -> Result<(ApplierControl, JoinHandle<()>), ServerError> {
-    let parker = match config.busy_poll.sleeps() {
-        true => OsParker::new(spin(placement.room)).map(OsParker::patient),
-        false => OsParker::awake(),
-    };
-    let mut parker = parker.map_err(system("make a waker"))?;
-    parker.add_parked_flag(Arc::clone(memory.public.region()), parked_flag_at(a));
+    let Idle {
+        mut applier,
+        mut parker,
+        handle,
+    } = idle;
     let (watch, waker) = (parker.reactor().clone(), parker.waker().clone());
     let arms = parker.arms().clone();
-    let (handle, commands) = ApplierHandle::new(Some(waker.clone()));
-    let workers = (0..config.workers).map(WorkerId);
-    let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
-    applier.engine().set_pending_bytes(config.pending_bytes);
-    applier.engine().add_functions(&config.functions.all);
     let core = placement.cpus.get(usize::from(a));
     let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));
@@ -229,14 +283,12 @@ mod tests {
         (config.appliers, config.local_appliers) = (2, 6);
         let placement = place(&config, &topology).unwrap();
         check_busy_poll(&config, &placement, 4).unwrap();
-        for busy_poll in [BusyPoll::On, BusyPoll::Tails] {
-            config.busy_poll = busy_poll;
-            check_busy_poll(&config, &placement, 6).unwrap();
-            let error = check_busy_poll(&config, &placement, 5).unwrap_err();
-            let said = error.to_string();
-            for part in ["6 appliers", "5 cores", "--appliers", "--busy-poll"] {
-                assert!(said.contains(part), "{said}");
-            }
+        config.busy_poll = BusyPoll::On;
+        check_busy_poll(&config, &placement, 6).unwrap();
+        let error = check_busy_poll(&config, &placement, 5).unwrap_err();
+        let said = error.to_string();
+        for part in ["6 appliers", "5 cores", "--appliers", "--busy-poll"] {
+            assert!(said.contains(part), "{said}");
         }
     }
 

@@ -1,36 +1,34 @@
 //! Lanes over RDMA verbs, as the control thread makes them: the device of each session, the
 //! protection domain of each job on it, the queue pairs of each lane.
 //!
-//! A session is served through the device of the address at which its client came. Each job has a
+//! A session is served through the first pair of RDMA ports that connects it with its client. Each job has a
 //! protection domain of its own on it, so that no key of one job opens anything to another. A
 //! lane's queue pairs are made here, on a separate thread (see `connects`), and handed to the
 //! lane's applier as a [`ServerLane`](tidewater_lanes::fabric::ServerLane). Whatever ends the lane
 //! (recovery, a break, the session's end) drops it and with it the queue pairs.
 //!
-//! Asynchronous events of a device, such as a port that goes down, go to the log.
+//! Asynchronous events of a device, such as a port that goes down, go to the log. A device that has failed
+//! is opened again for the next lane.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use tidewater_lanes::fabric::Inbox;
-use tidewater_protocol::wire::control::{Transport, VerbsConnect, VerbsTails};
+use tidewater_lanes::fabric::{Inbox, ServerLane};
+use tidewater_lanes::wake::Waker;
+use tidewater_launch::RdmaDevice;
+use tidewater_protocol::wire::control::{Attach, Transport, VerbsConnect, VerbsPath, VerbsPort};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_verbs::{
-    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, RetryTimeout, VerbsError,
-    VerbsServerLane,
-};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
+use tidewater_topology::{GidIndex, PKey, PortCandidate, PortWish, rank_pairs};
+use tidewater_verbs::{Adapter, Device, Domain, Notifier, VerbsError, VerbsServerLane, rank_ports};
 
-use super::BusyPoll;
 use super::connects::Make;
 use super::control::DEVICES;
 use super::handle::Shared;
-
-/// Events taken from a device in one turn, before other connections have theirs.
-const TURN_EVENTS: usize = 64;
 
 /// The RDMA devices in use.
 #[derive(Debug)]
@@ -38,6 +36,10 @@ pub(super) struct Verbs {
     rails: Vec<Rail>,
     /// Belongs to the control thread.
     epoll: Arc<OwnedFd>,
+    /// Wakes the control thread.
+    waker: Waker,
+    /// Set by a thread that registers memory when it has ended, before it wakes the control thread.
+    registered: Arc<AtomicBool>,
 }
 
 /// One device and port: the notifiers of the appliers, and the jobs that it serves.
@@ -46,68 +48,109 @@ struct Rail {
     adapter: Arc<Adapter>,
     /// One for each applier.
     notifiers: Arc<[Arc<Notifier>]>,
-    /// Logs once how tails are delivered over this device.
-    said: Arc<Once>,
-    domains: HashMap<String, Arc<Domain>>,
+    domains: HashMap<String, Arc<JobDomain>>,
+}
+
+/// The protection domain of a job on a device. A thread apart registers the server's memory with it; lanes wait for it in
+/// their queue.
+#[derive(Debug, Default)]
+struct JobDomain(OnceLock<Result<Arc<Domain>, Refusal>>);
+
+impl JobDomain {
+    /// Starts to register the exported memory. When that is done, or has failed, `ended` is set and the waker
+    /// woken.
+    fn start(adapter: &Arc<Adapter>, shared: &Shared, (ended, waker): Ended<'_>) -> Arc<Self> {
+        let job = Arc::new(Self::default());
+        let (adapter, exports) = (Arc::clone(adapter), Arc::clone(&shared.memory.exports));
+        let fabric = shared.config.fabric;
+        let (made, ended, waker) = (Arc::clone(&job), Arc::clone(ended), waker.clone());
+        let run = move || {
+            let started = Started {
+                job: made,
+                ended,
+                waker,
+            };
+            let domain = Domain::new(&adapter, &exports, fabric).map_err(unfit);
+            started.job.set(domain);
+        };
+        let thread = std::thread::Builder::new().name("tw-domain".into());
+        if let Err(e) = thread.spawn(run) {
+            job.set(Err(unfit(format_args!(
+                "cannot start a thread that registers memory: {e}"
+            ))));
+        }
+        job
+    }
+
+    fn set(&self, domain: Result<Arc<Domain>, Refusal>) {
+        // The first result stays: the thread's, or its end's without one.
+        let _ = self.0.set(domain);
+    }
+
+    fn is_done(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(self.0.get(), Some(Err(_)))
+    }
+
+    fn domain(&self) -> Result<Arc<Domain>, Refusal> {
+        let domain = self.0.get().cloned();
+        domain.unwrap_or_else(|| Err(unfit("the server's memory is not registered yet")))
+    }
+}
+
+/// The thread that makes a domain. Its end sets a domain that is not made, so that no lane waits for ever after a
+/// panic, and wakes the control thread.
+struct Started {
+    job: Arc<JobDomain>,
+    ended: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+/// The flag that the end of a registration sets, and the waker of the control thread.
+type Ended<'a> = (&'a Arc<AtomicBool>, &'a Waker);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if !self.job.is_done() {
+            self.job
+                .set(Err(unfit("the thread that registers memory has failed")));
+        }
+        // With the domain: the control thread sees both or is woken again. Pairs with `memory_was_registered`.
+        self.ended.store(true, Ordering::Release);
+        self.waker.wake();
+    }
 }
 
 /// Resources of the lanes of one session.
 #[derive(Debug)]
 pub(super) struct VerbsSession {
-    domain: Arc<Domain>,
+    domain: Arc<JobDomain>,
     notifiers: Arc<[Arc<Notifier>]>,
-    tails: Tails,
     /// One for each applier.
     inboxes: Vec<Inbox>,
-}
-
-/// The wish for tails of a device, and the log line about them, written once for each device.
-#[derive(Debug, Clone)]
-struct Tails {
-    wish: BusyPoll,
-    device: Arc<str>,
-    said: Arc<Once>,
-}
-
-impl Tails {
-    /// Whether a lane with this kind of tails may be opened. Logs the kind where appliers never
-    /// sleep.
-    fn check(&self, tails: VerbsTails) -> Result<(), VerbsError> {
-        let device = &*self.device;
-        match (self.wish, tails) {
-            (BusyPoll::Tails, VerbsTails::Signalled) => Err(VerbsError::NotInOrder {
-                device: Arc::clone(&self.device),
-            }),
-            (_, VerbsTails::Polled) => {
-                self.said.call_once(|| {
-                    tracing::info!(
-                        device,
-                        "tails of pushes are polled: it places data in order"
-                    );
-                });
-                Ok(())
-            }
-            (wish, VerbsTails::Signalled) => {
-                if !wish.sleeps() {
-                    self.said.call_once(|| {
-                        tracing::info!(
-                            device,
-                            "tails of pushes are signalled, though appliers never sleep: it does \
-                             not say that it places data in order (ibv_query_qp_data_in_order)"
-                        );
-                    });
-                }
-                Ok(())
-            }
-        }
-    }
+    /// Port of this end, which a device that has failed is opened for again.
+    port: PortCandidate,
+    path: VerbsPath,
+    namespace: String,
 }
 
 impl Verbs {
     /// No devices; one is opened for the first client on it, and `epoll` then watches it.
-    pub(super) const fn new(epoll: Arc<OwnedFd>) -> Self {
-        let rails = Vec::new();
-        Self { rails, epoll }
+    pub(super) fn new(epoll: Arc<OwnedFd>, waker: Waker) -> Self {
+        Self {
+            rails: Vec::new(),
+            epoll,
+            waker,
+            registered: Arc::default(),
+        }
+    }
+
+    /// Whether a registration has ended since the last call.
+    pub(super) fn memory_was_registered(&self) -> bool {
+        self.registered.swap(false, Ordering::Acquire)
     }
 
     fn watch(&self, device: &Device) {
@@ -121,36 +164,73 @@ impl Verbs {
         }
     }
 
-    /// Logs the pending events of all devices.
-    pub(super) fn hear(&self) {
+    /// Logs the pending events of all devices. One that has failed is dropped: the next session or lane opens
+    /// it again.
+    pub(super) fn hear(&mut self) {
         for rail in &self.rails {
             let device = rail.adapter.device();
-            for _ in 0..TURN_EVENTS {
-                match device.take_event() {
-                    Ok(Some(event)) => tell(&event),
-                    Ok(None) => break,
-                    Err(error) => {
-                        // It would wake the control thread for ever.
-                        let _ = epoll::delete(&self.epoll, device.events());
-                        tracing::error!(%error, "RDMA device is gone");
-                        break;
-                    }
-                }
-            }
+            device.log_events();
         }
+        self.drop_failed();
     }
 
-    /// Prepares a session of a job: its client came to the address `local`. The first of a job
-    /// costs the registration of all memory that the server exports.
+    /// Drops the devices that have failed; lanes over them keep theirs until they are destroyed.
+    fn drop_failed(&mut self) {
+        let epoll = &self.epoll;
+        self.rails.retain(|rail| {
+            let device = rail.adapter.device();
+            if device.has_failed() {
+                // It would wake the control thread for ever. A device with two ports is watched once, so that
+                // the second call fails.
+                let _ = epoll::delete(epoll, device.events());
+            }
+            !device.has_failed()
+        });
+    }
+
+    /// Prepares a session again if its device has failed since.
+    pub(super) fn renew(
+        &mut self,
+        shared: &Shared,
+        session: &mut VerbsSession,
+    ) -> Result<(), Refusal> {
+        let is_usable = match session.domain.domain() {
+            Ok(domain) => !domain.adapter().device().has_failed(),
+            // Its memory is not registered yet: the request waits for it. Where it could not be, it is tried again.
+            Err(_) => !session.domain.has_failed(),
+        };
+        if is_usable {
+            return Ok(());
+        }
+        let adapter = Adapter::open(&session.port).map_err(unfit)?;
+        let ports = (session.port.clone(), session.path);
+        let mut renewed = self.session(shared, adapter, ports, &session.namespace)?;
+        renewed.inboxes = std::mem::take(&mut session.inboxes);
+        *session = renewed;
+        Ok(())
+    }
+
+    /// Prepares a session of a job: its client came to the address `local`. For the first of a job on a device
+    /// a thread registers all memory that the server exports.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
         local: IpAddr,
+        (namespace, attach): (&str, &Attach),
+    ) -> Result<VerbsSession, Refusal> {
+        self.drop_failed();
+        let (adapter, port, path) = select(shared, local, attach)?;
+        self.session(shared, adapter, (port, path), namespace)
+    }
+
+    fn session(
+        &mut self,
+        shared: &Shared,
+        adapter: Arc<Adapter>,
+        (port, path): (PortCandidate, VerbsPath),
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
-        let patience = RetryTimeout::with_timeout(shared.config.rdma_timeout.exponent());
-        let wish = shared.config.rdma_device.as_ref();
-        let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(unfit)?;
+        self.drop_failed();
         let rail = match self
             .rails
             .iter()
@@ -166,85 +246,152 @@ impl Verbs {
             }
         };
         Ok(VerbsSession {
-            domain: rail.domain(namespace, shared, patience).map_err(unfit)?,
+            port,
+            path,
+            domain: rail.domain(namespace, shared, (&self.registered, &self.waker)),
             notifiers: Arc::clone(&rail.notifiers),
-            tails: Tails {
-                wish: shared.config.busy_poll,
-                device: Arc::clone(rail.adapter.device().name()),
-                said: Arc::clone(&rail.said),
-            },
             inboxes: Vec::new(),
+            namespace: namespace.to_owned(),
         })
     }
 }
 
 impl Rail {
     fn new(adapter: Arc<Adapter>, shared: &Shared) -> Result<Self, VerbsError> {
-        let crews = shared.appliers.iter();
-        let notifiers = crews.map(|crew| Notifier::new(&adapter, &crew.watch, &crew.arms));
+        // Each applier has its own completion vector, as far as the device has so many.
+        let crews = shared.appliers.iter().enumerate();
+        let notifiers =
+            crews.map(|(n, crew)| Notifier::with_vector(&adapter, &crew.watch, &crew.arms, n));
         let notifiers = notifiers.collect::<Result<Vec<_>, _>>()?.into();
         let (device, port, gid) = (adapter.device(), adapter.port(), adapter.gid());
-        tracing::info!(device = &**device.name(), port, %gid, "RDMA sessions are served");
+        let tails_polled = !shared.config.busy_poll.sleeps();
+        let atomics = device.limits().atomics;
+        tracing::info!(device = &**device.name(), port, %gid, tails_polled, atomics, "RDMA sessions are served");
         Ok(Self {
             adapter,
             notifiers,
-            said: Arc::new(Once::new()),
             domains: HashMap::new(),
         })
     }
 
-    /// The job's domain. Domains of jobs that are over and have no lane left are dropped.
-    fn domain(
-        &mut self,
-        namespace: &str,
-        shared: &Shared,
-        patience: RetryTimeout,
-    ) -> Result<Arc<Domain>, VerbsError> {
-        {
+    /// The job's domain. Domains of jobs that are over and have no session left are dropped; one that could
+    /// not be made is tried again.
+    fn domain(&mut self, namespace: &str, shared: &Shared, ended: Ended<'_>) -> Arc<JobDomain> {
+        let unused: Vec<_> = {
             let jobs = shared.catalogue();
-            self.domains
-                .retain(|job, domain| jobs.job(job).is_some() || Arc::strong_count(domain) > 1);
+            let is_unused = |job: &String, domain: &mut Arc<JobDomain>| {
+                let used = jobs.job(job).is_some() || Arc::strong_count(domain) > 1;
+                !used || domain.has_failed()
+            };
+            self.domains.extract_if(is_unused).collect()
+        };
+        if !unused.is_empty() {
+            // Deregistration of all memory takes long. Without a thread it happens here.
+            let thread = std::thread::Builder::new().name("tw-domain".into());
+            if let Err(error) = thread.spawn(move || drop(unused)) {
+                tracing::warn!(%error, "no thread to deregister memory");
+            }
         }
-        if let Some(domain) = self.domains.get(namespace) {
-            return Ok(Arc::clone(domain));
-        }
-        let domain = Domain::new(&self.adapter, &shared.memory.exports, patience)?;
-        self.domains
-            .insert(namespace.to_owned(), Arc::clone(&domain));
-        Ok(domain)
+        let start = || JobDomain::start(&self.adapter, shared, ended);
+        let domain = self.domains.entry(namespace.to_owned());
+        Arc::clone(domain.or_insert_with(start))
     }
 }
 
+/// Selects the ports of a session: the first pair that the client does not know to fail, with a port here
+/// that can be opened.
+fn select(
+    shared: &Shared,
+    local: IpAddr,
+    attach: &Attach,
+) -> Result<(Arc<Adapter>, PortCandidate, VerbsPath), Refusal> {
+    let config = &shared.config;
+    let ranked = rank_ports(&PortWish {
+        control: Some(local),
+        names: config.rdma_device.as_ref().map(RdmaDevice::names),
+        pkey: config.fabric.pkey.map(PKey::get),
+        gid_index: config.fabric.gid_index.map(GidIndex::get),
+        local_rank: config.local_rank,
+    })
+    .map_err(unfit)?;
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        for warning in &ranked.warnings {
+            tracing::warn!("RDMA: {warning}");
+        }
+    });
+    let own: Vec<VerbsPort> = ranked.candidates.iter().map(PortCandidate::offer).collect();
+    let mut reasons = vec![format!(
+        "no pair of RDMA ports connects the client with this server, which has {}",
+        ranked.summary()
+    )];
+    for pair in rank_pairs(&attach.ports, &own) {
+        let path = VerbsPath {
+            client: attach.ports[pair.client].gid,
+            server: own[pair.server].gid,
+        };
+        if attach.failed_paths.contains(&path) {
+            continue;
+        }
+        let port = &ranked.candidates[pair.server];
+        match Adapter::open(port) {
+            Ok(adapter) => return Ok((adapter, port.clone(), path)),
+            Err(e) => reasons.push(e.to_string()),
+        }
+    }
+    if !attach.failed_paths.is_empty() {
+        let failed = attach.failed_paths.len();
+        reasons.push(format!("{failed} pairs have failed"));
+    }
+    Err(unfit(reasons.join("; ")))
+}
+
 impl VerbsSession {
+    /// Whether the memory was registered with a device that has failed since.
+    pub(super) fn device_has_failed(&self) -> bool {
+        let domain = self.domain.domain();
+        domain.is_ok_and(|domain| domain.adapter().device().has_failed())
+    }
+
+    /// Whether lanes can be made now, or never.
+    pub(super) fn is_ready(&self) -> bool {
+        self.domain.is_done()
+    }
+
+    /// The ports of the session's lanes.
+    pub(super) const fn path(&self) -> VerbsPath {
+        self.path
+    }
+
     /// Keeps the next lane's inbox, in the order of the appliers.
     pub(super) fn keep(&mut self, inbox: &Inbox) {
         self.inboxes.push(inbox.clone());
     }
 
-    /// Returns the closure that makes the server's end of a lane, on any thread.
-    pub(super) fn accept(&self, offer: VerbsConnect, peer: String) -> Result<Make, Refusal> {
-        let a = usize::from(offer.applier.0);
-        let (Some(inbox), Some(notifier)) = (self.inboxes.get(a), self.notifiers.get(a)) else {
-            let numbers = [a as u64, self.inboxes.len() as u64, 0, 0];
-            return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
-        };
-        let (inbox, notifier) = (inbox.clone(), Arc::clone(notifier));
-        let (domain, tails) = (Arc::clone(&self.domain), self.tails.clone());
+    /// Returns the closure that makes the server's ends of lanes, on any thread.
+    pub(super) fn accept(&self, offers: Vec<VerbsConnect>, peer: &str) -> Result<Make, Refusal> {
+        let mut lanes = Vec::with_capacity(offers.len());
+        for offer in offers {
+            let a = usize::from(offer.applier.0);
+            let (Some(inbox), Some(notifier)) = (self.inboxes.get(a), self.notifiers.get(a)) else {
+                let numbers = [a as u64, self.inboxes.len() as u64, 0, 0];
+                return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
+            };
+            lanes.push((offer, inbox.clone(), Arc::clone(notifier)));
+        }
+        let domain = Arc::clone(&self.domain);
+        let peer = peer.to_owned();
         Ok(Box::new(move || {
-            let (port, connected) =
-                VerbsServerLane::accept(&domain, &notifier, &inbox, &offer, peer).map_err(unfit)?;
-            tails.check(connected.tails).map_err(unfit)?;
-            Ok((Box::new(port), connected))
+            let domain = domain.domain()?;
+            let lane = |(offer, inbox, notifier): (VerbsConnect, Inbox, Arc<Notifier>)| {
+                let peer = peer.clone();
+                let (port, connected) =
+                    VerbsServerLane::accept(&domain, &notifier, &inbox, &offer, peer)
+                        .map_err(unfit)?;
+                Ok((Box::new(port) as Box<dyn ServerLane>, connected))
+            };
+            lanes.into_iter().map(lane).collect()
         }))
-    }
-}
-
-/// Logs one line for each event, with the remedy.
-fn tell(event: &DeviceEvent) {
-    match event.weight {
-        EventWeight::Failure => tracing::warn!("RDMA: {event}"),
-        EventWeight::Change => tracing::info!("RDMA: {event}"),
-        EventWeight::Detail => tracing::debug!("RDMA: {event}"),
     }
 }
 

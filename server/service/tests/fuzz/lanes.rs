@@ -219,7 +219,7 @@ impl Fuzz {
         if gone || random.under(64) == 0 {
             self.recoveries += 1;
             if random.under(2) == 0 {
-                self.ask(|tx| Command::Recover(HOSTILE, tx)).unwrap();
+                self.ask(|tx| Command::recover(HOSTILE, tx)).unwrap();
             } else {
                 self.ask(|tx| Command::DropRing(HOSTILE, tx));
                 self.join(HOSTILE, inbox(HOSTILE), WorkerId(0));

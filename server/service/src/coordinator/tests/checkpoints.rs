@@ -401,6 +401,9 @@ fn jobs_with_checkpoints_have_no_queues() {
         timeout_factor: 10,
         straggler_ms: 5_000,
         straggler_factor: 2,
+        losses_max: 3,
+        held_max: 0,
+        steps_max: 0,
     };
     let shards = Some(Vec::new());
     rig.ask(worker, 3, Ask::Tasks(TaskRequest::Open { spec, shards }));

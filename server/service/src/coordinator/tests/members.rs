@@ -143,3 +143,82 @@ fn late_workers_begin_at_the_furthest_tick() {
         ["join 0 0:0 in job", "lost 0 in job", "join 1 0:7 in job"]
     );
 }
+
+/// A barrier of members waits for the workers that have begun at its clocks. A worker that is admitted after it
+/// begins above them; one that is lost is awaited no more, and a barrier of a list with it fails.
+#[test]
+fn member_barriers_follow_ticks() {
+    let mut rig = Rig::new(1, 0, LostWorker::GoOn, false);
+    let s0 = rig.server(0);
+    let [w0, w1] = [0, 1].map(|rank| rig.enter(Role::Worker, rank, "job").unwrap());
+    let at = |clock: u64, round: u64, of: &[u32]| {
+        Ask::MemberBarrier(MemberBarrier {
+            name: "b".into(),
+            clocks: vec![DomainClock {
+                domain: DomainId(0),
+                clock,
+            }],
+            round,
+            of: of.iter().copied().map(WorkerId).collect(),
+            timeout_ms: 1_000,
+        })
+    };
+    let arrivals = |rig: &mut Rig, peer, id| match rig.answer(peer, id) {
+        Some(Answer::Arrivals(of)) => of.iter().map(|at| (at.rank.0, at.round)).collect(),
+        None => Vec::new(),
+        other => panic!("{other:?}"),
+    };
+    rig.ask(w0, 2, at(5, 7, &[]));
+    // Not the same barrier.
+    rig.ask(w1, 2, at(6, 8, &[]));
+    assert_eq!(arrivals(&mut rig, w0, 2), []);
+    rig.ask(w1, 3, at(5, 9, &[]));
+    for (peer, id) in [(w0, 2), (w1, 3)] {
+        assert_eq!(arrivals(&mut rig, peer, id), [(0, 7), (1, 9)]);
+    }
+    // Servers report the tick of the barrier that has opened.
+    let w2 = rig.connects(Role::Worker, 2, "job").unwrap();
+    rig.ask(w2, 1, Ask::Join(Rig::join(Role::Worker, 2)));
+    rig.obey(s0, &held(5));
+    rig.obey(s0, &CommandReply::Done);
+    let Some(Answer::Joined(joined)) = rig.answer(w2, 1) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(joined.clocks[0].clock, 6);
+    rig.ask(w0, 4, at(5, 1, &[]));
+    rig.ask(w1, 4, at(5, 1, &[]));
+    assert_eq!(arrivals(&mut rig, w1, 4).len(), 2);
+    rig.ask(w0, 5, at(6, 1, &[]));
+    rig.ask(w1, 5, at(6, 1, &[]));
+    assert_eq!(arrivals(&mut rig, w0, 5), []);
+    rig.ask(w0, 6, at(9, 1, &[0, 2]));
+    rig.ask(w1, 6, at(9, 1, &[0, 1, 2]));
+    let differs = rig.refusal(w1, 6);
+    assert!(
+        differs
+            .text
+            .contains("waits for 3 members, others there wait for 2 members"),
+        "{differs}"
+    );
+    rig.close(w2);
+    rig.obey(s0, &CommandReply::ThreadClocks(Vec::new()));
+    for peer in [w0, w1] {
+        assert_eq!(arrivals(&mut rig, peer, 5), [(0, 1), (1, 1)]);
+    }
+    let gone = rig.refusal(w0, 6);
+    assert!(
+        gone.text
+            .contains("fewer are left of its job; these have left: rank 2 (lost)"),
+        "{gone}"
+    );
+    // At its deadline the missing one is named.
+    rig.ask(w0, 7, at(20, 1, &[]));
+    rig.now += Duration::from_secs(2);
+    rig.state.tick(rig.now);
+    rig.actions.extend(rig.state.take_actions());
+    let late = rig.refusal(w0, 7);
+    assert!(
+        late.text.contains("1 of 2 came; missing: rank 1 (alive)"),
+        "{late}"
+    );
+}

@@ -2,6 +2,7 @@
 
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
+use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{ServerEnd, ServerRestart};
 
 use super::*;
@@ -11,11 +12,17 @@ const HOW: &str = "was killed by signal 9 (SIGKILL)";
 impl Rig {
     /// Joins server `number` with a holder.
     fn held(&mut self, number: u32, pid: u32, incarnation: u64) -> PeerId {
+        self.keeps(number, pid, incarnation, None)
+    }
+
+    /// Joins server `number` with a holder and the memory of the server before.
+    fn keeps(&mut self, number: u32, pid: u32, incarnation: u64, kept: Option<u32>) -> PeerId {
         let peer = self.connects(Role::Server, number, "ops").unwrap();
         let join = Join {
             pid,
             incarnation: Incarnation(incarnation),
             restarts: 3,
+            kept: kept.map(|table| vec![TableId(table)]),
             ..Self::join(Role::Server, number)
         };
         self.ask(peer, 1, Ask::Join(join));
@@ -62,10 +69,14 @@ fn end(number: u32, pid: u32, incarnation: u64, how: &str) -> ServerEnd {
 
 /// Two servers with holders and two workers; a table is made.
 fn with_table() -> (Rig, [PeerId; 2], [PeerId; 2]) {
+    with(spec("a"))
+}
+
+fn with(spec: TableSpec) -> (Rig, [PeerId; 2], [PeerId; 2]) {
     let mut rig = Rig::new(2, 2, LostWorker::FailJob, false);
     let servers = [rig.held(0, 10, 100), rig.held(1, 11, 101)];
     let workers = [rig.worker(0), rig.worker(1)];
-    rig.ask(workers[0], 2, Ask::CreateTable(spec("a")));
+    rig.ask(workers[0], 2, Ask::CreateTable(spec));
     for server in servers {
         rig.obey(server, &CommandReply::Done);
     }
@@ -266,6 +277,117 @@ fn save_under_way_fails_at_once_and_names_the_server() {
     assert!(rig.orders(s0).is_empty());
 }
 
+fn warm(name: &str) -> TableSpec {
+    TableSpec {
+        durability: Durability::Warm,
+        ..spec(name)
+    }
+}
+
+/// Clients learn of a successor that has its memory when it serves each table, and only then is what they asked for
+/// carried out: also the creation that was under way.
+#[test]
+fn job_goes_on_when_successor_serves_its_tables() {
+    let (mut rig, [s0, s1], [w0, w1]) = with(warm("a"));
+    rig.barrier(w0, 3, "before");
+    rig.ask(w1, 3, Ask::CreateTable(warm("b")));
+    rig.obey(s0, &CommandReply::Done);
+    rig.close(s1);
+    rig.reports(1, 11, true);
+    rig.notices(w0);
+    rig.ask(w1, 4, Ask::OpenTable { name: "a".into() });
+    let s1 = rig.keeps(1, 12, 102, Some(1));
+    assert!(rig.notices(w0).is_empty(), "no table is served yet");
+    let orders = rig.obey(s1, &CommandReply::Done);
+    let [
+        Command::AdoptTable { table: a, .. },
+        Command::CreateTable { table: b, .. },
+    ] = &orders[..2]
+    else {
+        panic!("{orders:?}")
+    };
+    assert_eq!((a.id, b.id), (TableId(1), TableId(2)));
+    let notices = rig.notices(w0);
+    let [Notice::ServerResumed { restart, members }] = &notices[..] else {
+        panic!("{notices:?}")
+    };
+    assert_eq!(restart.end, end(1, 11, 101, HOW));
+    assert_eq!(members.servers[1].incarnation, Incarnation(102));
+    assert_eq!(members.epoch, rig.state.epoch());
+    assert!(matches!(rig.answer(w1, 3), Some(Answer::Table(_))));
+    assert!(matches!(rig.answer(w1, 4), Some(Answer::Table(_))));
+    // The others learn the epoch; the barrier still waits for worker 1.
+    let orders = rig.obey(s0, &CommandReply::Done);
+    assert_eq!(members_of(&orders[0]).epoch, rig.state.epoch());
+    assert_eq!(rig.answer(w0, 3), None);
+    rig.barrier(w1, 5, "before");
+    assert_eq!(rig.answer(w0, 3), Some(Answer::Done));
+}
+
+/// A table that the memory has not, a successor without memory, a table that is not warm: the job begins again.
+#[test]
+fn job_begins_again_without_all_of_its_memory() {
+    for case in 0..3 {
+        let spec = if case == 2 { spec("a") } else { warm("a") };
+        let (mut rig, [s0, s1], [w0, _]) = with(spec);
+        rig.close(s1);
+        rig.notices(w0);
+        let s1 = rig.keeps(1, 12, 102, (case != 1).then_some(1));
+        if case == 0 {
+            let why = Refusal::new(RefusalCode::UnknownTable, [0; 4]).with_text("damaged");
+            let orders = rig.obey(s1, &CommandReply::Refused(why));
+            assert!(
+                matches!(orders[0], Command::AdoptTable { .. }),
+                "{orders:?}"
+            );
+        }
+        let orders = rig.obey(s0, &CommandReply::Done);
+        assert!(
+            matches!(orders[0], Command::ReleaseTable { .. }),
+            "{orders:?}"
+        );
+        let orders = rig.obey(s1, &CommandReply::Done);
+        assert!(
+            matches!(orders[0], Command::ReleaseTable { .. }),
+            "{orders:?}"
+        );
+        let notices = rig.notices(w0);
+        let [Notice::ServerRestarted(restart)] = &notices[..] else {
+            panic!("{case}: {notices:?}")
+        };
+        let how = &restart.end.how;
+        assert_eq!(how.contains("damaged"), case == 0, "{how}");
+    }
+}
+
+/// A table that was released while its server was away, and nothing else, is released by the successor.
+#[test]
+fn table_that_only_the_memory_has_is_released() {
+    let (mut rig, [_, s1], _) = with(warm("a"));
+    rig.close(s1);
+    let s1 = rig.keeps(1, 12, 102, Some(9));
+    let orders = rig.orders(s1);
+    let released = Command::ReleaseTable { id: TableId(9) };
+    let is_there = orders.iter().any(|(_, order)| *order == released);
+    assert!(is_there, "{orders:?}");
+}
+
+/// A finished worker's part is in the memory: the job goes on without it.
+#[test]
+fn job_with_a_finished_worker_goes_on_with_memory() {
+    let (mut rig, [_, s1], [w0, w1]) = with(warm("a"));
+    rig.ask(w1, 3, Ask::Finished);
+    rig.close(s1);
+    rig.notices(w0);
+    let s1 = rig.keeps(1, 12, 102, Some(1));
+    rig.obey(s1, &CommandReply::Done);
+    let notices = rig.notices(w0);
+    assert!(
+        matches!(notices[..], [Notice::ServerResumed { .. }]),
+        "{notices:?}"
+    );
+}
+
 #[test]
 fn parked_requests_of_a_client_are_limited() {
     let (mut rig, [_, s1], [w0, _]) = with_table();
@@ -276,4 +398,32 @@ fn parked_requests_of_a_client_are_limited() {
     assert_eq!(rig.answer(w0, 10), None);
     let refusal = rig.refusal(w0, 10 + PARKED_MAX as u64);
     assert_eq!(refusal.code, RefusalCode::TooMany);
+}
+
+/// A job ends while its server's successor is awaited. The successor is ordered to end what its memory has of it,
+/// before the next job of the name begins.
+#[test]
+fn successor_ends_jobs_that_ended_meanwhile() {
+    let mut rig = Rig::with(CoordinatorConfig {
+        servers: 1,
+        workers: 1,
+        on_lost: LostWorker::FailJob,
+        lifetime: Lifetime::Service,
+    });
+    let server = rig.held(0, 10, 100);
+    let worker = rig.enter(Role::Worker, 0, "job").unwrap();
+    rig.close(server);
+    rig.ask(worker, 2, Ask::Finished);
+    rig.close(worker);
+    let next = rig.connects(Role::Worker, 0, "job").unwrap();
+    rig.ask(next, 1, Ask::Join(Rig::join(Role::Worker, 0)));
+    assert_eq!(rig.answer(next, 1), None, "servers have the job before");
+    let successor = rig.keeps(0, 11, 101, Some(9));
+    let orders = rig.obey(successor, &CommandReply::Done);
+    let ends = |order: &Command| {
+        matches!(order, Command::MembersChanged { namespace, members, .. }
+            if namespace == "job" && members.workers.is_empty())
+    };
+    assert!(orders.iter().any(ends), "{orders:?}");
+    assert!(matches!(rig.answer(next, 1), Some(Answer::Joined(_))));
 }

@@ -23,6 +23,9 @@ fn spec() -> QueueSpec {
         timeout_factor: 10,
         straggler_ms: 5_000,
         straggler_factor: 2,
+        losses_max: 3,
+        held_max: 0,
+        steps_max: 0,
     }
 }
 
@@ -169,6 +172,36 @@ fn tasks_of_lost_workers_are_given_again() {
     assert_eq!(rig.done(workers[2], &last), None);
     rig.obey(server, &CommandReply::Done);
     assert_eq!(rig.task_answer(workers[2]), counted(true));
+}
+
+/// A worker that is lost costs its task a loss, one that leaves does not. The task that all are lost with is left
+/// out, and the state of the cluster shows it.
+#[test]
+fn deadly_task_is_left_out_and_shown() {
+    let mut rig = Rig::new(1, 5, LostWorker::GoOn, true);
+    rig.server(0);
+    let workers = [0, 1, 2, 3, 4].map(|rank| rig.worker(rank));
+    rig.open(workers[0], 5);
+    rig.given(workers[0]);
+    rig.ask(workers[0], 3, Ask::Finished);
+    for lost in [1, 2, 3] {
+        rig.given(workers[lost]);
+        rig.close(workers[lost]);
+    }
+    let Some(TaskAnswer::Over(status)) = rig.take(workers[4], 0) else {
+        panic!("{:?}", rig.actions);
+    };
+    let counters = status.counters;
+    assert_eq!((counters.left_out, counters.recovered), (1, 4));
+    assert_eq!(status.left_out[0].shard.path, "data");
+    let operator = rig.connects(Role::Admin, RANK_ANY, "default").unwrap();
+    rig.ask(operator, 5, Ask::Status { server: None });
+    let Some(Answer::Cluster(cluster)) = rig.answer(operator, 5) else {
+        panic!("{:?}", rig.actions);
+    };
+    let queue = &cluster.jobs[0].queues[0];
+    assert_eq!((queue.name.as_str(), queue.is_over), ("train", true));
+    assert_eq!(queue.counters, counters);
 }
 
 /// A request waits for as long as it asks, and no longer; a task that is taken back meanwhile ends the wait.

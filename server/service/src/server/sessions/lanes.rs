@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
+use tidewater_control::set_up::Lane;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::TcpServerLane;
@@ -26,7 +27,7 @@ use crate::server::ServerError;
 use crate::server::connects::{Asked, End, Make};
 use crate::server::handle::{ApplierControl, Counts, ticket};
 use crate::server::parked_flag_at;
-use tidewater_engine::apply::command::Command;
+use tidewater_engine::apply::command::{Command, Reply};
 use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
 
@@ -39,16 +40,16 @@ impl Sessions {
     ) -> Result<Option<SessionMemory>, Refusal> {
         let memory = match session.carrier {
             Carrier::Shm(_) => {
-                let ends: Vec<_> = (0..session.nonces.len() as u16)
+                let ends: Vec<_> = (0..session.grants.len() as u16)
                     .map(|a| self.end_of(a))
                     .collect();
                 let made = SessionMemory::create(&self.memory, &ends, session.ring_bytes, id.0);
                 Some(made.map_err(io)?)
             }
-            Carrier::Tcp | Carrier::Verbs(_) => None,
+            Carrier::Tcp | Carrier::Verbs(_) | Carrier::Kept => None,
         };
         let mut rings = Vec::new();
-        for a in 0..session.nonces.len() {
+        for a in 0..session.grants.len() {
             match self.ring(a, id, session, memory.as_ref()) {
                 Ok(ring) => rings.push(Box::new(ring)),
                 Err(e) => {
@@ -118,14 +119,13 @@ impl Sessions {
 
     /// Describes lane `applier` as it is now.
     pub(super) fn grant(&self, applier: u16, session: &Session) -> LaneGrant {
-        let nonce = session.nonces.get(usize::from(applier)).copied();
         let counts = match session.carrier {
-            Carrier::Shm(_) | Carrier::Tcp => Counts::Processors,
+            Carrier::Shm(_) | Carrier::Tcp | Carrier::Kept => Counts::Processors,
             Carrier::Verbs(_) => Counts::Nics,
         };
         LaneGrant {
             applier: ApplierId(applier),
-            nonce: nonce.flatten().unwrap_or(0),
+            nonce: session.grants.nonce(ApplierId(applier)).unwrap_or(0),
             ticket: ticket(&self.shared, applier, counts),
             status: session.status[usize::from(applier)],
         }
@@ -140,19 +140,35 @@ impl Sessions {
         })
     }
 
-    /// Recovers a lane. May be repeated: it ends the lane that it made before.
-    pub(in crate::server) fn recover(
+    /// Begins to recover a lane: its applier ends it, and `reply` gets the ring's position. May be repeated: the lane
+    /// that was made before is ended.
+    pub(in crate::server) fn begin_recovery(
         &mut self,
         id: SessionId,
         applier: ApplierId,
+        reply: Reply<Option<StateLine>>,
+    ) -> Result<(), Refusal> {
+        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
+        if matches!(session.carrier, Carrier::Kept) {
+            return Err(unknown(id));
+        }
+        // A lane that is still being connected comes too late: its applier would take it for the one that ends.
+        session.grants.grant(applier, None);
+        let crew = self.crew(applier)?;
+        let sent = crew.handle.send(Command::Recover(id, reply));
+        sent.map_err(|_| self.shared.gone().refusal())
+    }
+
+    /// Grants a lane again after its applier has ended it.
+    pub(in crate::server) fn finish_recovery(
+        &mut self,
+        id: SessionId,
+        applier: ApplierId,
+        state: Option<StateLine>,
     ) -> Result<WithMemory<Recovered>, Refusal> {
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let crew = self.crew(applier)?;
         let ended = |_| self.shared.gone().refusal();
-        let state = crew
-            .handle
-            .ask(|tx| Command::Recover(id, tx))
-            .map_err(ended)?;
         let state = state.ok_or_else(|| unknown(id))?;
         let memory = match &session.carrier {
             Carrier::Shm(waker) => {
@@ -168,6 +184,7 @@ impl Sessions {
                 Some(memory)
             }
             Carrier::Tcp | Carrier::Verbs(_) => None,
+            Carrier::Kept => return Err(unknown(id)),
         };
         let nonce = if memory.is_none() {
             Some(random()?)
@@ -175,13 +192,7 @@ impl Sessions {
             None
         };
         let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let a = usize::from(applier.0);
-        if let (Some(granted), Some(connecting)) =
-            (session.nonces.get_mut(a), session.connecting.get_mut(a))
-        {
-            // A lane that is still being connected comes too late.
-            (*granted, *connecting) = (nonce, None);
-        }
+        session.grants.grant(applier, nonce);
         session.recoveries += 1;
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let lane = self.grant(applier.0, session);
@@ -202,22 +213,10 @@ impl Sessions {
         if matches!(session.carrier, Carrier::Verbs(_)) {
             return Err(bad("a lane over verbs is connected by its queue pairs"));
         }
-        self.check_nonce(session, applier, nonce)
-    }
-
-    /// Checks that the lane was granted with this nonce, and that the nonce is unused.
-    fn check_nonce(
-        &self,
-        session: &Session,
-        applier: ApplierId,
-        nonce: u64,
-    ) -> Result<(), Refusal> {
         self.crew(applier)?;
-        match session.nonces.get(usize::from(applier.0)) {
-            Some(&Some(granted)) if granted == nonce => Ok(()),
-            _ => Err(bad(
-                "the lane was granted again since, or is connected: recover it",
-            )),
+        match session.grants.is_granted(Lane { applier, nonce }) {
+            true => Ok(()),
+            false => Err(used()),
         }
     }
 
@@ -229,11 +228,11 @@ impl Sessions {
         from: String,
     ) -> Result<(), ServerError> {
         let a = usize::from(applier.0);
-        let nonce = self.all.get_mut(&id).and_then(|s| s.nonces.get_mut(a));
-        let (Some(nonce), Some(crew)) = (nonce, self.shared.appliers.get(a)) else {
+        let (Some(session), Some(crew)) = (self.all.get_mut(&id), self.shared.appliers.get(a))
+        else {
             return Ok(());
         };
-        *nonce = None;
+        session.grants.grant(applier, None);
         let failed = crate::server::error::system("open a lane");
         let port = TcpServerLane::new(stream, from, crew.watch.clone());
         let port = port.map_err(|e| failed(std::io::Error::other(e)))?;
@@ -243,59 +242,103 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the closure that makes the server's end of a verbs lane. The lane then belongs to
-    /// this offer: until [`Self::connected`] no other one is accepted for it.
+    /// Begins to connect verbs lanes. They then belong to this request: until [`Self::connected`] no other one is
+    /// accepted for them.
     pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
-        offer: VerbsConnect,
-    ) -> Result<Make, Refusal> {
-        let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
-        let Carrier::Verbs(verbs) = &session.carrier else {
+        offers: &[VerbsConnect],
+    ) -> Result<Vec<Lane>, Refusal> {
+        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
+        let Carrier::Verbs(verbs) = &mut session.carrier else {
             return Err(bad("the session's lanes are not over verbs"));
         };
-        let (applier, nonce) = (offer.applier, offer.nonce);
-        self.check_nonce(session, applier, nonce)?;
-        let make = verbs.accept(offer, session.peer())?;
-        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let a = usize::from(applier.0);
-        if let (Some(granted), Some(now)) =
-            (session.nonces.get_mut(a), session.connecting.get_mut(a))
-        {
-            (*granted, *now) = (None, Some(nonce));
+        self.verbs.renew(&self.shared, verbs)?;
+        for offer in offers {
+            self.crew(offer.applier)?;
         }
-        Ok(make)
+        let lane = |offer: &VerbsConnect| Lane {
+            applier: offer.applier,
+            nonce: offer.nonce,
+        };
+        let lanes: Vec<_> = offers.iter().map(lane).collect();
+        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
+        match session.grants.begin(&lanes) {
+            true => Ok(lanes),
+            false => Err(used()),
+        }
     }
 
-    /// Hands a lane's end that was made to its applier, unless the lane was recovered meanwhile or
-    /// its session is over. If it could not be made, the client may try again.
+    /// Returns the closure that makes the server's ends of a request's lanes, with the device and the domain that
+    /// the session has now.
+    pub(in crate::server) fn accept(
+        &self,
+        asked: &Asked,
+        offers: Vec<VerbsConnect>,
+    ) -> Result<Make, Refusal> {
+        let session = self.all.get(&asked.session);
+        let session = session.ok_or_else(|| unknown(asked.session))?;
+        match &session.carrier {
+            Carrier::Verbs(verbs) => verbs.accept(offers, &session.peer()),
+            _ => Err(bad("the session's lanes are not over verbs")),
+        }
+    }
+
+    /// Whether the client still waits for these lanes: none was recovered since.
+    pub(in crate::server) fn is_connecting(&self, asked: &Asked) -> bool {
+        let session = self.all.get(&asked.session);
+        session.is_some_and(|session| session.grants.is_connecting(&asked.lanes))
+    }
+
+    /// Whether the request's lanes can be made now; false while the server's memory is being registered. A device
+    /// that has failed while the request waited is opened again.
+    pub(in crate::server) fn is_ready(&mut self, asked: &Asked) -> bool {
+        let session = self.all.get_mut(&asked.session);
+        let Some(Carrier::Verbs(verbs)) = session.map(|session| &mut session.carrier) else {
+            return true;
+        };
+        // One that cannot be opened refuses the request when its lanes are made.
+        if verbs.device_has_failed() && self.verbs.renew(&self.shared, verbs).is_err() {
+            return true;
+        }
+        verbs.is_ready()
+    }
+
+    /// Ends a request for lanes of which none is made; the client may try again.
+    pub(in crate::server) fn not_connected(&mut self, asked: &Asked) -> Refusal {
+        if let Some(session) = self.all.get_mut(&asked.session) {
+            session.grants.finish(&asked.lanes, false);
+        }
+        bad("the lane was recovered while it was connected")
+    }
+
+    /// Hands the lanes' ends that were made to their appliers, unless a lane was recovered meanwhile or
+    /// the session is over. If they could not be made, the client may try again.
     pub(in crate::server) fn connected(
         &mut self,
         asked: &Asked,
-        made: Result<End, Refusal>,
-    ) -> Result<VerbsConnected, Refusal> {
+        made: Result<Vec<End>, Refusal>,
+    ) -> Result<Vec<VerbsConnected>, Refusal> {
         let id = asked.session;
         let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let a = usize::from(asked.applier.0);
-        let connecting = session.connecting.get_mut(a);
-        if connecting
-            .and_then(|c| c.take_if(|c| *c == asked.nonce))
-            .is_none()
-        {
-            return Err(bad("the lane was recovered while it was connected"));
+        if !session.grants.is_connecting(&asked.lanes) {
+            return Err(self.not_connected(asked));
         }
-        let (port, connected) = made.inspect_err(|_| {
-            // The client may try again.
-            if let Some(nonce) = session.nonces.get_mut(a) {
-                *nonce = Some(asked.nonce);
-            }
-        })?;
-        let command = Command::AttachPort(id, port, bounded(1).0);
+        session.grants.finish(&asked.lanes, made.is_ok());
         let ended = |_| self.shared.gone().refusal();
-        let crew = self.crew(asked.applier)?;
-        crew.handle.send(command).map_err(ended)?;
-        Ok(connected)
+        let mut answers = Vec::with_capacity(asked.lanes.len());
+        for (port, connected) in made? {
+            let command = Command::AttachPort(id, port, bounded(1).0);
+            let crew = self.crew(connected.applier)?;
+            crew.handle.send(command).map_err(ended)?;
+            answers.push(connected);
+        }
+        Ok(answers)
     }
+}
+
+fn used() -> Refusal {
+    bad("the lane was granted again since, or is connected: recover it")
 }
 
 fn recovered(lane: LaneGrant, shm: Option<ShmAttach>, state: StateLine) -> Recovered {

@@ -1,0 +1,442 @@
+//! The return of a coordinator: what it keeps for its journal, and the processes that have not come back to it yet.
+//!
+//! After a restart no process is connected. Servers and workers dial again by themselves and are known by the
+//! incarnation of their first Join. Until then a worker's connection is [`ABSENT`], and a server is in
+//! `absent_servers`. One that has not returned within the grace period is lost, as if its connection had
+//! ended then.
+//!
+//! Orders that were under way are given again, once every server is back; each is one that a server may carry
+//! out twice. Requests are repeated by the workers. Those that have had their answer have it in the image.
+
+mod image;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tidewater_journal::{Answered, Change, Image, Outcome, ServerImage};
+use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
+use tidewater_protocol::limits::REQUESTS_STARTED_MAX;
+use tidewater_protocol::mutants::{self, Mutant};
+use tidewater_protocol::wire::control::{
+    Command, CoordinatorAnswer, CoordinatorRequest, Join, Notice, Part, WorkerState,
+};
+use tidewater_protocol::wire::hello::Role;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::jobs::{Job, Worker};
+use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, Phase, Purpose};
+use super::tables::Stage;
+
+/// Connection of a worker that has not returned since the coordinator was restarted. The event loop uses no
+/// such number for a peer.
+pub(super) const ABSENT: PeerId = PeerId(0);
+/// Time that processes have to return.
+pub const RETURN_GRACE: Duration = Duration::from_secs(60);
+
+/// State of a coordinator with a journal.
+#[derive(Debug, Default)]
+pub(super) struct RecoveryState {
+    /// The image as it is in the journal.
+    journalled: Image,
+    /// Changes that are not differences of images.
+    changes: Vec<Change>,
+    /// Something durable may have changed.
+    touched: bool,
+    /// Servers that have not returned.
+    pub(super) absent_servers: BTreeMap<ServerId, ServerImage>,
+    /// Workers that have not returned, and have to rejoin: their job has begun again.
+    pub(super) outdated: BTreeSet<(String, WorkerId)>,
+    /// Requests that wait for them.
+    deferred: Vec<(Asker, CoordinatorRequest)>,
+    /// Time at which the processes are lost that have not returned.
+    until: Option<Duration>,
+}
+
+impl RecoveryState {
+    /// Carries changes out in the image of the journal.
+    fn journal(&mut self, changes: &[Change]) {
+        for change in changes {
+            if let Err(error) = self.journalled.apply(change.clone()) {
+                unreachable!("a call that has succeeded on equal queues: {error}");
+            }
+        }
+    }
+}
+
+impl Coordinator {
+    /// Notes that something durable may have changed.
+    pub(super) fn touch(&mut self) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.touched = true;
+        }
+    }
+
+    /// Changes since the last call, to be journalled before any of the actions that were taken since is
+    /// performed. Cost: a comparison of the complete state, if anything may have changed.
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        let Some(recovery) = &mut self.recovery else {
+            return Vec::new();
+        };
+        let mut changes = std::mem::take(&mut recovery.changes);
+        let touched = std::mem::take(&mut recovery.touched);
+        let image = touched.then(|| self.image());
+        let Some(recovery) = &mut self.recovery else {
+            return changes;
+        };
+        // Forgotten answers before the worker that has the rank now.
+        recovery.journal(&changes);
+        if let Some(image) = image {
+            let differences = recovery.journalled.changes(&image);
+            recovery.journal(&differences);
+            changes.extend(differences);
+        }
+        changes
+    }
+
+    /// The image as it is in the journal; `None` without one.
+    pub(super) fn journalled(&self) -> Option<&Image> {
+        self.recovery.as_ref().map(|recovery| &recovery.journalled)
+    }
+
+    /// Notes a change that is no difference of images.
+    pub(super) fn note_change(&mut self, change: impl FnOnce() -> Change) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.changes.push(change());
+        }
+    }
+
+    /// Answers a request with a result that stands if the request is repeated after a restart.
+    pub(super) fn answer_once(&mut self, asker: Asker, subject: String, outcome: Outcome) {
+        let peer = self.peers.get(&asker.peer);
+        let peer = peer.filter(|peer| self.recovery.is_some() && peer.role == Role::Worker);
+        if let Some(peer) = peer {
+            let (namespace, rank) = (peer.namespace.clone(), WorkerId(peer.rank));
+            let (id, outcome) = (asker.id, outcome.clone());
+            let answered = Answered {
+                id,
+                subject,
+                outcome,
+            };
+            self.keep_answer(namespace, rank, answered);
+        }
+        self.answer(asker, answer_of(outcome));
+    }
+
+    /// Keeps an answer for the worker of a rank.
+    pub(super) fn keep_answer(&mut self, namespace: String, rank: WorkerId, answered: Answered) {
+        if !mutants::on(Mutant::BarrierAnswersForgotten) {
+            self.note_change(|| Change::Answered(namespace, rank, answered));
+        }
+    }
+
+    /// The answer that a request has had before.
+    pub(super) fn answered_before(&self, asker: Asker) -> Option<CoordinatorAnswer> {
+        let recovery = self.recovery.as_ref()?;
+        let peer = self.peers.get(&asker.peer)?;
+        if peer.role != Role::Worker || !peer.joined {
+            return None;
+        }
+        let answers = &recovery.journalled;
+        let outcome = answers.answer(&peer.namespace, WorkerId(peer.rank), asker.id)?;
+        Some(answer_of(outcome.clone()))
+    }
+
+    /// Drops the answers of the process that had a rank before.
+    pub(super) fn forget_answers(&mut self, namespace: &str, rank: WorkerId) {
+        if let Some(recovery) = &mut self.recovery {
+            let namespace = namespace.to_owned();
+            recovery.changes.push(Change::Forgotten(namespace, rank));
+        }
+    }
+
+    /// Keeps a request that needs all servers until they have returned. Returns it if none is awaited.
+    ///
+    /// # Errors
+    /// The worker has as many requests waiting as it may have under way.
+    pub(super) fn defer(
+        &mut self,
+        asker: Asker,
+        request: CoordinatorRequest,
+    ) -> Result<Option<CoordinatorRequest>, Refusal> {
+        use CoordinatorRequest as Ask;
+        let Some(recovery) = self.recovery.as_mut() else {
+            return Ok(Some(request));
+        };
+        let needs_servers = matches!(
+            request,
+            Ask::ReleaseTable { .. }
+                | Ask::Save { .. }
+                | Ask::Load { .. }
+                | Ask::LoadFunction { .. }
+        );
+        if !needs_servers || recovery.absent_servers.is_empty() {
+            return Ok(Some(request));
+        }
+        let own = recovery
+            .deferred
+            .iter()
+            .filter(|(a, _)| a.peer == asker.peer);
+        if own.count() >= REQUESTS_STARTED_MAX {
+            let most = REQUESTS_STARTED_MAX as u64;
+            let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
+            return Err(refusal.with_text("requests that wait for servers to return"));
+        }
+        recovery.deferred.push((asker, request));
+        Ok(None)
+    }
+
+    /// Admits a worker that has joined before, under the rank that it had. `None`: it has not.
+    ///
+    /// # Errors
+    /// Another process has the rank, and has not returned yet.
+    pub(super) fn rejoin_worker(&mut self, asker: Asker, join: &Join) -> Result<bool, Refusal> {
+        let Some(peer) = self
+            .peers
+            .get(&asker.peer)
+            .filter(|_| self.recovery.is_some())
+        else {
+            return Ok(false);
+        };
+        let (namespace, own) = (peer.namespace.clone(), WorkerId(peer.rank));
+        let Some(job) = self.jobs.get_mut(&namespace) else {
+            return Ok(false);
+        };
+        let is_it = |w: &Worker| {
+            w.peer == Some(ABSENT) && w.incarnation == join.incarnation && w.incarnation.0 != 0
+        };
+        let known = job.workers.iter().find(|(_, worker)| is_it(worker));
+        let Some((&rank, _)) = known else {
+            let taken = job
+                .workers
+                .get(&own)
+                .is_some_and(|w| w.peer == Some(ABSENT));
+            let text =
+                "it is that of a worker that has not returned since the coordinator was restarted";
+            let numbers = [u64::from(own.0), 0, 0, 0];
+            let refusal = Refusal::new(RefusalCode::RankTaken, numbers);
+            return if taken {
+                Err(refusal.with_text(text))
+            } else {
+                Ok(false)
+            };
+        };
+        if own != rank {
+            job.give_back(own);
+        }
+        if let Some(worker) = job.workers.get_mut(&rank) {
+            worker.peer = Some(asker.peer);
+        }
+        let (expected, stop) = (job.expected(), job.stop.clone());
+        if let Some(peer) = self.peers.get_mut(&asker.peer) {
+            peer.rank = rank.0;
+            peer.joined = true;
+        }
+        self.launched_joins(Part::Worker, rank.0);
+        tracing::info!(namespace, %rank, "a worker has returned");
+        if !self.take_over_admission(&namespace, rank, asker) {
+            let joined = self.joined(rank.0, &namespace, expected);
+            self.answer(asker, joined);
+        }
+        self.repeat_server_notices(asker.peer, &namespace, rank);
+        if let Some(reason) = stop {
+            // It may have been requested while this worker was absent.
+            let notice = Notice::StopJob { reason };
+            self.actions.push(Action::Notify(asker.peer, notice));
+        }
+        Ok(true)
+    }
+
+    /// Notes that a server has joined, which may be one that has returned. Returns whether it has.
+    pub(super) fn server_returns(&mut self, number: ServerId, join: &Join) -> bool {
+        let Some(recovery) = &mut self.recovery else {
+            return false;
+        };
+        let Some(before) = recovery.absent_servers.remove(&number) else {
+            return false;
+        };
+        if before.member.incarnation == join.incarnation {
+            tracing::info!(server = %number, "a server has returned");
+            return true;
+        }
+        self.lose_without(number);
+        if before.restarts > 0 && self.phase == Phase::Running {
+            self.held_server_lost(before, "has ended while the coordinator was absent");
+        } else {
+            let why = "another process has its number";
+            self.server_lost(&before.member, Some(before.pid), why);
+            self.let_go_without(number);
+        }
+        false
+    }
+
+    /// Gives a server that has returned the orders that it may not have carried out.
+    pub(super) fn catch_up(&mut self, number: ServerId) {
+        let mut cancelled = Vec::new();
+        // The checkpoint under way is not that of this start, which begins it again.
+        for (namespace, job) in &self.jobs {
+            if job.durable.is_some() {
+                let namespace = namespace.clone();
+                cancelled.push(Command::CancelSave { namespace });
+            }
+        }
+        for order in cancelled {
+            self.order(number, Purpose::Cleanup, order);
+        }
+        // Before the news of their workers, which may be lost.
+        self.repeat_finished_tasks(number);
+        // Before the members, of which these workers are none any more.
+        self.repeat_losses(number);
+        for (id, _) in self.releasing() {
+            self.order(number, Purpose::Release(id), Command::ReleaseTable { id });
+        }
+        self.repeat_endings(number);
+        // Also ends a hold of clocks for a worker that was not admitted.
+        for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            self.tell_members(number, &namespace);
+        }
+    }
+
+    /// Orders a server that has returned, or a successor, to end the jobs that it may still have.
+    pub(super) fn repeat_endings(&mut self, number: ServerId) {
+        let ending: Vec<(u64, String)> = self
+            .ending
+            .iter()
+            .filter(|(_, ending)| ending.missing.contains(&number))
+            .map(|(&job, ending)| (job, ending.namespace.clone()))
+            .collect();
+        for (job, namespace) in ending {
+            let mut members = self.members(&namespace);
+            members.workers.clear();
+            let order = Command::MembersChanged {
+                namespace,
+                members,
+                admitted: None,
+            };
+            self.order(number, Purpose::EndJob(job), order);
+        }
+    }
+
+    fn releasing(&self) -> Vec<(TableId, String)> {
+        let tables = self.tables.iter();
+        let those = tables.filter(|(_, table)| matches!(table.stage, Stage::Releasing(_)));
+        those
+            .map(|(&id, table)| (id, table.namespace.clone()))
+            .collect()
+    }
+
+    /// Goes on with what waited for the servers, once all are back.
+    pub(super) fn servers_are_back(&mut self) {
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        if !recovery.absent_servers.is_empty() {
+            return;
+        }
+        let deferred = std::mem::take(&mut recovery.deferred);
+        self.order_admissions();
+        for (asker, request) in deferred {
+            self.request(self.now, asker.peer, asker.id, request);
+        }
+        for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            self.end_job_if_left(&namespace);
+        }
+        let is_over = |job: &Job| job.is_over() || job.failed.is_some();
+        let all_over = !self.jobs.is_empty() && self.jobs.values().all(is_over);
+        if all_over && self.config.lifetime == Lifetime::OneJob {
+            self.stop(self.now, "all workers have finished");
+        }
+    }
+
+    /// Servers that were there before the restart and have not returned.
+    pub(super) fn absent_servers(&self) -> impl Iterator<Item = ServerId> + use<> {
+        let recovery = self.recovery.as_ref();
+        let absent = recovery.map(|d| d.absent_servers.keys().copied().collect::<Vec<_>>());
+        absent.into_iter().flatten()
+    }
+
+    /// Host of a server that has not returned.
+    pub(super) fn host_of_absent(&self, number: ServerId) -> Option<String> {
+        let recovery = self.recovery.as_ref()?;
+        let server = recovery.absent_servers.get(&number)?;
+        Some(server.member.host.clone())
+    }
+
+    /// Whether servers that were there before the restart are missing.
+    pub(super) fn awaits_servers(&self) -> bool {
+        self.absent_servers().next().is_some()
+    }
+
+    /// Whether a number is that of a server that may return.
+    pub(super) fn may_return(&self, number: ServerId) -> bool {
+        self.recovery
+            .as_ref()
+            .is_some_and(|d| d.absent_servers.contains_key(&number))
+    }
+
+    /// Time at which processes that have not returned are lost.
+    pub(super) fn return_deadline(&self) -> Option<Duration> {
+        self.recovery.as_ref()?.until
+    }
+
+    /// Ends the wait for processes that have not returned.
+    pub(super) fn expire_absent(&mut self) {
+        let now = self.now;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        if recovery.until.is_none_or(|until| until > now) {
+            return;
+        }
+        recovery.until = None;
+        recovery.touched = true;
+        let why = "it has not returned since the coordinator was restarted";
+        for (number, server) in std::mem::take(&mut recovery.absent_servers) {
+            self.server_lost(&server.member, Some(server.pid), why);
+            self.lose_without(number);
+            self.let_go_without(number);
+        }
+        let mut absent = Vec::new();
+        for (name, job) in &mut self.jobs {
+            for (&rank, worker) in &mut job.workers {
+                if worker.peer == Some(ABSENT) {
+                    worker.peer = None;
+                    absent.push((name.clone(), rank, worker.state));
+                }
+            }
+        }
+        for (namespace, rank, state) in absent {
+            if state == WorkerState::Live {
+                self.take_back_tasks(rank, &namespace, true);
+                self.worker_lost(&namespace, rank, why);
+            }
+            self.end_job_if_left(&namespace);
+        }
+        self.servers_are_back();
+    }
+}
+
+fn answer_of(outcome: Outcome) -> CoordinatorAnswer {
+    match outcome {
+        Outcome::Done => CoordinatorAnswer::Done,
+        Outcome::Task(answer) => CoordinatorAnswer::Tasks(answer),
+        Outcome::Arrivals(arrivals) => CoordinatorAnswer::Arrivals(arrivals),
+        Outcome::Saved {
+            tables,
+            rows,
+            bytes,
+        } => CoordinatorAnswer::Saved {
+            tables,
+            rows,
+            bytes,
+        },
+        Outcome::Loaded {
+            tables,
+            rows,
+            clocks,
+        } => CoordinatorAnswer::Loaded {
+            tables,
+            rows,
+            clocks,
+        },
+    }
+}
