@@ -4,6 +4,10 @@
 //! (ADR 0032). A server that a signal has ended gets a successor, except for the signals that ask it to end;
 //! one that ends by itself has said why, and its exit code is the holder's. If the holder ends, the kernel
 //! kills its server.
+//!
+//! The holder reserves the memory of its servers and uses none of it. The first server writes it, and each
+//! successor goes on with what it finds. A successor that cannot, ends with [`MEMORY_REFUSED`]; the next one
+//! begins with new memory.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -22,12 +26,15 @@ use tidewater_runtime::mem::fork_single_threaded;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 use tidewater_service::holder::report_end;
 use tidewater_service::process::ServerProcessConfig;
+use tidewater_service::server::HeldMemory;
 
 use crate::launcher::Exit;
 
 /// Time limit of a report to the coordinator, by which a successor starts later. Long for a busy machine, and short
 /// next to the time for which the coordinator waits for the successor.
 const REPORT: Duration = Duration::from_secs(5);
+/// Exit code of a successor that cannot go on with the memory of the server before.
+pub(super) const MEMORY_REFUSED: u8 = 6;
 /// Signals that ask a server to end.
 const ASKING: [i32; 3] = [SIGTERM, SIGINT, SIGHUP];
 
@@ -43,6 +50,8 @@ pub(super) enum Held {
 pub(super) struct Successor {
     /// Servers that the holder starts after this one.
     pub(super) restarts: u32,
+    /// The memory that the holder keeps.
+    pub(super) memory: HeldMemory,
     signals: HeldSignals,
 }
 
@@ -98,22 +107,33 @@ pub(super) fn hold(config: &ServerProcessConfig, restarts: u32) -> Result<Held, 
         super::complain(format_args!("cannot hold a server: {error}"));
         ExitCode::from(3)
     };
+    let reserve = || {
+        config
+            .reserve()
+            .map_err(|error| super::roles::complain(3, error))
+    };
+    let mut held = None;
     let mut signals = HeldSignals::catch().map_err(failed)?;
     let mut left = restarts;
     loop {
         let holder = std::process::id();
+        let memory = match held.take() {
+            Some(memory) => memory,
+            None => reserve()?,
+        };
         let Some(child) = fork_single_threaded().map_err(failed)? else {
             signals.release();
             tie_to(holder).map_err(failed)?;
             return Ok(Held::Server(Successor {
                 restarts: left,
+                memory,
                 signals,
             }));
         };
         let (exit, asked) = wait(child, &signals.asked).map_err(failed)?;
         let restart = match exit {
             Exit::Signal(signal) => left > 0 && !asked && !ASKING.contains(&signal),
-            Exit::Code(_) => false,
+            Exit::Code(code) => left > 0 && !asked && code == i32::from(MEMORY_REFUSED),
         };
         if !asked && exit != Exit::Code(0) {
             report(config, child, exit, restart.then(|| left - 1));
@@ -122,6 +142,11 @@ pub(super) fn hold(config: &ServerProcessConfig, restarts: u32) -> Result<Held, 
             return Ok(Held::Over(ExitCode::from(exit.code())));
         }
         left -= 1;
+        // What a successor has refused goes before new memory is reserved: the host may not have room for both.
+        held = match exit {
+            Exit::Signal(_) => Some(memory.of_successor()),
+            Exit::Code(_) => None,
+        };
     }
 }
 

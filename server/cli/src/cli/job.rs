@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::status::{JobEnd, stop_job, wait_job};
+use tidewater_status::{JobEnd, stop_job, wait_job};
 
 use super::roles::complain;
 use super::status::ClusterArgs;

@@ -106,6 +106,7 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     super::complain(member.describe(place, Part::Server));
     let mut config = member.server_config();
     args.fill(&mut config, vars.appliers, None)?;
+    config.functions = args.modules.functions()?;
     let stop = stop_at_the_second().map_err(|error| complain(3, error))?;
     let server = ServerProcess::start(&config, deadline).map_err(|error| complain(4, error))?;
     let ended = server.run(&[stop.as_fd()]);

@@ -45,7 +45,15 @@ impl MembershipArgs {
             listening = listening.following(schedule);
         }
         if let Some(path) = &self.membership_log {
-            let log = File::create(path).map_err(|e| failed(path, &e))?;
+            // A coordinator that resumes continues its log.
+            let resumes = listening.resumes();
+            let mut options = File::options();
+            options
+                .write(true)
+                .create(true)
+                .truncate(!resumes)
+                .append(resumes);
+            let log = options.open(path).map_err(|e| failed(path, &e))?;
             listening = listening.logging_members(log);
         }
         Ok(listening)

@@ -12,6 +12,7 @@ mod launched;
 mod machine;
 mod membership;
 mod publish;
+mod rdma_check;
 mod roles;
 mod run;
 mod serve;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tidewater_engine::store::Hugepages;
-use tidewater_launch::unknown_variables;
+use tidewater_launch::{EnvError, LaunchVars, unknown_variables};
 use tidewater_service::server::BusyPoll;
 
 const EXAMPLES: &str = "\
@@ -109,6 +110,8 @@ enum Command {
     Info(machine::InfoArgs),
     /// Check this machine: what is missing, what that means, and which commands help.
     Doctor(machine::DoctorArgs),
+    /// Check RDMA between this node and another one: what works, how fast, and what to change.
+    RdmaCheck(rdma_check::RdmaCheckArgs),
     /// Print which launcher started this process, its settings, and how the processes meet.
     LaunchInfo(launched::LaunchInfoArgs),
     #[command(name = "__child", hide = true)]
@@ -126,17 +129,45 @@ enum Command {
 struct BusyPollArgs {
     /// Busy-poll: appliers spin instead of sleeping. Lowest latency; each applier uses one core at
     /// 100 %, idle or not. More appliers than cores are refused. Over RDMA, tails of pushes are
-    /// then polled where the device places data in order, and signalled elsewhere; =tails refuses
-    /// RDMA on a device that does not report this order.
+    /// then polled: a push takes no receive and makes no completion at the server.
     #[arg(
         long,
-        value_name = "on|tails|off",
+        value_name = "on|off",
         num_args = 0..=1,
         require_equals = true,
         default_value = "off",
         default_missing_value = "on"
     )]
     busy_poll: BusyPoll,
+}
+
+/// Where a server's threads and memory are, and whether its memory is locked: options of every command that
+/// starts servers.
+#[derive(Debug, Clone, Args)]
+struct PlaceArgs {
+    /// Network or RDMA device to place threads and memory near [default: TIDEWATER_NIC, or that of the
+    /// address listened on].
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
+    /// Lock parameters and their state in memory, so that they are never swapped [default: if
+    /// TIDEWATER_MLOCK is 1].
+    #[arg(long)]
+    mlock: bool,
+}
+
+impl PlaceArgs {
+    /// Device and lock of the flags, or of the variables. Fails on an impossible variable.
+    fn take(&self) -> Result<(Option<String>, bool), EnvError> {
+        let vars = LaunchVars::from_env()?;
+        Ok((self.nic.clone().or(vars.nic), self.mlock || vars.mlock))
+    }
+
+    /// The flags as arguments of `server`.
+    fn passed_on(&self) -> impl Iterator<Item = String> {
+        let nic = self.nic.as_ref().map(|name| format!("--nic={name}"));
+        nic.into_iter()
+            .chain(self.mlock.then(|| "--mlock".to_owned()))
+    }
 }
 
 /// Runs the program with the arguments of this process, and returns its exit code. A wrong command line
@@ -156,6 +187,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::status(&args),
         Command::Info(args) => machine::info(args),
         Command::Doctor(args) => machine::doctor(args),
+        Command::RdmaCheck(args) => rdma_check::rdma_check(args),
         Command::LaunchInfo(args) => launched::info(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),

@@ -11,7 +11,7 @@ use tidewater_protocol::ids::ClusterId;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT};
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::status::{self, MetricsPage, Report};
+use tidewater_status::{MetricsPage, Report};
 use tidewater_topology::hostinfo;
 
 use super::roles::complain;
@@ -97,7 +97,7 @@ impl PublishArgs {
             Some(address) => {
                 let (local, token) = (cluster.local.to_string(), cluster.token);
                 let read = move || {
-                    status::fetch(
+                    tidewater_status::fetch(
                         &local,
                         &token,
                         Ids::default(),

@@ -17,17 +17,17 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::token::{random, read_file};
-use tidewater_launch::{JobEnv, JobFile, LaunchVars, RdmaDevice, RdmaTimeout};
+use tidewater_launch::{FabricSettings, JobEnv, JobFile, LaunchVars, RdmaDevice, fabric_from_env};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::coordinator::{
-    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
+    CoordinatorConfig, Journal, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
 };
 use tidewater_service::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
-use tidewater_service::server::CAPACITY_DEFAULT;
-use tidewater_service::status::Report;
+use tidewater_service::server::{CAPACITY_DEFAULT, ServerError};
+use tidewater_status::Report;
 use tidewater_topology::appliers_that_fit;
 
 use super::holder::{self, Held};
@@ -67,6 +67,14 @@ pub(crate) struct CoordinatorArgs {
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Directory of the coordinator's journal. A coordinator that was killed continues where it was when it is
+    /// started with the same options; servers and workers go on meanwhile. A --membership file in which a rank
+    /// joins twice is refused then.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// With --state: time that servers and workers have to return after a restart. One that has not is lost.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
+    return_timeout: Duration,
     /// Admit jobs of this namespace only. Its token is then no key to other namespaces, which have
     /// coordinators and servers of their own.
     #[arg(long, value_name = "NAME")]
@@ -104,13 +112,14 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "NAME")]
     pub(super) interface: Option<String>,
     /// Start a successor when a signal ends this server, at most N times. This process is then the holder:
-    /// it waits for the server, its child, and reports how it ended. A successor has no memory: the job
-    /// begins again without tables, in its processes. Jobs of open size, with a schedule of members or with
-    /// checkpoints, and those with a worker that has ended, end with the server. Needs --number.
+    /// it keeps the server's memory, waits for the server, its child, and reports how it ended. A job with warm
+    /// tables only goes on; another one begins again without tables, in its processes. Jobs of open size, with a
+    /// schedule of members or with checkpoints end with the server, and so do those with a worker that has ended
+    /// and a table that is not warm. Needs --number.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     restarts: u32,
     /// Silence of the coordinator's host after which the coordinator counts as lost. Must be longer than the
-    /// longest retry of --rdma-timeout.
+    /// longest retry of --rdma-timeout and --rdma-retries.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = super::parse_lease)]
     lease: Duration,
     /// Time limit for the coordinator, or when launched all processes, to be there.
@@ -131,9 +140,6 @@ pub(crate) struct ServerArgs {
     /// cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
-    /// Lock parameters and their state in memory, so that they are never swapped.
-    #[arg(long)]
-    mlock: bool,
     /// Let clients count their pushes in a word of each applier (an atomic a push): programs can
     /// then measure how much has arrived since they pulled.
     #[arg(long)]
@@ -151,23 +157,21 @@ pub(crate) struct ServerArgs {
     #[command(flatten)]
     busy: super::BusyPollArgs,
     #[command(flatten)]
-    modules: super::functions::ModuleArgs,
-    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
-    /// that has the address at which a client has come].
-    #[arg(long, value_name = "NAME[:PORT]")]
+    pub(super) modules: super::functions::ModuleArgs,
+    /// RDMA ports to serve through, as in mlx5_0, mlx5_0:1 or mlx5_0:1:3 (device, port, GID); several
+    /// separated by commas, the local rank chooses the first; %r in a device name is the local rank
+    /// [default: TIDEWATER_RDMA_DEVICE, or the fastest and nearest ones that reach the client].
+    #[arg(long, value_name = "NAMES")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA timeout: a packet is sent again after 4.096 us x 2^N, N from 8 to 15. Give less than 14
-    /// (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or 14].
-    #[arg(long, value_name = "N")]
-    rdma_timeout: Option<RdmaTimeout>,
+    #[command(flatten)]
+    fabric: FabricSettings,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
     /// Hugepages are all allocated at the start [default: auto, without a warning where it takes
     /// ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]
     hugepages: Option<Hugepages>,
-    /// Network or RDMA device to place threads and memory near [default: that of --listen].
-    #[arg(long, value_name = "NAME")]
-    nic: Option<String>,
+    #[command(flatten)]
+    place: super::PlaceArgs,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -198,11 +202,45 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
     let workers = args.workers.or(env.as_ref().map(|env| env.workers));
     let workers = workers.unwrap_or(0);
     args.publish.check_open(args.listen, workers == 0)?;
-    let token = published_token(args.token_file, env.as_ref(), &args.publish)?;
+    let has_token = args.token_file.is_some() || env.is_some();
+    if args.state.is_some() && !has_token && std::env::var_os("TIDEWATER_TOKEN_FILE").is_none() {
+        let text = "--state needs a token that a restart has too: give --token-file, or set TIDEWATER_TOKEN_FILE";
+        return Err(complain(2, text));
+    }
+    let token = published_token(args.token_file.clone(), env.as_ref(), &args.publish)?;
+    let listening = listen(&args, token.clone(), servers, workers, &stop)?;
+    let _published = args.publish.publish(Published {
+        address: listening.address().to_owned(),
+        local: listening.local(),
+        token,
+        cluster: listening.cluster(),
+        servers,
+        workers,
+        namespace: args.namespace,
+    })?;
+    let listening = args.membership.apply(listening)?.with_lease(args.lease);
+    stop.ready(listening.address())?;
+    coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
+}
+
+/// The coordinator's listener, with its checkpoints and its journal.
+fn listen(
+    args: &CoordinatorArgs,
+    token: JobToken,
+    servers: u32,
+    workers: u32,
+    stop: &Stop,
+) -> Result<Listening, ExitCode> {
+    let journal = args.state.as_deref().map(Journal::open).transpose();
+    let journal = journal.map_err(|error| complain(3, error))?;
+    let mut address = args.listen;
+    if let (0, Some(port)) = (address.port(), journal.as_ref().and_then(Journal::port)) {
+        address.set_port(port);
+    }
     let listening = Listening::bind(ServeConfig {
-        listen: args.listen,
-        advertise: args.advertise,
-        token: token.clone(),
+        listen: address,
+        advertise: args.advertise.clone(),
+        token,
         namespaces: args.namespace.iter().cloned().collect(),
         cluster: CoordinatorConfig {
             servers,
@@ -219,19 +257,12 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
         },
     });
     let listening = listening.map_err(|error| complain(3, error))?;
-    let _published = args.publish.publish(Published {
-        address: listening.address().to_owned(),
-        local: listening.local(),
-        token,
-        cluster: listening.cluster(),
-        servers,
-        workers,
-        namespace: args.namespace,
-    })?;
-    let listening = args.membership.apply(listening)?.with_lease(args.lease);
-    let listening = args.checkpoint.apply(listening)?;
-    stop.ready(listening.address())?;
-    coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
+    let mut listening = args.checkpoint.apply(listening)?;
+    if let Some(journal) = journal {
+        let journalled = listening.journalled(journal, args.return_timeout);
+        listening = journalled.map_err(|error| complain(3, error))?;
+    }
+    Ok(listening)
 }
 
 fn run_server(args: ServerArgs) -> Outcome {
@@ -263,6 +294,10 @@ fn run_server(args: ServerArgs) -> Outcome {
             "--restarts needs --number: a successor takes the place of the server of its number";
         return Err(complain(2, why));
     }
+    config.local_rank = known.map_or(0, |env| env.local_rank);
+    config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
+    config.local_clients = known.map_or(0, |env| env.workers);
+    args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
     // Before anything that starts a thread.
     let held = match args.restarts {
         0 => None,
@@ -272,14 +307,13 @@ fn run_server(args: ServerArgs) -> Outcome {
         },
     };
     config.restarts = held.as_ref().map_or(0, |held| held.restarts);
-    config.local_rank = known.map_or(0, |env| env.local_rank);
-    config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
-    config.local_clients = known.map_or(0, |env| env.workers);
-    args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
+    config.memory = held.as_ref().map(|held| held.memory.clone());
+    config.functions = args.modules.functions()?;
     let server =
         ServerProcess::start(&config, Deadline::after(args.join_timeout)).map_err(|error| {
             let exit = match error {
                 ServerProcessError::Agent(_) | ServerProcessError::JobFile(_) => 4,
+                ServerProcessError::Server(ServerError::Resume(_)) => holder::MEMORY_REFUSED,
                 _ => 3,
             };
             complain(exit, error)
@@ -324,15 +358,17 @@ impl ServerArgs {
         let fit = || appliers_that_fit(cores, config.local_servers);
         config.appliers = self.appliers.or(appliers).unwrap_or_else(fit);
         config.capacity = self.capacity;
-        config.mlock = self.mlock;
+        (config.nic, config.mlock) = self.place.take().map_err(|error| complain(3, error))?;
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
-        config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
-        let retry = config.rdma_timeout.longest_retry();
+        config.fabric = fabric(self.fabric, env)?;
+        let retry = config.fabric.longest_retry();
         if self.lease <= retry {
             let why = format_args!(
-                "--lease {:?} is not longer than {retry:?}, the longest retry of --rdma-timeout {}: a server \
-                 could be given up whose packets are on their way; raise --lease",
-                self.lease, config.rdma_timeout
+                "--lease {:?} is not longer than {retry:?}, the longest retry of --rdma-timeout {} and \
+                 --rdma-retries {}: a server could be given up while its packets are on their way; raise --lease",
+                self.lease,
+                config.fabric.timeout_exponent(),
+                config.fabric.retry_count(),
             );
             return Err(complain(2, why));
         }
@@ -341,9 +377,7 @@ impl ServerArgs {
         config.pending_bytes = self.pending_bytes;
         config.save_bytes = self.save_bytes;
         config.busy_poll = self.busy.busy_poll;
-        config.functions = self.modules.functions()?;
         config.hugepages = self.hugepages.unwrap_or_default();
-        config.nic.clone_from(&self.nic);
         config.listen = self.listen.or(config.listen);
         config.advertise.clone_from(&self.advertise);
         Ok(())
@@ -460,17 +494,16 @@ pub(super) fn rdma_device(
     }
 }
 
-/// The RDMA timeout, likewise from flag or variable.
-pub(super) fn rdma_timeout(
-    flag: Option<RdmaTimeout>,
+/// The settings of RDMA queue pairs, likewise from flags or variables.
+pub(super) fn fabric(
+    flags: FabricSettings,
     env: Option<&JobEnv>,
-) -> Result<RdmaTimeout, ExitCode> {
-    let said = match (flag, env) {
-        (Some(timeout), _) => Some(timeout),
-        (None, Some(env)) => env.rdma_timeout,
-        (None, None) => RdmaTimeout::from_env().map_err(|error| complain(3, error))?,
+) -> Result<FabricSettings, ExitCode> {
+    let variables = match env {
+        Some(env) => env.fabric,
+        None => fabric_from_env().map_err(|error| complain(3, error))?,
     };
-    Ok(said.unwrap_or_default())
+    Ok(flags.or(variables))
 }
 
 fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode> {

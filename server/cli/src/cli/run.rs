@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use clap::Args;
 use tidewater_engine::store::Hugepages;
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::server::BusyPoll;
 
@@ -38,15 +38,13 @@ pub(crate) struct RunArgs {
     /// How workers reach servers: auto, shm, tcp or verbs (RDMA).
     #[arg(long, default_value = "auto")]
     transport: TransportChoice,
-    /// RDMA device of all processes, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
-    /// that has the connection's address].
-    #[arg(long, value_name = "NAME[:PORT]")]
+    /// RDMA ports of all processes, as in mlx5_%r, mlx5_0:1 or mlx5_0:1:3 (device, port, GID); several
+    /// separated by commas, the local rank chooses the first; %r in a device name is the local rank
+    /// [default: TIDEWATER_RDMA_DEVICE, or the fastest and nearest ones that reach the peer].
+    #[arg(long, value_name = "NAMES")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA timeout of all processes: a packet is sent again after 4.096 us x 2^N, N from 8 to 15.
-    /// Give less than 14 (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or
-    /// 14].
-    #[arg(long, value_name = "N")]
-    rdma_timeout: Option<RdmaTimeout>,
+    #[command(flatten)]
+    fabric: FabricSettings,
     /// Begin each line of output with the process that wrote it [default: stderr, and stdout on a
     /// terminal].
     #[arg(long)]
@@ -80,13 +78,13 @@ pub(crate) struct RunArgs {
     /// training goes on. A save of tables that change completely needs their size.
     #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
     save_bytes: Option<usize>,
-    /// Start a successor when a signal ends a server, at most N times for each. A successor has no memory:
-    /// the job begins again without tables, in its processes [default: 0, the job ends]. A job with
+    /// Start a successor when a signal ends a server, at most N times for each. A job with warm tables only goes
+    /// on; another one begins again without tables, in its processes [default: 0, the job ends]. A job with
     /// --checkpoint begins again from the newest one in other processes, by --restarts.
     #[arg(long, value_name = "N", conflicts_with_all = ["server_command", "checkpoint"])]
     server_restarts: Option<u32>,
     /// Silence after which a server, or for servers the coordinator, counts as lost: nothing from its host
-    /// arrives. Must be longer than the longest retry of --rdma-timeout [default: 15s].
+    /// arrives. Must be longer than the longest retry of --rdma-timeout and --rdma-retries [default: 15s].
     #[arg(long, value_name = "TIME", value_parser = super::parse_lease,
           conflicts_with_all = ["server_command", "coordinator_command"])]
     lease: Option<Duration>,
@@ -94,6 +92,8 @@ pub(crate) struct RunArgs {
     busy: super::BusyPollArgs,
     #[command(flatten)]
     modules: super::functions::ModuleArgs,
+    #[command(flatten)]
+    place: super::PlaceArgs,
     /// Write a job file, mode 0600, for `tidewater status --job-file FILE`. It is removed at the end.
     #[arg(long, value_name = "FILE", conflicts_with = "coordinator_command")]
     job_file: Option<PathBuf>,
@@ -137,7 +137,7 @@ pub(crate) struct RunArgs {
         long,
         value_name = "LINE",
         hide_short_help = true,
-        conflicts_with_all = ["busy_poll", "function", "load_functions", "function_fuel", "function_memory"]
+        conflicts_with_all = ["busy_poll", "function", "load_functions", "function_fuel", "function_memory", "nic", "mlock"]
     )]
     server_command: Option<OsString>,
     #[command(flatten)]
@@ -220,7 +220,7 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
     config.workers = args.workers;
     config.transport = args.transport;
     config.rdma_device = args.rdma_device;
-    config.rdma_timeout = args.rdma_timeout;
+    config.fabric = args.fabric;
     config.appliers = args.appliers;
     config.timeout = args.timeout;
     config.grace = args.grace;
@@ -245,6 +245,7 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
     let copies = args.save_bytes.map(|bytes| format!("--save-bytes={bytes}"));
     let options = options.chain(busy).chain(pending).chain(copies);
     let options = options.chain(args.modules.passed_on());
+    let options = options.chain(args.place.passed_on());
     config.server.args.extend(options.map(OsString::from));
     survive(&mut config, args.server_restarts, args.lease);
     publish(&mut config, args.job_file, args.metrics);

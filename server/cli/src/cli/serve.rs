@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tidewater_engine::store::Hugepages;
-use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
+use tidewater_launch::{FabricSettings, JobEnv, RdmaDevice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, PENDING_BYTES_DEFAULT, SAVE_BYTES_DEFAULT};
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 use tidewater_service::server::CAPACITY_DEFAULT;
 
 use super::publish::{Publication, PublishArgs, Published};
 use super::roles::{
-    Outcome, Stop, code, complain, environment, log, published_token, rdma_device, rdma_timeout,
+    Outcome, Stop, code, complain, environment, fabric, log, published_token, rdma_device,
 };
 
 /// The arguments of `serve`.
@@ -56,18 +56,19 @@ pub(crate) struct ServeArgs {
     busy: super::BusyPollArgs,
     #[command(flatten)]
     modules: super::functions::ModuleArgs,
-    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
-    /// that has the address at which a client has come].
-    #[arg(long, value_name = "NAME[:PORT]")]
+    /// RDMA ports to serve through, as in mlx5_0, mlx5_0:1 or mlx5_0:1:3 (device, port, GID); several
+    /// separated by commas, the local rank chooses the first; %r in a device name is the local rank
+    /// [default: TIDEWATER_RDMA_DEVICE, or the fastest and nearest ones that reach the client].
+    #[arg(long, value_name = "NAMES")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA timeout: a packet is sent again after 4.096 us x 2^N, N from 8 to 15. Give less than 14
-    /// (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or 14].
-    #[arg(long, value_name = "N")]
-    rdma_timeout: Option<RdmaTimeout>,
+    #[command(flatten)]
+    fabric: FabricSettings,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
     /// [default: auto, without a warning where it takes ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]
     hugepages: Option<Hugepages>,
+    #[command(flatten)]
+    place: super::PlaceArgs,
     /// File, mode 0600, with the token that jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -177,14 +178,17 @@ impl ServeArgs {
             )?),
             false => None,
         };
+        let (nic, mlock) = self.place.take().map_err(|error| complain(3, error))?;
         Ok(ClusterConfig {
+            nic,
+            mlock,
             servers: self.servers,
             workers: self.workers,
             service: true,
             appliers: self.appliers,
             capacity: self.capacity,
             rdma_device: rdma_device(self.rdma_device.clone(), env)?,
-            rdma_timeout: rdma_timeout(self.rdma_timeout, env)?,
+            fabric: fabric(self.fabric, env)?,
             count_pushes: self.count_pushes,
             pending_bytes: self.pending_bytes,
             save_bytes: self.save_bytes,

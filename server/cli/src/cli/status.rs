@@ -11,7 +11,7 @@ use tidewater_launch::{JobFile, LaunchVars, token};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::Ids;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::status::{self, MemoryReport, Report, StatusError};
+use tidewater_status::{JobReport, MemoryReport, Report, StatusError};
 
 use super::roles::complain;
 
@@ -88,7 +88,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
 fn report(args: &StatusArgs) -> Result<Report, ExitCode> {
     let place = args.cluster.find()?;
     let deadline = Deadline::after(args.timeout);
-    status::fetch(&place.address, &place.token, place.ids(), deadline)
+    tidewater_status::fetch(&place.address, &place.token, place.ids(), deadline)
         .map_err(|error| place.complain(&error))
 }
 
@@ -199,9 +199,40 @@ fn text(report: &Report) -> String {
                 domain.domain, domain.tick, domain.front
             );
         }
+        queues(&mut out, job);
     }
     servers(&mut out, report);
     out
+}
+
+fn queues(out: &mut String, job: &JobReport) {
+    for queue in &job.queues {
+        let state = match queue.is_over {
+            true => "over",
+            false => "open",
+        };
+        let _ = writeln!(
+            out,
+            "  queue \"{}\" is {state}: pass {}, {} tasks a pass; {} given, {} with workers, {} done with {} records, \
+             {} taken back from workers that left, {} by time, {} stragglers, {} failures, {} late reports, {} left out",
+            queue.queue,
+            queue.epochs,
+            queue.tasks,
+            queue.given,
+            queue.open,
+            queue.finished,
+            queue.records,
+            queue.recovered,
+            queue.timeouts,
+            queue.stragglers,
+            queue.failures,
+            queue.late,
+            queue.left_out
+        );
+    }
+    if job.queues_left_out > 0 {
+        let _ = writeln!(out, "  {} more queues", job.queues_left_out);
+    }
 }
 
 fn servers(out: &mut String, report: &Report) {

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
-use tidewater_topology::{Near, NoSuchNic, Placement, Wish, appliers_that_fit};
+use tidewater_launch::RdmaDevice;
+use tidewater_topology::{FabricSettings, Near, NoSuchNic, Placement, Wish, appliers_that_fit};
 
 use super::Machine;
 use tidewater_engine::store::Hugepages;
@@ -29,6 +30,10 @@ pub struct Question {
     pub listens: Option<IpAddr>,
     /// Whether RDMA is required: its faults then are failures, not warnings.
     pub rdma: bool,
+    /// Settings of queue pairs.
+    pub fabric: FabricSettings,
+    /// RDMA ports that servers may use; `None` permits all.
+    pub rdma_device: Option<RdmaDevice>,
 }
 
 impl Default for Question {
@@ -43,6 +48,8 @@ impl Default for Question {
             nic: None,
             listens: Some(Ipv4Addr::UNSPECIFIED.into()),
             rdma: false,
+            fabric: FabricSettings::UNSET,
+            rdma_device: None,
         }
     }
 }

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::Access;
 use serde::Serialize;
 use tidewater_topology::{RdmaDevice, Root, Topology};
 
@@ -39,6 +38,9 @@ pub struct Machine {
     pub loopback_error: Option<String>,
     /// By RDMA device: why this process cannot open it. A device that can be opened has no entry.
     pub rdma_denied: BTreeMap<String, String>,
+    /// Folder of `sys` and `proc`.
+    #[serde(skip)]
+    pub root: PathBuf,
 }
 
 /// A resource limit of this process.
@@ -69,13 +71,13 @@ impl Machine {
         Self::read_at(Path::new("/"))
     }
 
-    /// Reads a host from copies of `sys`, `proc` and `dev` in `root`. Skips what needs a live host:
+    /// Reads a host from copies of `sys`, `proc` and `dev` in `folder`. Skips what needs a live host:
     /// the loopback.
-    pub fn read_at(root: &Path) -> Self {
-        let root = Root::new(root);
+    pub fn read_at(folder: &Path) -> Self {
+        let root = Root::new(folder);
         let topology = Topology::read_from(&root);
         let limits = root.text("proc/self/limits").unwrap_or_default();
-        let denied = |rdma: &RdmaDevice| Some((rdma.name.clone(), denied(&root, rdma)?));
+        let denied = |rdma: &RdmaDevice| Some((rdma.name.clone(), rdma.denied.clone()?));
         let text = |path: &str| root.text(path).unwrap_or_default();
         let clock = "sys/devices/system/clocksource/clocksource0";
         let words = |text: String| text.split_whitespace().map(str::to_owned).collect();
@@ -96,6 +98,7 @@ impl Machine {
             },
             rdma_denied: topology.rdmas.iter().filter_map(denied).collect(),
             topology,
+            root: folder.into(),
         }
     }
 
@@ -162,16 +165,6 @@ fn loopback() -> io::Result<()> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     TcpStream::connect_timeout(&listener.local_addr()?, LOOPBACK_TIMEOUT)?;
     Ok(())
-}
-
-/// Why this process cannot open an RDMA device, if it cannot.
-fn denied(root: &Root, rdma: &RdmaDevice) -> Option<String> {
-    let Some(uverbs) = &rdma.uverbs else {
-        return Some("no character device belongs to it".into());
-    };
-    let file = format!("dev/infiniband/{uverbs}");
-    let may = rustix::fs::access(root.path(&file), Access::READ_OK | Access::WRITE_OK);
-    may.err().map(|error| format!("/{file}: {error}"))
 }
 
 #[cfg(test)]

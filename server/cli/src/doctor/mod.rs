@@ -9,13 +9,16 @@
 //! | `facts` | facts apart from the topology: limits, kernel, clock, loopback |
 //! | `choice` | the choices of servers |
 //! | `draw` | the picture of them |
-//! | `checks`, `rdma`, `system` | the checks |
+//! | `checks`, `rdma`, `fabric`, `system` | the checks |
+//! | `plan` | what a job of a given size takes |
 //! | `text` | lines of 100 columns |
 
 mod checks;
 mod choice;
 mod draw;
+mod fabric;
 mod facts;
+mod plan;
 mod rdma;
 mod system;
 mod text;
@@ -24,3 +27,4 @@ pub use checks::{Check, Report, Verdict, examine};
 pub use choice::{Chosen, Question, choose};
 pub use draw::draw;
 pub use facts::{Clock, Limit, Machine};
+pub use plan::Plan;

@@ -1,13 +1,14 @@
 //! Checks of RDMA. Where there is no device, one line reports that and the other checks are silent.
 //! Where RDMA is optional, no check fails, because TCP does instead.
 
-use std::net::IpAddr;
-
-use tidewater_topology::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort, roce_mtu_of};
+use tidewater_launch::RdmaDevice;
+use tidewater_topology::{
+    GidIndex, PKey, PortCandidate, PortState, PortWish, RdmaPort, roce_mtu_of,
+};
 
 use super::checks::{Check, Verdict};
 use super::text::size;
-use super::{Limit, Machine, Question};
+use super::{Limit, Machine, Question, fabric};
 
 /// Packet payload in bytes that wastes least on headers.
 const MTU_BEST: u32 = 4096;
@@ -15,7 +16,7 @@ const MTU_BEST: u32 = 4096;
 const MEMLOCK_LEAST: u64 = 64 << 20;
 
 /// A device and one of its ports.
-type DevicePort<'a> = (&'a RdmaDevice, &'a RdmaPort);
+type DevicePort<'a> = (&'a tidewater_topology::RdmaDevice, &'a RdmaPort);
 
 pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
     let mut checks = vec![device(machine)];
@@ -31,7 +32,8 @@ pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
         let active: Vec<DevicePort<'_>> = active().collect();
         checks.extend([access(machine), link(&all, &active)]);
         if !active.is_empty() {
-            checks.extend([gid(&active, question), mtu(machine, &active)]);
+            checks.extend([port(machine, question), mtu(machine, &active)]);
+            checks.push(fabric::settings(machine, question, &active));
         }
     }
     checks.push(memlock(machine, question));
@@ -58,7 +60,7 @@ fn device(machine: &Machine) -> Check {
             ],
         );
     }
-    let one = |rdma: &RdmaDevice| match &rdma.firmware {
+    let one = |rdma: &tidewater_topology::RdmaDevice| match &rdma.firmware {
         Some(firmware) => format!("{} (firmware {firmware})", rdma.name),
         None => rdma.name.clone(),
     };
@@ -71,8 +73,13 @@ fn access(machine: &Machine) -> Check {
         return Check::ok(NAME, "each device can be opened");
     }
     let denied = machine.rdma_denied.iter();
+    // A container may be given some of the devices.
+    let verdict = match machine.rdma_denied.len() < machine.topology.rdmas.len() {
+        true => Verdict::Warn,
+        false => Verdict::Fail,
+    };
     Check::bad(
-        (NAME, Verdict::Fail),
+        (NAME, verdict),
         list(denied.map(|(name, why)| format!("{name}: {why}"))),
         "This process cannot use it.",
         &[
@@ -109,75 +116,62 @@ fn link(all: &[DevicePort<'_>], active: &[DevicePort<'_>]) -> Check {
     Check::ok(NAME, found)
 }
 
-/// The GID by which a port of Ethernet is reached over IP.
-fn roce_v2(port: &RdmaPort) -> impl Iterator<Item = &Gid> {
-    let all = port.gids.iter();
-    all.filter(|gid| gid.kind == GidKind::RoceV2 && gid.is_routable())
-}
-
-fn gid(active: &[DevicePort<'_>], question: &Question) -> Check {
-    const NAME: &str = "rdma-gid";
-    let wanted = question
+/// The ports that servers would use, the best first.
+fn port(machine: &Machine, question: &Question) -> Check {
+    const NAME: &str = "rdma-port";
+    let control = question
         .listens
         .filter(|ip| !ip.is_unspecified() && !ip.is_loopback());
-    if let Some(address) = wanted {
-        return gid_of(active, address);
+    let of_rank = |local_rank| {
+        machine.topology.rdma_ports(&PortWish {
+            control,
+            names: question.rdma_device.as_ref().map(RdmaDevice::names),
+            pkey: question.fabric.pkey.map(PKey::get),
+            gid_index: question.fabric.gid_index.map(GidIndex::get),
+            local_rank,
+        })
+    };
+    let ranked = of_rank(0);
+    let reasons = match ranked.skipped.is_empty() {
+        true => String::new(),
+        false => format!("; not used: {}", ranked.reasons()),
+    };
+    if ranked.candidates.is_empty() {
+        return Check::bad(
+            (NAME, Verdict::Fail),
+            format!("none{reasons}"),
+            "No connection can use RDMA.",
+            &[
+                "on RoCE, peers reach a port by the GID of its IP address: ip addr add ADDRESS/24 dev NETDEV",
+                "if it has one: the card has RoCE v2 switched off (see cma_roce_mode)",
+                "name ports that exist: --rdma-device DEVICE:PORT",
+            ],
+        );
     }
-    let ethernet = active
-        .iter()
-        .filter(|(_, port)| port.link != LinkLayer::InfiniBand);
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for (rdma, port) in ethernet {
-        let name = format!("{}:{}", rdma.name, port.number);
-        match roce_v2(port).next() {
-            Some(gid) => with.push(format!("{name} has {} (GID {})", gid.address(), gid.index)),
-            None => without.push(name),
-        }
-    }
-    if without.is_empty() {
-        let found = match with.is_empty() {
-            true => "InfiniBand: ports are found by their LID".into(),
-            false => list(with),
-        };
+    let firsts = (0..question.servers).map(|rank| match rank {
+        0 => ranked.candidates.first().map(ToString::to_string),
+        _ => of_rank(rank).candidates.first().map(PortCandidate::name),
+    });
+    let firsts: Vec<String> = firsts.flatten().collect();
+    let found = match &firsts[..] {
+        [only] if ranked.candidates.len() == 1 => format!("{only}{reasons}"),
+        [only] => format!("{only}, of {}{reasons}", ranked.summary()),
+        several => format!(
+            "for each server: {}{reasons}",
+            list(several.iter().cloned())
+        ),
+    };
+    if ranked.warnings.is_empty() && ranked.unknown().is_none() {
         return Check::ok(NAME, found);
     }
-    let verdict = match with.is_empty() {
-        true => Verdict::Fail,
-        false => Verdict::Warn,
+    let remedies: Vec<&str> = ranked.warnings.iter().map(String::as_str).collect();
+    let remedies = match remedies.is_empty() {
+        true => vec!["name ports that exist: --rdma-device DEVICE:PORT"],
+        false => remedies,
     };
-    Check::bad(
-        (NAME, verdict),
-        format!("no RoCE v2 GID of an IP address on {}", list(without)),
-        "Peers reach a port by the GID of its IP address.",
-        &[
-            "give its network device an address: ip addr add ADDRESS/24 dev NETDEV",
-            "if it has one: the card has RoCE v2 switched off (see cma_roce_mode)",
-        ],
-    )
-}
-
-/// The GID of one address.
-fn gid_of(active: &[DevicePort<'_>], address: IpAddr) -> Check {
-    const NAME: &str = "rdma-gid";
-    let has = |(_, port): &&DevicePort<'_>| roce_v2(port).any(|gid| gid.address() == address);
-    if let Some((rdma, port)) = active.iter().find(has) {
-        return Check::ok(NAME, format!("{address} is {}:{}", rdma.name, port.number));
-    }
-    let all = active.iter().flat_map(|(_, port)| roce_v2(port));
-    let all: Vec<String> = all.map(|gid| gid.address().to_string()).collect();
-    let there = match all.is_empty() {
-        true => "there is none at all".into(),
-        false => format!("there are {}", list(all)),
-    };
-    Check::bad(
-        (NAME, Verdict::Fail),
-        format!("no RoCE v2 GID of {address}; {there}"),
-        "A server that listens there cannot be reached by RDMA.",
-        &[
-            "listen on the address of an RDMA port",
-            "give a port this address",
-        ],
-    )
+    let means =
+        "Connections may take longer to find a pair of ports, or not find the intended one.";
+    Check::bad((NAME, Verdict::Warn), found, means, &remedies)
 }
 
 fn mtu(machine: &Machine, active: &[DevicePort<'_>]) -> Check {

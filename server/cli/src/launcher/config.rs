@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::Access;
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
 };
@@ -94,8 +94,8 @@ pub struct RunConfig {
     pub transport: TransportChoice,
     /// RDMA device for every process; `None` keeps the launcher's environment.
     pub rdma_device: Option<RdmaDevice>,
-    /// RDMA timeout for every process; `None` keeps the launcher's environment.
-    pub rdma_timeout: Option<RdmaTimeout>,
+    /// Settings of queue pairs for every process; an unset one keeps the launcher's environment.
+    pub fabric: FabricSettings,
     /// Applier threads of each server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// Which lines of output have a prefix.
@@ -142,7 +142,7 @@ impl RunConfig {
             workers: 1,
             transport: TransportChoice::Auto,
             rdma_device: None,
-            rdma_timeout: None,
+            fabric: FabricSettings::UNSET,
             appliers: None,
             prefix: Prefix::Auto,
             timeout: None,

@@ -81,7 +81,7 @@ impl Job {
                 workers: config.workers,
                 transport: config.transport.name().to_owned(),
                 rdma_device: config.rdma_device.as_ref().map(ToString::to_string),
-                rdma_timeout: config.rdma_timeout.as_ref().map(ToString::to_string),
+                fabric: config.fabric,
                 appliers: config.appliers,
             },
             coordinator: None,

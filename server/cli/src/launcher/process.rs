@@ -15,7 +15,7 @@ use rustix::process::{
     pidfd_send_signal, waitid,
 };
 use serde::{Deserialize, Serialize};
-use tidewater_launch::Role;
+use tidewater_launch::{FabricSettings, Role};
 use tidewater_protocol::limits::KILL_TIMEOUT;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
@@ -173,7 +173,7 @@ pub(super) struct Told {
     pub(super) workers: u32,
     pub(super) transport: String,
     pub(super) rdma_device: Option<String>,
-    pub(super) rdma_timeout: Option<String>,
+    pub(super) fabric: FabricSettings,
     pub(super) appliers: Option<u16>,
 }
 
@@ -310,9 +310,7 @@ impl Spawner {
         if let Some(device) = &told.rdma_device {
             command.env("TIDEWATER_RDMA_DEVICE", device);
         }
-        if let Some(timeout) = &told.rdma_timeout {
-            command.env("TIDEWATER_RDMA_TIMEOUT", timeout);
-        }
+        command.envs(told.fabric.variables());
         if let Some(appliers) = told.appliers {
             command.env("TIDEWATER_APPLIERS", appliers.to_string());
         }

@@ -65,7 +65,7 @@ fn of_a_sound_machine_all_is_well() {
     );
     assert_eq!(
         report.checks.len(),
-        14,
+        15,
         "a check that is new needs its faults below"
     );
     golden("sound.txt", &report.to_string());

@@ -10,6 +10,7 @@ mod doctor;
 mod fake;
 mod program;
 mod rdma;
+mod rdma_check;
 mod system;
 
 use fake::Machine as Fake;

@@ -15,6 +15,99 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }
 
+/// The plan of a job: numbers for people and programs, its limits, what is slow, and what is wrong with it.
+#[test]
+fn plan_computes_the_cost_of_a_job() {
+    let arguments = [
+        "doctor",
+        "--plan",
+        "--servers",
+        "16",
+        "--appliers",
+        "4",
+        "--processes",
+        "1024",
+        "--processes-per-host",
+        "64",
+    ];
+    let output = tidewater(&arguments);
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let rows = [
+        ["sessions", "1024", "16", "1024"],
+        ["lanes", "4096", "64", "4096"],
+        ["queue pairs", "8192", "128", "8192"],
+    ];
+    for [what, numbers @ ..] in rows {
+        let line = text.lines().find(|line| line.starts_with(what)).unwrap();
+        let told: Vec<_> = line[what.len()..].split_whitespace().collect();
+        assert_eq!(told, numbers, "{what}: {text}");
+    }
+    assert!(text.contains("65536 sessions of a server"), "{text}");
+    assert!(
+        text.contains("warn a server has 8192 queue pairs"),
+        "{text}"
+    );
+    let told = json(&tidewater(&[&arguments[..], &["--json"]].concat()));
+    assert_eq!(
+        (&told["format"], &told["server_lanes"]),
+        (&1.into(), &4096.into())
+    );
+    assert_eq!(told["attach_seconds"], 20.48);
+    assert_eq!(told["exceeds"], serde_json::json!([]));
+    // More sessions than a server has, and clients that wait too briefly.
+    let too_many = [&arguments[..], &["--threads", "65"]].concat();
+    let output = tidewater(&too_many);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("FAIL sessions of a server: 66560 of at most 65536"),
+        "{text}"
+    );
+    assert!(text.contains("raise --join-timeout"), "{text}");
+}
+
+#[test]
+fn plan_refuses_impossible_sizes() {
+    for (wrong, named) in [
+        (&["doctor", "--plan"][..], "--appliers"),
+        (
+            &["doctor", "--plan", "--appliers", "1", "--threads", "0"],
+            "--threads",
+        ),
+        (
+            &[
+                "doctor",
+                "--plan",
+                "--appliers",
+                "1",
+                "--ring-bytes",
+                "5000",
+            ],
+            "power of two",
+        ),
+        (
+            &[
+                "doctor",
+                "--plan",
+                "--appliers",
+                "1",
+                "--lanes-per-second",
+                "0",
+            ],
+            "rate",
+        ),
+        (&["doctor", "--processes", "2"], "--plan"),
+    ] {
+        let output = tidewater(wrong);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains(named),
+            "{wrong:?}: {error}"
+        );
+    }
+}
+
 #[test]
 fn info_tells_people_and_programs_the_same() {
     let fake = sound();

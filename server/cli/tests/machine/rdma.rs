@@ -1,6 +1,7 @@
 //! Faults of RDMA: devices, links, GIDs, packets, locked memory.
 
-use tidewater_cli::doctor::{Question, Verdict};
+use tidewater_cli::doctor::{Check, Machine, Question, Verdict, examine};
+use tidewater_topology::FabricSettings;
 
 use super::doctor::{assert_fault, fault, only_fault, question, report};
 use super::fake::Machine as Fake;
@@ -29,22 +30,26 @@ fn no_rdma_device() {
 
 #[test]
 fn a_device_that_cannot_be_opened() {
-    let fake = sound().without("dev/infiniband/uverbs0");
-    fault(
-        &fake,
-        "rdma-access",
-        Verdict::Fail,
-        "/dev/infiniband/uverbs0: ",
-        "udev",
-    );
-    let fake = sound().without("sys/class/infiniband_verbs");
-    fault(
-        &fake,
-        "rdma-access",
-        Verdict::Fail,
-        "no character device",
-        "ib_uverbs",
-    );
+    for (missing, found, remedy) in [
+        (
+            "dev/infiniband/uverbs0",
+            "/dev/infiniband/uverbs0: ",
+            "udev",
+        ),
+        (
+            "sys/class/infiniband_verbs",
+            "no character device",
+            "ib_uverbs",
+        ),
+    ] {
+        let report = report(&sound().without(missing), &question());
+        let check = |name| report.checks.iter().find(|c| c.name == name).unwrap();
+        let access = check("rdma-access");
+        assert_fault(access, "rdma-access", Verdict::Fail, found, remedy);
+        let port = check("rdma-port");
+        assert_eq!(port.verdict, Verdict::Fail);
+        assert!(port.found.contains("mlx5_0:1 cannot be opened"), "{port:?}");
+    }
 }
 
 #[test]
@@ -53,13 +58,10 @@ fn where_rdma_is_not_needed_its_faults_are_warnings() {
         rdma: false,
         ..question()
     };
-    let faults = [
-        (
-            "rdma-link",
-            sound().put(&format!("{PORT}/state"), "1: DOWN"),
-        ),
-        ("rdma-access", sound().without("dev/infiniband/uverbs0")),
-    ];
+    let faults = [(
+        "rdma-link",
+        sound().put(&format!("{PORT}/state"), "1: DOWN"),
+    )];
     for (name, fake) in faults {
         let needed = only_fault(&fake, &question());
         assert_eq!((needed.name, needed.verdict), (name, Verdict::Fail));
@@ -93,69 +95,125 @@ fn links_that_are_down() {
     );
 }
 
-#[test]
-fn no_gid_for_the_address() {
-    let other = "0000:0000:0000:0000:0000:ffff:0a00:0108";
-    let fake = sound().gid("mlx5_0", 3, other, "RoCE v2", "ens1");
-    let found = "no RoCE v2 GID of 10.0.1.7; there are 10.0.1.8";
-    fault(
-        &fake,
-        "rdma-gid",
-        Verdict::Fail,
-        found,
-        "listen on the address of",
-    );
-    // The GID is there, but of the version that is not routed.
-    let old = sound().put(&format!("{PORT}/gid_attrs/types/3"), "IB/RoCE v1");
-    fault(
-        &old,
-        "rdma-gid",
-        Verdict::Fail,
-        "there is none at all",
-        "this address",
-    );
-    // For any listening address.
-    let any = Question {
-        listens: "0.0.0.0".parse().ok(),
-        nic: Some("mlx5_0".into()),
-        ..question()
-    };
-    let check = only_fault(&old, &any);
-    assert_fault(
-        &check,
-        "rdma-gid",
-        Verdict::Fail,
-        "mlx5_0:1",
-        "cma_roce_mode",
-    );
-    let second = old.roce("mlx5_1", "ens1", [10, 0, 1, 7]);
-    let check = only_fault(&second, &any);
-    assert_fault(
-        &check,
-        "rdma-gid",
-        Verdict::Warn,
-        "on mlx5_0:1",
-        "ip addr add",
-    );
+/// The check of the port: its verdict, and what it found.
+fn port(fake: &Fake, question: &Question) -> (Verdict, String) {
+    let report = report(fake, question);
+    let mut checks = report.checks.into_iter();
+    let check = checks.find(|check| check.name == "rdma-port").unwrap();
+    (check.verdict, check.found)
 }
 
 #[test]
-fn infiniband_needs_no_gid() {
-    let fake = sound()
-        .put(&format!("{PORT}/link_layer"), "InfiniBand")
-        .put(&format!("{PORT}/gid_attrs/types/3"), "IB/RoCE v1");
-    let any = Question {
-        listens: "0.0.0.0".parse().ok(),
-        nic: Some("ens1".into()),
+fn a_port_on_another_network_than_the_address_is_used() {
+    let other = "0000:0000:0000:0000:0000:ffff:0a00:0108";
+    let fake = sound().gid("mlx5_0", 3, other, "RoCE v2", "ens1");
+    let found = "mlx5_0:1 (RoCE, 100 Gb/s, GID 3 10.0.1.8)".to_owned();
+    assert_eq!(port(&fake, &question()), (Verdict::Ok, found));
+}
+
+/// The port is selected with the GID index of the settings, as servers and clients do.
+#[test]
+fn the_port_has_the_gid_that_is_set() {
+    let other = "0000:0000:0000:0000:0000:ffff:0a00:0109";
+    let fake = sound().gid("mlx5_0", 5, other, "RoCE v2", "ens1");
+    let of = |fabric| {
+        let asked = question();
+        port(&fake, &Question { fabric, ..asked })
+    };
+    let index = FabricSettings {
+        gid_index: Some("5".parse().unwrap()),
+        ..FabricSettings::UNSET
+    };
+    let found = "mlx5_0:1 (RoCE, 100 Gb/s, GID 5 10.0.1.9)".to_owned();
+    assert_eq!(of(index), (Verdict::Ok, found));
+    let index = FabricSettings {
+        gid_index: Some("77".parse().unwrap()),
+        ..FabricSettings::UNSET
+    };
+    let (verdict, found) = of(index);
+    assert_eq!(verdict, Verdict::Fail, "{found}");
+    assert!(found.contains("no such GID 77"), "{found}");
+}
+
+#[test]
+fn no_port_of_the_version_that_is_routed() {
+    let old = sound().put(&format!("{PORT}/gid_attrs/types/3"), "IB/RoCE v1");
+    let says = "none; not used: mlx5_0:1 has no RoCE v2 GID of an IP address";
+    fault(&old, "rdma-port", Verdict::Fail, says, "cma_roce_mode");
+    // Another port is used then.
+    let second = old.roce("mlx5_1", "ens1", [10, 0, 1, 7]);
+    let (verdict, found) = port(&second, &question());
+    assert_eq!(verdict, Verdict::Ok);
+    assert!(found.starts_with("mlx5_1:1") && found.contains("not used: mlx5_0:1"));
+}
+
+/// The host of [`sound`] without its RoCE device, and with InfiniBand ports.
+fn infiniband(ports: u16) -> Fake {
+    let mut fake = sound().without("sys/class/infiniband/mlx5_0");
+    for n in 0..ports {
+        let rate = "400 Gb/sec (4X NDR)";
+        fake = fake.infiniband(&format!("ib_{n}"), "fe80:0000:0000:0000", 5 + n, rate);
+    }
+    fake
+}
+
+#[test]
+fn plain_infiniband_passes_whatever_the_address() {
+    let fake = infiniband(1);
+    let passes = report(&fake, &question());
+    assert!(passes.passed(), "{passes}");
+    let found = "ib_0:1 (InfiniBand, 400 Gb/s)".to_owned();
+    assert_eq!(port(&fake, &question()), (Verdict::Ok, found));
+    let (verdict, found) = port(&infiniband(8), &question());
+    assert_eq!(verdict, Verdict::Ok);
+    assert!(
+        found.starts_with("ib_0:1 (InfiniBand, 400 Gb/s), of ib_0:1"),
+        "{found}"
+    );
+    let four = Question {
+        servers: 4,
         ..question()
     };
-    let report = report(&fake, &any);
-    assert!(report.passed(), "{report}");
-    let told = report.to_string();
+    let (verdict, found) = port(&infiniband(8), &four);
+    assert_eq!(verdict, Verdict::Ok);
+    let firsts = "for each server: ib_0:1 (InfiniBand, 400 Gb/s), ib_1:1, ib_2:1, ib_3:1";
+    assert_eq!(found, firsts);
+}
+
+#[test]
+fn two_fabrics_of_one_prefix_are_a_warning() {
+    let fake = infiniband(2).put("sys/class/infiniband/ib_1/ports/1/sm_lid", "0x9");
+    let says = "ib_0:1 and ib_1:1 are in two InfiniBand fabrics";
+    fault(&fake, "rdma-port", Verdict::Warn, "ib_0:1", says);
+}
+
+#[test]
+fn a_name_that_is_not_there_fails_with_what_is() {
+    let named = |names: &str| Question {
+        rdma_device: names.parse().ok(),
+        ..question()
+    };
+    let (verdict, found) = port(&infiniband(2), &named("ib_7"));
+    assert_eq!(verdict, Verdict::Fail);
     assert!(
-        told.contains("by their LID") && told.contains("ibv_devinfo"),
-        "{told}"
+        found.contains("ib_7 does not exist; this host has ib_0, ib_1"),
+        "{found}"
     );
+    let (verdict, found) = port(&infiniband(2), &named("ib_7,ib_1"));
+    assert_eq!(verdict, Verdict::Warn, "{found}");
+    assert!(found.starts_with("ib_1:1"), "{found}");
+    assert_eq!(port(&infiniband(2), &named("ib_1:1")).0, Verdict::Ok);
+}
+
+#[test]
+fn a_container_with_some_of_the_devices_passes() {
+    let fake = infiniband(2).without("dev/infiniband/uverbs1");
+    let report = report(&fake, &question());
+    assert!(report.passed(), "{report}");
+    let (verdict, found) = port(&fake, &question());
+    assert_eq!(verdict, Verdict::Ok);
+    let says = "ib_1:1 (InfiniBand, 400 Gb/s); not used: ib_0:1 cannot be opened";
+    assert!(found.starts_with(says), "{found}");
 }
 
 #[test]
@@ -217,4 +275,92 @@ fn memory_that_cannot_be_locked() {
     };
     let alone = limits("65536  65536").without("sys/class/infiniband");
     assert_eq!(only_fault(&alone, &welcome).name, "rdma-device");
+}
+
+/// Settings of queue pairs on the sound host's port, as flags give them.
+fn settings(fake: &Fake, flags: FabricSettings) -> Check {
+    let question = Question {
+        fabric: flags,
+        ..question()
+    };
+    let report = examine(&Machine::read_at(fake.root()), &question).unwrap();
+    let mut checks = report.checks.into_iter();
+    checks.find(|check| check.name == "rdma-settings").unwrap()
+}
+
+#[test]
+fn settings_of_queue_pairs_are_shown() {
+    let shown = |fake: &Fake, flags| {
+        let check = settings(fake, flags);
+        assert_eq!(check.verdict, Verdict::Ok, "{check:?}");
+        check.found
+    };
+    let unset = shown(&sound(), FabricSettings::UNSET);
+    for part in [
+        "mlx5_0:1 traffic class 106 (DSCP 26, default of RoCE)",
+        "service level 0",
+        "P_Key 0xffff (index 0)",
+        "timeout 14 with 6 retries: a lane breaks 0.5 to 1.9 s",
+        "ECE where both ends have it",
+    ] {
+        assert!(unset.contains(part), "{part}: {unset}");
+    }
+    let configured = sound()
+        .put(
+            "sys/class/infiniband/mlx5_0/tc/1/traffic_class",
+            "Global tclass=160",
+        )
+        .put(&format!("{PORT}/pkeys/0"), "0x7fff")
+        .put(&format!("{PORT}/pkeys/1"), "0x8001");
+    let ports = shown(&configured, FabricSettings::UNSET);
+    assert!(ports.contains("class 160 (DSCP 40, the port's)"), "{ports}");
+    assert!(ports.contains("P_Key 0x8001 (index 1)"), "{ports}");
+    let flags = FabricSettings {
+        traffic_class: Some("104".parse().unwrap()),
+        service_level: Some("3".parse().unwrap()),
+        pkey: Some("0x7fff".parse().unwrap()),
+        gid_index: Some("3".parse().unwrap()),
+        static_rate: Some("100".parse().unwrap()),
+        flow_label: Some("9".parse().unwrap()),
+        ece: Some("off".parse().unwrap()),
+        timeout: Some("20".parse().unwrap()),
+        retries: Some("7".parse().unwrap()),
+    };
+    let set = shown(&configured, flags);
+    for part in [
+        "class 104 (DSCP 26, as set)",
+        "service level 3",
+        "P_Key 0x7fff (index 0)",
+        "static rate code 16",
+        "flow label 0x9",
+        "timeout 20 with 7 retries",
+        "no ECE",
+    ] {
+        assert!(set.contains(part), "{part}: {set}");
+    }
+}
+
+#[test]
+fn settings_that_the_port_lacks_are_named() {
+    let fake = sound().put(&format!("{PORT}/pkeys/0"), "0xffff");
+    let pkey = FabricSettings {
+        pkey: Some("0x8003".parse().unwrap()),
+        ..FabricSettings::UNSET
+    };
+    let check = settings(&fake, pkey);
+    assert_eq!(check.verdict, Verdict::Fail);
+    for part in ["mlx5_0:1", "no P_Key 0x8003", "it has 0xffff"] {
+        assert!(check.found.contains(part), "{part}: {check:?}");
+    }
+    // Index 2 has the address as RoCE v1.
+    for index in ["2", "77"] {
+        let gid = FabricSettings {
+            gid_index: Some(index.parse().unwrap()),
+            ..FabricSettings::UNSET
+        };
+        let check = settings(&fake, gid);
+        assert_eq!(check.verdict, Verdict::Fail);
+        assert!(check.found.contains(&format!("index {index}")), "{check:?}");
+        assert!(check.found.contains("3 (10.0.1.7)"), "{check:?}");
+    }
 }
