@@ -1,10 +1,19 @@
 //! What a client remembers between calls, without I/O: the [`locations`] of rows that it has
-//! read, the [refusals](rejects) of its frames, the [rows of one push](combine) before they are sent, and
-//! [since when](stall_detector) a lane has been silent.
+//! read, the [refusals](rejects) of its frames and the [replies] that they wait for, the
+//! [rows of one push](combine) before they are sent, what its [encoding leaves out](feedback), the
+//! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
+//! [versions] that a pull has read, and the rows of [collective] calls.
 
 #![forbid(unsafe_code)]
 
+pub mod collective;
 pub mod combine;
+pub mod counters;
+pub mod feedback;
 pub mod locations;
+pub mod paths;
+pub mod push_options;
 pub mod rejects;
+pub mod replies;
 pub mod stall_detector;
+pub mod versions;

@@ -44,6 +44,9 @@ impl QueueOptions {
                 timeout_factor: 10,
                 straggler_ms: 5_000,
                 straggler_factor: 2,
+                losses_max: 3,
+                held_max: 0,
+                steps_max: 0,
             },
             delivery: Delivery::ExactlyOnce,
             ticks: None,
@@ -92,6 +95,30 @@ impl QueueOptions {
     #[must_use]
     pub const fn failures_max(mut self, failures: u32) -> Self {
         self.spec.failures_max = failures;
+        self
+    }
+
+    /// Sets the number of workers that are lost while they have a task, after which it is left out (3). The last
+    /// one of them has no other task meanwhile. Raise it where workers are lost by the scheduler's choice.
+    #[must_use]
+    pub const fn losses_max(mut self, workers: u32) -> Self {
+        self.spec.losses_max = workers;
+        self
+    }
+
+    /// Limits the tasks of the queue that a worker has at once, over all its threads; 0 for no limit, as it is
+    /// without this call. [`Tasks::next`](crate::Tasks::next) waits at the limit.
+    #[must_use]
+    pub const fn held_max(mut self, tasks: u32) -> Self {
+        self.spec.held_max = tasks;
+        self
+    }
+
+    /// Ends the queue when this many tasks with records are finished, over all passes; 0 for no limit, as it is
+    /// without this call. Final tasks follow.
+    #[must_use]
+    pub const fn steps_max(mut self, tasks: u64) -> Self {
+        self.spec.steps_max = tasks;
         self
     }
 

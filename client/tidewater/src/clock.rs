@@ -81,6 +81,8 @@ pub(crate) struct WorkerClock {
     seen: [u64; DOMAINS_MAX],
     /// Frames of the last tick. The next tick finds a refusal of one of them.
     sent: Ticket,
+    /// Ticks after which this worker ends by its job's schedule.
+    ends: [u64; DOMAINS_MAX],
 }
 
 impl WorkerClock {
@@ -93,13 +95,14 @@ impl WorkerClock {
             finished: false,
             seen: [0; DOMAINS_MAX],
             sent: Ticket::default(),
+            ends: [u64::MAX; DOMAINS_MAX],
         }
     }
 
     /// Clocks of a further thread of this worker: it is at the same ones.
     pub(crate) fn of_sibling(&self) -> Self {
         let mut new = Self::new(SyncMode::Asp);
-        new.sync = self.sync;
+        (new.sync, new.ends) = (self.sync, self.ends);
         (new.clocks, new.built, new.seen) = (self.clocks, self.built, self.seen);
         new.deadline = self.deadline;
         new
@@ -124,6 +127,25 @@ impl WorkerClock {
         }
     }
 
+    /// Sets the clocks at which this worker ends by its job's schedule: 0 in other domains.
+    pub(crate) fn end_at(&mut self, clocks: &[DomainClock]) {
+        self.ends = [0; DOMAINS_MAX];
+        for at in clocks {
+            if let Some(end) = self.ends.get_mut(usize::from(at.domain.0)) {
+                *end = at.clock;
+            }
+        }
+    }
+
+    /// Fails if the schedule says that this worker was lost in the open iteration.
+    pub(crate) fn check_stay(&self, domain: DomainId) -> Result<(), ClientError> {
+        let clock = self.at(domain);
+        match clock < self.ends[domain.0 as usize] || mutants::on(Mutant::LossOutlived) {
+            true => Ok(()),
+            false => Err(ClientError::StayOver { domain, clock }),
+        }
+    }
+
     /// The domain with a tick that is not sent to all servers, if there is one.
     pub(crate) fn halfway(&self) -> Option<DomainId> {
         (0..DOMAINS_MAX as u8)
@@ -141,6 +163,17 @@ impl WorkerClock {
         let domains = (0..).map(DomainId).zip(self.clocks);
         let ticked = domains.filter(|(_, clock)| *clock > 0);
         ticked
+            .map(|(domain, clock)| DomainClock { domain, clock })
+            .collect()
+    }
+
+    /// Clocks of the domains with a bound in which this worker has ticked, and of the default one with a bound.
+    pub(crate) fn bounded(&self) -> Vec<DomainClock> {
+        let domains = (0..).map(DomainId).zip(self.clocks);
+        let bounded = domains.filter(|&(domain, clock)| {
+            self.is_bounded(domain) && (clock > 0 || domain == DomainId(0))
+        });
+        bounded
             .map(|(domain, clock)| DomainClock { domain, clock })
             .collect()
     }

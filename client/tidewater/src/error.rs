@@ -1,7 +1,7 @@
 //! Errors of client calls.
 
 use tidewater_lanes::fabric::LaneError;
-use tidewater_protocol::ids::{Incarnation, ServerId, WorkerThread};
+use tidewater_protocol::ids::{DomainId, Incarnation, ServerId, WorkerThread};
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::wire::refusal::Refusal;
@@ -116,6 +116,18 @@ pub enum ClientError {
     ThreadLost {
         /// Thread of the client that was dropped.
         thread: WorkerThread,
+    },
+    /// The job follows a membership file in which this worker was lost, and the call would tick beyond that. The
+    /// clock has not moved. End the process, or finish the client: the others go on.
+    #[error(
+        "the membership file says that this worker was lost after {clock} ticks of clock domain {domain}; \
+         end its process, and the others go on"
+    )]
+    StayOver {
+        /// Domain of the tick.
+        domain: DomainId,
+        /// Ticks that this worker has ended there.
+        clock: u64,
     },
     /// The workers' calls of a collective operation do not fit together, or a worker is missing.
     #[error("{op}: {source}")]
@@ -275,7 +287,7 @@ fn describe(reason: RejectReason) -> String {
 
 /// Describes in words why a function could not be run.
 fn describe_problem(problem: u64, number: u64) -> String {
-    use tidewater_protocol::layout::function::FunctionProblem as Problem;
+    use tidewater_protocol::layout::function::{AtTickProblem, FunctionProblem as Problem};
     match Problem::from_code(problem) {
         Some(Problem::Malformed) => format!("the call of {number} bytes is not one"),
         Some(Problem::Expression) => format!(
@@ -283,13 +295,15 @@ fn describe_problem(problem: u64, number: u64) -> String {
              parameters"
         ),
         Some(Problem::Input) => format!(
-            "input {number} is not like the target: give it the same shape, type and partitions"
+            "input {number} is not like the target: give it the same shape, type and partitions, and for a \
+             target of ticks the same clock domain and effect"
         ),
-        Some(Problem::AtTick) => {
-            "the table takes effect at ticks, and functions take effect on arrival; define it with \
-             immediate effect, or push the elements as an assignment"
-                .into()
-        }
+        Some(Problem::AtTick) => match AtTickProblem::from_code(number) {
+            Some(problem) => problem.describe().into(),
+            None => {
+                format!("the table takes effect at ticks, for which reason {number} forbids it")
+            }
+        },
         Some(Problem::Unknown) => format!(
             "the servers have {number} functions, and none of this name; register it in their program, or \
              start them with --function NAME=FILE"

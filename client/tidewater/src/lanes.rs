@@ -25,7 +25,7 @@ pub(crate) use requests::Requests;
 use status::StatusCopy;
 use tidewater_bookkeeping::rejects::Refused;
 use tidewater_lanes::fabric::{LaneError, Mapped, Mapping, Parker, TransportKind};
-use tidewater_protocol::ids::{DomainId, WorkerThread};
+use tidewater_protocol::ids::{DomainId, ServerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, LANE_SILENCE_MAX, STATUS_LOOK};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
@@ -36,6 +36,10 @@ use tidewater_runtime::wait::wait_until;
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which waits that end at once look for the coordinator: a look takes up to 1 ms.
+const RETURN_EVERY: Duration = Duration::from_secs(2);
+/// Shortest pause between two attempts to reach a server.
+const RETRY: Duration = Duration::from_millis(3);
 
 /// A server and its lanes: `first_lane ..` in the order of its appliers.
 struct Server {
@@ -53,6 +57,8 @@ pub(crate) struct Lanes {
     parker: Box<dyn Parker>,
     /// Announces the failure of processes; every wait checks it.
     pub(crate) coordinator: Box<dyn CoordinatorLink>,
+    /// Next time at which a wait looks for the coordinator at its begin.
+    return_at: Instant,
     /// Time of the next check of the control connections.
     tend_at: Deadline,
     /// Whether a control connection can be cut while both ends live.
@@ -70,6 +76,8 @@ pub(crate) struct Lanes {
     task: Option<u64>,
     /// Lanes with pushes of the task that was open last, a lane once.
     task_lanes: Vec<usize>,
+    /// Restarts of servers with their memory that the links have followed.
+    followed: u64,
 }
 
 /// Why a poll of the lanes ended early.
@@ -123,12 +131,14 @@ impl Lanes {
             all,
             parker,
             coordinator,
+            return_at: clock::now() + RETURN_EVERY,
             read_tags: 0,
             counters: Counters::default(),
             push_batch: 1,
             holds: false,
             task: None,
             task_lanes: Vec::new(),
+            followed: 0,
         })
     }
 
@@ -241,6 +251,11 @@ impl Lanes {
         self.send_held(deadline)?;
         self.counters.waits += 1;
         let mut now = clock::now();
+        if now >= self.return_at {
+            // Waits may all be short: also then this process returns to a coordinator that was restarted.
+            self.return_at = now + RETURN_EVERY;
+            self.coordinator.check()?;
+        }
         let mut coordinator_at = now + COORDINATOR_LOOK;
         loop {
             let until = match self.watch_statuses(now) {
@@ -324,10 +339,10 @@ impl Lanes {
     #[cold]
     fn tend_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.tend_at = Deadline::after(TEND_EVERY);
+        self.follow_successors();
         for n in 0..self.servers.len() {
             if let Err(e) = self.servers[n].link.check(deadline) {
-                if self.may_begin_again(&e) {
-                    self.coordinator.check()?;
+                if self.may_come_back(&e, deadline)? {
                     continue;
                 }
                 return Err(self.blame(e));
@@ -414,11 +429,77 @@ impl Lanes {
         reason.err().unwrap_or(seen)
     }
 
-    /// Whether an error may be one of a job that is about to begin again: the coordinator reports that when
-    /// the successor of a server has joined.
-    fn may_begin_again(&self, seen: &ClientError) -> bool {
-        let is_of_it = matches!(seen, ClientError::Refused(refusal) if is_outdated(refusal));
-        is_of_it && self.coordinator.awaits_successor()
+    /// Whether an error may be one of a server that was restarted: the coordinator reports its successor, or has just
+    /// done so. Waits for that for a moment.
+    ///
+    /// # Errors
+    /// As [`CoordinatorLink::check`]: the successor has no memory, and the job begins again.
+    fn may_come_back(
+        &mut self,
+        seen: &ClientError,
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        let ClientError::Refused(refusal) = seen else {
+            return Ok(false);
+        };
+        if !is_outdated(refusal) || deadline.passed() {
+            return Ok(false);
+        }
+        let look = COORDINATOR_LOOK.min(deadline.left());
+        self.coordinator.check_within(look)?;
+        // A server that has not learned of the epoch yet is about to.
+        let is_behind =
+            refusal.code == RefusalCode::WrongEpoch && refusal.numbers[0] > refusal.numbers[1];
+        // A job that begins again ends at all servers.
+        let mut servers = (0..self.servers.len() as u32).map(ServerId);
+        let awaits = servers.any(|server| self.coordinator.awaits_successor(server));
+        Ok(awaits || is_behind || self.follow_successors())
+    }
+
+    /// Turns the links to servers that were restarted with their memory to the successors. The lanes of the dead
+    /// processes are broken. Returns whether there was news.
+    fn follow_successors(&mut self) -> bool {
+        let Some((number, members)) = self.coordinator.resumed(self.followed) else {
+            return false;
+        };
+        self.followed = number;
+        for server in &mut self.servers {
+            if !server.link.follow(&members) {
+                continue;
+            }
+            for l in &mut self.all[server.first_lane..server.first_lane + server.lanes] {
+                l.mapping = None;
+                l.broken.get_or_insert_with(|| LaneError::Broken {
+                    transport: l.lane.transport(),
+                    peer: l.lane.peer().to_owned(),
+                    op: "reach the server",
+                    why: "it was restarted".into(),
+                });
+            }
+        }
+        true
+    }
+
+    /// Pauses between two attempts to reach a server. News of a successor end the pause.
+    fn await_news(&mut self) -> Result<(), ClientError> {
+        self.nap(RETRY);
+        self.coordinator.check_within(10 * RETRY)
+    }
+
+    /// Waits for the successor of a server that has ended, for a moment. Returns whether it is still awaited.
+    fn awaits(
+        &mut self,
+        server: usize,
+        has_ended: bool,
+        wait: Duration,
+    ) -> Result<bool, ClientError> {
+        let id = ServerId(server as u32);
+        let is_here = self.follow_successors() && !self.coordinator.awaits_successor(id);
+        if !is_here && (has_ended || self.coordinator.awaits_successor(id)) {
+            self.coordinator.check_within(wait.min(COORDINATOR_LOOK))?;
+            self.follow_successors();
+        }
+        Ok(self.coordinator.awaits_successor(id))
     }
 
     /// The same lanes with the settings and counts of others, which they replace.
@@ -438,22 +519,39 @@ impl Lanes {
         domain: DomainId,
         deadline: Deadline,
     ) -> Result<Option<Vec<(WorkerThread, u64)>>, ClientError> {
-        let Some(s) = self.servers.get_mut(server) else {
+        if server >= self.servers.len() {
             return Ok(None);
-        };
+        }
+        let clocks = |link: &mut dyn ServerLink, slice| link.clocks(domain, slice);
+        self.ask(server, deadline, clocks).map(Some)
+    }
+
+    /// Asks a server over its control connection, and its successor if it ends meanwhile.
+    pub(crate) fn ask<T>(
+        &mut self,
+        server: usize,
+        deadline: Deadline,
+        request: impl Fn(&mut dyn ServerLink, Deadline) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
         loop {
+            while self.awaits(server, false, deadline.left())? && !deadline.passed() {}
             let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
-            match s.link.clocks(domain, slice) {
-                Ok(members) => return Ok(Some(members)),
+            match request(&mut *self.servers[server].link, slice) {
                 // A slice has ended. The next one follows, unless the job has ended: a dead server
                 // answers none.
-                Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
+                Err(ClientError::Deadline { .. })
                     if slice.left() <= COORDINATOR_LOOK && !deadline.passed() =>
                 {
                     self.coordinator.check()?;
                 }
-                // The coordinator may know why the server ended.
-                Err(e) => return Err(self.blame(e)),
+                Err(ClientError::ServerLost { .. }) if !deadline.passed() => self.await_news()?,
+                Err(e) => {
+                    if !self.may_come_back(&e, deadline)? {
+                        // The coordinator may know why the server ended.
+                        return Err(self.blame(e));
+                    }
+                }
+                done => return done,
             }
         }
     }
@@ -488,11 +586,11 @@ impl Lanes {
                 let (op, missing) = ("recover a lane", format!("server {}", self.name(lane)));
                 return Err(self.blame(ClientError::Deadline { op, missing }));
             }
-            // A killed server recovers nothing; the coordinator is about to report it.
+            // A killed server recovers nothing; the coordinator is about to report it, and its successor.
             let mapping = self.all[lane].mapping.as_ref();
             let ended = mapping.is_some_and(Mapping::has_ended);
-            if ended {
-                self.coordinator.check_within(COORDINATOR_LOOK)?;
+            if self.awaits(server, ended, deadline.left())? {
+                continue;
             }
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
@@ -508,16 +606,14 @@ impl Lanes {
                 Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
                     if !deadline.passed() =>
                 {
-                    self.coordinator.check()?;
+                    self.await_news()?;
                     continue;
                 }
-                // The coordinator reports it when all servers have ended the job.
-                Err(e) if !deadline.passed() && self.may_begin_again(&e) => {
-                    let look = COORDINATOR_LOOK.min(deadline.left());
-                    self.coordinator.check_within(look)?;
-                    continue;
-                }
-                Err(e) => return Err(self.blame(e)),
+                // The coordinator reports it when all servers have ended the job, or the successor has it.
+                Err(e) => match self.may_come_back(&e, deadline)? {
+                    true => continue,
+                    false => return Err(self.blame(e)),
+                },
             };
             self.counters.recoveries += 1;
             let l = &mut self.all[lane];
@@ -529,6 +625,9 @@ impl Lanes {
             l.finished.clear();
             l.reject_late = None;
             // Applied frames are learned from the mailbox, where the rejects come before them.
+            if mutants::on(Mutant::FramesNotResent) {
+                return Ok(());
+            }
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),
                 Err(e) => l.broken = Some(e),

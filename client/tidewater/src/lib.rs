@@ -65,7 +65,6 @@ mod buffer;
 pub mod clock;
 pub mod collective;
 pub mod connect;
-pub mod counters;
 pub mod error;
 
 pub mod interrupt;
@@ -73,7 +72,6 @@ mod lanes;
 pub mod link;
 pub mod pull;
 pub mod push;
-mod replies;
 pub mod schedule;
 pub mod session;
 pub mod table;
@@ -83,7 +81,6 @@ pub use buffer::RegisteredBuffer;
 pub use clock::SyncMode;
 pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
-pub use counters::Counters;
 pub use error::ClientError;
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket, Pulled, RangeVersions};
@@ -95,10 +92,13 @@ pub use session::{
     PushBuffer, ScanCursor, SlowWorker,
 };
 pub use table::{AnyTable, Element, Table, TableBuilder};
+#[doc(inline)]
+pub use tidewater_bookkeeping::counters;
+pub use tidewater_bookkeeping::counters::Counters;
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;
-pub use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+pub use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 pub use tidewater_protocol::ids::DomainId;
 pub use tidewater_protocol::layout::encoding::PushEncoding;
 pub use tidewater_protocol::table::{

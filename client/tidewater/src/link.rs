@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{ClientLane, Parker, RemoteAddr, TransportKind};
-use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
+use tidewater_protocol::ids::{ApplierId, DomainId, ServerId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    DomainClock, Joined, Members, SlowMember, TableDescriptor, TableInfo, TaskAnswer, TaskRequest,
-    WorkerClock,
+    Arrival, DomainClock, Joined, MemberBarrier, Members, SlowMember, TableDescriptor, TableInfo,
+    TaskAnswer, TaskRequest, WorkerClock,
 };
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
@@ -114,6 +114,12 @@ pub trait ServerLink: Send {
     /// # Errors
     /// The server's refusal, or that the server is unreachable.
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
+
+    /// Learns the epoch of a membership. Returns whether its server is another process there, which has the session:
+    /// every lane is then to be recovered.
+    fn follow(&mut self, _members: &Members) -> bool {
+        false
+    }
 }
 
 /// Connections of a further thread of a worker.
@@ -199,6 +205,8 @@ pub enum CoordinatorCall {
     },
     /// Takes a task, or reports one. Only a coordinator with a connection has tasks.
     Tasks(Box<TaskRequest>),
+    /// Arrives at a barrier of members, with the time of the call. Only a coordinator with a connection has them.
+    MemberBarrier(MemberBarrier),
 }
 
 impl CoordinatorCall {
@@ -208,7 +216,7 @@ impl CoordinatorCall {
             Self::CreateTable(_) => "create table",
             Self::OpenTable { .. } => "open table",
             Self::ReleaseTable(_) => "release table",
-            Self::Barrier { .. } => "barrier",
+            Self::Barrier { .. } | Self::MemberBarrier(_) => "barrier",
             Self::Save { .. } => "save",
             Self::Load { .. } => "load",
             Self::LoadFunction { .. } => "load function",
@@ -235,12 +243,14 @@ pub enum CoordinatorReply {
     Loaded(Loaded),
     /// Answer to a request about tasks.
     Tasks(Box<TaskAnswer>),
+    /// The workers for which a barrier of members has opened.
+    Arrivals(Vec<Arrival>),
 }
 
 impl CoordinatorReply {
     pub(crate) fn done(self, op: &'static str) -> Result<(), ClientError> {
         match self {
-            Self::Done => Ok(()),
+            Self::Done | Self::Arrivals(_) => Ok(()),
             _ => Err(unexpected(op)),
         }
     }
@@ -262,6 +272,13 @@ impl CoordinatorReply {
     pub(crate) fn tasks(self, op: &'static str) -> Result<TaskAnswer, ClientError> {
         match self {
             Self::Tasks(answer) => Ok(*answer),
+            _ => Err(unexpected(op)),
+        }
+    }
+
+    pub(crate) fn arrivals(self, op: &'static str) -> Result<Vec<Arrival>, ClientError> {
+        match self {
+            Self::Arrivals(arrivals) => Ok(arrivals),
             _ => Err(unexpected(op)),
         }
     }
@@ -465,8 +482,14 @@ pub trait CoordinatorLink: Send {
     }
 
     /// Whether a server has ended, and its successor is awaited.
-    fn awaits_successor(&self) -> bool {
+    fn awaits_successor(&self, _server: ServerId) -> bool {
         false
+    }
+
+    /// The membership in which a successor has come with the memory of its server, and the number of such
+    /// successors so far; `None` if it is no more than `seen`.
+    fn resumed(&self, _seen: u64) -> Option<(u64, Members)> {
+        None
     }
 
     /// Confirms that this client uses nothing of before the restart of a server. Returns the membership.
@@ -514,7 +537,9 @@ pub trait CoordinatorLink: Send {
                 self.load_function(name, module, deadline)?;
                 CoordinatorReply::Done
             }
-            CoordinatorCall::Tasks(_) => return Err(unexpected(call.op())),
+            CoordinatorCall::Tasks(_) | CoordinatorCall::MemberBarrier(_) => {
+                return Err(unexpected(call.op()));
+            }
         };
         Ok(BegunCall::Done(Box::new(reply)))
     }

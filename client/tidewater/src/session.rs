@@ -41,7 +41,6 @@ use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
-use crate::push::feedback::Feedback;
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -55,6 +54,7 @@ pub use pace::SlowWorker;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
 use tidewater_bookkeeping::combine::Combiner;
+use tidewater_bookkeeping::feedback::Feedback;
 pub use versions::GroupRange;
 
 /// Connections and settings from which [`Client::from_parts`] makes a client.
@@ -336,16 +336,17 @@ impl Client {
         for server in 0..self.lanes.servers() {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);
             first_lane = lanes.end;
-            if let Some(link) = self.lanes.link(server) {
-                let told = link.describe(id, deadline)?;
-                let name = link.name().to_owned();
-                state
-                    .learn(&told, lanes)
-                    .map_err(|what| ClientError::Protocol {
-                        server: name,
-                        what: format!("table \"{}\": {what}", state.name()),
-                    })?;
-            }
+            let describe = |link: &mut dyn ServerLink, slice| {
+                let told = link.describe(id, slice)?;
+                Ok((told, link.name().to_owned()))
+            };
+            let (told, name) = self.lanes.ask(server, deadline, describe)?;
+            state
+                .learn(&told, lanes)
+                .map_err(|what| ClientError::Protocol {
+                    server: name,
+                    what: format!("table \"{}\": {what}", state.name()),
+                })?;
         }
         if let Some(gone) = self.tables.add(state) {
             self.later.cancel_all(gone);
@@ -413,6 +414,7 @@ impl Client {
         self.guard.check()?;
         self.check_no_save("tick_domain")?;
         self.check_no_task("tick_domain")?;
+        self.clock.check_stay(domain)?;
         let thread = self.guard.thread();
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
@@ -505,10 +507,18 @@ impl Client {
     /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers
     /// have reached the barrier. A worker's first client calls it, when its siblings have flushed.
     ///
+    /// In a job of open size these are its members at this clock: under BSP and SSP those that have begun with
+    /// this tick or an earlier one; of a schedule also those that have not connected yet. Under ASP they are the
+    /// workers that are live. A worker that finishes or is lost meanwhile is awaited no more.
+    ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A
     /// refusal that names the missing workers. [`ClientError::Thread`] from a sibling.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
+        if self.workers == 0 {
+            let call = self.start_barrier(name, timeout)?;
+            return self.finish_barrier(call);
+        }
         let deadline = Deadline::after(timeout);
         first_only("barrier", self.guard.thread())?;
         self.complete("barrier", deadline)?;
@@ -536,8 +546,8 @@ impl Client {
     /// Clocks at which all appliers save. Without a bound on their distance, other workers may never reach
     /// those of this one.
     fn clocks_of_save(&self) -> Vec<DomainClock> {
-        let mut clocks = self.clock.all();
-        clocks.retain(|at| self.clock.is_bounded(at.domain));
+        let mut clocks = self.clock.bounded();
+        clocks.retain(|at| at.clock > 0);
         clocks
     }
 

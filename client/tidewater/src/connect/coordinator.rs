@@ -1,19 +1,21 @@
-//! The control connection of a worker to its coordinator. (long: its calls and its notices.) It is not
-//! re-established: a lost coordinator ends the job.
+//! The control connection of a worker to its coordinator. (long: its calls and its notices.) The loss of the
+//! coordinator ends the job, unless the coordinator journals its state: then calls that need it wait for its
+//! return.
 
-use std::net::TcpStream;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidewater_control::conn::{ConnError, ControlConn};
-use tidewater_control::dial::{self, Claims, DialError};
+use tidewater_control::conn::ConnError;
+use tidewater_control::coordinator::CoordinatorConn;
+use tidewater_control::dial::{Claims, DialError};
 use tidewater_launch::JobFile;
-use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
+use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId, TableId};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, TEXT_BYTES_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
-    Message as _, ModuleBytes, Notice, ServerEnd, ServerRestart, SlowMember, TableInfo,
+    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, MemberBarrier,
+    Members, Message as _, ModuleBytes, Notice, ServerEnd, ServerRestart, SlowMember, TableInfo,
     WorkerState,
 };
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
@@ -78,7 +80,7 @@ const STOP_LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct NetCoordinatorLink {
     address: String,
-    conn: ControlConn<TcpStream>,
+    conn: CoordinatorConn,
     /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
@@ -92,8 +94,11 @@ pub struct NetCoordinatorLink {
 /// What the coordinator has said of servers that are started again.
 #[derive(Debug, Default)]
 struct Restart {
-    /// A server that has ended, with a successor that is awaited.
-    ended: Option<ServerEnd>,
+    /// Servers that have ended, with successors that are awaited.
+    ended: BTreeMap<ServerId, ServerEnd>,
+    /// Successors that have come with the memory of their servers: their number, and the last membership.
+    resumed: u64,
+    members: Members,
     /// The last restart, until the client rejoins.
     last: Option<ServerRestart>,
     /// Whether a call has failed with it, and the client has not rejoined completely.
@@ -127,24 +132,26 @@ impl NetCoordinatorLink {
             },
             rank: config.rank.unwrap_or(RANK_ANY),
         };
+        // The coordinator has run before the file was written: it is not awaited.
         let until = match job_file {
             Some(_) => deadline.min(Deadline::after(JobFile::COORDINATOR_WAIT)),
             None => deadline,
         };
-        let conn = dial::control(&address, &config.token, &claims, until).map_err(|error| {
-            if let Some(stale) = job_file.and_then(|file| file.explain(&error)) {
-                return stale.into();
-            }
-            match error {
-                DialError::Handshake {
-                    source:
-                        ConnError::Refused(refusal)
-                        | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
-                    ..
-                } => refusal.into(),
-                other => control(&address, &other),
-            }
-        })?;
+        let conn =
+            CoordinatorConn::open(&address, &config.token, &claims, until).map_err(|error| {
+                if let Some(stale) = job_file.and_then(|file| file.explain(&error)) {
+                    return stale.into();
+                }
+                match error {
+                    DialError::Handshake {
+                        source:
+                            ConnError::Refused(refusal)
+                            | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
+                        ..
+                    } => refusal.into(),
+                    other => control(&address, &other),
+                }
+            })?;
         Ok(Self {
             address,
             conn,
@@ -162,6 +169,7 @@ impl NetCoordinatorLink {
         config: &JoinConfig,
         deadline: Deadline,
     ) -> Result<Joined, ClientError> {
+        let op = "join";
         let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
         let join = Join {
             host: hostinfo::host_name(),
@@ -175,16 +183,28 @@ impl NetCoordinatorLink {
             appliers: 0,
             workers: config.workers,
             restarts: 0,
+            kept: None,
+            returns: false,
         };
-        match self.call("join", &CoordinatorRequest::Join(join), deadline) {
-            Ok(CoordinatorAnswer::Joined(joined)) => Ok(joined),
-            Ok(_) => Err(unexpected("join")),
-            // A worker that joins a running job waits for all servers.
-            Err(ClientError::Deadline { op, missing }) => Err(ClientError::Deadline {
-                op,
-                missing: self.who_is_missing(missing),
-            }),
-            Err(error) => Err(error),
+        let sent = self.conn.join(join, deadline);
+        sent.map_err(|error| self.failure(error))?;
+        loop {
+            let end = Deadline::after(COORDINATOR_LOOK.min(deadline.left()));
+            let joined = self.conn.wait_joined(end);
+            if let Some(joined) = self.outcome(joined)? {
+                return Ok(joined);
+            }
+            if interrupt::requested() {
+                return Err(ClientError::Interrupted { op });
+            }
+            if deadline.passed() {
+                // A worker that joins a running job waits for all servers.
+                let missing = self.no_answer();
+                return Err(ClientError::Deadline {
+                    op,
+                    missing: self.who_is_missing(missing),
+                });
+            }
         }
     }
 
@@ -294,7 +314,7 @@ impl NetCoordinatorLink {
             table: table_of(request).to_owned(),
             what: wrong.to_string(),
         })?;
-        let started = self.conn.start(request, || deadline.left());
+        let started = self.conn.start(request, deadline);
         started.map_err(|error| match error {
             ConnError::TimedOut { .. } => {
                 let missing = self.no_answer();
@@ -306,16 +326,29 @@ impl NetCoordinatorLink {
 
     /// The answer of a started request; `None` until it has arrived.
     fn answer(&mut self, id: u64, end: Deadline) -> Result<Option<CoordinatorAnswer>, ClientError> {
-        let answer = self.conn.poll::<CoordinatorRequest>(id, || end.left());
+        let answer = self.conn.poll(id, end);
+        self.outcome(answer)
+    }
+
+    /// The result of a look for an answer. A coordinator that has announced the end of the job and is gone
+    /// does not return.
+    fn outcome<T>(
+        &mut self,
+        looked: Result<Option<T>, ConnError>,
+    ) -> Result<Option<T>, ClientError> {
         self.take_notices();
-        answer.map_err(|error| self.failure(error))
+        match (looked, &self.failed) {
+            (Ok(None), Some(refusal)) if self.conn.is_absent() => Err(refusal.clone().into()),
+            (looked, _) => looked.map_err(|error| self.failure(error)),
+        }
     }
 
     fn no_answer(&self) -> String {
         let silent = format!("the coordinator at {} has not answered", self.address);
-        match &self.restart.ended {
-            Some(end) => format!("{silent}: {end}, and its successor has not joined"),
-            None => silent,
+        match (self.restart.ended.values().next(), self.conn.absence()) {
+            (_, Some(absence)) => format!("{silent}; {absence}"),
+            (Some(end), None) => format!("{silent}: {end}, and its successor has not joined"),
+            (None, None) => silent,
         }
     }
 
@@ -383,6 +416,9 @@ impl NetCoordinatorLink {
 
     /// Adds the joined servers to a deadline error: creating a table waits for servers.
     fn who_is_missing(&mut self, otherwise: String) -> String {
+        if self.conn.is_absent() {
+            return otherwise;
+        }
         let deadline = Deadline::after(WHO);
         let Ok(members) = self.members(deadline) else {
             return otherwise;
@@ -436,16 +472,28 @@ impl NetCoordinatorLink {
             }
             Notice::ServerEnded(end) => {
                 // The second notice of an end says how.
-                if self.restart.ended.replace(end.clone()).is_none() {
+                if self.restart.ended.insert(end.server, end.clone()).is_none() {
                     tracing::warn!(%end, "a server has ended; its successor is awaited");
                 }
             }
             Notice::ServerRestarted(restart) => {
-                self.restart.ended = None;
+                self.restart.ended.remove(&restart.end.server);
                 self.restart.last = Some(restart);
+            }
+            Notice::ServerResumed { restart, members } => {
+                self.restart.ended.remove(&restart.end.server);
+                self.restart.resumed += 1;
+                self.restart.members = members;
             }
         }
     }
+}
+
+/// Milliseconds after which the coordinator ends a barrier.
+fn time_of_barrier(deadline: Deadline) -> u64 {
+    let left = deadline.left();
+    let wait = left.saturating_sub(HEAD_START.min(left / 2));
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The request of a call with this deadline.
@@ -457,14 +505,16 @@ fn request_of(
         CoordinatorCall::CreateTable(spec) => CoordinatorRequest::CreateTable(spec.clone()),
         CoordinatorCall::OpenTable { name } => CoordinatorRequest::OpenTable { name: name.clone() },
         CoordinatorCall::ReleaseTable(id) => CoordinatorRequest::ReleaseTable { id: *id },
-        CoordinatorCall::Barrier { name, count } => {
-            let left = deadline.left();
-            let wait = left.saturating_sub(HEAD_START.min(left / 2));
-            CoordinatorRequest::Barrier {
-                name: name.clone(),
-                count: *count,
-                timeout_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-            }
+        CoordinatorCall::Barrier { name, count } => CoordinatorRequest::Barrier {
+            name: name.clone(),
+            count: *count,
+            timeout_ms: time_of_barrier(deadline),
+        },
+        CoordinatorCall::MemberBarrier(barrier) => {
+            CoordinatorRequest::MemberBarrier(MemberBarrier {
+                timeout_ms: time_of_barrier(deadline),
+                ..barrier.clone()
+            })
         }
         CoordinatorCall::Save { dir, clocks } => CoordinatorRequest::Save {
             dir: absolute_directory("save", dir)?,
@@ -521,6 +571,7 @@ impl CoordinatorLink for NetCoordinatorLink {
                 clocks,
             }),
             CoordinatorAnswer::Tasks(answer) => CoordinatorReply::Tasks(answer),
+            CoordinatorAnswer::Arrivals(arrivals) => CoordinatorReply::Arrivals(arrivals),
             _ => return Err(unexpected(op)),
         }))
     }
@@ -541,26 +592,23 @@ impl CoordinatorLink for NetCoordinatorLink {
 
     fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
         self.check_restart()?;
+        let resumed = self.restart.resumed;
         let until = Deadline::after(patience);
         loop {
-            let late = match self.conn.wait_notice(|| until.left()) {
+            let late = match self.conn.wait_notice(until) {
                 Ok(notice) => {
                     self.take(notice);
                     false
                 }
                 Err(ConnError::TimedOut { .. }) => true,
-                Err(error) => {
-                    // A reason that came before the end says more than the end.
-                    let reason = self.failed.clone().map(ClientError::from);
-                    return Err(reason.unwrap_or_else(|| control(&self.address, &error)));
-                }
+                Err(error) => return Err(self.failure(error)),
             };
             self.take_notices();
             if let Some(refusal) = &self.failed {
                 return Err(refusal.clone().into());
             }
             self.check_restart()?;
-            if late || until.passed() {
+            if late || until.passed() || self.restart.resumed != resumed {
                 return Ok(());
             }
         }
@@ -579,12 +627,21 @@ impl CoordinatorLink for NetCoordinatorLink {
         self.restart.reported
     }
 
-    fn awaits_successor(&self) -> bool {
-        self.restart.ended.is_some()
+    fn awaits_successor(&self, server: ServerId) -> bool {
+        self.restart.ended.contains_key(&server)
+    }
+
+    fn resumed(&self, seen: u64) -> Option<(u64, Members)> {
+        let Restart {
+            resumed, members, ..
+        } = &self.restart;
+        (*resumed > seen).then(|| (*resumed, members.clone()))
     }
 
     fn rejoin(&mut self, deadline: Deadline) -> Result<Joined, ClientError> {
         self.restart.last = None;
+        // Sessions are opened with the members of the answer.
+        self.restart.resumed = 0;
         match self.call("rejoin", &CoordinatorRequest::Rejoin, deadline)? {
             CoordinatorAnswer::Joined(joined) => {
                 // A restart after this one: its notice is behind the answer or before it.

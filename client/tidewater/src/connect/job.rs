@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::rendezvous::Membership;
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::wire::control::{Members, ServerMember};
 use tidewater_runtime::clock::Deadline;
@@ -63,7 +63,7 @@ pub struct Job {
     pub(super) join: JoinConfig,
     pub(super) transport: TransportChoice,
     pub(super) rdma_device: Option<RdmaDevice>,
-    pub(super) rdma_timeout: RdmaTimeout,
+    pub(super) fabric: FabricSettings,
     pub(super) join_timeout: Duration,
     pub(super) memory: LaneMemory,
     /// Number of workers, if it is known before a client connects.
@@ -73,6 +73,8 @@ pub struct Job {
     /// Line of [`Job::describe`] for a process that keeps a part of its launch.
     pub(super) line: Option<String>,
     pub(super) held: Held,
+    /// Number of the process among the workers of its host.
+    pub(super) local_rank: u32,
 }
 
 /// Parts of the job that this process keeps. Dropping them ends them.
@@ -101,13 +103,14 @@ impl Job {
             join,
             transport,
             rdma_device: None,
-            rdma_timeout: RdmaTimeout::USUAL,
+            fabric: FabricSettings::UNSET,
             join_timeout: JOIN_TIMEOUT,
             memory: LaneMemory::NONE,
             workers,
             launched: false,
             line: None,
             held: Held::Nothing,
+            local_rank: 0,
         }
     }
 
@@ -127,9 +130,9 @@ impl Job {
         self.launched
     }
 
-    /// Retransmission timeout of the queue pairs of lanes over verbs.
-    pub const fn rdma_timeout(&self) -> RdmaTimeout {
-        self.rdma_timeout
+    /// Settings of the queue pairs of lanes over verbs.
+    pub const fn fabric(&self) -> &FabricSettings {
+        &self.fabric
     }
 
     /// Describes this process in one line for people: rank, role, and address of the coordinator.
@@ -282,7 +285,8 @@ impl Job {
         config.epoch = members.epoch;
         config.transport = self.transport;
         config.rdma_device.clone_from(&self.rdma_device);
-        config.rdma_timeout = self.rdma_timeout;
+        config.fabric = self.fabric;
+        config.local_rank = self.local_rank;
         config.workers = joined.workers_expected;
         config.ring_bytes = ring_bytes;
         let workers = config.workers;
@@ -300,6 +304,9 @@ impl Job {
             sync,
         })?;
         client.begin_at(&joined.clocks);
+        if let Some(clocks) = &joined.ends {
+            client.end_at(clocks);
+        }
         client.continues(joined.checkpoints, joined.resumed);
         client.connect_siblings_by(Arc::new(threads));
         match client.check_member(deadline) {

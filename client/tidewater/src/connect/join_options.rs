@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tidewater_launch::rendezvous::{self, Membership};
 use tidewater_launch::{
-    Decision, Explicit, JobEnv, JobFile, LaunchEnv, LaunchVars, Place, RdmaDevice, RdmaTimeout,
-    Role, TransportChoice, detect, token,
+    Decision, Explicit, FabricSettings, JobEnv, JobFile, LaunchEnv, LaunchVars, Place, RdmaDevice,
+    Role, TransportChoice, detect, fabric_from_vars, token,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
@@ -121,11 +121,12 @@ pub struct JoinOptions {
     pub announce: Option<fn(&str)>,
     /// Transport of the lanes; `None`: `TIDEWATER_TRANSPORT`, or the best one.
     pub transport: Option<TransportChoice>,
-    /// RDMA device to use for lanes over verbs; `None`: `TIDEWATER_RDMA_DEVICE`, or the one that has
-    /// the address from which a server is reached.
+    /// RDMA ports to use for lanes over verbs; `None`: `TIDEWATER_RDMA_DEVICE`, or the best ones that
+    /// reach the server.
     pub rdma_device: Option<RdmaDevice>,
-    /// Retransmission timeout of queue pairs; `None`: `TIDEWATER_RDMA_TIMEOUT`, or 14.
-    pub rdma_timeout: Option<RdmaTimeout>,
+    /// Settings of queue pairs; each unset one is that of its variable (`TIDEWATER_RDMA_TIMEOUT`, ...), or the
+    /// default.
+    pub fabric: FabricSettings,
     /// Longest time until all processes are reachable; `None`: a minute.
     pub join_timeout: Option<Duration>,
     /// Whether this process only observes ([`Job::observer`]): it joins a running job by `coordinator` or
@@ -394,7 +395,8 @@ impl JoinOptions {
         // What the environment does not name has its default.
         let mut job = Job::new(join, vars.transport.unwrap_or_default());
         job.rdma_device.clone_from(&vars.rdma_device);
-        job.rdma_timeout = vars.rdma_timeout.unwrap_or_default();
+        job.local_rank = place.local_rank.unwrap_or_default();
+        job.fabric = vars.fabric;
         job.join_timeout = self.launch_timeout();
         job.launched = true;
         Ok(self.connected_by(job))
@@ -441,8 +443,8 @@ impl JoinOptions {
         join.rank = self.rank;
         join.workers = self.workers.unwrap_or_default(); // 0: the coordinator says the number
         let mut job = Job::new(join, TransportChoice::Auto);
-        let timeout = RdmaTimeout::from_vars(vars).map_err(environment)?;
-        job.rdma_timeout = timeout.unwrap_or_default();
+        job.local_rank = local_rank(&vars);
+        job.fabric = fabric_from_vars(vars).map_err(environment)?;
         Ok(self.connected_by(job))
     }
 
@@ -479,8 +481,9 @@ impl JoinOptions {
         join.workers = workers.unwrap_or(file.workers);
         join.job_file = Some(file);
         let mut job = Job::new(join, env.transport.unwrap_or_default());
+        job.local_rank = local_rank(vars);
         job.rdma_device = env.rdma_device;
-        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
+        job.fabric = env.fabric;
         Ok(Some(self.connected_by(job)))
     }
 
@@ -525,8 +528,9 @@ impl JoinOptions {
             join.workers = env.workers;
         }
         let mut job = Job::new(join, env.transport);
+        job.local_rank = env.local_rank;
         job.rdma_device = env.rdma_device;
-        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
+        job.fabric = env.fabric;
         Ok(self.connected_by(job))
     }
 
@@ -538,7 +542,7 @@ impl JoinOptions {
         if self.rdma_device.is_some() {
             job.rdma_device.clone_from(&self.rdma_device);
         }
-        job.rdma_timeout = self.rdma_timeout.unwrap_or(job.rdma_timeout);
+        job.fabric = self.fabric.or(job.fabric);
         job.transport = self.transport.unwrap_or(job.transport);
         job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
         job.join.observer = self.observer;
@@ -573,4 +577,14 @@ fn decide(vars: Vars, explicit: Explicit) -> Result<Decision, ClientError> {
 
 pub(super) fn environment(error: impl fmt::Display) -> ClientError {
     ClientError::Environment(error.to_string())
+}
+
+/// Number of this process among those of its host, by the launcher that started it; 0 without one.
+fn local_rank(vars: &Vars) -> u32 {
+    let mut theirs = vars.clone();
+    theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));
+    match decide(theirs, Explicit::default()) {
+        Ok(Decision::Launched(place)) => place.local_rank.unwrap_or_default(),
+        _ => 0,
+    }
 }

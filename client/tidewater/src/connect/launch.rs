@@ -378,8 +378,9 @@ fn start_server(
     config.appliers = options.appliers.or(vars.appliers).unwrap_or_else(fit);
     let device = options.rdma_device.as_ref().or(vars.rdma_device.as_ref());
     config.rdma_device = device.cloned();
-    let timeout = options.rdma_timeout.or(vars.rdma_timeout);
-    config.rdma_timeout = timeout.unwrap_or_default();
+    config.fabric = options.fabric.or(vars.fabric);
+    config.nic.clone_from(&vars.nic);
+    config.mlock = vars.mlock;
     let limit = options.launch_timeout();
     ServerProcess::start(&config, Deadline::after(limit)).map_err(failed)
 }

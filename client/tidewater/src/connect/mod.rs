@@ -10,7 +10,7 @@ pub mod launch;
 pub mod server;
 mod stream;
 
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::ClusterId;
 use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -44,14 +44,16 @@ pub struct ConnectConfig {
     pub workers: u32,
     /// Transport of the lanes.
     pub transport: TransportChoice,
-    /// RDMA device to use. `None`: the one that has the address from which a server is reached.
+    /// RDMA ports to use. `None`: the best ones that reach the server.
     pub rdma_device: Option<RdmaDevice>,
-    /// Time after which queue pairs send a packet again.
-    pub rdma_timeout: RdmaTimeout,
+    /// Settings of queue pairs.
+    pub fabric: FabricSettings,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
     pub ring_bytes: usize,
     /// Whether the client is an observer: `rank` is then the one that the coordinator gave to it.
     pub observer: bool,
+    /// Number of the process among the workers of its host, which spreads them over RDMA ports.
+    pub local_rank: u32,
 }
 
 impl ConnectConfig {
@@ -67,9 +69,10 @@ impl ConnectConfig {
             workers: 0,
             transport: TransportChoice::Auto,
             rdma_device: None,
-            rdma_timeout: RdmaTimeout::USUAL,
+            fabric: FabricSettings::default(),
             ring_bytes: RING_BYTES_DEFAULT,
             observer: false,
+            local_rank: 0,
         }
     }
 }

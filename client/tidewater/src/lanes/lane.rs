@@ -4,8 +4,8 @@ use super::status::{STATUS_TAG, StatusCopy};
 use crate::counters::Counters;
 use crate::link::{OpenLane, ServerLink};
 use crate::push::ring::PushRing;
-use crate::replies::Replies;
 use tidewater_bookkeeping::rejects::{NO_PUSH, PushCall, Rejects};
+use tidewater_bookkeeping::replies::Replies;
 use tidewater_bookkeeping::stall_detector::StallDetector;
 use tidewater_lanes::fabric::{ClientLane, LaneError, Mapping, ReadBatch, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId};
@@ -163,6 +163,7 @@ impl LaneState {
         let found: Vec<Reject> = (first..=last).filter_map(record).collect();
         let arrived = found.len() as u64;
         if arrived < due && due <= last + 1 - first && !mutants::on(Mutant::RejectNotAwaited) {
+            counters.rejects_late += u64::from(self.reject_late.is_none());
             let late = || Deadline::after(FRAME_LATE_MAX);
             if !self.reject_late.get_or_insert_with(late).passed() {
                 return Ok(false);

@@ -10,7 +10,6 @@ mod gather;
 mod lane_reads;
 mod rows;
 mod validation;
-mod versions;
 
 use std::time::Duration;
 
@@ -23,8 +22,8 @@ pub(crate) use blocks::{BlockScratch, Reading, Want, newest_version, pull as pul
 pub(crate) use gather::request;
 pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};
 pub(crate) use rows::{RowScratch, pull as pull_rows};
-pub(crate) use versions::Seen;
-pub use versions::{Pulled, RangeVersions};
+pub(crate) use tidewater_bookkeeping::versions::Seen;
+pub use tidewater_bookkeeping::versions::{Pulled, RangeVersions};
 
 /// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from
 /// mapped memory never wait.

@@ -2,10 +2,8 @@
 
 #![deny(clippy::cast_possible_truncation)]
 
-pub(crate) mod feedback;
-pub mod options;
 pub mod ring;
 pub mod ticket;
 
-pub use options::PushOptions;
 pub use ticket::Ticket;
+pub use tidewater_bookkeeping::push_options::PushOptions;

@@ -30,7 +30,8 @@ impl Client {
                     op: "arrivals",
                     table: "-".into(),
                     what: format!(
-                        "server {server} does not have pushes counted; start it with --count-pushes"
+                        "server {server} does not have pushes counted; start it with --count-pushes (over RDMA \
+                         both devices need 64-bit atomics)"
                     ),
                 });
             };

@@ -178,8 +178,13 @@ impl Client {
         let deadline = Deadline::after(timeout);
         first_only("barrier", self.guard.thread())?;
         self.complete("barrier", deadline)?;
-        let (name, count) = (name.to_owned(), self.workers);
-        let call = CoordinatorCall::Barrier { name, count };
+        let call = match self.workers {
+            0 => CoordinatorCall::MemberBarrier(self.member_barrier(name, 0, Vec::new())),
+            count => CoordinatorCall::Barrier {
+                name: name.to_owned(),
+                count,
+            },
+        };
         self.start_call(&call, deadline, false)
     }
 

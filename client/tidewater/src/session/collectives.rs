@@ -1,23 +1,28 @@
 //! Collective calls of the client.
 
-use std::ops::Range;
-
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::COLLECTIVE_BYTES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::control::{Arrival, MemberBarrier};
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
 use super::Client;
 use super::threads::first_only;
-use crate::collective::{Call, CollectiveError, Header, Kind, ReduceOp, RowsOf, agree, fold};
+use crate::collective::{
+    Call, CollectiveError, Header, Kind, ReduceOp, RowsOf, agree, fold, in_step,
+};
 use crate::error::ClientError;
+use crate::link::{CoordinatorCall, unexpected};
 use crate::pull::{self, PullOptions, Timeout};
 use crate::table::{Element, Table};
 
 /// Barrier of every round. A worker that repeats a call waits for the others at theirs.
 const BARRIER: &str = "tidewater/collective";
+/// Barrier of the rounds after the first one in a job of open size: a worker that joins meanwhile is at the other.
+const BARRIER_PARTS: &str = "tidewater/collective-parts";
 
 /// Adds the values of one worker to a call's result, part after part: result, position among the
 /// workers, offset, bytes.
@@ -31,8 +36,13 @@ pub(super) struct State {
     /// Call that failed after its first round. Only this call can follow: the others wait at the round
     /// that failed here, or have completed it.
     open: Option<Open>,
+    /// In a job of open size, the call that failed here when the others may have completed it: this worker's calls
+    /// do not fit theirs any more.
+    failed: Option<&'static str>,
     first: Option<Table<i64>>,
     further: Option<Table<i64>>,
+    /// Workers of the last call, with the numbers of its last round, by rank.
+    members: Vec<Arrival>,
     /// Rows of the last round, worker after worker.
     rows: Vec<i64>,
     /// Values of one worker in the last round.
@@ -49,7 +59,7 @@ struct Open {
     /// Number of completed rounds of the call, and bytes of each worker that they brought.
     parts: u64,
     at: usize,
-    /// Result of these rounds, after a failure.
+    /// Result of these rounds.
     done: Vec<u8>,
 }
 
@@ -62,13 +72,14 @@ struct Round<'a> {
     mine: Option<&'a [u8]>,
     /// Bytes of values of each worker that gives some.
     bytes: usize,
-    /// The workers that give values.
-    ranks: Range<u32>,
+    /// The worker that gives values; `None`: all do.
+    root: Option<u32>,
 }
 
 impl Client {
     /// Gives `values` to all workers and returns those of all, in rank order. All workers of the job
-    /// call it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]).
+    /// call it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]). In a job of open size
+    /// these are its members at the call ([`Client::collective_ranks`]).
     ///
     /// No clock moves. When it returns, every worker has called it. What a worker waited for before its
     /// call (tickets of tables with immediate effect) is visible to all after it. Open pushes stay open.
@@ -78,7 +89,9 @@ impl Client {
     /// [`ClientError::Collective`] when calls or lengths differ or a worker has left. A refusal that
     /// names the missing workers when the others do not come in the time of a clock wait. Such a call
     /// may be repeated, with the same values: it continues at the round that failed. A call of more
-    /// than 480 bytes that failed between its rounds must be repeated before any other collective call.
+    /// than 480 bytes that failed between its rounds must be repeated before any other collective call. In a job of
+    /// open size only a call that was refused can be repeated; after another failure this worker's further calls
+    /// fail at once, since the others may have completed that one.
     ///
     /// # Examples
     /// ```
@@ -96,24 +109,26 @@ impl Client {
             dtype: T::DTYPE,
             root: 0,
         };
-        let workers = self.workers as usize;
         let own = size_of_val(values);
-        let mut all = match own <= COLLECTIVE_BYTES_MAX {
-            true => vec![T::default(); values.len() * workers],
-            false => Vec::new(),
-        };
         let take = |out: &mut [u8], nth: usize, at: usize, part: &[u8]| {
             let at = nth * own + at;
             out[at..at + part.len()].copy_from_slice(part);
         };
-        let (mine, out) = (values.as_bytes(), all.as_mut_bytes());
-        self.collect("all_gather", call, values.len(), mine, out, &take)?;
+        let out = self.collect("all_gather", call, values.len(), values.as_bytes(), &take)?;
+        let mut all = vec![T::default(); out.len() / size_of::<T>()];
+        all.as_mut_bytes().copy_from_slice(&out);
         Ok(all)
+    }
+
+    /// Ranks of the workers of the last collective call, ascending: its values are theirs. In a job of open
+    /// size they change from call to call. Empty before the first one.
+    pub fn collective_ranks(&self) -> Vec<WorkerId> {
+        self.collective.members.iter().map(|at| at.rank).collect()
     }
 
     /// Replaces `values` by the reduction over all workers, element by element in rank order. The
     /// result is the same at every worker, to the bit, on any number of servers. Otherwise like
-    /// [`Client::all_gather`]. On an error `values` are unspecified.
+    /// [`Client::all_gather`].
     ///
     /// # Errors
     /// As [`Client::all_gather`].
@@ -141,11 +156,13 @@ impl Client {
                 _ => fold(T::DTYPE, op, acc, part),
             }
         };
-        self.collect("all_reduce", call, len, &mine, values.as_mut_bytes(), &take)
+        let out = self.collect("all_reduce", call, len, &mine, &take)?;
+        values.as_mut_bytes().copy_from_slice(&out);
+        Ok(())
     }
 
     /// Replaces `values` by those of worker `root`. Otherwise like [`Client::all_gather`]; all workers
-    /// give a slice of the same length. On an error `values` are unspecified.
+    /// give a slice of the same length.
     ///
     /// # Errors
     /// As [`Client::all_gather`]; a root that is no worker.
@@ -167,7 +184,9 @@ impl Client {
         let take = |out: &mut [u8], _: usize, at: usize, part: &[u8]| {
             out[at..at + part.len()].copy_from_slice(part);
         };
-        self.collect("broadcast", call, len, &mine, values.as_mut_bytes(), &take)
+        let out = self.collect("broadcast", call, len, &mine, &take)?;
+        values.as_mut_bytes().copy_from_slice(&out);
+        Ok(())
     }
 
     /// Runs a call of `len` elements a worker, or the rest of one that failed. `mine` is empty for a
@@ -178,20 +197,21 @@ impl Client {
         call: Call,
         len: usize,
         mine: &[u8],
-        out: &mut [u8],
         take: Take<'_>,
-    ) -> Result<(), ClientError> {
+    ) -> Result<Vec<u8>, ClientError> {
         first_only(op, self.guard.thread())?;
         self.check_no_task(op)?;
+        if let Some(failed) = self.collective.failed {
+            return Err(ClientError::Environment(format!(
+                "an earlier {failed} failed here when the other members may have completed it, and a call of a job of \
+                 open size cannot be repeated then; end this worker, and join as another one"
+            )));
+        }
         let bytes = len.saturating_mul(call.dtype.size());
-        let mut open = match self.take_open(op, call, len)? {
-            Some(open) => {
-                out.copy_from_slice(&open.done);
-                open
-            }
-            None => self.first_round(op, call, len, mine, out, take)?,
+        let mut open = match self.take_open(call, len)? {
+            Some(open) => open,
+            None => self.first_round(op, call, len, mine, take)?,
         };
-        let ranks = self.givers(call);
         while open.at < bytes {
             let rows = RowsOf::Further;
             let size = rows.round_bytes().min(bytes - open.at);
@@ -202,33 +222,26 @@ impl Client {
                 header: Header::new(number, call, len as u64, open.parts),
                 mine: mine.get(open.at..open.at + size),
                 bytes: size,
-                ranks: ranks.clone(),
+                root: root_of(call),
             };
             if let Err(error) = self.exchange(&round) {
-                open.done = out.to_vec();
-                self.collective.open = Some(open);
+                // All members of the call get this refusal: one of them has left.
+                let is_over =
+                    matches!(&error, ClientError::Refused(r) if r.code == RefusalCode::BadRequest);
+                if self.workers > 0 || !is_over {
+                    self.collective.open = Some(open);
+                }
                 return Err(error);
             }
-            self.deliver(&round, ranks.clone(), open.at, out, take);
+            self.deliver(&round, None, open.at, &mut open.done, take);
             open.parts += 1;
             open.at += size;
         }
-        Ok(())
+        Ok(open.done)
     }
 
     /// Takes the call that failed between its rounds out, if there is one: it must be this call.
-    fn take_open(
-        &mut self,
-        op: &'static str,
-        call: Call,
-        len: usize,
-    ) -> Result<Option<Open>, ClientError> {
-        if self.workers == 0 {
-            return Err(ClientError::Environment(format!(
-                "{op} needs the job's number of workers, which is not known; say it when the session is \
-                 opened (workers=N, TIDEWATER_WORKERS=N)"
-            )));
-        }
+    fn take_open(&mut self, call: Call, len: usize) -> Result<Option<Open>, ClientError> {
         if let Some(open) = &self.collective.open
             && (open.call, open.len) != (call, len)
         {
@@ -249,7 +262,6 @@ impl Client {
         call: Call,
         len: usize,
         mine: &[u8],
-        out: &mut [u8],
         take: Take<'_>,
     ) -> Result<Open, ClientError> {
         let bytes = len.saturating_mul(call.dtype.size());
@@ -261,101 +273,184 @@ impl Client {
             mine: Some(&mine[..mine.len().min(rows.round_bytes())]),
             bytes: bytes.min(rows.round_bytes()),
             // Of a broadcast, too.
-            ranks: 0..self.workers,
+            root: None,
         };
         self.exchange(&round)?;
         let agreed = self.agreed(call, bytes);
         agreed.map_err(|source| ClientError::Collective { op, source })?;
-        self.deliver(&round, self.givers(call), 0, out, take);
+        let givers = match call.kind {
+            Kind::Gather => self.collective.members.len(),
+            _ => 1,
+        };
+        let mut done = vec![0; bytes * givers];
+        self.deliver(&round, root_of(call), 0, &mut done, take);
         Ok(Open {
             op,
             call,
             len,
             parts: 1,
             at: round.bytes,
-            done: Vec::new(),
+            done,
         })
-    }
-
-    /// Ranks that give values in a call.
-    const fn givers(&self, call: Call) -> Range<u32> {
-        match call.kind {
-            Kind::Broadcast => call.root..call.root + 1,
-            _ => 0..self.workers,
-        }
     }
 
     /// Checks, after the first round, that the calls of all workers fit together. All workers come to
     /// the same result.
     fn agreed(&self, call: Call, bytes: usize) -> Result<(), CollectiveError> {
-        let rows = &self.collective.rows;
-        let each = rows.len() / self.workers as usize;
-        let headers = rows
-            .chunks(each)
-            .filter_map(|of| RowsOf::First.headers(of).next());
-        agree(&headers.collect::<Vec<Header>>())?;
+        let State { rows, members, .. } = &self.collective;
+        let rows = rows.chunks(rows.len() / members.len());
+        let headers = members.iter().zip(rows);
+        let headers =
+            headers.filter_map(|(at, of)| Some((at.rank, RowsOf::First.headers(of).next()?)));
+        agree(&headers.collect::<Vec<(WorkerId, Header)>>())?;
         if bytes > COLLECTIVE_BYTES_MAX {
             let bytes = bytes as u64;
             return Err(CollectiveError::TooLong { bytes });
         }
-        let (root, workers) = (call.root, self.workers);
-        match root < workers {
-            true => Ok(()),
-            false => Err(CollectiveError::Root { root, workers }),
+        let is_member = |root: u32| members.iter().any(|at| at.rank.0 == root);
+        match root_of(call) {
+            Some(root) if !is_member(root) => Err(CollectiveError::Root {
+                root,
+                workers: u32::try_from(members.len()).unwrap_or(u32::MAX),
+            }),
+            _ => Ok(()),
         }
     }
 
-    /// Passes the values of `ranks` in the last round on, in rank order.
+    /// Passes the values of the last round on, in rank order, or those of one worker of it.
     fn deliver(
         &mut self,
         round: &Round<'_>,
-        ranks: Range<u32>,
+        root: Option<u32>,
         at: usize,
         out: &mut [u8],
         take: Take<'_>,
     ) {
         let state = &mut self.collective;
-        let workers = round.ranks.len();
-        let each = state.rows.len() / workers.max(1);
-        let count = ranks.len();
-        for nth in 0..count {
+        let givers = givers(&state.members, round.root);
+        let each = state.rows.len() / givers.len().max(1);
+        let count = givers.len();
+        let mut nth = 0;
+        for turn in 0..count {
             let from = match on(Mutant::CollectiveRankOrder) {
-                true => (nth + self.rank.0 as usize) % count,
-                false => nth,
+                true => (turn + self.rank.0 as usize) % count,
+                false => turn,
             };
-            let row = from + (ranks.start - round.ranks.start) as usize;
-            let rows = &state.rows[row * each..(row + 1) * each];
+            if root.is_some_and(|root| givers[from].rank.0 != root) {
+                continue;
+            }
+            let rows = &state.rows[from * each..(from + 1) * each];
             round.rows.unpack(rows, round.bytes, &mut state.values);
             take(out, nth, at, &state.values);
+            nth += 1;
         }
     }
 
-    /// Assigns this worker's rows, waits for all workers, and reads the rows of `round.ranks`. The
+    /// Assigns this worker's rows, waits for the other workers, and reads the rows of those that give values. The
     /// round is complete, and counts, when all of them are of this round.
     fn exchange(&mut self, round: &Round<'_>) -> Result<(), ClientError> {
         let table = self.collective_table(round.rows)?;
         let (number, workers) = (round.header.round, self.workers);
-        let keys = |rank, bytes| round.rows.keys(number, workers, rank, bytes);
+        let keys = |at: &Arrival, bytes| round.rows.keys(at.round, workers, at.rank.0, bytes);
         if let Some(mine) = round.mine {
             let mut rows = std::mem::take(&mut self.collective.rows);
             rows.clear();
             round.rows.pack(round.header, mine, &mut rows);
-            let keys = keys(self.rank.0, mine.len());
-            let pushed = self.push_rows(&table, &keys, &rows, PushOp::Assign);
+            let own = Arrival {
+                rank: self.rank,
+                round: number,
+            };
+            let pushed = self.push_rows(&table, &keys(&own, mine.len()), &rows, PushOp::Assign);
             self.collective.rows = rows;
             self.wait_applied(&pushed?)?;
         }
+        let number = self.meet(round);
+        // A refusal comes in place of the opening, which leaves the others waiting too.
+        let may_be_open = !matches!(&number, Err(ClientError::Refused(_)));
+        let read = number.and_then(|number| {
+            let givers = givers(&self.collective.members, round.root).iter();
+            let all: Vec<u64> = givers.flat_map(|at| keys(at, round.bytes)).collect();
+            self.read_rows(&table, &all, round.rows)?;
+            self.check_round(round)?;
+            Ok(number)
+        });
+        match read {
+            Ok(number) => {
+                self.collective.rounds = number;
+                Ok(())
+            }
+            Err(error) => {
+                if workers == 0 && may_be_open {
+                    self.collective.failed = Some(round.op);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits at the barrier of a round for all workers, which are known then. Returns its number.
+    fn meet(&mut self, round: &Round<'_>) -> Result<u64, ClientError> {
         let deadline = Deadline::after(self.clock.deadline);
-        self.lanes.coordinator.barrier(BARRIER, workers, deadline)?;
-        let all: Vec<u64> = round
-            .ranks
-            .clone()
-            .flat_map(|rank| keys(rank, round.bytes))
-            .collect();
-        self.read_rows(&table, &all, round.rows)?;
-        self.check_round(round)?;
-        self.collective.rounds = number;
-        Ok(())
+        let (op, number) = (round.op, round.header.round);
+        if self.workers > 0 {
+            let ranks = (0..self.workers).map(WorkerId);
+            let arrivals = ranks.map(|rank| Arrival {
+                rank,
+                round: number,
+            });
+            self.collective.members.clear();
+            self.collective.members.extend(arrivals);
+            self.lanes
+                .coordinator
+                .barrier(BARRIER, self.workers, deadline)?;
+            return Ok(number);
+        }
+        let (name, of) = match round.header.part {
+            0 => (BARRIER, Vec::new()),
+            _ => (BARRIER_PARTS, self.collective_ranks()),
+        };
+        let arrivals = self.meet_members(name, number, of, deadline)?;
+        let arrived = in_step(&arrivals, round.header);
+        self.collective.members = arrivals;
+        arrived.map_err(|source| ClientError::Collective { op, source })
+    }
+
+    /// Waits at a barrier of members: of these, or of all that have begun at this worker's clocks.
+    fn meet_members(
+        &mut self,
+        name: &str,
+        round: u64,
+        of: Vec<WorkerId>,
+        deadline: Deadline,
+    ) -> Result<Vec<Arrival>, ClientError> {
+        let call = CoordinatorCall::MemberBarrier(self.member_barrier(name, round, of));
+        let call = self.start_call(&call, deadline, false)?;
+        let arrivals = self.finish_call(call)?.arrivals("barrier")?;
+        let own = self.rank;
+        let has_own = arrivals
+            .iter()
+            .any(|at| (at.rank, at.round) == (own, round));
+        match has_own && arrivals.iter().all(|at| at.round <= i64::MAX as u64) {
+            true => Ok(arrivals),
+            false => Err(unexpected("barrier")),
+        }
+    }
+
+    /// The arrival of this worker at a barrier of members. Clocks of domains in which it waits for no other say
+    /// nothing about where the others are.
+    pub(super) fn member_barrier(
+        &self,
+        name: &str,
+        round: u64,
+        of: Vec<WorkerId>,
+    ) -> MemberBarrier {
+        MemberBarrier {
+            name: name.to_owned(),
+            clocks: self.clock.bounded(),
+            round,
+            of,
+            timeout_ms: 0,
+        }
     }
 
     /// Reads rows of a collective table. Like a pull, but waits for no clock: the barrier has opened
@@ -384,14 +479,16 @@ impl Client {
 
     /// Fails if a row is of another round.
     fn check_round(&mut self, round: &Round<'_>) -> Result<(), ClientError> {
-        let each = self.collective.rows.len() / round.ranks.len().max(1);
+        let givers = givers(&self.collective.members, round.root);
+        let each = self.collective.rows.len() / givers.len().max(1);
         let rows = self.collective.rows.chunks(each.max(1));
         let strangers: Vec<(WorkerId, Header)> = rows
-            .zip(round.ranks.clone())
-            .filter_map(|(rows, rank)| {
+            .zip(givers)
+            .filter_map(|(rows, at)| {
                 let mut headers = round.rows.headers(rows);
-                let other = headers.find(|header| !header.is_of_round(&round.header))?;
-                Some((WorkerId(rank), other))
+                let due = round.header.at(at.round);
+                let other = headers.find(|header| !header.is_of_round(&due))?;
+                Some((at.rank, other))
             })
             .collect();
         let Some(&(rank, header)) = strangers.first() else {
@@ -446,5 +543,21 @@ impl Client {
             RowsOf::Further => self.collective.further = Some(table),
         }
         Ok(table)
+    }
+}
+
+/// The worker that alone gives values in a call.
+const fn root_of(call: Call) -> Option<u32> {
+    match call.kind {
+        Kind::Broadcast => Some(call.root),
+        _ => None,
+    }
+}
+
+/// Those of the workers of a call that give values: one, or all.
+fn givers(members: &[Arrival], root: Option<u32>) -> &[Arrival] {
+    match root.map(|root| members.iter().position(|at| at.rank.0 == root)) {
+        None => members,
+        Some(at) => at.map_or(&[], |at| &members[at..=at]),
     }
 }

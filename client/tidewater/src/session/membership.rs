@@ -71,6 +71,11 @@ impl Client {
     pub fn begin_at(&mut self, clocks: &[DomainClock]) {
         self.clock.begin_at(clocks);
     }
+
+    /// Sets the clocks at which this worker ends by the schedule of its job: its tick beyond them is refused.
+    pub(crate) fn end_at(&mut self, clocks: &[DomainClock]) {
+        self.clock.end_at(clocks);
+    }
 }
 
 /// Fails for a domain that does not exist.

@@ -17,12 +17,12 @@ use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull;
-use crate::push::feedback::{Feedback, PushForm, RANGE_PAGE, range_pages, range_pieces};
 use crate::push::{PushOptions, Ticket};
 use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 use tidewater_bookkeeping::combine::{Combiner, not_finite};
+use tidewater_bookkeeping::feedback::{Feedback, PushForm, RANGE_PAGE, range_pages, range_pieces};
 use tidewater_bookkeeping::rejects::Refused;
 
 /// Unsent bytes of a range push at which its frames are sent. The applier begins while the next frames

@@ -17,11 +17,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use tidewater_bookkeeping::locations::SharedLocations;
-use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
+use tidewater_protocol::ids::{ServerId, TableId, WorkerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, WORKER_THREADS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{DomainClock, Joined, SlowMember, TableInfo};
+use tidewater_protocol::wire::control::{DomainClock, Joined, Members, SlowMember, TableInfo};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
@@ -321,7 +321,7 @@ impl CoordinatorLink for SharedCoordinator {
         call: &CoordinatorCall,
         deadline: Deadline,
     ) -> Result<BegunCall, ClientError> {
-        if let CoordinatorCall::Barrier { .. } = call {
+        if let CoordinatorCall::Barrier { .. } | CoordinatorCall::MemberBarrier(_) = call {
             first_only(call.op(), self.thread)?;
         }
         self.with(call.op(), deadline, |link| link.begin(call, deadline))
@@ -389,9 +389,14 @@ impl CoordinatorLink for SharedCoordinator {
         link.is_some_and(|link| link.has_restarted())
     }
 
-    fn awaits_successor(&self) -> bool {
+    fn awaits_successor(&self, server: ServerId) -> bool {
         let link = self.worker.coordinator(Deadline::after(TURN));
-        link.is_some_and(|link| link.awaits_successor())
+        link.is_some_and(|link| link.awaits_successor(server))
+    }
+
+    fn resumed(&self, seen: u64) -> Option<(u64, Members)> {
+        let link = self.worker.coordinator(Deadline::after(TURN));
+        link.and_then(|link| link.resumed(seen))
     }
 
     fn rejoin(&mut self, deadline: Deadline) -> Result<Joined, ClientError> {
@@ -499,6 +504,10 @@ impl Client {
             deadline,
         )?;
         let guard = self.guard.sibling()?;
+        // Servers may have been restarted since this client connected.
+        let members = self.lanes.coordinator.resumed(0);
+        let renewed = members.and_then(|(_, members)| connect.renewed(&members));
+        let connect = renewed.unwrap_or(connect);
         let ThreadLinks { servers, parker } = connect.connect(guard.thread().thread, deadline)?;
         let clock = self.clock.of_sibling();
         let mut sibling = Self::of_thread(guard, servers, parker, self.workers, clock)?;

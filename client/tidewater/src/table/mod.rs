@@ -273,7 +273,8 @@ impl TableBuilder {
     }
 
     /// Sets what of the table outlives the process of a server (default: nothing). Servers refuse
-    /// [`Durability::Warm`] unless a holder process keeps their memory.
+    /// [`Durability::Warm`] unless a holder process keeps their memory (`tidewater server --restarts N`). If all tables
+    /// of a job are warm, its workers go on by themselves when a server was killed.
     #[must_use]
     pub const fn durability(mut self, durability: Durability) -> Self {
         self.0.durability = durability;

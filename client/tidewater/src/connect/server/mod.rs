@@ -22,15 +22,17 @@ mod verbs;
 
 use std::time::Duration;
 
+use tidewater_bookkeeping::paths::Paths;
 use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_control::set_up::{ATTEMPT, Attempt as AttemptTime, Pauses};
 use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
 use tidewater_lanes::wake::{Arms, ParkedFlags, Reactor, Waker};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::wire::control::{
-    Attach, Attached, LaneGrant, Recovered, Remote, ServerAnswer, ServerMember, ServerRequest,
-    TableDescriptor, Transport, WorkerClock,
+    Attach, Attached, LaneGrant, Members, Recovered, Remote, ServerAnswer, ServerMember,
+    ServerRequest, TableDescriptor, Transport, WorkerClock,
 };
 use tidewater_protocol::wire::handshake::HandshakeError;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
@@ -41,22 +43,20 @@ use tidewater_runtime::sync::Arc;
 
 use self::verbs::VerbsSide;
 use super::ConnectConfig;
-use super::stream::Stream;
+use super::stream::{Stream, io_error};
 use crate::error::ClientError;
 use crate::link::{OpenLane, ServerLink};
 
-/// Longest time of one attempt: a silent connection is replaced by a new one.
-const ATTEMPT: Duration = Duration::from_secs(5);
 /// Longest time of an attempt that no caller requested.
 const CHECK: Duration = Duration::from_secs(1);
-/// First and longest pause between two attempts.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(200)];
 
 /// Why an attempt failed.
 #[derive(Debug)]
 enum Failure {
     /// The connection failed: the next attempt may succeed.
     Again(String),
+    /// No process listens there. Of a session's server only the coordinator knows where it may be now.
+    Absent(String),
     /// This transport is unavailable; another one may work.
     Unfit(String),
     /// A repetition would fail in the same way.
@@ -84,6 +84,8 @@ pub struct NetServerLink {
     /// Control connection; `None` while it is cut.
     conn: Option<Control>,
     session: SessionId,
+    /// Whether the server is the successor of the one that made the session, and has not got its client yet.
+    succeeds: bool,
     /// Address of the push counter, by applier.
     counters: Vec<Option<RemoteAddr>>,
     watch: Reactor,
@@ -95,6 +97,10 @@ pub struct NetServerLink {
     parked_flag: Vec<Option<(Arc<Region>, usize)>>,
     /// On verbs, the resources that the lanes share.
     verbs: Option<Arc<VerbsSide>>,
+    /// On verbs, the ports of this host and what is known of their paths to the server.
+    paths: Paths,
+    /// On verbs, whether a lane of the session has proved that its path carries packets.
+    path_proved: bool,
 }
 
 impl NetServerLink {
@@ -119,6 +125,22 @@ impl NetServerLink {
         self.counters = attached.lanes.iter().map(counter).collect();
     }
 
+    fn attach_by(&self, transport: Transport) -> Attach {
+        let (ports, failed_paths) = match transport {
+            Transport::Verbs => (self.paths.offers(), self.paths.failed()),
+            _ => (Vec::new(), Vec::new()),
+        };
+        Attach {
+            transport,
+            ring_bytes: u32::try_from(self.config.ring_bytes).unwrap_or(u32::MAX),
+            thread: self.config.thread,
+            workers: self.config.workers,
+            reason: self.reason.clone(),
+            ports,
+            failed_paths,
+        }
+    }
+
     /// Requests a session; checks that the lanes are in the order of the appliers.
     fn attach(
         &self,
@@ -126,14 +148,7 @@ impl NetServerLink {
         transport: Transport,
         deadline: Deadline,
     ) -> Attempt<Attached> {
-        let attach = Attach {
-            transport,
-            ring_bytes: u32::try_from(self.config.ring_bytes).unwrap_or(u32::MAX),
-            thread: self.config.thread,
-            workers: self.config.workers,
-            reason: self.reason.clone(),
-        };
-        let request = ServerRequest::Attach(attach);
+        let request = ServerRequest::Attach(self.attach_by(transport));
         match self.call(conn, &request, deadline)? {
             ServerAnswer::Attached(attached) => {
                 let in_order = (0..)
@@ -154,11 +169,14 @@ impl NetServerLink {
         let endpoints = &self.server.endpoints;
         let stream = if self.transport == TransportKind::Shm {
             let stream = Stream::unix(&endpoints.unix, deadline);
-            stream.map_err(|e| Failure::Again(e.to_string()))?
+            stream.map_err(|e| {
+                let why = e.to_string();
+                not_connected(io_error(e).kind(), why)
+            })?
         } else {
             let stream = Stream::tcp(&endpoints.tcp, deadline);
-            let why = |e| format!("connect to {}: {e}", endpoints.tcp);
-            Stream::Tcp(stream.map_err(|e| Failure::Again(why(e)))?)
+            let why = |e: &std::io::Error| format!("connect to {}: {e}", endpoints.tcp);
+            Stream::Tcp(stream.map_err(|e| not_connected(e.kind(), why(&e)))?)
         };
         let mut random = [0; RANDOM_BYTES];
         getrandom::fill(&mut random).map_err(|e| ClientError::Environment(e.to_string()))?;
@@ -190,6 +208,37 @@ impl NetServerLink {
     ) -> Attempt<ServerAnswer> {
         conn.call(request, || deadline.left())
             .map_err(|e| self.failure(e))
+    }
+
+    /// As [`Self::ask`] within a call that ends at `deadline`; news of the server extend the attempt up to there.
+    fn ask_patiently(
+        &mut self,
+        request: &ServerRequest,
+        deadline: Deadline,
+    ) -> Attempt<ServerAnswer> {
+        let time = AttemptTime::new(deadline);
+        let mut conn = match self.conn.take() {
+            Some(conn) => conn,
+            None => self.resume(Deadline::after(time.left()))?,
+        };
+        let answer = conn.call_with_news(
+            request,
+            || time.left(),
+            |news| {
+                tracing::debug!(server = self.name, ?news, "lanes are not made yet");
+                time.progressed();
+            },
+        );
+        let answer = answer.map_err(|e| self.failure(e));
+        self.keep(conn, &answer);
+        answer
+    }
+
+    /// Keeps a connection after an answer. A refusal leaves it usable.
+    fn keep(&mut self, conn: Control, answer: &Attempt<ServerAnswer>) {
+        if matches!(answer, Ok(_) | Err(Failure::Final(ClientError::Refused(_)))) {
+            self.conn = Some(conn);
+        }
     }
 
     /// Classifies a connection's failure for the next attempt.
@@ -227,18 +276,37 @@ impl NetServerLink {
             None => self.resume(deadline)?,
         };
         let answer = self.call(&mut conn, request, deadline);
-        // A refusal leaves the connection usable.
-        if matches!(answer, Ok(_) | Err(Failure::Final(ClientError::Refused(_)))) {
-            self.conn = Some(conn);
-        }
+        self.keep(conn, &answer);
         answer
     }
 
-    /// Opens a new control connection and resumes the session on it.
-    fn resume(&self, deadline: Deadline) -> Attempt<Control> {
+    /// Opens a new control connection and resumes the session on it, at a successor with the carrier too.
+    fn resume(&mut self, deadline: Deadline) -> Attempt<Control> {
         let mut conn = self.connect(Purpose::Control, deadline)?;
         let session = self.session;
-        self.call(&mut conn, &ServerRequest::Resume { session }, deadline)?;
+        let request = match self.succeeds {
+            true => {
+                conn.stream_mut().pass(&self.waker);
+                let attach = self.attach_by(match self.transport {
+                    TransportKind::Shm => Transport::Shm,
+                    TransportKind::Verbs => Transport::Verbs,
+                    _ => Transport::Tcp,
+                });
+                ServerRequest::Reattach { session, attach }
+            }
+            false => ServerRequest::Resume { session },
+        };
+        self.call(&mut conn, &request, deadline)
+            .map_err(|failure| match failure {
+                // The successor's device is not ready yet, or has failed: the session keeps its transport.
+                Failure::Final(ClientError::Refused(no))
+                    if self.succeeds && no.code == RefusalCode::BadTransport =>
+                {
+                    Failure::Again(no.to_string())
+                }
+                other => other,
+            })?;
+        self.succeeds = false;
         tracing::debug!(server = self.name, %session, "session resumed");
         Ok(conn)
     }
@@ -261,7 +329,9 @@ impl NetServerLink {
         match self.attempts(op, deadline, attempt) {
             Ok(done) => Ok(done),
             Err(Failure::Final(e)) => Err(e),
-            Err(Failure::Again(why) | Failure::Unfit(why)) => Err(self.lost(&why)),
+            Err(Failure::Again(why) | Failure::Absent(why) | Failure::Unfit(why)) => {
+                Err(self.lost(&why))
+            }
         }
     }
 
@@ -272,23 +342,32 @@ impl NetServerLink {
         deadline: Deadline,
         mut attempt: impl FnMut(&mut Self, Deadline) -> Attempt<T>,
     ) -> Attempt<T> {
-        let [mut pause, longest] = PAUSES;
+        let mut pauses = Pauses::new(deadline);
         loop {
             let why = match attempt(self, deadline.min(Deadline::after(ATTEMPT))) {
-                Err(Failure::Again(why)) => why,
+                Err(Failure::Absent(why)) if self.session != SessionId(0) => {
+                    self.conn = None;
+                    return Err(self.lost(&format!("{op}: {why}")).into());
+                }
+                Err(Failure::Again(why) | Failure::Absent(why)) => why,
                 other => return other,
             };
             tracing::debug!(server = self.name, op, why, "to be tried again");
             self.conn = None;
-            if deadline.left() <= pause {
+            let Some(pause) = pauses.after_failure() else {
                 return Err(self.lost(&format!("{op}: {why}")).into());
-            }
+            };
             std::thread::sleep(pause);
-            pause = (pause * 2).min(longest);
         }
     }
 
-    fn try_recover(&mut self, applier: ApplierId, deadline: Deadline) -> Attempt<OpenLane> {
+    /// One attempt that ends at `deadline`, of a call that ends at `call`.
+    fn try_recover(
+        &mut self,
+        applier: ApplierId,
+        deadline: Deadline,
+        call: Deadline,
+    ) -> Attempt<OpenLane> {
         let request = ServerRequest::Recover { applier };
         let recovered = match self.ask(&request, deadline)? {
             ServerAnswer::Recovered(recovered) if recovered.lane.applier == applier => recovered,
@@ -296,9 +375,8 @@ impl NetServerLink {
         };
         let lane = match (self.transport, &recovered.shm) {
             (TransportKind::Shm, Some(told)) => self.renewed(usize::from(applier.0), told)?,
-            (TransportKind::Tcp | TransportKind::Verbs, None) => {
-                self.connect_lane(&recovered.lane, deadline)?
-            }
+            (TransportKind::Tcp, None) => Box::new(self.tcp_lane(&recovered.lane, deadline)?),
+            (TransportKind::Verbs, None) => self.verbs_lane(&recovered.lane, call)?,
             _ => return Err(self.nonsense("a lane of another transport")),
         };
         let state = state_of(&recovered);
@@ -410,7 +488,7 @@ impl ServerLink for NetServerLink {
         match self.resume(deadline.min(Deadline::after(CHECK))) {
             Ok(conn) => self.conn = Some(conn),
             Err(Failure::Final(e)) => return Err(e),
-            Err(Failure::Again(why) | Failure::Unfit(why)) => {
+            Err(Failure::Again(why) | Failure::Absent(why) | Failure::Unfit(why)) => {
                 tracing::debug!(server = self.name, why, "session not resumed yet");
             }
         }
@@ -421,20 +499,45 @@ impl ServerLink for NetServerLink {
         self.try_detach(deadline)
     }
 
+    fn follow(&mut self, members: &Members) -> bool {
+        // A membership of before the sessions were opened says nothing new.
+        if members.epoch < self.config.epoch {
+            return false;
+        }
+        self.config.epoch = members.epoch;
+        let own = |server: &&ServerMember| server.id == self.server.id;
+        let now = members.servers.iter().find(own);
+        let Some(now) = now.filter(|now| now.incarnation != self.server.incarnation) else {
+            return false;
+        };
+        self.server = now.clone();
+        self.become_of(self.transport);
+        (self.conn, self.succeeds) = (None, true);
+        true
+    }
+
     fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
         let side = self.verbs.as_ref();
         side.map_or(Ok(()), |side| side.register(buffer))
     }
 
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError> {
-        self.retry("recover", deadline, |link, deadline| {
+        self.retry("recover", deadline, |link, attempt| {
             // A transport that worked once may work again.
-            link.try_recover(applier, deadline)
+            link.try_recover(applier, attempt, deadline)
                 .map_err(|failure| match failure {
                     Failure::Unfit(why) => Failure::Again(why),
                     other => other,
                 })
         })
+    }
+}
+
+/// The failure of a connection that was not made.
+fn not_connected(kind: std::io::ErrorKind, why: String) -> Failure {
+    match kind {
+        std::io::ErrorKind::ConnectionRefused => Failure::Absent(why),
+        _ => Failure::Again(why),
     }
 }
 

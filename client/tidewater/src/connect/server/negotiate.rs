@@ -4,12 +4,15 @@
 //! available of shared memory, verbs and TCP, and logs in one line why the ones before are not. Shared
 //! memory comes before verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
+use tidewater_bookkeeping::paths::Paths;
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::limits::RDMA_FAST_MBPS;
 use tidewater_protocol::wire::control::{ServerMember, status_text};
 use tidewater_runtime::clock::Deadline;
+use tidewater_topology::Topology;
 
 use super::{Failure, NetServerLink};
 use crate::connect::ConnectConfig;
@@ -39,6 +42,7 @@ impl NetServerLink {
             reason: "it was asked for".to_owned(),
             conn: None,
             session: SessionId(0),
+            succeeds: false,
             counters: Vec::new(),
             watch: parker.reactor().clone(),
             waker: parker.waker().clone(),
@@ -46,6 +50,8 @@ impl NetServerLink {
             parked_flags: parker.parked_flags().clone(),
             parked_flag: Vec::new(),
             verbs: None,
+            paths: Paths::default(),
+            path_proved: false,
         };
         let opened = match config.transport {
             TransportChoice::Shm => link.open_shm(deadline),
@@ -56,7 +62,9 @@ impl NetServerLink {
         match opened {
             Ok(lanes) => Ok((link, lanes)),
             Err(Failure::Final(e)) => Err(e),
-            Err(Failure::Again(why) | Failure::Unfit(why)) => Err(link.cannot(&why)),
+            Err(Failure::Again(why) | Failure::Absent(why) | Failure::Unfit(why)) => {
+                Err(link.cannot(&why))
+            }
         }
     }
 
@@ -85,12 +93,20 @@ impl NetServerLink {
         };
         self.reason = status_text(&format!("no shared memory: {no_shm}; no RDMA: {no_verbs}"));
         let lanes = self.open_tcp(deadline)?;
-        tracing::info!(%server, no_shm, no_verbs, "lanes over tcp: nothing faster can be had");
+        match fast_port(&Topology::read_devices()) {
+            Some(unused) => tracing::warn!(
+                %server, no_shm, no_verbs, unused,
+                "lanes over tcp, though this host has fast RDMA: `tidewater doctor --rdma` examines it"
+            ),
+            None => tracing::info!(
+                %server, no_shm, no_verbs, "lanes over tcp: nothing faster can be had"
+            ),
+        }
         Ok(lanes)
     }
 
     /// Makes the error of an unavailable transport: the choice, the cause and the alternatives.
-    fn cannot(&self, why: &str) -> ClientError {
+    pub(super) fn cannot(&self, why: &str) -> ClientError {
         let (what, remedy) = match self.config.transport {
             TransportChoice::Shm => (
                 "shared memory was asked for (TIDEWATER_TRANSPORT=shm)",
@@ -106,5 +122,45 @@ impl NetServerLink {
             "{what}, but server {}: {why}; {remedy}",
             self.server.id
         ))
+    }
+}
+
+/// The fastest RDMA port of a host, if TCP in its place is worth a warning.
+fn fast_port(topology: &Topology) -> Option<String> {
+    let (name, rate_mbps) = topology.fastest_rdma_port()?;
+    let gbps = f64::from(rate_mbps) / 1000.0;
+    (rate_mbps >= RDMA_FAST_MBPS).then(|| format!("{name}, {gbps} Gb/s"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The port of a host with one RDMA device of this rate.
+    fn port_of(rate: &str) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let port = folder.path().join("sys/class/infiniband/mlx5_0/ports/1");
+        std::fs::create_dir_all(&port).unwrap();
+        for (file, text) in [
+            ("state", "4: ACTIVE"),
+            ("link_layer", "InfiniBand"),
+            ("rate", rate),
+        ] {
+            std::fs::write(port.join(file), text).unwrap();
+        }
+        fast_port(&Topology::read_at(folder.path()))
+    }
+
+    #[test]
+    fn tcp_on_a_host_with_fast_rdma_is_worth_a_warning() {
+        let fast = Some("mlx5_0:1, 400 Gb/s".to_owned());
+        assert_eq!(port_of("400 Gb/sec (4X NDR)"), fast);
+        assert_eq!(
+            port_of("25 Gb/sec (1X EDR)"),
+            Some("mlx5_0:1, 25 Gb/s".to_owned())
+        );
+        assert_eq!(port_of("10 Gb/sec (4X SDR)"), None);
+        assert_eq!(port_of("2.5 Gb/sec (1X SDR)"), None);
+        assert_eq!(port_of("nonsense"), None);
     }
 }

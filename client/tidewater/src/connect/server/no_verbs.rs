@@ -4,10 +4,14 @@ use std::net::IpAddr;
 
 use tidewater_lanes::fabric::ClientLane;
 use tidewater_lanes::wake::{Arms, Reactor};
-use tidewater_launch::{RdmaDevice, RdmaTimeout};
+use tidewater_launch::{FabricSettings, RdmaDevice};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
+use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
+use tidewater_topology::{PortCandidate, RankedPorts};
+
+const NOT_BUILT_IN: &str = "this program was built without the cargo feature verbs or verbs-dlopen";
 
 /// Uninhabited: this program has no RDMA side.
 #[derive(Debug)]
@@ -18,20 +22,33 @@ pub(super) enum VerbsSide {}
 pub(super) enum LaneOffer {}
 
 impl VerbsSide {
-    pub(super) fn new(
+    pub(super) fn ports(
         _: IpAddr,
-        _: (Option<&RdmaDevice>, RdmaTimeout),
+        _: (Option<&RdmaDevice>, FabricSettings),
+        _: u32,
+    ) -> Result<RankedPorts, String> {
+        Err(NOT_BUILT_IN.into())
+    }
+
+    pub(super) fn new(
+        _: &PortCandidate,
+        _: FabricSettings,
         _: &Reactor,
         _: &Arms,
+        _: usize,
     ) -> Result<Self, String> {
-        Err("this program was built without the cargo feature verbs or verbs-dlopen".into())
+        Err(NOT_BUILT_IN.into())
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        match *self {}
     }
 
     pub(super) fn register(&self, _: &mut Buffer) -> Result<(), String> {
         match *self {}
     }
 
-    pub(super) fn offer(&self, _: usize, _: usize) -> Result<LaneOffer, String> {
+    pub(super) fn offer(&self, _: usize, _: usize, _: bool) -> Result<LaneOffer, String> {
         match *self {}
     }
 
@@ -40,7 +57,12 @@ impl VerbsSide {
         _: LaneOffer,
         _: &VerbsConnected,
         _: &str,
+        _: Option<Deadline>,
     ) -> Result<Box<dyn ClientLane>, String> {
+        match *self {}
+    }
+
+    pub(super) fn without_atomics(&self) -> String {
         match *self {}
     }
 }

@@ -1,21 +1,26 @@
 //! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one. Each
 //! lane has a TCP connection of its own, or queue pairs.
 
-use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, RemoteAddr, TransportKind};
+use tidewater_bookkeeping::paths::Paths;
+use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, TransportKind};
 use tidewater_lanes::tcp::TcpClientLane;
+use tidewater_launch::TransportChoice;
+use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::lines::StateLine;
-use tidewater_protocol::layout::session::mailbox_bytes;
+use tidewater_protocol::layout::session::{TICKET_WORD_BYTES, mailbox_bytes};
+use tidewater_protocol::scale::pulling_pairs;
 use tidewater_protocol::wire::control::{
-    Attached, LaneGrant, Remote, ServerAnswer, ServerRequest, Transport,
+    Attached, LaneGrant, ServerAnswer, ServerRequest, Transport, VerbsConnected,
 };
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
+use tidewater_topology::PortCandidate;
 
-use super::verbs::VerbsSide;
+use super::verbs::{LaneOffer, VerbsSide};
 use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};
 use crate::error::ClientError;
 use crate::link::{OpenLane, ServerLink as _};
@@ -29,25 +34,73 @@ impl NetServerLink {
         self.connect_lanes(&attached, deadline)
     }
 
-    /// Opens a session with lanes over verbs. If only verbs are unavailable, the control connection is
-    /// kept for the next transport.
+    /// Opens a session with lanes over verbs, on the first pair of ports that passes its check. If only
+    /// verbs are unavailable, the control connection is kept for the next transport.
     pub(super) fn open_verbs(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Verbs);
         self.needs_tcp_address()?;
+        self.paths = Paths::new();
+        loop {
+            let opened = self.open_path(deadline);
+            let failures = self.paths.failures();
+            let why = match opened {
+                Err(Failure::Unfit(why)) => why,
+                Ok(lanes) => {
+                    if !failures.is_empty() {
+                        let server = &self.name;
+                        tracing::warn!(
+                            server,
+                            failures,
+                            "RDMA ports that do not connect are passed over"
+                        );
+                    }
+                    return Ok(lanes);
+                }
+                failed => return failed,
+            };
+            if self.paths.may_try_again(&why) {
+                continue;
+            }
+            let separator = if failures.is_empty() { "" } else { "; " };
+            return Err(Failure::Unfit(format!("{failures}{separator}{why}")));
+        }
+    }
+
+    /// Opens a session with lanes over verbs on the pair of ports that the server selects.
+    fn open_path(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let attached = self.attach_remote(Transport::Verbs, deadline)?;
-        let opened = self.connect_lanes(&attached, deadline);
-        let opened = opened.and_then(|mut lanes| match prove(&attached, &mut lanes, deadline) {
-            Ok(()) => Ok(lanes),
-            Err(why) => Err(Failure::Unfit(why)),
-        });
+        self.path_proved = false;
+        let opened = self.use_path(&attached);
+        let opened = opened.and_then(|()| self.connect_lanes(&attached, deadline));
         if matches!(opened, Err(Failure::Unfit(_))) {
             self.verbs = None;
-            // The server ends the session by itself some time after its connection.
-            if self.ask(&ServerRequest::Detach, deadline).is_err() {
-                self.conn = None;
+            match self.ask(&ServerRequest::Detach, deadline) {
+                Ok(_) => self.session = SessionId(0),
+                // The server ends the session by itself some time after its connection; until then the rank
+                // is taken.
+                Err(_) => self.conn = None,
             }
         }
         opened
+    }
+
+    /// Opens this end's port of the pair that the server has selected.
+    fn use_path(&mut self, attached: &Attached) -> Attempt<()> {
+        let port = attached.path.and_then(|path| self.paths.select(path));
+        let port = port.ok_or_else(|| self.nonsense("no ports, or others than were offered"))?;
+        let opened = self.open_port(&port);
+        if opened.is_err() {
+            self.paths.fail_here();
+        }
+        opened
+    }
+
+    fn open_port(&mut self, port: &PortCandidate) -> Attempt<()> {
+        // Ranks and threads of one host use different vectors.
+        let vector = self.config.rank.wrapping_add(self.config.thread) as usize;
+        let side = VerbsSide::new(port, self.config.fabric, &self.watch, &self.arms, vector);
+        self.verbs = Some(Arc::new(side.map_err(Failure::Unfit)?));
+        Ok(())
     }
 
     fn needs_tcp_address(&self) -> Result<(), ClientError> {
@@ -74,10 +127,10 @@ impl NetServerLink {
                 _ => Ok(()),
             };
             let attempt = prepared.and_then(|()| link.attach(&mut conn, transport, deadline));
-            let again = !std::mem::take(&mut first);
+            let again = !std::mem::take(&mut first) || link.session != SessionId(0);
             match attempt {
-                // The rank is taken by an earlier attempt of this link; the server has not yet seen its
-                // end.
+                // The rank is taken by an earlier attempt or session of this link; the server has not yet
+                // seen its end.
                 Err(Failure::Final(ClientError::Refused(no)))
                     if again && no.code == RefusalCode::RankTaken =>
                 {
@@ -100,48 +153,61 @@ impl NetServerLink {
         Ok(attached)
     }
 
-    /// Opens the RDMA device of the local address of the control connection.
+    /// Ranks the RDMA ports of this host for the control connection.
     fn prepare_verbs(&mut self, conn: &mut Control) -> Attempt<()> {
         let local = conn.stream_mut().local().ok_or_else(|| {
             Failure::Again("the control connection has lost its address".to_owned())
         })?;
-        let wish = (self.config.rdma_device.as_ref(), self.config.rdma_timeout);
-        let side = VerbsSide::new(local, wish, &self.watch, &self.arms);
-        self.verbs = Some(Arc::new(side.map_err(Failure::Unfit)?));
+        let names = self.config.rdma_device.as_ref();
+        let ports = VerbsSide::ports(local, (names, self.config.fabric), self.config.local_rank);
+        self.paths.set_ports(ports.map_err(Failure::Unfit)?);
         Ok(())
     }
 
+    /// Opens the device of the session again after it has failed. Buffers that the program registered are
+    /// copied from now on, until it registers them again.
+    fn reopen_verbs(&mut self) -> Attempt<()> {
+        let port = self.paths.port();
+        let port = port.ok_or_else(|| Failure::Again("there is no port".to_owned()))?;
+        self.open_port(&port)
+    }
+
+    /// Connects the lanes of a new session: those over verbs by one request, those over TCP one by one.
     fn connect_lanes(&mut self, attached: &Attached, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
-        let mut lanes = Vec::with_capacity(attached.lanes.len());
-        for grant in &attached.lanes {
+        let grants = &attached.lanes;
+        if self.transport == TransportKind::Verbs {
+            return match self.verbs_lanes(grants, deadline) {
+                Ok(lanes) => Ok(grants.iter().zip(lanes).map(first).collect()),
+                Err(Failure::Again(why) | Failure::Absent(why)) => {
+                    tracing::debug!(server = self.name, why, "lanes to be recovered");
+                    self.conn = None;
+                    // One of them proves the path: if it cannot, there is still another pair or transport.
+                    let mut recover = |grant: &LaneGrant| {
+                        self.attempts("recover", deadline, |link, attempt| {
+                            link.try_recover(grant.applier, attempt, deadline)
+                        })
+                    };
+                    grants.iter().map(&mut recover).collect()
+                }
+                Err(failure) => Err(failure),
+            };
+        }
+        let mut lanes = Vec::with_capacity(grants.len());
+        for grant in grants {
             let attempt = deadline.min(Deadline::after(ATTEMPT));
-            lanes.push(match self.connect_lane(grant, attempt) {
-                Ok(lane) => OpenLane {
-                    lane,
-                    state: StateLine::default(),
-                    status: Some(status_of(grant)),
-                },
-                Err(Failure::Again(_)) => self.recover(grant.applier, deadline)?,
+            lanes.push(match self.tcp_lane(grant, attempt) {
+                Ok(lane) => first((grant, Box::new(lane))),
+                Err(Failure::Again(_) | Failure::Absent(_)) => {
+                    self.recover(grant.applier, deadline)?
+                }
                 Err(failure) => return Err(failure),
             });
         }
         Ok(lanes)
     }
 
-    /// Connects a granted lane.
-    pub(super) fn connect_lane(
-        &mut self,
-        grant: &LaneGrant,
-        deadline: Deadline,
-    ) -> Attempt<Box<dyn ClientLane>> {
-        if self.transport == TransportKind::Verbs {
-            self.verbs_lane(grant, deadline)
-        } else {
-            Ok(Box::new(self.tcp_lane(grant, deadline)?))
-        }
-    }
-
-    fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpClientLane> {
+    /// Connects a granted lane over a connection of its own.
+    pub(super) fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpClientLane> {
         let purpose = Purpose::Lane {
             session: self.session,
             applier: grant.applier,
@@ -164,42 +230,135 @@ impl NetServerLink {
             .map_err(|e| Failure::Again(e.to_string()))
     }
 
-    /// Makes queue pairs at both ends and exchanges their numbers.
-    fn verbs_lane(
+    /// The server counts pushes, and `device` has no atomics: a lane over verbs cannot count. A client that
+    /// must have verbs fails with the remedy; another one goes on uncounted, and logs the reason.
+    fn go_uncounted(&mut self, applier: ApplierId, device: &str) -> Attempt<()> {
+        let why = format!(
+            "pushes are counted (--count-pushes), but {device} has no 64-bit atomics: start servers without \
+             --count-pushes"
+        );
+        if self.config.transport == TransportChoice::Verbs {
+            // The path is not the cause: no other pair of ports is tried.
+            return Err(self.cannot(&why).into());
+        }
+        if let Some(counter) = self.counters.get_mut(usize::from(applier.0)) {
+            *counter = None;
+        }
+        if applier.0 == 0 {
+            let server = &self.name;
+            tracing::warn!(
+                server,
+                "lanes over verbs without counts: {why}, or take --transport tcp"
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes queue pairs of one recovered lane at both ends and exchanges their numbers. News of the server
+    /// extend the attempt up to `deadline`.
+    pub(super) fn verbs_lane(
         &mut self,
         grant: &LaneGrant,
         deadline: Deadline,
     ) -> Attempt<Box<dyn ClientLane>> {
+        let (side, offer) = self.offer(grant)?;
+        let connect = offer.connect(grant.applier, grant.nonce);
+        let request = ServerRequest::ConnectVerbs(connect);
+        let connected = match self.ask_patiently(&request, deadline).map_err(unfit)? {
+            ServerAnswer::VerbsConnected(connected) if connected.applier == grant.applier => {
+                connected
+            }
+            _ => return Err(self.nonsense("another answer than to ConnectVerbs")),
+        };
+        self.opened(&side, grant, (offer, &connected), deadline)
+    }
+
+    /// As [`Self::verbs_lane`] for all lanes of a session, by one request.
+    fn verbs_lanes(
+        &mut self,
+        grants: &[LaneGrant],
+        deadline: Deadline,
+    ) -> Attempt<Vec<Box<dyn ClientLane>>> {
+        let mut offers = Vec::with_capacity(grants.len());
+        let mut connects = Vec::with_capacity(grants.len());
+        for grant in grants {
+            let (side, offer) = self.offer(grant)?;
+            connects.push(offer.connect(grant.applier, grant.nonce));
+            offers.push((side, offer));
+        }
+        let request = ServerRequest::ConnectLanes(connects);
+        let connected = match self.ask_patiently(&request, deadline).map_err(unfit)? {
+            ServerAnswer::LanesConnected(connected) if connected.len() == grants.len() => connected,
+            _ => return Err(self.nonsense("another answer than to ConnectLanes")),
+        };
+        let mut lanes = Vec::with_capacity(grants.len());
+        for ((grant, (side, offer)), connected) in grants.iter().zip(offers).zip(&connected) {
+            if connected.applier != grant.applier {
+                return Err(self.nonsense("lanes in another order"));
+            }
+            lanes.push(self.opened(&side, grant, (offer, connected), deadline)?);
+        }
+        Ok(lanes)
+    }
+
+    /// Makes this end of a lane over verbs.
+    fn offer(&mut self, grant: &LaneGrant) -> Attempt<(Arc<VerbsSide>, LaneOffer)> {
+        if self.verbs.as_ref().is_some_and(|side| side.has_failed()) {
+            self.reopen_verbs()?;
+        }
         let Some(side) = self.verbs.clone() else {
             return Err(Failure::Again("there is no adapter".into()));
         };
         let mailbox = mailbox_bytes(self.config.ring_bytes);
-        let offer = side.offer(pulling_pairs(self.server.appliers), mailbox);
-        let offer = offer.map_err(Failure::Unfit)?;
-        let connect = offer.connect(grant.applier, grant.nonce);
-        match self.ask(&ServerRequest::ConnectVerbs(connect), deadline) {
-            Ok(ServerAnswer::VerbsConnected(told)) if told.applier == grant.applier => {
-                let lane = side.open(offer, &told, &self.name);
-                let mut lane = lane.map_err(Failure::Unfit)?;
-                read_status(&mut *lane, grant, deadline).map_err(Failure::Unfit)?;
-                Ok(lane)
-            }
-            Ok(_) => Err(self.nonsense("another answer than to ConnectVerbs")),
-            Err(Failure::Final(ClientError::Refused(no)))
-                if no.code == RefusalCode::BadTransport =>
-            {
-                Err(Failure::Unfit(no.to_string()))
-            }
-            Err(failure) => Err(failure),
+        let counts = grant.ticket.len >= TICKET_WORD_BYTES;
+        let offer = side.offer(pulling_pairs(self.server.appliers), mailbox, counts);
+        if offer.is_err() && !self.path_proved {
+            self.paths.fail_here();
         }
+        Ok((side, offer.map_err(Failure::Unfit)?))
+    }
+
+    /// Opens a lane after its server's end is made, and reads its status once. The first lane of a session
+    /// proves the path for all.
+    fn opened(
+        &mut self,
+        side: &VerbsSide,
+        grant: &LaneGrant,
+        (offer, connected): (LaneOffer, &VerbsConnected),
+        deadline: Deadline,
+    ) -> Attempt<Box<dyn ClientLane>> {
+        // A packet that is lost is sent again only after the device's timeout.
+        let patience = ATTEMPT.max(self.config.fabric.longest_retry());
+        let deadline = deadline.min(Deadline::after(patience));
+        let prove = (!self.path_proved).then_some(deadline);
+        let lane = side.open(offer, connected, &self.name, prove);
+        let mut lane = lane.map_err(Failure::Unfit)?;
+        self.path_proved = true;
+        if grant.ticket.len >= TICKET_WORD_BYTES && !lane.has_atomics() {
+            self.go_uncounted(grant.applier, &side.without_atomics())?;
+        }
+        read_status(&mut *lane, grant, deadline).map_err(Failure::Unfit)?;
+        Ok(lane)
     }
 }
 
-/// Number of queue pairs of a lane that pull. READs of one pair wait for each other, so that a few
-/// pairs to each server are needed to keep its port busy. With several appliers the lanes are that
-/// many.
-const fn pulling_pairs(appliers: u16) -> usize {
-    4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
+/// A lane of a new session.
+fn first((grant, lane): (&LaneGrant, Box<dyn ClientLane>)) -> OpenLane {
+    OpenLane {
+        lane,
+        state: StateLine::default(),
+        status: Some(status_of(grant)),
+    }
+}
+
+/// A server that refuses a lane over verbs may serve another transport.
+fn unfit(failure: Failure) -> Failure {
+    match failure {
+        Failure::Final(ClientError::Refused(no)) if no.code == RefusalCode::BadTransport => {
+            Failure::Unfit(no.to_string())
+        }
+        other => other,
+    }
 }
 
 /// Reads the public copy of a lane's status record once. The lane then has the device's key of that
@@ -217,47 +376,4 @@ fn read_status(
     };
     lane.read(&[op], into, deadline)
         .map_err(|e| format!("queue pairs were made, but the state line cannot be read: {e}"))
-}
-
-/// Checks that the path carries RDMA while there is another transport to take: a network may let TCP
-/// through and drop RDMA packets. Reads the ticket line's word, and adds 0 to it.
-fn prove(attached: &Attached, lanes: &mut [OpenLane], deadline: Deadline) -> Result<(), String> {
-    let (Some(grant), Some(open)) = (attached.lanes.first(), lanes.first_mut()) else {
-        return Ok(());
-    };
-    let deadline = deadline.min(Deadline::after(ATTEMPT));
-    let Remote { key, address, .. } = grant.ticket;
-    let from = RemoteAddr { key, addr: address };
-    let mut word = [0; 8];
-    let op = ReadOp {
-        from,
-        len: 8,
-        head_len: 8,
-        head_at: 0,
-        body_at: 0,
-        fence: false,
-    };
-    let into = ReadDest {
-        head: &mut word,
-        body: &mut [],
-    };
-    let read = open.lane.read(&[op], into, deadline);
-    let proven = read.and_then(|()| open.lane.fetch_add(from, 0, deadline).map(drop));
-    proven.map_err(|e| format!("queue pairs were made, but nothing comes through: {e}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_is_read_over_at_least_four_pairs() {
-        let pairs = |appliers: u16| {
-            (1..=appliers)
-                .map(|_| pulling_pairs(appliers))
-                .sum::<usize>()
-        };
-        assert_eq!([1, 2, 3, 4, 64].map(pulling_pairs), [4, 2, 2, 1, 1]);
-        assert!((1..=64).all(|appliers| pairs(appliers) >= 4));
-    }
 }

@@ -20,7 +20,7 @@ impl NetServerLink {
         }
         self.become_of(TransportKind::Shm);
         self.attach_shm(deadline).map_err(|failure| match failure {
-            Failure::Again(why) => Failure::Unfit(why),
+            Failure::Again(why) | Failure::Absent(why) => Failure::Unfit(why),
             other => other,
         })
     }

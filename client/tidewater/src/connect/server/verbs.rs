@@ -1,15 +1,18 @@
-//! The RDMA side of a link: the device of its control connection's address, and the resources that the
-//! lanes of one thread share on it.
+//! The RDMA side of a link: the ports of this host, and the resources that the lanes of one thread share on
+//! one of them.
 
 use std::net::IpAddr;
 
 use tidewater_lanes::fabric::ClientLane;
 use tidewater_lanes::wake::{Arms, Reactor};
-use tidewater_launch::{RdmaDevice, RdmaTimeout};
+use tidewater_launch::{FabricSettings, RdmaDevice};
 use tidewater_protocol::wire::control::VerbsConnected;
+use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
-use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, RetryTimeout, VerbsError};
+use tidewater_topology::{GidIndex, PKey, PortCandidate, PortWish, RankedPorts};
+pub(super) use tidewater_verbs::LaneOffer;
+use tidewater_verbs::{Adapter, ClientDomain, Notifier, VerbsError, rank_ports};
 
 /// RDMA resources that the lanes of one link share.
 #[derive(Debug)]
@@ -19,22 +22,46 @@ pub(super) struct VerbsSide {
 }
 
 impl VerbsSide {
-    /// Opens the device of `local`, for a thread that sleeps on `watch` and arms `arms`.
+    /// Ranks the ports of this host for connections from `control`.
+    pub(super) fn ports(
+        control: IpAddr,
+        (names, fabric): (Option<&RdmaDevice>, FabricSettings),
+        local_rank: u32,
+    ) -> Result<RankedPorts, String> {
+        let wish = PortWish {
+            control: Some(control),
+            names: names.map(RdmaDevice::names),
+            pkey: fabric.pkey.map(PKey::get),
+            gid_index: fabric.gid_index.map(GidIndex::get),
+            local_rank,
+        };
+        rank_ports(&wish).map_err(|e| e.to_string())
+    }
+
+    /// Opens a port, for a thread that sleeps on `watch` and arms `arms`. The device raises its events by
+    /// completion vector `vector`, modulo those that it has.
     pub(super) fn new(
-        local: IpAddr,
-        (wish, timeout): (Option<&RdmaDevice>, RdmaTimeout),
+        port: &PortCandidate,
+        fabric: FabricSettings,
         watch: &Reactor,
         arms: &Arms,
+        vector: usize,
     ) -> Result<Self, String> {
-        let patience = RetryTimeout::with_timeout(timeout.exponent());
         let made = || {
-            let adapter = Adapter::for_address(local, wish.map(RdmaDevice::as_str))?;
+            let adapter = Adapter::open(port)?;
             Ok(Self {
-                domain: ClientDomain::new(&adapter, patience)?,
-                notifier: Notifier::new(&adapter, watch, arms)?,
+                domain: ClientDomain::new(&adapter, fabric)?,
+                notifier: Notifier::with_vector(&adapter, watch, arms, vector)?,
             })
         };
         made().map_err(|e: VerbsError| e.to_string())
+    }
+
+    /// Whether the device has failed since. Logs its events.
+    pub(super) fn has_failed(&self) -> bool {
+        let device = self.domain.adapter().device();
+        device.log_events();
+        device.has_failed()
     }
 
     /// Registers a buffer, so that the device may write it for the lanes.
@@ -42,22 +69,44 @@ impl VerbsSide {
         self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
-    /// Makes a lane's queue pairs and mailbox.
-    pub(super) fn offer(&self, pulls: usize, mailbox_bytes: usize) -> Result<LaneOffer, String> {
-        LaneOffer::new(&self.domain, &self.notifier, pulls, mailbox_bytes)
-            .map_err(|e| e.to_string())
+    /// Makes a lane's queue pairs and mailbox. `counts`: pushes over it are counted.
+    pub(super) fn offer(
+        &self,
+        pulls: usize,
+        mailbox_bytes: usize,
+        counts: bool,
+    ) -> Result<LaneOffer, String> {
+        let offer = LaneOffer::new(&self.domain, &self.notifier, pulls, mailbox_bytes);
+        let mut offer = offer.map_err(|e| e.to_string())?;
+        if !counts {
+            offer.ask_no_atomics();
+        }
+        Ok(offer)
     }
 
-    /// Opens the lane, once the server has sent its end.
+    /// Opens the lane, once the server has sent its end. With `prove`, proves before that deadline that
+    /// the path carries packets of all lengths.
     pub(super) fn open(
         &self,
         offer: LaneOffer,
-        told: &VerbsConnected,
+        connected: &VerbsConnected,
         peer: &str,
+        prove: Option<Deadline>,
     ) -> Result<Box<dyn ClientLane>, String> {
-        match offer.open(told, peer.to_owned()) {
-            Ok(lane) => Ok(Box::new(lane)),
-            Err(e) => Err(e.to_string()),
+        let lane = offer.open(connected, peer.to_owned());
+        let mut lane = lane.map_err(|e| e.to_string())?;
+        if let Some(deadline) = prove {
+            lane.prove_path(deadline).map_err(|e| e.to_string())?;
+        }
+        Ok(Box::new(lane))
+    }
+
+    /// The device that keeps a lane from having atomics.
+    pub(super) fn without_atomics(&self) -> String {
+        let device = self.domain.adapter().device();
+        match device.limits().atomics {
+            true => "the RDMA device of the server".to_owned(),
+            false => format!("the RDMA device {} of this host", device.name()),
         }
     }
 }

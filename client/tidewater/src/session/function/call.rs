@@ -6,7 +6,7 @@ use tidewater_expression::Partial;
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::function::{
-    FUNCTION_BODY_BYTES_MAX, FUNCTION_NAME_BYTES_MAX, FunctionBody, FunctionPayload,
+    AtTickProblem, FUNCTION_BODY_BYTES_MAX, FUNCTION_NAME_BYTES_MAX, FunctionBody, FunctionPayload,
 };
 use tidewater_protocol::limits::FUNCTION_MODULE_BYTES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
@@ -28,14 +28,14 @@ use crate::table::{Element, Table};
 /// Frames of an update after which they are sent: appliers begin while the next ones are built.
 const SEND_FRAMES: usize = 16;
 
-/// Refusal of updates on tables of ticks, with the two ways out.
-const AT_TICK: &str = "it takes effect at ticks, and functions take effect on arrival; define it with immediate \
-                       effect, or pull the elements, compute, and push them as an assignment";
-
 impl Client {
     /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
     /// later pushes, functions and reductions of this client come after it, and pulls see it after a
     /// wait for its ticket. It is applied exactly once. It covers the rows that exist when it begins.
+    ///
+    /// On a dense table of ticks the call belongs to the iteration that this client has open: it takes effect with its
+    /// tick, after the pushes of all workers, in the order of rank, thread and call. Its inputs are then tables of the same
+    /// ticks, seen with that iteration's pushes. The ticket reports that the call is accepted.
     ///
     /// A frame of at most 256 KiB of elements changes all of its elements or none. Where a frame is
     /// refused (a NaN in a table with `finite_check`), other frames of the call may have taken effect.
@@ -59,8 +59,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for inputs unlike the target, a range outside it, missing parameters,
-    /// or a table that takes effect at ticks. A deadline when a ring stays full.
+    /// [`ClientError::Argument`] for inputs unlike the target, a range outside it, missing parameters, or a table of
+    /// ticks that is sparse, a snapshot, or checked for NaN and infinity. A deadline when a ring stays full.
     ///
     /// # Cost
     /// A frame for each 256 KiB of elements (or 2,048 rows); each element is read, computed, and stored
@@ -75,7 +75,8 @@ impl Client {
         let checked = args.check(function);
         self.check_call(op, target, checked)?;
         let body = FunctionBody::Expression(&function.encoded);
-        self.send_update(op, target, body, args)
+        let sent = self.send_update(op, target, body, args);
+        sent.map_err(|e| self.name_turns(Some(target.id()), e))
     }
 
     /// Computes an expression for each element of `target` and combines the values. `None`: there is
@@ -155,7 +156,8 @@ impl Client {
     /// exactly-once as in [`Client::update`]; a function that fails changes nothing of its frame.
     ///
     /// # Errors
-    /// As [`Client::update`]. The ticket fails when the servers have no such function, or it refuses.
+    /// As [`Client::update`], and for every table of ticks. The ticket fails when the servers have no such function,
+    /// or it refuses.
     pub fn call_update<T: Element>(
         &mut self,
         target: &Table<T>,
@@ -208,9 +210,7 @@ impl Client {
         self.check_keyed(op, target, name, arguments, keys, values.len())?;
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
-        if matches!(state.spec.effect, Apply::AtTick(_)) {
-            return Err(state.wrong(op, AT_TICK.into()));
-        }
+        check_effect(op, state, false)?;
         self.lanes.counters.pushes += 1;
         let mut ticket = Ticket::of(self.tables.client, state.id);
         let each = values.len() / keys.len().max(1);
@@ -398,9 +398,11 @@ impl Client {
         self.check_worker(op)?;
         let deadline = self.deadline();
         let state = self.tables.find(op, target.named())?;
-        if matches!(state.spec.effect, Apply::AtTick(_)) {
-            return Err(state.wrong(op, AT_TICK.into()));
-        }
+        check_effect(op, state, matches!(body, FunctionBody::Expression(_)))?;
+        let clock = match state.spec.effect {
+            Apply::AtTick(_) => self.clock.stamp(state.spec.domain),
+            Apply::Immediate => 0,
+        };
         let tables = self.input_ids(op, target, body, args)?;
         let pieces = self.pieces(op, target, args.range.clone(), deadline)?;
         let state = self.tables.find(op, target.named())?;
@@ -414,7 +416,8 @@ impl Client {
             for queue in &mut queues {
                 let Some(n) = queue.pop_front() else { continue };
                 let piece = pieces[n];
-                let header = header_of(state, FrameKind::Update, piece);
+                let mut header = header_of(state, FrameKind::Update, piece);
+                header.clock = clock;
                 let bytes = payload.at(piece.first);
                 let fill = |to: &mut [u8]| to.copy_from_slice(bytes);
                 let seq = self
@@ -448,6 +451,21 @@ impl Client {
         let state = self.tables.find(op, target.named())?;
         let mut payload = FunctionPayload::new(body, reduction, &tables, args.parameters);
         request_all(&mut self.lanes, state, &pieces, &mut payload, deadline)
+    }
+}
+
+/// Checks that a table which takes effect at ticks can hold an update for one.
+fn check_effect(
+    op: &'static str,
+    state: &TableState,
+    is_expression: bool,
+) -> Result<(), ClientError> {
+    if !matches!(state.spec.effect, Apply::AtTick(_)) {
+        return Ok(());
+    }
+    match AtTickProblem::of(&state.spec, is_expression) {
+        Some(problem) => Err(state.wrong(op, problem.describe().into())),
+        None => Ok(()),
     }
 }
 

@@ -15,7 +15,7 @@
 #[non_exhaustive]
 pub struct Pulled {
     /// Version of all elements: the ticks of the table's clock domain that are in them, and no later
-    /// one. See [`Client::wait_newer`](crate::Client::wait_newer).
+    /// one. See `Client::wait_newer`.
     pub version: Option<u64>,
     /// Smallest and largest number of stores of the blocks or rows that were read.
     pub stores: Option<RangeVersions>,
@@ -34,7 +34,7 @@ pub struct RangeVersions {
 
 /// Collects the versions of what a pull reads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub struct Seen {
     smallest: u64,
     largest: u64,
     /// Whether some elements came without a version.
@@ -54,19 +54,19 @@ impl Default for Seen {
 impl Seen {
     /// Adds a block or row with this number of stores.
     #[inline(always)]
-    pub(crate) fn add(&mut self, stores: u64) {
+    pub fn add(&mut self, stores: u64) {
         self.smallest = self.smallest.min(stores);
         self.largest = self.largest.max(stores);
     }
 
     /// Notes that some elements came without a version.
-    pub(crate) const fn lose(&mut self) {
+    pub const fn lose(&mut self) {
         self.unknown = true;
     }
 
     /// The result of a pull without a version of all elements.
     #[inline]
-    pub(crate) fn pulled(self) -> Pulled {
+    pub fn pulled(self) -> Pulled {
         let known = !self.unknown && self.smallest <= self.largest;
         Pulled {
             version: None,
@@ -80,7 +80,7 @@ impl Seen {
 
 impl Pulled {
     /// The result of a pull of elements that are all of one version.
-    pub(crate) const fn of_version(version: u64) -> Self {
+    pub const fn of_version(version: u64) -> Self {
         Self {
             version: Some(version),
             stores: None,

@@ -6,6 +6,7 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape,
     TRANSIENT_TABLES, TableSpec,
 };
+use tidewater_protocol::wire::control::Arrival;
 
 use super::error::CollectiveError;
 
@@ -16,7 +17,7 @@ const BUFFERS: u64 = 2;
 
 /// One of the two tables of the collective calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowsOf {
+pub enum RowsOf {
     /// Rows of the first round of a call. One row a worker: a call of a few values is one round.
     First,
     /// Rows of the further rounds. Several short rows a worker, which fit the smallest ring.
@@ -40,28 +41,33 @@ impl RowsOf {
     }
 
     /// Bytes of values in a row.
-    pub(crate) const fn row_bytes(self) -> usize {
+    pub const fn row_bytes(self) -> usize {
         (self.words() - HEADER_WORDS) * size_of::<i64>()
     }
 
     /// Bytes of values of a worker in one round.
-    pub(crate) const fn round_bytes(self) -> usize {
+    pub const fn round_bytes(self) -> usize {
         self.row_bytes() * self.rows() as usize
     }
 
-    /// The definition of the table. It is in clock domain 0, which every job has, and reads of it wait
-    /// for no clock.
-    pub(crate) fn spec(self, workers: u32) -> TableSpec {
+    /// The definition of the table, for a job of open size if `workers` is 0. It is in clock domain 0, which
+    /// every job has, and reads of it wait for no clock.
+    pub fn spec(self, workers: u32) -> TableSpec {
         let (name, partitions) = match self {
             Self::First => (TRANSIENT_TABLES[0], 1),
             Self::Further => (TRANSIENT_TABLES[1], 64),
         };
         TableSpec {
             name: name.to_owned(),
-            shape: Shape::Dense {
-                rows: u64::from(workers) * BUFFERS * self.rows(),
-                cols: self.words() as u32,
-                layout: DenseLayout::Rows,
+            shape: match workers {
+                0 => Shape::Sparse {
+                    dim: self.words() as u32,
+                },
+                _ => Shape::Dense {
+                    rows: u64::from(workers) * BUFFERS * self.rows(),
+                    cols: self.words() as u32,
+                    layout: DenseLayout::Rows,
+                },
             },
             dtype: DType::I64,
             optimizer: Optimizer::None,
@@ -79,20 +85,26 @@ impl RowsOf {
         }
     }
 
-    /// Indices of the rows of a worker in a round with `bytes` of values. A round without values has
-    /// a row, too.
-    pub(crate) fn keys(self, round: u64, workers: u32, rank: u32, bytes: usize) -> Vec<u64> {
+    /// Indices, or in a job of open size keys, of the rows of a worker in a round with `bytes` of values. A
+    /// round without values has a row, too.
+    pub fn keys(self, round: u64, workers: u32, rank: u32, bytes: usize) -> Vec<u64> {
         let buffer = match on(Mutant::CollectiveOneBuffer) {
             true => 0,
             false => round % BUFFERS,
         };
-        let first = (buffer * u64::from(workers) + u64::from(rank)) * self.rows();
+        // The round after the first one of a later worker is that of the others: it may use either buffer.
+        let first = match (workers, round) {
+            (0, 1) => u64::from(rank) * (BUFFERS + 1) + BUFFERS,
+            (0, _) => u64::from(rank) * (BUFFERS + 1) + buffer,
+            _ => buffer * u64::from(workers) + u64::from(rank),
+        };
+        let first = first * self.rows();
         let rows = bytes.div_ceil(self.row_bytes()).max(1) as u64;
         (first..first + rows).collect()
     }
 
     /// Makes the rows of `values`, each with the header, and appends them to `to`.
-    pub(crate) fn pack(self, header: Header, values: &[u8], to: &mut Vec<i64>) {
+    pub fn pack(self, header: Header, values: &[u8], to: &mut Vec<i64>) {
         let rows = values.len().div_ceil(self.row_bytes()).max(1);
         for row in 0..rows {
             let from = (row * self.row_bytes()).min(values.len());
@@ -110,12 +122,12 @@ impl RowsOf {
     }
 
     /// The rows of one worker: their headers.
-    pub(crate) fn headers(self, rows: &[i64]) -> impl Iterator<Item = Header> + '_ {
+    pub fn headers(self, rows: &[i64]) -> impl Iterator<Item = Header> + '_ {
         rows.chunks_exact(self.words()).map(Header::of)
     }
 
     /// Copies `bytes` of values of one worker out of its rows.
-    pub(crate) fn unpack(self, rows: &[i64], bytes: usize, to: &mut Vec<u8>) {
+    pub fn unpack(self, rows: &[i64], bytes: usize, to: &mut Vec<u8>) {
         to.clear();
         for row in rows.chunks_exact(self.words()) {
             to.extend(
@@ -128,28 +140,39 @@ impl RowsOf {
     }
 
     /// Elements of a row.
-    pub(crate) const fn dim(self) -> usize {
+    pub const fn dim(self) -> usize {
         self.words()
     }
 }
 
 /// Operation of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// All workers give values, and all get those of all.
     Gather = 1,
+    /// Code of `all_reduce` with [`ReduceOp::Sum`](super::ReduceOp).
+    /// The sum of all.
     Sum = 2,
+    /// Code of `all_reduce` with [`ReduceOp::Min`](super::ReduceOp).
+    /// The least values.
     Min = 3,
+    /// Code of `all_reduce` with [`ReduceOp::Max`](super::ReduceOp).
+    /// The greatest values.
     Max = 4,
+    /// Code of the call `broadcast`.
+    /// One worker gives values.
     Broadcast = 5,
 }
 
 /// A collective call, without its length. All workers make the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) kind: Kind,
-    pub(crate) dtype: DType,
+pub struct Call {
+    /// Operation of the call.
+    pub kind: Kind,
+    /// Type of its elements.
+    pub dtype: DType,
     /// Rank of the worker that gives values; 0 for calls in which all do.
-    pub(crate) root: u32,
+    pub root: u32,
 }
 
 impl Call {
@@ -181,25 +204,30 @@ impl Call {
 
 /// Header of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
     /// Number of the round, from 1 on, over all calls of the worker.
-    pub(crate) round: u64,
+    pub round: u64,
     call: u64,
     /// Number of elements of the whole call.
-    pub(crate) elements: u64,
+    pub elements: u64,
     /// Number of the round in its call.
-    pub(crate) part: u64,
+    pub part: u64,
 }
 
 impl Header {
     /// Makes the header of a round, which is number `part` of its call, from 0 on.
-    pub(crate) const fn new(round: u64, call: Call, elements: u64, part: u64) -> Self {
+    pub const fn new(round: u64, call: Call, elements: u64, part: u64) -> Self {
         Self {
             round,
             call: call.word(),
             elements,
             part,
         }
+    }
+
+    /// The header of the same round at a worker that gives it another number.
+    pub const fn at(self, round: u64) -> Self {
+        Self { round, ..self }
     }
 
     const fn words(self) -> [i64; HEADER_WORDS] {
@@ -223,12 +251,12 @@ impl Header {
     }
 
     /// Whether a row with this header belongs to the same round as `other`.
-    pub(crate) fn is_of_round(&self, other: &Self) -> bool {
+    pub fn is_of_round(&self, other: &Self) -> bool {
         (self.round, self.part) == (other.round, other.part) || on(Mutant::CollectiveRoundIgnored)
     }
 
     /// Round and part for an error.
-    pub(crate) fn position(&self) -> String {
+    pub fn position(&self) -> String {
         match self.part {
             0 => self.round.to_string(),
             part => format!("{} (part {part} of its call)", self.round),
@@ -236,30 +264,56 @@ impl Header {
     }
 }
 
-/// Finds the first difference between the calls of the workers, `headers` in rank order.
+/// Finds the first difference between the calls of the workers, in rank order.
 ///
 /// # Errors
 /// [`CollectiveError::Call`] before [`CollectiveError::Length`]; the same at every worker.
-pub(crate) fn agree(headers: &[Header]) -> Result<(), CollectiveError> {
-    let Some(first) = headers.first() else {
+pub fn agree(headers: &[(WorkerId, Header)]) -> Result<(), CollectiveError> {
+    let Some(&(first, header)) = headers.first() else {
         return Ok(());
     };
-    let others = || headers.iter().zip(0..).skip(1);
-    if let Some((other, rank)) = others().find(|(h, _)| h.call != first.call) {
+    let mut others = headers.iter();
+    if let Some(&(rank, other)) = others.clone().find(|(_, h)| h.call != header.call) {
         return Err(CollectiveError::Call {
-            rank: WorkerId(rank),
+            rank,
             given: Call::name(other.call),
-            expected: Call::name(first.call),
+            expected: Call::name(header.call),
+            first,
         });
     }
-    match others().find(|(h, _)| h.elements != first.elements) {
-        Some((other, rank)) => Err(CollectiveError::Length {
-            rank: WorkerId(rank),
+    match others.find(|(_, h)| h.elements != header.elements) {
+        Some(&(rank, other)) => Err(CollectiveError::Length {
+            rank,
             given: other.elements,
-            expected: first.elements,
+            expected: header.elements,
+            first,
         }),
         None => Ok(()),
     }
+}
+
+/// The round of a call of members, from the numbers with which they have arrived: the greatest one. In the first
+/// part of a call a worker that makes its first call has 1.
+///
+/// # Errors
+/// [`CollectiveError::OutOfStep`] names the lowest rank with another number, or this worker's.
+pub fn in_step(arrivals: &[Arrival], ours: Header) -> Result<u64, CollectiveError> {
+    let round = arrivals.iter().map(|at| at.round).max().unwrap_or_default();
+    let is_first = |number| number == 1 && ours.part == 0;
+    let other = |at: &&Arrival| at.round != round && !is_first(at.round);
+    let Some(at) = arrivals.iter().find(other) else {
+        return Ok(round);
+    };
+    let ahead = arrivals.iter().find(|other| other.round == round);
+    let rank = match at.round == ours.round {
+        true => ahead.unwrap_or(at),
+        false => at,
+    };
+    Err(CollectiveError::OutOfStep {
+        rank: rank.rank,
+        theirs: rank.round.to_string(),
+        ours: ours.position(),
+    })
 }
 
 #[cfg(test)]
@@ -312,15 +366,67 @@ mod tests {
             dtype: DType::I32,
             root: 2,
         };
-        assert_eq!(agree(&[of(CALL, 4), of(CALL, 4)]), Ok(()));
-        let length = agree(&[of(CALL, 4), of(CALL, 4), of(CALL, 5)]).unwrap_err();
+        let ranked = |headers: &[Header]| -> Vec<(WorkerId, Header)> {
+            (0..).map(WorkerId).zip(headers.iter().copied()).collect()
+        };
+        assert_eq!(agree(&ranked(&[of(CALL, 4), of(CALL, 4)])), Ok(()));
+        let length = agree(&ranked(&[of(CALL, 4), of(CALL, 4), of(CALL, 5)])).unwrap_err();
         assert_eq!(
             length.to_string(),
             "worker 2 gives 5 elements and worker 0 gives 4; give as many on each worker"
         );
-        let call = agree(&[of(CALL, 4), of(other, 9)]).unwrap_err().to_string();
+        let call = agree(&ranked(&[of(CALL, 4), of(other, 9)]))
+            .unwrap_err()
+            .to_string();
         let expected =
             "worker 1 calls broadcast of i32 from worker 2 and worker 0 calls all_gather of f64";
         assert!(call.starts_with(expected), "{call}");
+    }
+
+    /// In a job of open size no two rounds that follow each other at a worker have a row in common, also those
+    /// after its first one, when it takes the number of the others.
+    #[test]
+    fn rows_of_members_are_distinct() {
+        for of in [RowsOf::First, RowsOf::Further] {
+            let keys = |round, rank| of.keys(round, 0, rank, of.round_bytes());
+            for (round, next) in [(1, 2), (1, 3), (1, 38), (1, 39), (38, 39)] {
+                let mut all = Vec::new();
+                for rank in 0..5 {
+                    all.extend(keys(round, rank));
+                    all.extend(keys(next, rank));
+                }
+                let count = all.len();
+                all.sort_unstable();
+                all.dedup();
+                assert_eq!(all.len(), count, "{round} {next}");
+            }
+            of.spec(0).validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn members_take_the_round_of_others() {
+        let at = |rounds: &[u64]| -> Vec<Arrival> {
+            let ranks = (0..).map(WorkerId);
+            let arrivals = ranks.zip(rounds);
+            arrivals
+                .map(|(rank, &round)| Arrival { rank, round })
+                .collect()
+        };
+        let ours = |round, part| Header::new(round, CALL, 3, part);
+        assert_eq!(in_step(&at(&[1, 1]), ours(1, 0)), Ok(1));
+        assert_eq!(in_step(&at(&[38, 1, 38]), ours(1, 0)), Ok(38));
+        assert_eq!(in_step(&at(&[38, 38]), ours(38, 2)), Ok(38));
+        for (rounds, ours, rank) in [
+            (&[38, 37][..], ours(38, 0), 1),
+            (&[38, 37], ours(37, 0), 0),
+            (&[38, 1], ours(38, 1), 1),
+        ] {
+            let error = in_step(&at(rounds), ours).unwrap_err();
+            let CollectiveError::OutOfStep { rank: other, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(other, WorkerId(rank), "{rounds:?}");
+        }
     }
 }

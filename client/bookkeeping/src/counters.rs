@@ -47,4 +47,6 @@ pub struct Counters {
     pub waits: u64,
     /// Number of completed ticks.
     pub ticks: u64,
+    /// Status records that arrived before the reject records that they count, and were held back.
+    pub rejects_late: u64,
 }

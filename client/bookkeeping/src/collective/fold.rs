@@ -5,7 +5,7 @@ use tidewater_protocol::table::DType;
 use super::ReduceOp;
 
 /// Computes `acc = op(acc, row)`, element by element. `acc` holds the result of the lower ranks.
-pub(crate) fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
+pub fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $f:expr) => {{
             const N: usize = size_of::<$t>();

@@ -10,7 +10,8 @@ use tidewater_protocol::table::{PushOp, TableSpec};
 ///
 /// # Example
 /// ```
-/// use tidewater::{PushEncoding, PushOptions};
+/// use tidewater_bookkeeping::push_options::PushOptions;
+/// use tidewater_protocol::layout::encoding::PushEncoding;
 ///
 /// let options = PushOptions::default().weight(0.25).encoding(PushEncoding::Bf16);
 /// assert_eq!(options.weight, 0.25);
@@ -31,7 +32,7 @@ pub struct PushOptions {
     /// What an encoding leaves out of a push is kept by the client, in the unit of value times weight, and
     /// added to its next encoded push of these elements by the same operation: the sum of what arrives
     /// differs from the sum of what was pushed by no more than one rounding. Residuals take 4 bytes an
-    /// element, up to [`Client::set_residual_bytes_max`](crate::Client::set_residual_bytes_max). Values
+    /// element, up to `Client::set_residual_bytes_max`. Values
     /// beyond the range of the encoding saturate; those beyond the range of `f32` lose the excess. Refused inside a
     /// task, which may be dropped.
     pub encoding: PushEncoding,
@@ -62,22 +63,22 @@ impl PushOptions {
     }
 
     /// Whether frames carry the weight: a weight of 1 is that of a push without one.
-    pub(crate) const fn has_weight(&self) -> bool {
+    pub const fn has_weight(&self) -> bool {
         self.weight != 1.0
     }
 
     /// Whether frames carry encoded values.
-    pub(crate) const fn is_encoded(&self) -> bool {
+    pub const fn is_encoded(&self) -> bool {
         self.encoding.code().is_some()
     }
 
     /// Bytes of the weight in a frame.
-    pub(crate) const fn weight_bytes(&self) -> usize {
+    pub const fn weight_bytes(&self) -> usize {
         if self.has_weight() { WEIGHT_BYTES } else { 0 }
     }
 
     /// Writes the weight to the end of a payload, if frames carry it. Returns the payload before it.
-    pub(crate) fn fill_weight<'a>(&self, payload: &'a mut [u8]) -> &'a mut [u8] {
+    pub fn fill_weight<'a>(&self, payload: &'a mut [u8]) -> &'a mut [u8] {
         let before = payload.len().saturating_sub(self.weight_bytes());
         let (before, weight) = payload.split_at_mut(before);
         if let Some(to) = weight.first_chunk_mut() {
@@ -86,8 +87,11 @@ impl PushOptions {
         before
     }
 
-    /// Checks the options of a push to a table; the error is a text.
-    pub(crate) fn check(&self, spec: &TableSpec, op: PushOp) -> Result<(), String> {
+    /// Checks the options of a push to a table.
+    ///
+    /// # Errors
+    /// A text that names the option and what it is for.
+    pub fn check(&self, spec: &TableSpec, op: PushOp) -> Result<(), String> {
         if !self.has_weight() && !self.is_encoded() {
             return Ok(());
         }

@@ -10,30 +10,35 @@ use tidewater_protocol::limits::COLLECTIVE_BYTES_MAX;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// A worker gives more or fewer elements than worker 0.
+    /// A worker gives more or fewer elements than the first one.
     #[error(
-        "worker {rank} gives {given} elements and worker 0 gives {expected}; give as many on each worker"
+        "worker {rank} gives {given} elements and worker {first} gives {expected}; give as many on each \
+         worker"
     )]
     Length {
-        /// The lowest rank with another length than worker 0.
+        /// The lowest rank with another length than the first worker.
         rank: WorkerId,
         /// Number of its elements.
         given: u64,
-        /// Number of worker 0's elements.
+        /// Number of the first worker's elements.
         expected: u64,
+        /// The lowest rank of the call.
+        first: WorkerId,
     },
-    /// A worker makes another call than worker 0: another operation, element type or root.
+    /// A worker makes another call than the first one: another operation, element type or root.
     #[error(
-        "worker {rank} calls {given} and worker 0 calls {expected}; all workers make the same calls in \
-         the same order"
+        "worker {rank} calls {given} and worker {first} calls {expected}; all workers make the same \
+         calls in the same order"
     )]
     Call {
-        /// The lowest rank with another call than worker 0.
+        /// The lowest rank with another call than the first worker.
         rank: WorkerId,
         /// Its call, with element type and root.
         given: String,
-        /// The call of worker 0.
+        /// The call of the first worker.
         expected: String,
+        /// The lowest rank of the call.
+        first: WorkerId,
     },
     /// The values are too long.
     #[error(
@@ -43,12 +48,12 @@ pub enum CollectiveError {
         /// Bytes of a worker's values.
         bytes: u64,
     },
-    /// A broadcast of a worker that does not exist.
-    #[error("there is no worker {root} to broadcast from: the job has {workers}, from 0")]
+    /// A broadcast of a worker that does not exist, or is no member at this call.
+    #[error("there is no worker {root} to broadcast from among the {workers} of this call")]
     Root {
         /// Rank of the root as given.
         root: u32,
-        /// Number of workers of the job.
+        /// Number of workers of the call.
         workers: u32,
     },
     /// Workers have finished or are lost, and gave no values to this call. No later call succeeds.

@@ -14,29 +14,33 @@ use tidewater_protocol::limits::RESIDUAL_BYTES_DEFAULT;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{DType, PushOp};
 
-use super::PushOptions;
-use tidewater_bookkeeping::combine::Piece;
+use crate::combine::Piece;
+use crate::push_options::PushOptions;
 
 /// Elements of a page of a range table.
-pub(crate) const RANGE_PAGE: usize = 1024;
+pub const RANGE_PAGE: usize = 1024;
 /// Bytes that a page counts in addition to its elements: its entry in the index.
 const PAGE_BYTES: usize = 16;
 
 /// Handle number of the table, and operation of a push. Gradients and sums have different units.
-pub(crate) type PushKey = (u64, PushOp);
+pub type PushKey = (u64, PushOp);
 
 /// Form of the values of one push.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PushForm {
-    pub(crate) key: PushKey,
-    pub(crate) dtype: DType,
-    pub(crate) options: PushOptions,
+pub struct PushForm {
+    /// Table and operation of the push.
+    pub key: PushKey,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Weight and encoding as the caller gave them.
+    pub options: PushOptions,
     /// Encoding of the frames: exact, whatever the options say, where residuals find no room.
-    pub(crate) encoding: PushEncoding,
+    pub encoding: PushEncoding,
 }
 
 impl PushForm {
-    pub(crate) fn new(key: PushKey, dtype: DType, options: PushOptions) -> Self {
+    /// Makes the form of a push with these options.
+    pub fn new(key: PushKey, dtype: DType, options: PushOptions) -> Self {
         Self {
             key,
             dtype,
@@ -46,7 +50,7 @@ impl PushForm {
     }
 
     /// Sets the flags of a frame.
-    pub(crate) const fn set_flags(&self, header: &mut FrameHeader) {
+    pub const fn set_flags(&self, header: &mut FrameHeader) {
         header.flags.weight = self.options.has_weight();
         header.flags.encoding = self.encoding.code();
     }
@@ -73,10 +77,11 @@ struct Kept {
 
 /// Residuals of one client, and the frame that is being built.
 #[derive(Debug)]
-pub(crate) struct Feedback {
+pub struct Feedback {
     tables: HashMap<PushKey, Residuals>,
     bytes: usize,
-    pub(crate) bytes_max: usize,
+    /// Most bytes of all residuals.
+    pub bytes_max: usize,
     wanted: Vec<f64>,
     decoded: Vec<f64>,
     encoded: Vec<u8>,
@@ -100,7 +105,7 @@ impl Default for Feedback {
 impl Feedback {
     /// Makes residuals for the pages of a push. If new pages have no room, its encoding becomes
     /// [`PushEncoding::Exact`], which leaves nothing out.
-    pub(crate) fn reserve(
+    pub fn reserve(
         &mut self,
         form: &mut PushForm,
         page: usize,
@@ -128,7 +133,7 @@ impl Feedback {
 
     /// Encodes the values of one frame with their residuals. The residuals change at
     /// [`Feedback::commit`].
-    pub(crate) fn encode<'a>(
+    pub fn encode<'a>(
         &mut self,
         form: &PushForm,
         pieces: impl Iterator<Item = Piece<'a>>,
@@ -165,7 +170,7 @@ impl Feedback {
     }
 
     /// Keeps what the last frame leaves out.
-    pub(crate) fn commit(&mut self, form: &PushForm) {
+    pub fn commit(&mut self, form: &PushForm) {
         let Some(residuals) = self.tables.get_mut(&form.key) else {
             return;
         };
@@ -187,7 +192,7 @@ impl Feedback {
     }
 
     /// Drops the residuals of a table.
-    pub(crate) fn forget(&mut self, handle: u64) {
+    pub fn forget(&mut self, handle: u64) {
         let gone = |key: &PushKey, _: &mut Residuals| key.0 == handle;
         for (_, residuals) in self.tables.extract_if(gone) {
             let page = residuals.page * size_of::<f32>() + PAGE_BYTES;
@@ -195,8 +200,8 @@ impl Feedback {
         }
     }
 
-    /// Drops all residuals.
-    pub(crate) fn clear(&mut self) {
+    /// Drops the residuals of all tables.
+    pub fn clear(&mut self) {
         *self = Self {
             bytes_max: self.bytes_max,
             ..Self::default()
@@ -204,7 +209,7 @@ impl Feedback {
     }
 
     /// Drops the residuals of some rows of a table.
-    pub(crate) fn forget_rows(&mut self, handle: u64, keys: &[u64]) {
+    pub fn forget_rows(&mut self, handle: u64, keys: &[u64]) {
         let of_table = |entry: &(&PushKey, &mut Residuals)| entry.0.0 == handle;
         for (_, residuals) in self.tables.iter_mut().filter(of_table) {
             for key in keys {
@@ -221,14 +226,14 @@ impl Feedback {
 }
 
 /// Pages that a range of a range table touches.
-pub(crate) fn range_pages(first: u64, elements: usize) -> impl Iterator<Item = u64> + Clone {
+pub fn range_pages(first: u64, elements: usize) -> impl Iterator<Item = u64> + Clone {
     let page = RANGE_PAGE as u64;
     let end = (first + elements as u64).div_ceil(page);
     first / page..end.max(first / page)
 }
 
 /// Cuts the elements `first ..` of a range table at the ends of pages.
-pub(crate) fn range_pieces(
+pub fn range_pieces(
     first: u64,
     values: &[u8],
     element_bytes: usize,

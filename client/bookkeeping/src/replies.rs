@@ -20,7 +20,7 @@ struct Slot {
 
 /// All reply slots of one lane.
 #[derive(Debug)]
-pub(crate) struct Replies {
+pub struct Replies {
     slots: [Slot; REPLY_SLOTS],
     next: u64,
     replaced: u64,
@@ -29,7 +29,8 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
-    pub(crate) fn new(ring_bytes: usize) -> Self {
+    /// The slots of a lane with rings of `ring_bytes`, all free.
+    pub fn new(ring_bytes: usize) -> Self {
         Self {
             slots: [Slot::default(); REPLY_SLOTS],
             next: 1,
@@ -39,13 +40,13 @@ impl Replies {
     }
 
     /// Most payload bytes of a reply.
-    pub(crate) const fn payload_bytes_max(&self) -> usize {
+    pub const fn payload_bytes_max(&self) -> usize {
         reply_slot_bytes(self.ring_bytes) - REPLY_HEADER_BYTES
     }
 
     /// Reserves a slot and returns the tag of a new request; `None` while all slots are in use.
     /// `applied` is the last frame that the server has applied.
-    pub(crate) fn begin(&mut self, applied: u64) -> Option<u64> {
+    pub fn begin(&mut self, applied: u64) -> Option<u64> {
         let free = |s: &Slot| s.tag == 0 || (s.abandoned && s.seq != 0 && s.seq <= applied);
         let slot = self.slots.iter().position(free)?;
         let tag = self.next << 8 | slot as u64;
@@ -59,28 +60,28 @@ impl Replies {
     }
 
     /// Records the frame that carries the request of a tag.
-    pub(crate) fn asked(&mut self, tag: u64, seq: u64) {
+    pub fn asked(&mut self, tag: u64, seq: u64) {
         if let Some(slot) = self.slot(tag) {
             slot.seq = seq;
         }
     }
 
     /// Frees the slot of a tag if its request never became a frame: no reply will come.
-    pub(crate) fn cancel(&mut self, tag: u64) {
+    pub fn cancel(&mut self, tag: u64) {
         if let Some(slot) = self.slot(tag) {
             *slot = Slot::default();
         }
     }
 
     /// Marks a tag as abandoned. Its slot stays in use until reuse is safe.
-    pub(crate) fn abandon(&mut self, tag: u64) {
+    pub fn abandon(&mut self, tag: u64) {
         if let Some(slot) = self.slot(tag) {
             slot.abandoned = true;
         }
     }
 
     /// Records that the lane was replaced: replies of the old one may be lost, and none comes late.
-    pub(crate) fn lane_came_back(&mut self) {
+    pub fn lane_came_back(&mut self) {
         self.replaced += 1;
         for slot in &mut self.slots {
             if slot.abandoned {
@@ -90,7 +91,7 @@ impl Replies {
     }
 
     /// Number of replacements. A requester that sees it change has to ask again.
-    pub(crate) const fn replaced(&self) -> u64 {
+    pub const fn replaced(&self) -> u64 {
         self.replaced
     }
 
@@ -102,7 +103,7 @@ impl Replies {
 
     /// Returns the reply of a tag if it is there and its checksum matches. Copies its payload to `out`
     /// and frees the slot.
-    pub(crate) fn take(
+    pub fn take(
         &mut self,
         mailbox: &Mailbox,
         session: SessionId,

@@ -11,6 +11,9 @@
 //! each worker arrives after its reads of round `g`. Two buffers are therefore enough for any number of
 //! calls.
 //!
+//! In a job of open size a call is one of the members that the coordinator counts when it opens the barrier. Its
+//! answer has their ranks and rounds. A worker at its first call takes the number of the round from the others.
+//!
 //! Each row carries its round, call and length. A row of another round is no value: its worker has left,
 //! or made other calls. The first round carries up to 480 bytes, each further one up to 31.5 KiB.
 //!
@@ -47,21 +50,7 @@
 //! [`Client::all_reduce`]: crate::Client::all_reduce
 //! [`Client::broadcast`]: crate::Client::broadcast
 
-mod error;
-mod fold;
-mod rows;
-
-pub use error::CollectiveError;
-pub(crate) use fold::fold;
-pub(crate) use rows::{Call, Header, Kind, RowsOf, agree};
-
-/// Reduction of [`Client::all_reduce`](crate::Client::all_reduce), element by element in rank order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReduceOp {
-    /// The sum, beginning with the value of rank 0. Integers wrap.
-    Sum,
-    /// The least value. NaN if any is NaN; of equal values (0 and -0) that of the lowest rank.
-    Min,
-    /// The greatest value. NaN if any is NaN; of equal values (0 and -0) that of the lowest rank.
-    Max,
-}
+pub(crate) use tidewater_bookkeeping::collective::{
+    Call, Header, Kind, RowsOf, agree, fold, in_step,
+};
+pub use tidewater_bookkeeping::collective::{CollectiveError, ReduceOp};
