@@ -18,7 +18,7 @@ use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT};
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::coordinator::LostWorker;
 use tidewater_service::embedded::Cluster;
-use tidewater_service::status::{JobEnd, stop_job, wait_job};
+use tidewater_status::{JobEnd, stop_job, wait_job};
 use tidewater_train::data::ReadOptions;
 use tidewater_train::job::{JobError, JobOptions, TrainingJob};
 use tidewater_train::{Config, EvaluateConfig, Outcome, PredictConfig};

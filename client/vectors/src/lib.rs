@@ -34,11 +34,13 @@
 mod argmin;
 mod evaluation;
 mod float;
+mod indices;
 mod operations;
 mod space;
 
 pub use evaluation::Evaluation;
 pub use float::Float;
+pub use indices::INDICES_SPAN;
 pub use space::{Vector, VectorId, VectorSpace};
 
 /// Compiles and runs the examples of the guide to functions.

@@ -8,7 +8,7 @@ use crate::float::Float;
 use tidewater::{Client, ClientError, Expression, FunctionArgs, PullOptions, Table, TableBuilder};
 use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 use tidewater_protocol::mutants::{Mutant, on};
-use tidewater_protocol::table::{Optimizer, PushOp};
+use tidewater_protocol::table::{Init, Optimizer, PushOp};
 
 /// Number of a vector in its space, and of the slot's use: another vector in the slot has another
 /// generation.
@@ -196,6 +196,26 @@ impl<T: Float> VectorSpace<T> {
             vector.assign("p0", &[], &[value.into()])?;
         }
         Ok(vector)
+    }
+
+    /// A vector of random or constant elements. An element depends on `init`, `seed` and its index only: the bits are the
+    /// same on any number of servers and partitions.
+    ///
+    /// # Errors
+    /// As [`VectorSpace::zeros`]; [`ClientError::Argument`] for numbers of `init` that are out of range.
+    ///
+    /// # Cost
+    /// A table, `NAME/random`, for the time of the call, and a copy at the servers.
+    pub fn random(&self, init: Init, seed: u64) -> Result<Vector<T>, ClientError> {
+        let spec = self.builder(&format!("{}/random", self.inner.name));
+        let table = self
+            .client()
+            .create_table::<T>(spec.init(init, seed).spec())?;
+        // The table is freed where the copy has failed, too. The copy ends before its input is freed.
+        let copied = Vector::of_table(self, &table);
+        let copied = copied.and_then(|vector| self.client().flush().map(|()| vector));
+        let freed = self.client().release_table(table);
+        copied.and_then(|vector| freed.map(|()| vector))
     }
 
     /// A vector with these elements.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidewater::SyncMode;
-use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
 use tidewater_train::data::{BadRecords, Format, LabelMap, ReadOptions, Schema, SchemaError};
@@ -236,14 +236,12 @@ pub(crate) struct JobArgs {
     /// Transport to the servers: auto, shm, tcp or verbs [default: the launcher's choice, or auto].
     #[arg(long, value_name = "KIND")]
     pub(crate) transport: Option<TransportChoice>,
-    /// In a job: RDMA device for the lanes, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
-    /// of the connection's address].
-    #[arg(long, value_name = "NAME[:PORT]")]
+    /// In a job: RDMA ports for the lanes, as in mlx5_0:1 or mlx5_%r [default: TIDEWATER_RDMA_DEVICE, or
+    /// the fastest and nearest ones that reach the servers].
+    #[arg(long, value_name = "NAMES")]
     pub(crate) rdma_device: Option<RdmaDevice>,
-    /// In a job: RDMA packets are re-sent after 4.096 us x 2^N, N from 8 to 15; on a network that loses
-    /// some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
-    #[arg(long, value_name = "N")]
-    pub(crate) rdma_timeout: Option<RdmaTimeout>,
+    #[command(flatten)]
+    pub(crate) fabric: FabricSettings,
     /// In a job: number of its workers, for a cluster that is a service and does not know it [default:
     /// TIDEWATER_WORKERS].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]

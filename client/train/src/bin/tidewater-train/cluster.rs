@@ -81,7 +81,7 @@ fn options(args: &JobArgs) -> JoinOptions {
         announce: Some(|line| say(format_args!("tidewater-train: {line}"))),
         transport: args.transport,
         rdma_device: args.rdma_device.clone(),
-        rdma_timeout: args.rdma_timeout,
+        fabric: args.fabric,
         ..JoinOptions::default()
     }
 }
