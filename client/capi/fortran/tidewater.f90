@@ -123,6 +123,24 @@ module tidewater
         integer(c_int64_t) :: slot = 0
     end type
 
+    type, bind(c) :: tw_task_options
+        integer(c_size_t) :: size = 88
+        type(c_ptr) :: name = c_null_ptr
+        integer(c_int64_t) :: task_size = 0
+        integer(c_int32_t) :: epochs = 0, strict_epochs = 0, shuffled = 0, failures_max = 0
+        integer(c_int64_t) :: seed = 0
+        integer(c_int32_t) :: losses_max = 0, held_max = 0
+        integer(c_int64_t) :: steps_max = 0
+        real(c_double) :: timeout_s = 0
+        integer(c_int32_t) :: at_least_once = 0, ticking = 0, domain = 0, reserved = 0
+    end type
+
+    type, bind(c) :: tw_task_info
+        integer(c_size_t) :: size = 40
+        integer(c_int64_t) :: number = 0, first = 0, end = 0
+        integer(c_int32_t) :: epoch = 0, failures = 0
+    end type
+
     type, bind(c) :: tw_schedule
         integer(c_size_t) :: size = 64
         integer(c_int32_t) :: kind = 0, reserved = 0
@@ -351,6 +369,11 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int32_t), value :: domain
         end function
+        integer(c_int) function tw_domain_sync(session, domain, sync, staleness) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), value :: domain, sync, staleness
+        end function
         integer(c_int) function tw_clock(session, mine, everybodys) bind(c)
             import :: c_int, c_ptr, c_int64_t
             type(c_ptr), value :: session
@@ -411,6 +434,12 @@ module tidewater
             integer(c_size_t), value :: elements, all_elements
             integer(c_int32_t), value :: dtype
         end function
+        integer(c_int) function tw_collective_ranks(session, ranks, room, count) bind(c)
+            import :: c_int, c_ptr, c_size_t
+            type(c_ptr), value :: session, ranks
+            integer(c_size_t), value :: room
+            integer(c_size_t), intent(out) :: count
+        end function
         integer(c_int) function tw_all_reduce(session, values, elements, dtype, reduce) bind(c)
             import :: c_int, c_ptr, c_int32_t, c_size_t
             type(c_ptr), value :: session, values
@@ -422,6 +451,31 @@ module tidewater
             type(c_ptr), value :: session, values
             integer(c_int32_t), value :: root, dtype
             integer(c_size_t), value :: elements
+        end function
+        integer(c_int) function tw_tasks_open(session, options, records, tasks) bind(c)
+            import :: c_int, c_ptr, c_int64_t, tw_task_options
+            type(c_ptr), value :: session
+            type(tw_task_options), intent(in) :: options
+            integer(c_int64_t), value :: records
+            integer(c_int64_t), intent(out) :: tasks
+        end function
+        integer(c_int) function tw_tasks_next(session, tasks, task, given) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, tw_task_info
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: tasks
+            type(tw_task_info), intent(inout) :: task
+            integer(c_int32_t), intent(out) :: given
+        end function
+        integer(c_int) function tw_tasks_done(session, tasks, records, counted) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: tasks, records
+            integer(c_int32_t), intent(out) :: counted
+        end function
+        integer(c_int) function tw_tasks_close(session, tasks) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: tasks
         end function
         integer(c_int) function tw_walltime_watch(session, every) bind(c)
             import :: c_int, c_ptr, c_int32_t

@@ -275,7 +275,7 @@ typedef struct {
     const char *token_file;
     // The job's name space in a service. Null: "default".
     const char *job_namespace;
-    // RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
+    // RDMA ports, as in mlx5_0:1 or mlx5_%r (the local rank). Null: as the environment says, else the best.
     const char *rdma_device;
     // Not 0: `rank` counts, and must be the launcher's. 0: as those say, else any that is free.
     int32_t has_rank;
@@ -619,6 +619,61 @@ typedef struct {
 // A creation, barrier, save or load under way. Zero is none.
 typedef uint64_t tw_call;
 
+// A queue of tasks. All workers of a job give the same. Zero is the default of each field but the first three.
+typedef struct {
+    // sizeof(tw_task_options), set by the caller.
+    size_t size;
+    // Name of the queue in its job.
+    const char *name;
+    // Records of a task; the last one may have fewer.
+    uint64_t task_size;
+    // Passes over the records. 0: one.
+    uint32_t epochs;
+    // Not 0: a pass begins when all tasks of the one before are finished.
+    int32_t strict_epochs;
+    // Not 0: the tasks of each pass are in an order of their own, by `seed`.
+    int32_t shuffled;
+    // Failures of a task after which it is left out. 0: three.
+    uint32_t failures_max;
+    // Seed of the order.
+    uint64_t seed;
+    // Workers that are lost with a task, after which it is left out. 0: three.
+    uint32_t losses_max;
+    // Tasks that a worker has at once, over all its threads. 0: without limit.
+    uint32_t held_max;
+    // Finished tasks after which the queue ends. 0: without limit.
+    uint64_t steps_max;
+    // Shortest time after which a task is taken back from its worker. 0: 300 s.
+    double timeout_s;
+    // Not 0: pushes take effect on arrival, and again with a task that is given again.
+    int32_t at_least_once;
+    // Not 0: ends an iteration of clock domain `domain` after each task, and while the worker waits for one.
+    int32_t ticking;
+    // Clock domain of `ticking`.
+    uint32_t domain;
+    // Unused; must be zero.
+    int32_t reserved;
+} tw_task_options;
+
+// A queue of tasks of a session. Zero is none.
+typedef uint64_t tw_tasks;
+
+// A task that a session has taken.
+typedef struct {
+    // sizeof(tw_task_info), set by the caller.
+    size_t size;
+    // Number of the task in its queue. A task that is given again keeps it.
+    uint64_t number;
+    // First record.
+    uint64_t first;
+    // End of the records, exclusive.
+    uint64_t end;
+    // Pass over the records, from 0.
+    uint32_t epoch;
+    // Failures of this task before.
+    uint32_t failures;
+} tw_task_info;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -927,6 +982,15 @@ tw_status tw_call_update(tw_session *session,
                          const tw_function_options *options,
                          tw_ticket *ticket);
 
+// Makes a function of a WebAssembly module of `bytes` bytes on all servers, for all sessions of this job. It has
+// `name` until the job ends; tw_call_update and tw_call_reduce run it. All workers may load the same module.
+// TW_ERR_ARGUMENT for a name or a module over the limits, TW_ERR_REFUSED where the servers load no functions
+// (--load-functions), the module is not valid, or the name is taken. Returns when every server has it.
+tw_status tw_load_function(tw_session *session,
+                           const char *name,
+                           const void *module,
+                           size_t bytes);
+
 // Runs the reducing function that the servers' program registered under `name`, and keeps the results
 // of all pieces in `*results` until tw_results_take. `*pieces` and `*bytes` receive their number and
 // total length. Arguments and options are those of tw_call_update.
@@ -1083,8 +1147,16 @@ tw_status tw_clock(tw_session *session,
                    uint64_t *mine,
                    uint64_t *everybodys);
 
-// Waits like tw_flush, then until all workers have come to the barrier of that name. 0 s: the session's
-// timeout.
+// Sets the synchronisation (tw_sync) of a clock domain for this session, in place of the session's own, with
+// `staleness` for TW_SSP: one table is trained under TW_BSP and another one, in another domain, under TW_ASP. Let
+// all workers set the same before their first tick of the domain. TW_ERR_ARGUMENT for a domain above 63.
+tw_status tw_domain_sync(tw_session *session,
+                         uint32_t domain,
+                         int32_t sync,
+                         uint32_t staleness);
+
+// Waits like tw_flush, then until all workers have come to the barrier of that name; in a job of open size its
+// members at this clock. 0 s: the session's timeout.
 tw_status tw_barrier(tw_session *session,
                      const char *name,
                      double timeout_s);
@@ -1113,7 +1185,8 @@ tw_status tw_flush(tw_session *session);
 
 // Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
 // `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
-// up to 1 MiB each. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
+// up to 1 MiB each. In a job of open size they are its members at the call (tw_collective_ranks), and `all` may
+// have more room. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
 // differ; TW_ERR_LOST, with the ranks, if workers have left.
 tw_status tw_all_gather(tw_session *session,
                         const void *values,
@@ -1121,6 +1194,13 @@ tw_status tw_all_gather(tw_session *session,
                         int32_t dtype,
                         void *all,
                         size_t all_elements);
+
+// Number of workers of the last collective call in `*count`, and the first `room` of their ranks, ascending, in
+// `ranks`, which may be null if `room` is 0. In a job of open size they change from call to call.
+tw_status tw_collective_ranks(tw_session *session,
+                              uint64_t *ranks,
+                              size_t room,
+                              size_t *count);
 
 // Replaces `elements` values of type `dtype` by their reduction over all workers (tw_reduction), in rank
 // order: the same bits at every worker. Otherwise like tw_all_gather. On failure `values` hold anything.
@@ -1214,6 +1294,42 @@ tw_status tw_load_finish(tw_session *session,
 // creates can be opened by its name. After tw_save_start tw_tick and tw_finish fail until the save is over.
 tw_status tw_call_drop(tw_session *session,
                        tw_call *call);
+
+// Opens the queue of tasks over the records 0 to `records`, which the program reads itself. Of the workers that open
+// it the first one's number counts. All give the same options.
+tw_status tw_tasks_open(tw_session *session,
+                        const tw_task_options *options,
+                        uint64_t records,
+                        tw_tasks *tasks);
+
+// Takes the next task: `*given` becomes 1, or 0 after the last one. Waits while other workers have the last tasks,
+// which they may not finish. A task that was taken before and is not reported has failed. Until tw_tasks_done servers
+// hold what the session pushes; then all of it takes effect, or nothing. Ticks, functions, deletions and collective
+// calls fail meanwhile, unless `at_least_once`. Set `task->size` before.
+tw_status tw_tasks_next(tw_session *session,
+                        tw_tasks tasks,
+                        tw_task_info *task,
+                        int32_t *given);
+
+// Reports the task as finished, with its number of records. `*counted` becomes 1 if it counts: its pushes are
+// applied then. It becomes 0, and they are dropped, if the task was taken back since its time was over, or another
+// worker has finished it first. `counted` may be null. After an error the report may have arrived: the next
+// tw_tasks_next repeats it, so do not count the task. Without one, the task is given again when its time is over.
+tw_status tw_tasks_done(tw_session *session,
+                        tw_tasks tasks,
+                        uint64_t records,
+                        int32_t *counted);
+
+// Reports that the task failed by itself, with the reason. Its pushes are dropped; it is given again, and left out
+// with this reason after too many failures.
+tw_status tw_tasks_fail(tw_session *session,
+                        tw_tasks tasks,
+                        const char *reason);
+
+// Ends the use of the queue by this session; a task that is not reported has failed. The queue stays with the job.
+// `*tasks` becomes zero.
+tw_status tw_tasks_close(tw_session *session,
+                         tw_tasks *tasks);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -132,11 +133,20 @@ public:
         return counters;
     }
     void tick(std::uint32_t domain = 0) { check(tw_tick(it_.get(), domain)); }
+    void domain_sync(std::uint32_t domain, tw_sync sync, std::uint32_t staleness = 0)
+    {
+        check(tw_domain_sync(it_.get(), domain, sync, staleness));
+    }
     /* Pulls ranges of several tables as of one version; see tw_pull_group. */
     template <typename Ranges>
     void pull_group(const Ranges &ranges, const tw_pull_options *options = nullptr)
     {
         check(tw_pull_group(it_.get(), ranges.data(), ranges.size(), options));
+    }
+    /* Makes a function of a WebAssembly module on all servers, for call_update and call_reduce; see tw_load_function. */
+    void load_function(const std::string &name, const std::string &module)
+    {
+        check(tw_load_function(it_.get(), name.c_str(), module.data(), module.size()));
     }
     void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_.get(), name, timeout_s)); }
     /* Of containers with data() and size(), like std::vector and std::array. `all` has as many elements as
@@ -146,6 +156,15 @@ public:
         using T = std::remove_cv_t<std::remove_pointer_t<decltype(all.data())>>;
         const T *from = values.data();
         check(tw_all_gather(it_.get(), from, values.size(), dtype_of<T>::value, all.data(), all.size()));
+    }
+    /* Ranks of the workers of the last collective call. */
+    std::vector<std::uint64_t> collective_ranks()
+    {
+        std::size_t count = 0;
+        check(tw_collective_ranks(it_.get(), nullptr, 0, &count));
+        std::vector<std::uint64_t> ranks(count);
+        check(tw_collective_ranks(it_.get(), ranks.data(), count, &count));
+        return ranks;
     }
     template <typename Values> void all_reduce(Values &values, tw_reduction reduce)
     {
@@ -161,6 +180,27 @@ public:
     void progress() { check(tw_progress(it_.get())); }
     /// Lets up to so many frames of pushes leave together.
     void batch_pushes(std::uint32_t frames) { check(tw_batch_pushes(it_.get(), frames)); }
+    /* Calls `body(task)` with each task of the queue that this worker gets; it returns the number of records. An
+     * exception of it reports the task as failed, which another worker or this one gets again. See tw_tasks_open. */
+    template <typename Body> void each_task(const tw_task_options &options, std::uint64_t records, Body body)
+    {
+        tw_tasks queue = 0;
+        check(tw_tasks_open(it_.get(), &options, records, &queue));
+        tw_task_info task = defaults<tw_task_info>();
+        std::int32_t given = 0;
+        for (check(tw_tasks_next(it_.get(), queue, &task, &given)); given;
+             check(tw_tasks_next(it_.get(), queue, &task, &given))) {
+            std::uint64_t read = 0;
+            try {
+                read = body(task);
+            } catch (const std::exception &failure) {
+                check(tw_tasks_fail(it_.get(), queue, failure.what()));
+                continue;
+            }
+            check(tw_tasks_done(it_.get(), queue, read, nullptr));
+        }
+        check(tw_tasks_close(it_.get(), &queue));
+    }
     void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_.get(), every)); }
     bool walltime_over()
     {

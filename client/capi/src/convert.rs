@@ -17,6 +17,7 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, Durability, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
     Reduce, Shape, TableSpec,
 };
+use tidewater_tasks::{CurrentTask, Delivery, QueueOptions};
 
 use crate::abi::types::*;
 use crate::error::Failure;
@@ -405,6 +406,52 @@ pub(crate) const fn scan_cursor(cursor: &tw_scan_cursor) -> ScanCursor {
         partition,
         end,
         slot,
+    }
+}
+
+pub(crate) fn task_options(name: &str, options: &tw_task_options) -> Result<QueueOptions, Failure> {
+    if options.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    if options.task_size == 0 {
+        return Err(Failure::argument(
+            "task_size is 0; set the records of a task",
+        ));
+    }
+    let or = |value: u32, default| if value == 0 { default } else { value };
+    let mut queue = QueueOptions::new(name, options.task_size)
+        .epochs(or(options.epochs, 1))
+        .failures_max(or(options.failures_max, 3))
+        .losses_max(or(options.losses_max, 3))
+        .held_max(options.held_max)
+        .steps_max(options.steps_max);
+    if let Some(timeout) = seconds("timeout_s", options.timeout_s)? {
+        queue = queue.timeout(timeout, 10);
+    }
+    if options.strict_epochs != 0 {
+        queue = queue.strict_epochs();
+    }
+    if options.shuffled != 0 {
+        queue = queue.shuffled(options.seed);
+    }
+    if options.at_least_once != 0 {
+        queue = queue.delivery(Delivery::AtLeastOnce);
+    }
+    if options.ticking != 0 {
+        queue = queue.ticking(domain(options.domain)?);
+    }
+    Ok(queue)
+}
+
+pub(crate) fn task_info(task: &CurrentTask) -> tw_task_info {
+    let shard = task.shard();
+    tw_task_info {
+        size: size_of::<tw_task_info>(),
+        number: task.number(),
+        first: shard.first,
+        end: shard.end,
+        epoch: task.epoch(),
+        failures: task.failures(),
     }
 }
 

@@ -8,6 +8,7 @@ use tidewater::{ClientError, CollectiveError};
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_tasks::TaskError;
 
 use crate::abi::types::tw_status;
 
@@ -75,12 +76,26 @@ impl From<ClientError> for Failure {
             | ClientError::Expression { .. }
             | ClientError::VersionGone { .. } => tw_status::TW_ERR_ARGUMENT,
             ClientError::Thread { .. } => tw_status::TW_ERR_THREAD,
-            ClientError::Observer { .. } => tw_status::TW_ERR_REFUSED,
+            ClientError::Observer { .. } | ClientError::StayOver { .. } => {
+                tw_status::TW_ERR_REFUSED
+            }
             ClientError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
             ClientError::Environment(_) | ClientError::NoJob(_) | ClientError::JobFile(_) => {
                 tw_status::TW_ERR_ENVIRONMENT
             }
             _ => tw_status::TW_ERR_LOST,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<TaskError> for Failure {
+    fn from(error: TaskError) -> Self {
+        let status = match error {
+            TaskError::Client(error) => return error.into(),
+            TaskError::LeftOut { .. } => tw_status::TW_ERR_REFUSED,
+            TaskError::Protocol { .. } => tw_status::TW_ERR_PROTOCOL,
+            _ => tw_status::TW_ERR_ARGUMENT,
         };
         Self::new(status, error)
     }

@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     Results = 4,
     Buffer = 5,
     Call = 6,
+    Queue = 7,
 }
 
 impl Kind {
@@ -41,6 +42,7 @@ impl Kind {
             Self::Results => "results",
             Self::Buffer => "buffer",
             Self::Call => "call",
+            Self::Queue => "queue",
         }
     }
 }

@@ -13,7 +13,7 @@ use tidewater_protocol::table::DType;
 use crate::abi::types::{
     tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
     tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
-    tw_table_options,
+    tw_table_options, tw_task_info, tw_task_options,
 };
 use crate::error::Failure;
 use crate::session::tw_session;
@@ -56,6 +56,10 @@ unsafe impl Sized0 for tw_function_options {}
 unsafe impl Sized0 for tw_buffer_options {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_schedule {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_task_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_task_info {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_counters {}
 
@@ -180,16 +184,14 @@ pub(crate) unsafe fn options<T: Sized0>(pointer: *const T, what: &str) -> Result
     Ok(options)
 }
 
-/// Writes a struct that begins with its size, as much as the caller has room for. Fields of a newer
-/// caller beyond it are zeroed.
+/// The size that a struct for an answer says that it has.
 ///
 /// # Safety
-/// The pointer is null, or a `usize` can be read there and as many bytes written as it says.
-pub(crate) unsafe fn answer<T: Sized0>(
-    pointer: *mut T,
+/// The pointer is null, or a `usize` can be read there.
+pub(crate) unsafe fn answer_size<T: Sized0>(
+    pointer: *const T,
     what: &str,
-    answer: &T,
-) -> Result<(), Failure> {
+) -> Result<usize, Failure> {
     aligned(pointer, what)?;
     // SAFETY: not null and aligned; it begins with its size.
     let size = unsafe { pointer.cast::<usize>().read() };
@@ -200,6 +202,22 @@ pub(crate) unsafe fn answer<T: Sized0>(
             size_of::<T>()
         )));
     }
+    Ok(size)
+}
+
+/// Writes a struct that begins with its size, as much as the caller has room for. Fields of a newer
+/// caller beyond it are zeroed.
+///
+/// # Safety
+/// The pointer is null, or a `usize` can be read there and as many bytes written as it says.
+pub(crate) unsafe fn answer<T: Sized0>(
+    pointer: *mut T,
+    what: &str,
+    answer: &T,
+) -> Result<(), Failure> {
+    // SAFETY: as the contract says.
+    let size = unsafe { answer_size(pointer, what) }?;
+    let head = size_of::<usize>();
     // SAFETY: as many bytes can be written as it says.
     let to = unsafe { slice::from_raw_parts_mut(pointer.cast::<u8>(), size) };
     // SAFETY: a `T` has no padding, so all its bytes can be read.
@@ -473,6 +491,11 @@ mod tests {
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
         assert_eq!(size_of::<tw_buffer_options>(), 8 + 2 * 4 + 3 * 8);
         assert_eq!(size_of::<tw_schedule>(), 8 + 2 * 4 + 6 * 8);
+        assert_eq!(
+            size_of::<tw_task_options>(),
+            3 * 8 + 4 * 4 + 8 + 2 * 4 + 2 * 8 + 4 * 4
+        );
+        assert_eq!(size_of::<tw_task_info>(), 4 * 8 + 2 * 4);
         assert_eq!(size_of::<tw_counters>(), 22 * 8);
     }
 

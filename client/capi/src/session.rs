@@ -10,6 +10,7 @@ use tidewater_runtime::mem::ForkGuard;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::call::AnyCall;
+use crate::abi::tasks::OpenQueue;
 use crate::abi::types::{tw_status, tw_thread_level};
 use crate::convert::{self, SessionChoices};
 use crate::error::{Failure, remember, thread_number};
@@ -27,6 +28,7 @@ pub(crate) struct Open {
     pub(crate) results: Handles<Vec<Vec<u8>>>,
     pub(crate) buffers: Handles<AnyPushBuffer>,
     pub(crate) calls: Handles<AnyCall>,
+    pub(crate) queues: Handles<OpenQueue>,
     /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call without a timeout of its own.
@@ -148,6 +150,7 @@ impl tw_session {
             results: Handles::new(Kind::Results, random),
             buffers: Handles::new(Kind::Buffer, random),
             calls: Handles::new(Kind::Call, random),
+            queues: Handles::new(Kind::Queue, random),
             walltime: None,
             timeout,
         }));

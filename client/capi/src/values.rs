@@ -184,15 +184,23 @@ pub(crate) fn all_gather(
     all: ValuesMut<'_>,
 ) -> Result<(), Failure> {
     fn gather<T: Element>(client: &mut Client, values: &[T], all: &mut [T]) -> Result<(), Failure> {
-        let workers = client.workers() as usize;
-        if values.len().checked_mul(workers) != Some(all.len()) {
-            return Err(Failure::argument(format_args!(
+        let room = |workers: usize, all: &[T]| {
+            Failure::argument(format_args!(
                 "all has room for {} elements; {workers} workers give {} each",
                 all.len(),
                 values.len()
-            )));
+            ))
+        };
+        let workers = client.workers() as usize;
+        if workers > 0 && values.len().checked_mul(workers) != Some(all.len()) {
+            return Err(room(workers, all));
         }
-        all.copy_from_slice(&client.all_gather(values)?);
+        let given = client.all_gather(values)?;
+        // In a job of open size the workers are known now.
+        let Some(to) = all.get_mut(..given.len()) else {
+            return Err(room(client.collective_ranks().len(), all));
+        };
+        to.copy_from_slice(&given);
         Ok(())
     }
     match (values, all) {

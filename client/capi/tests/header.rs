@@ -7,7 +7,7 @@ use std::path::Path;
 use tidewater_capi::abi::types::{
     tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
     tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
-    tw_table_options,
+    tw_table_options, tw_task_info, tw_task_options,
 };
 
 const HEADER: &str = "include/tidewater.h";
@@ -32,6 +32,7 @@ fn the_header_is_current() {
         "collective",
         "walltime",
         "call",
+        "tasks",
     ] {
         builder = builder.with_src(folder.join(format!("src/abi/{module}.rs")));
     }
@@ -86,4 +87,6 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_buffer_options, threshold), 32);
     assert_eq!(offset_of!(tw_schedule, iterations), 56);
     assert_eq!(offset_of!(tw_counters, ticks), 168);
+    assert_eq!(offset_of!(tw_task_options, reserved), 84);
+    assert_eq!(offset_of!(tw_task_info, failures), 36);
 }

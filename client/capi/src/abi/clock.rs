@@ -55,8 +55,27 @@ pub unsafe extern "C" fn tw_clock(
     })
 }
 
-/// Waits like tw_flush, then until all workers have come to the barrier of that name. 0 s: the session's
-/// timeout.
+/// Sets the synchronisation (tw_sync) of a clock domain for this session, in place of the session's own, with
+/// `staleness` for TW_SSP: one table is trained under TW_BSP and another one, in another domain, under TW_ASP. Let
+/// all workers set the same before their first tick of the domain. TW_ERR_ARGUMENT for a domain above 63.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_domain_sync(
+    session: *mut tw_session,
+    domain: u32,
+    sync: i32,
+    staleness: u32,
+) -> tw_status {
+    run("tw_domain_sync", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let domain = convert::domain(domain)?;
+        let sync = convert::sync(sync, staleness)?;
+        session.with(|open| Ok(open.client.set_domain_sync(domain, sync)?))
+    })
+}
+
+/// Waits like tw_flush, then until all workers have come to the barrier of that name; in a job of open size its
+/// members at this clock. 0 s: the session's timeout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_barrier(
     session: *mut tw_session,

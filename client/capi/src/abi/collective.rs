@@ -11,7 +11,8 @@ use crate::values;
 
 /// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
 /// `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
-/// up to 1 MiB each. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
+/// up to 1 MiB each. In a job of open size they are its members at the call (tw_collective_ranks), and `all` may
+/// have more room. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
 /// differ; TW_ERR_LOST, with the ranks, if workers have left.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_all_gather(
@@ -38,6 +39,31 @@ pub unsafe extern "C" fn tw_all_gather(
         // SAFETY: the contract of the module, and it does not overlap the values.
         let all = unsafe { raw::values_mut(all, all_elements, dtype) }?;
         session.with(|open| values::all_gather(&mut open.client, values, all))
+    })
+}
+
+/// Number of workers of the last collective call in `*count`, and the first `room` of their ranks, ascending, in
+/// `ranks`, which may be null if `room` is 0. In a job of open size they change from call to call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_collective_ranks(
+    session: *mut tw_session,
+    ranks: *mut u64,
+    room: usize,
+    count: *mut usize,
+) -> tw_status {
+    run("tw_collective_ranks", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let count = unsafe { raw::out(count, "the place for the number of ranks") }?;
+        let of_call = session.with(|open| Ok(open.client.collective_ranks()))?;
+        // SAFETY: the contract of the module.
+        let to = unsafe { raw::u64s_mut(ranks, room, "ranks") }?;
+        for (to, rank) in to.iter_mut().zip(&of_call) {
+            *to = rank.0.into();
+        }
+        *count = of_call.len();
+        Ok(())
     })
 }
 

@@ -147,6 +147,28 @@ pub unsafe extern "C" fn tw_call_update(
     })
 }
 
+/// Makes a function of a WebAssembly module of `bytes` bytes on all servers, for all sessions of this job. It has
+/// `name` until the job ends; tw_call_update and tw_call_reduce run it. All workers may load the same module.
+/// TW_ERR_ARGUMENT for a name or a module over the limits, TW_ERR_REFUSED where the servers load no functions
+/// (--load-functions), the module is not valid, or the name is taken. Returns when every server has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_load_function(
+    session: *mut tw_session,
+    name: *const c_char,
+    module: *const c_void,
+    bytes: usize,
+) -> tw_status {
+    run("tw_load_function", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let name = unsafe { raw::text(name, "name") }?;
+        // SAFETY: the contract of the module.
+        let module = unsafe { raw::bytes(module, bytes, "the module") }?;
+        session.with(|open| Ok(open.client.load_function(name, module)?))
+    })
+}
+
 /// Runs the reducing function that the servers' program registered under `name`, and keeps the results
 /// of all pieces in `*results` until tw_results_take. `*pieces` and `*bytes` receive their number and
 /// total length. Arguments and options are those of tw_call_update.

@@ -22,6 +22,7 @@ pub mod library;
 pub mod schedule;
 pub mod session;
 pub mod table;
+pub mod tasks;
 pub mod types;
 pub mod vector;
 pub mod walltime;

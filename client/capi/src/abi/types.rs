@@ -275,6 +275,9 @@ pub enum tw_thread_level {
 /// A table of a session. Zero is none.
 pub type tw_table = u64;
 
+/// A queue of tasks of a session. Zero is none.
+pub type tw_tasks = u64;
+
 /// A push under way. Zero is none.
 pub type tw_ticket = u64;
 
@@ -302,7 +305,7 @@ pub struct tw_session_options {
     pub token_file: *const c_char,
     /// The job's name space in a service. Null: "default".
     pub job_namespace: *const c_char,
-    /// RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
+    /// RDMA ports, as in mlx5_0:1 or mlx5_%r (the local rank). Null: as the environment says, else the best.
     pub rdma_device: *const c_char,
     /// Not 0: `rank` counts, and must be the launcher's. 0: as those say, else any that is free.
     pub has_rank: i32,
@@ -596,6 +599,62 @@ pub struct tw_schedule {
     pub warm_up: u64,
     /// Iteration from which on the rate of TW_SCHEDULE_COSINE is `last`.
     pub iterations: u64,
+}
+
+/// A queue of tasks. All workers of a job give the same. Zero is the default of each field but the first three.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_task_options {
+    /// sizeof(tw_task_options), set by the caller.
+    pub size: usize,
+    /// Name of the queue in its job.
+    pub name: *const c_char,
+    /// Records of a task; the last one may have fewer.
+    pub task_size: u64,
+    /// Passes over the records. 0: one.
+    pub epochs: u32,
+    /// Not 0: a pass begins when all tasks of the one before are finished.
+    pub strict_epochs: i32,
+    /// Not 0: the tasks of each pass are in an order of their own, by `seed`.
+    pub shuffled: i32,
+    /// Failures of a task after which it is left out. 0: three.
+    pub failures_max: u32,
+    /// Seed of the order.
+    pub seed: u64,
+    /// Workers that are lost with a task, after which it is left out. 0: three.
+    pub losses_max: u32,
+    /// Tasks that a worker has at once, over all its threads. 0: without limit.
+    pub held_max: u32,
+    /// Finished tasks after which the queue ends. 0: without limit.
+    pub steps_max: u64,
+    /// Shortest time after which a task is taken back from its worker. 0: 300 s.
+    pub timeout_s: f64,
+    /// Not 0: pushes take effect on arrival, and again with a task that is given again.
+    pub at_least_once: i32,
+    /// Not 0: ends an iteration of clock domain `domain` after each task, and while the worker waits for one.
+    pub ticking: i32,
+    /// Clock domain of `ticking`.
+    pub domain: u32,
+    /// Unused; must be zero.
+    pub reserved: i32,
+}
+
+/// A task that a session has taken.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_task_info {
+    /// sizeof(tw_task_info), set by the caller.
+    pub size: usize,
+    /// Number of the task in its queue. A task that is given again keeps it.
+    pub number: u64,
+    /// First record.
+    pub first: u64,
+    /// End of the records, exclusive.
+    pub end: u64,
+    /// Pass over the records, from 0.
+    pub epoch: u32,
+    /// Failures of this task before.
+    pub failures: u32,
 }
 
 /// What a session did since it was opened: which path really ran.

@@ -2,6 +2,7 @@
 
 use std::ptr::{null, null_mut};
 
+use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::collective::*;
 use tidewater_capi::abi::library::tw_last_error;
 use tidewater_capi::abi::session::*;
@@ -63,6 +64,37 @@ fn two_workers_exchange_values() {
         scope.spawn(|| worker(&rig, 1));
         worker(&rig, 0);
     });
+}
+
+/// In a job of open size a call is of the members, and `all` may have more room.
+#[test]
+fn members_of_open_jobs_exchange_values() {
+    let rig = Rig::new(0);
+    let session = rig.open(&rig.options());
+    let (mine, mut all, mut ranks, mut count) = ([2.5], [0.0; 3], [9_u64; 2], 0);
+    // SAFETY: the session is open; the arrays have as many elements as the calls say.
+    unsafe {
+        ok(tw_domain_sync(session, 3, tw_sync::TW_SSP as i32, 2));
+        fails(tw_domain_sync(session, 64, 0, 0), TW_ERR_ARGUMENT, "64");
+        ok(tw_barrier(session, c"open".as_ptr(), 20.0));
+        let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+        ok(tw_all_gather(session, from, 1, F64, to, 3));
+        ok(tw_collective_ranks(
+            session,
+            ranks.as_mut_ptr(),
+            2,
+            &raw mut count,
+        ));
+        let small = tw_all_gather(session, from, 1, F64, to, 0);
+        fails(
+            small,
+            TW_ERR_ARGUMENT,
+            "all has room for 0 elements; 1 workers",
+        );
+        ok(tw_finish(session));
+    }
+    assert_eq!((all, ranks, count), ([2.5, 0.0, 0.0], [0, 9], 1));
+    free(session);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 use tidewater::functions::{
     Elements, ElementsMut, Function, FunctionError, Functions, Piece, register,
@@ -11,6 +12,8 @@ use tidewater_capi::abi::function::*;
 use tidewater_capi::abi::session::tw_session;
 use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
+use tidewater_service::server::ServerFunctions;
+use tidewater_wasm::{Limits, Modules};
 
 use crate::rig::*;
 
@@ -341,6 +344,75 @@ fn named_functions_update_and_return_pieces() {
     };
     fails(null_arguments, TW_ERR_NULL, "arguments");
     pieces_are_taken_once(session, a);
+    free(session);
+}
+
+/// A module that a session loads runs by its name. Servers without a compiler of modules refuse it.
+#[test]
+fn loaded_module_updates() {
+    let module = wat::parse_str(include_str!("../../../../server/wasm/examples/axpy.wat")).unwrap();
+    let load = |session: *mut tw_session, name: &CStr, module: &[u8]| {
+        let bytes = module.as_ptr().cast();
+        // SAFETY: an open session, and as many bytes as are given.
+        unsafe { tw_load_function(session, name.as_ptr(), bytes, module.len()) }
+    };
+    let modules = Modules::new(Limits::default()).unwrap();
+    let rig = Rig::with_functions(
+        1,
+        ServerFunctions {
+            loader: Some(Arc::new(modules)),
+            ..ServerFunctions::default()
+        },
+    );
+    let session = rig.open(&rig.options());
+    let (ones, zeros) = ones_and_zeros(session);
+    ok(load(session, c"axpy", &module));
+    ok(load(session, c"axpy", &module));
+    fails(
+        load(session, c"other", &module[..20]),
+        TW_ERR_REFUSED,
+        "module",
+    );
+    fails(
+        load(session, c"", &module),
+        TW_ERR_ARGUMENT,
+        "1 to 255 bytes",
+    );
+    let (inputs, factor, mut ticket) = ([ones], 2.5_f64.to_le_bytes(), 0);
+    let options = tw_function_options {
+        inputs: inputs.as_ptr(),
+        input_count: 1,
+        ..function_options()
+    };
+    // SAFETY: an open session, and arrays of the given lengths.
+    ok(unsafe {
+        let (name, factor) = (c"axpy".as_ptr(), factor.as_ptr().cast());
+        tw_call_update(
+            session,
+            zeros,
+            name,
+            factor,
+            8,
+            &raw const options,
+            &raw mut ticket,
+        )
+    });
+    // SAFETY: an open session and a valid place.
+    ok(unsafe { tw_push_wait(session, &raw mut ticket, 0.0) });
+    assert_eq!(reduced(session, zeros, c"x", MAX_OF, null()), (2.5, 1));
+    assert_eq!(reduced(session, zeros, c"-x", MAX_OF, null()), (-2.5, 1));
+    // SAFETY: a null module, which is what is tested.
+    let null_module = unsafe { tw_load_function(session, c"m".as_ptr(), null(), 1) };
+    fails(null_module, TW_ERR_NULL, "the module");
+    free(session);
+
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    fails(
+        load(session, c"axpy", &module),
+        TW_ERR_REFUSED,
+        "--load-functions",
+    );
     free(session);
 }
 

@@ -16,6 +16,7 @@ mod functions;
 mod keys;
 mod rig;
 mod right;
+mod tasks;
 mod threads;
 mod vectors;
 mod wrong;

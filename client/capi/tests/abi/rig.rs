@@ -14,6 +14,7 @@ use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_service::embedded::{Cluster, ClusterConfig};
+use tidewater_service::server::ServerFunctions;
 
 pub(crate) const F32: i32 = tw_dtype::TW_F32 as i32;
 pub(crate) const F64: i32 = tw_dtype::TW_F64 as i32;
@@ -30,9 +31,14 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(workers: u32) -> Self {
+        Self::with_functions(workers, ServerFunctions::default())
+    }
+
+    pub(crate) fn with_functions(workers: u32, functions: ServerFunctions) -> Self {
         let config = ClusterConfig {
             servers: 2,
             workers,
+            functions,
             token: Some(JobToken::new([7; 32])),
             ..ClusterConfig::default()
         };

@@ -108,6 +108,8 @@ static void wrong_ones(tw_session *session, tw_table x)
     CHECK(tw_push_wait(session, &ticket, 0) == TW_ERR_REJECTED);
     CHECK(tw_call_reduce(session, x, "missing", NULL, 0, NULL, &results, &pieces, &bytes) != TW_OK);
     CHECK(results == 0);
+    CHECK(tw_load_function(session, "module", "bytes", 5) == TW_ERR_REFUSED);
+    CHECK(strstr(tw_last_error(), "--load-functions") != NULL);
 }
 
 /* Many small updates are one push, and a schedule sets the rate. */

@@ -213,6 +213,8 @@ int main(int argc, char **argv)
     failure(TW_ERR_REJECTED, [&] { x.call_update("missing", "a").wait(); });
     const auto missing = failure(TW_ERR_REJECTED, [&] { (void)x.call_reduce("missing"); });
     require(missing.find("functions") != std::string::npos, missing.c_str());
+    const auto load = failure(TW_ERR_REFUSED, [&] { session.load_function("module", "bytes"); });
+    require(load.find("--load-functions") != std::string::npos, load.c_str());
     merges_and_schedules(session);
     keys_of_a_table(session);
     vectors(session);
