@@ -61,7 +61,7 @@ pub(crate) fn all_gather<'py>(
         let all = session.with(py, |client| client.all_gather(from))?;
         numpy::PyArray1::from_vec(py, all).into_any()
     });
-    let workers = session.with(py, |client| Ok(client.workers() as usize))?;
+    let workers = session.with(py, |client| Ok(client.collective_ranks().len()))?;
     let mut shape = vec![workers];
     shape.extend_from_slice(array.shape());
     all.call_method1("reshape", (shape,))

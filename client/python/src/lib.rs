@@ -13,6 +13,7 @@
 mod arrays;
 mod buffer;
 mod call;
+mod cluster;
 mod collective;
 mod data;
 #[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
@@ -44,6 +45,8 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.py().get_type::<failure::ForkedError>(),
     )?;
     module.add_class::<session::Session>()?;
+    module.add_function(wrap_pyfunction!(cluster::local, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster::begin, module)?)?;
     module.add_class::<table::Table>()?;
     module.add_class::<table::Pulled>()?;
     module.add_class::<table::Ticket>()?;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBool, PyDict, PyTuple};
 use tidewater::{
     Missing, PullMode, PullOptions, PushEncoding, PushOptions, ReduceOp, Reduction, SyncMode,
 };
-use tidewater_launch::TransportChoice;
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice, set_fabric};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{Apply, DType, Durability, Init, Optimizer, PushOp, Reduce};
@@ -74,6 +74,35 @@ pub(crate) fn sync(given: &str) -> PyResult<SyncMode> {
 pub(crate) fn transport(given: &str) -> PyResult<TransportChoice> {
     let wrong = |e| PyValueError::new_err(format!("transport '{given}': {e}"));
     given.parse().map_err(wrong)
+}
+
+pub(crate) fn rdma_device(given: &str) -> PyResult<RdmaDevice> {
+    let wrong = |e| PyValueError::new_err(format!("rdma_device '{given}': {e}"));
+    given.parse().map_err(wrong)
+}
+
+/// Settings of queue pairs from the keywords `rdma_NAME`. Values are numbers, texts as of the flags, or for
+/// `rdma_ece` a bool; `None` is unset.
+pub(crate) fn fabric(given: Option<&Bound<'_, PyDict>>) -> PyResult<FabricSettings> {
+    let mut settings = FabricSettings::UNSET;
+    for (keyword, value) in given.into_iter().flatten() {
+        let keyword: String = keyword.extract()?;
+        let Some(name) = keyword.strip_prefix("rdma_") else {
+            let what = format!("got an unexpected keyword argument '{keyword}'");
+            return Err(PyTypeError::new_err(what));
+        };
+        if value.is_none() {
+            continue;
+        }
+        let text = match value.cast::<PyBool>() {
+            Ok(on) if on.is_true() => "on".to_owned(),
+            Ok(_) => "off".to_owned(),
+            Err(_) => value.str()?.to_string(),
+        };
+        set_fabric(&mut settings, name, &text)
+            .map_err(|e| PyValueError::new_err(format!("{keyword}: {e}")))?;
+    }
+    Ok(settings)
 }
 
 pub(crate) fn domain(given: i64) -> PyResult<DomainId> {

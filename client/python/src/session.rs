@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
-use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall, SyncMode};
+use tidewater::connect::Job;
+use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall};
+use tidewater_launch::FabricSettings;
 use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
 use tidewater_protocol::table::{DenseLayout, GradientOptions, KeyOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
@@ -19,21 +21,25 @@ use crate::table::{self, Table, Ticket};
 
 /// Arguments of a session: all that a copy in another process needs to join the same job. It holds the
 /// name of the token's file, not the token.
-#[derive(Debug, Clone)]
-struct JoinOptions {
-    coordinator: Option<String>,
-    token_file: Option<String>,
-    rank: Option<u32>,
-    workers: Option<u32>,
-    namespace: Option<String>,
-    sync: String,
-    transport: Option<String>,
-    timeout: Option<f64>,
-    clock_timeout: Option<f64>,
-    join_timeout: Option<f64>,
-    observer: bool,
-    ring_bytes: Option<usize>,
-    memory_budget: Option<usize>,
+#[derive(Debug, Clone, Default)]
+pub(crate) struct JoinOptions {
+    pub(crate) coordinator: Option<String>,
+    pub(crate) token_file: Option<String>,
+    pub(crate) rank: Option<u32>,
+    pub(crate) workers: Option<u32>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) sync: String,
+    pub(crate) transport: Option<String>,
+    pub(crate) timeout: Option<f64>,
+    pub(crate) clock_timeout: Option<f64>,
+    pub(crate) join_timeout: Option<f64>,
+    pub(crate) observer: bool,
+    pub(crate) ring_bytes: Option<usize>,
+    pub(crate) memory_budget: Option<usize>,
+    pub(crate) rdma_device: Option<String>,
+    pub(crate) fabric: FabricSettings,
+    /// Name of the call that keeps servers of the job in this process, if one does.
+    pub(crate) keeps: Option<&'static str>,
 }
 
 /// Session of one worker with the servers of its job.
@@ -41,6 +47,8 @@ struct JoinOptions {
 pub(crate) struct Session {
     process: ForkGuard,
     client: Mutex<Option<Client>>,
+    /// The job, if its coordinator or a server of it runs in this process; it ends after the client.
+    job: Mutex<Option<Job>>,
     wanted: JoinOptions,
     pub(crate) timeout: Duration,
 }
@@ -48,8 +56,9 @@ pub(crate) struct Session {
 impl JoinOptions {
     /// Converts to the client's options. Joining by them may wait for other processes, and must not
     /// hold the interpreter lock.
-    fn for_client(&self) -> PyResult<tidewater::JoinOptions> {
+    pub(crate) fn for_client(&self) -> PyResult<tidewater::JoinOptions> {
         let transport = self.transport.as_deref().map(options::transport);
+        let rdma_device = self.rdma_device.as_deref().map(options::rdma_device);
         Ok(tidewater::JoinOptions {
             coordinator: self.coordinator.clone(),
             token_file: self.token_file.as_ref().map(Into::into),
@@ -59,7 +68,9 @@ impl JoinOptions {
             observer: self.observer,
             transport: transport.transpose()?,
             join_timeout: options::seconds("join_timeout", self.join_timeout)?,
-            worker_only: true,
+            worker_only: self.keeps.is_none(),
+            rdma_device: rdma_device.transpose()?,
+            fabric: self.fabric,
             ring_bytes: self.ring_bytes,
             memory_budget: self.memory_budget,
             ..tidewater::JoinOptions::default()
@@ -68,6 +79,38 @@ impl JoinOptions {
 }
 
 impl Session {
+    /// Opens a session by the job that `join` makes of the options. The session keeps the job if its
+    /// options say so. `join` and the connection run without the interpreter lock.
+    pub(crate) fn of(
+        py: Python<'_>,
+        wanted: JoinOptions,
+        join: impl FnOnce(tidewater::JoinOptions) -> Result<Job, ClientError> + Send,
+    ) -> PyResult<Self> {
+        let options = wanted.for_client()?;
+        let sync = options::sync(&wanted.sync)?;
+        let usual = options::seconds("timeout", wanted.timeout)?;
+        let clock = options::seconds("clock_timeout", wanted.clock_timeout)?;
+        let process = ForkGuard::new().map_err(|e| Error::new_err(e.to_string()))?;
+        let connect = || {
+            let job = join(options)?;
+            Ok((job.client(sync)?, job))
+        };
+        let (mut client, job) = py.detach(connect).map_err(raised)?;
+        if let Some(timeout) = usual {
+            client.set_timeout(timeout);
+        }
+        if let Some(timeout) = clock {
+            client.set_clock_timeout(timeout);
+        }
+        Ok(Self {
+            process,
+            client: Mutex::new(Some(client)),
+            job: Mutex::new(wanted.keeps.map(|_| job)),
+            wanted,
+            timeout: usual.unwrap_or(DATA_DEADLINE),
+        })
+    }
+
     /// Calls `body` with the client, without the interpreter lock.
     pub(crate) fn with<R: Send>(
         &self,
@@ -101,14 +144,17 @@ impl Drop for Session {
             // The parent uses its sockets and rings: do not touch them, nor free their memory.
             let client = self.client.get_mut().ok().and_then(Option::take);
             std::mem::forget(client);
+            // The threads of its servers are the parent's too.
+            let job = self.job.get_mut().ok().and_then(Option::take);
+            std::mem::forget(job);
         }
     }
 }
 
-/// Joins the job and connects its worker.
-fn connect(options: tidewater::JoinOptions, sync: SyncMode) -> Result<Client, ClientError> {
+/// Joins the job as a worker.
+fn join(options: tidewater::JoinOptions) -> Result<Job, ClientError> {
     match options.join()? {
-        Joined::Worker(job) => job.client(sync),
+        Joined::Worker(job) => Ok(job),
         Joined::Served => {
             let what = "the library has joined as a server: a defect, please report it";
             Err(ClientError::Launch(what.into()))
@@ -135,7 +181,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (coordinator=None, token_file=None, *, rank=None, workers=None, namespace=None,
         sync="asp", transport=None, timeout=None, clock_timeout=None, join_timeout=None,
-        observer=false, ring_bytes=None, memory_budget=None))]
+        observer=false, ring_bytes=None, memory_budget=None, rdma_device=None, **rdma))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         py: Python<'_>,
@@ -152,6 +198,8 @@ impl Session {
         observer: bool,
         ring_bytes: Option<usize>,
         memory_budget: Option<usize>,
+        rdma_device: Option<String>,
+        rdma: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let wanted = JoinOptions {
             coordinator,
@@ -167,24 +215,11 @@ impl Session {
             observer,
             ring_bytes,
             memory_budget,
+            rdma_device,
+            fabric: options::fabric(rdma)?,
+            keeps: None,
         };
-        let join = wanted.for_client()?;
-        let sync = options::sync(sync)?;
-        let usual = options::seconds("timeout", timeout)?;
-        let clock = options::seconds("clock_timeout", clock_timeout)?;
-        let mut client = py.detach(|| connect(join, sync)).map_err(raised)?;
-        if let Some(timeout) = usual {
-            client.set_timeout(timeout);
-        }
-        if let Some(timeout) = clock {
-            client.set_clock_timeout(timeout);
-        }
-        Ok(Self {
-            process: ForkGuard::new().map_err(|e| Error::new_err(e.to_string()))?,
-            client: Mutex::new(Some(client)),
-            wanted,
-            timeout: usual.unwrap_or(DATA_DEADLINE),
-        })
+        Self::of(py, wanted, join)
     }
 
     #[getter]
@@ -206,6 +241,7 @@ impl Session {
         Ok(Self {
             process,
             client: Mutex::new(Some(client)),
+            job: Mutex::new(None), // the first session keeps it
             wanted: self.wanted.clone(),
             timeout: self.timeout,
         })
@@ -360,6 +396,12 @@ impl Session {
         function::number(py, result)
     }
 
+    /// Makes a function of a WebAssembly module on all servers.
+    fn load_function(&self, name: &str, module: &Bound<'_, PyBytes>) -> PyResult<()> {
+        let bytes = module.as_bytes();
+        self.with(module.py(), |client| client.load_function(name, bytes))
+    }
+
     /// Runs the update function that the servers' program registered under `name`.
     #[pyo3(signature = (target, name, arguments=None, *, inputs=Vec::new(), parameters=Vec::new(),
         range=None))]
@@ -409,6 +451,12 @@ impl Session {
     fn tick(&self, py: Python<'_>, domain: i64) -> PyResult<()> {
         let domain = options::domain(domain)?;
         self.with(py, |client| client.tick_domain(domain))
+    }
+
+    /// Sets the synchronisation of a clock domain.
+    fn domain_sync(&self, py: Python<'_>, domain: i64, sync: &str) -> PyResult<()> {
+        let (domain, sync) = (options::domain(domain)?, options::sync(sync)?);
+        self.with(py, |client| client.set_domain_sync(domain, sync))
     }
 
     #[getter]
@@ -500,6 +548,13 @@ impl Session {
         collective::all_gather(self, values)
     }
 
+    /// Ranks of the workers of the last collective call.
+    #[getter]
+    fn collective_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let ranks = self.with(py, |client| Ok(client.collective_ranks()))?;
+        Ok(ranks.into_iter().map(|rank| rank.0).collect())
+    }
+
     /// Replaces `values` by their reduction over all workers; returns them.
     #[pyo3(signature = (values, op="sum"))]
     fn all_reduce<'py>(&self, values: Bound<'py, PyAny>, op: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -561,12 +616,30 @@ impl Session {
         self.with(py, |client| client.fail(reason))
     }
 
+    /// Closes the session; servers in this process end at once.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.same_process()?;
         py.detach(|| {
             let client = self.client.lock().map_err(|_| defect())?.take();
             drop(client);
+            let job = self.job.lock().map_err(|_| defect())?.take();
+            drop(job);
             Ok(())
+        })
+    }
+
+    /// Finishes and closes the session, and waits for the job's other processes if a part of the job runs
+    /// in this one. After a failure it may be repeated, and goes on where it failed.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.same_process()?;
+        py.detach(|| {
+            let mut client = self.client.lock().map_err(|_| defect())?;
+            if let Some(open) = client.as_mut() {
+                open.finish().map_err(raised)?;
+            }
+            drop(client.take());
+            let job = self.job.lock().map_err(|_| defect())?.take();
+            job.map_or(Ok(()), Job::leave).map_err(raised)
         })
     }
 
@@ -591,12 +664,13 @@ impl Session {
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         if kind.is_none() || self.wanted.observer {
-            self.finish(py)?;
+            self.with(py, |_| Ok(()))?; // a session that its block has closed is an error
+            self.leave(py)?;
         } else {
             // The exception propagates; an error of `fail` would only hide it.
             let _ = self.fail(py, &value.to_string());
+            self.close(py)?;
         }
-        self.close(py)?;
         Ok(false)
     }
 
@@ -604,6 +678,12 @@ impl Session {
     /// takes a free one.
     fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let w = &self.wanted;
+        if let Some(call) = w.keeps {
+            return Err(Error::new_err(format!(
+                "a session of tidewater.{call}() cannot be pickled: the servers end with this process, and no \
+                 other one has the job's token; threads use session.sibling(), and processes tidewater run"
+            )));
+        }
         let arguments = PyDict::new(py);
         arguments.set_item("coordinator", w.coordinator.as_ref())?;
         arguments.set_item("token_file", w.token_file.as_ref())?;
@@ -617,15 +697,20 @@ impl Session {
         arguments.set_item("observer", w.observer)?;
         arguments.set_item("ring_bytes", w.ring_bytes)?;
         arguments.set_item("memory_budget", w.memory_budget)?;
+        arguments.set_item("rdma_device", w.rdma_device.as_ref())?;
+        for (variable, value) in w.fabric.variables() {
+            let name = variable.trim_start_matches("TIDEWATER_").to_lowercase();
+            arguments.set_item(name, value)?;
+        }
         let restore = py.import("tidewater")?.getattr("_restore_session")?;
         Ok((restore, (arguments,)).into_pyobject(py)?.unbind())
     }
 
     fn __repr__(&self) -> String {
-        let at = self.wanted.coordinator.as_deref();
-        format!(
-            "<tidewater.Session of {}>",
-            at.unwrap_or("the environment's job")
-        )
+        match (self.wanted.keeps, &self.wanted.coordinator) {
+            (Some(call), _) => format!("<tidewater.Session of tidewater.{call}()>"),
+            (None, Some(at)) => format!("<tidewater.Session of {at}>"),
+            (None, None) => "<tidewater.Session of the environment's job>".to_owned(),
+        }
     }
 }

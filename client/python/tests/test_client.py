@@ -502,6 +502,9 @@ def test_wrong_functions_are_named():
         raises(tidewater.Error, "functions", lambda: s.call_update(x, "missing", b"a").wait())
         raises(tidewater.Error, "functions", lambda: s.call_reduce(x, "missing"))
         raises(ValueError, "1 to 255 bytes", lambda: s.call_update(x, ""))
+        raises(ValueError, "1 to 255 bytes", lambda: s.load_function("", b"module"))
+        raises(tidewater.Error, "--load-functions", lambda: s.load_function("module", b"module"))
+        raises(TypeError, "bytes", lambda: s.load_function("module", "text"))
 
 
 def test_vectors_match_numpy():

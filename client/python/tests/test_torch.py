@@ -11,9 +11,10 @@ import warnings
 
 import numpy as np
 import torch
-from test_client import all_workers, raises, session
+from test_client import _task_files, all_workers, raises, session
 
 import tidewater
+import tidewater.data
 import tidewater.torch
 from tidewater.torch import Embedding, Optimizer
 
@@ -55,6 +56,25 @@ def test_rows_and_steps_are_those_of_nn_embedding():
                 distance = (e(torch.arange(20)) - local.weight).abs().max()
                 assert distance < tolerance, (dtype, ids, distance)
                 assert e.unpushed == 0, "the evaluation above collects no gradient"
+
+
+def test_tasks_of_two_workers_count_each_record_once():
+    files = _task_files()
+
+    def work(s):
+        seen = s.table("seen", "rows", dtype=np.int64, rows=40, cols=1)
+        tasks = tidewater.data.tasks(s, files, "rows", 100, batch=16)
+        rows = 0
+        for labels, features in torch.utils.data.DataLoader(tidewater.data.torch_tasks(tasks, columns=40), batch_size=None):
+            seen.push(torch.ones(len(labels), 1, dtype=torch.int64), features.argmax(1).numpy())
+            rows += len(labels)
+        s.flush()
+        s.barrier("end")
+        return rows, seen.pull(np.arange(40))[:, 0].tolist()
+
+    (first, counts), (second, same) = all_workers(work)
+    assert first + second == 120 and first and second, (first, second)
+    assert counts == same == [3] * 40, counts
 
 
 def test_uses_in_one_step_are_one_step_of_the_rule():

@@ -9,6 +9,10 @@
         t.push(rows - 1, keys, op="gradient").wait()
         s.tick()
 
+Without a job, `with tidewater.local(servers=2) as s:` has servers on threads of this process; programs that use
+MPI have them by `with tidewater.begin(MPI.COMM_WORLD) as s:`. The package contains the program `tidewater`, which
+starts jobs of processes: `tidewater run --servers 2 --workers 4 -- python program.py`, or `python -m tidewater`.
+
 A session may be used by several threads; calls wait for each other, without the interpreter lock.
 It belongs to one process: in a forked child every call raises ForkedError. Sessions and tables can be
 pickled, as what they were opened with: the copy joins the same job as another worker.
@@ -36,6 +40,8 @@ from ._tidewater import (
     Ticket,
     Walltime,
     __version__,
+    begin,
+    local,
 )
 from . import data
 from .evaluation import Evaluation
@@ -57,7 +63,9 @@ __all__ = [
     "VectorSpace",
     "Walltime",
     "__version__",
+    "begin",
     "data",
+    "local",
 ]
 
 # Sessions that were unpickled in this process, so that tables of one session share one again. A session that

@@ -26,13 +26,56 @@ class Error(RuntimeError):
 class ForkedError(Error):
     """The process was forked after the session was opened."""
 
+def local(
+    servers: int = 1,
+    *,
+    appliers: int = 1,
+    capacity: Optional[int] = None,
+    sync: str = "asp",
+    transport: Optional[str] = None,
+    timeout: Optional[float] = None,
+    clock_timeout: Optional[float] = None,
+) -> Session:
+    """A cluster on threads of this process, and the session of its only worker. The end of the session, also by an
+    exception, ends the cluster; its tables are gone unless saved. `appliers` threads and `capacity` bytes are those
+    of each server. An Error in a process that belongs to a job, or that a launcher started with others.
+    """
+
+def begin(
+    comm: Any,
+    servers: int = 0,
+    *,
+    sync: str = "asp",
+    transport: Optional[str] = None,
+    timeout: Optional[float] = None,
+    clock_timeout: Optional[float] = None,
+    join_timeout: Optional[float] = None,
+    ring_bytes: Optional[int] = None,
+    memory_budget: Optional[int] = None,
+    rdma_device: Optional[str] = None,
+    rdma_timeout: Optional[int] = None,
+    rdma_retries: Optional[int] = None,
+    rdma_traffic_class: Optional[int] = None,
+    rdma_service_level: Optional[int] = None,
+    rdma_pkey: Union[int, str, None] = None,
+    rdma_gid_index: Optional[int] = None,
+    rdma_static_rate: Union[float, str, None] = None,
+    rdma_flow_label: Optional[int] = None,
+    rdma_ece: Optional[bool] = None,
+) -> Session:
+    """A job of the processes of an mpi4py communicator, which all call this: each is the worker of its rank, and
+    `servers` of them, spread evenly, serve too, on threads; 0: all. It needs no variable and no file. The end of the
+    session waits for the workers of all processes. Any object with Get_rank, Get_size and bcast will do.
+    """
+
 class Session:
     """One worker's session with the servers of a job.
 
     Without `coordinator`, of the job that the environment names, or of the processes that mpirun, srun or
     their like started with this one; what is given wins over the environment. Times are seconds. `sync` is "asp", "bsp" or "ssp:S"; `transport` "auto", "shm", "tcp" or "verbs". As a context
     manager it finishes at the end, or says that the worker failed, and closes. An `observer` only reads: it joins
-    a running job at any time, has no rank, and no worker waits for it.
+    a running job at any time, has no rank, and no worker waits for it. `rdma_*` are the settings of queue pairs, as the
+    flags of `tidewater run`; one out of its range is a ValueError that names the range.
     """
 
     def __init__(
@@ -51,6 +94,16 @@ class Session:
         observer: bool = False,
         ring_bytes: Optional[int] = None,
         memory_budget: Optional[int] = None,
+        rdma_device: Optional[str] = None,
+        rdma_timeout: Optional[int] = None,
+        rdma_retries: Optional[int] = None,
+        rdma_traffic_class: Optional[int] = None,
+        rdma_service_level: Optional[int] = None,
+        rdma_pkey: Union[int, str, None] = None,
+        rdma_gid_index: Optional[int] = None,
+        rdma_static_rate: Union[float, str, None] = None,
+        rdma_flow_label: Optional[int] = None,
+        rdma_ece: Optional[bool] = None,
     ) -> None: ...
     @property
     def rank(self) -> int: ...
@@ -152,6 +205,13 @@ class Session:
         element. Floats are summed in float64 with compensation: the same bits on any number of servers. The
         other arguments and errors are those of `update`.
         """
+    def load_function(self, name: str, module: bytes) -> None:
+        """Makes a function of a WebAssembly module on all servers, for all sessions of this job, until it ends.
+        `call_update` and `call_reduce` run it by its name. All workers may load the same module.
+
+        `ValueError` for a name or a module over the limits, `tidewater.Error` where the servers load no functions
+        (`--load-functions`), the module is not valid, or the name is taken. Returns when every server has it.
+        """
     def call_update(
         self,
         target: Table,
@@ -184,6 +244,9 @@ class Session:
         Error when a push was refused that was not waited for: the clock has not moved, and the push can be
         repaired. After that, and after TimeoutError, it can be repeated.
         """
+    def domain_sync(self, domain: int, sync: str) -> None:
+        """Sets the synchronisation of a clock domain ("bsp", "asp", "ssp:S") for this session, in place of its
+        own. Let all workers set the same before their first tick of the domain."""
     def barrier(self, name: str, timeout: Optional[float] = None) -> None:
         """Waits like `flush`, then until all workers have come here."""
     def pull_group(
@@ -218,6 +281,10 @@ class Session:
         array that no table could hold; tidewater.Error at every worker when calls or lengths differ, or a worker
         has left, with the ranks.
         """
+    @property
+    def collective_ranks(self) -> list[int]:
+        """Ranks of the workers of the last collective call, ascending: the first axis of `all_gather`. In a job of
+        open size they are its members at the call."""
     def all_reduce(self, values: np.ndarray, op: Literal["sum", "min", "max"] = "sum") -> np.ndarray:
         """Replaces `values` by their reduction over all workers, element by element in rank order: the same bits
         at every worker. Returns `values`. Otherwise like `all_gather`; after an exception they hold anything.
@@ -234,7 +301,9 @@ class Session:
     def fail(self, reason: str) -> None:
         """This worker cannot go on: the job ends and names the reason."""
     def close(self) -> None:
-        """Gives connections and memory back. What was pushed stays pushed."""
+        """Gives connections and memory back. What was pushed stays pushed. Servers in this process end at once."""
+    def leave(self) -> None:
+        """Finishes and closes, and waits for the workers of other processes if servers are in this one."""
     @property
     def closed(self) -> bool:
         """Whether the session was closed, by close() or the end of a `with`."""

@@ -20,6 +20,8 @@ import shutil
 import subprocess
 import tempfile
 
+from ._program import find
+
 __all__ = ["Job", "JobError", "StateError"]
 
 #: Exit code of a training that `stop` ended.
@@ -42,12 +44,12 @@ class StateError(RuntimeError):
 class Job:
     """A training job of processes on this host, or on those of `hostfile`.
 
-    `program` is the path of `tidewater`, which is looked up in PATH; tidewater-train is in the same directory. `work` is the
-    directory of the job's model and logs, which servers and workers see; by default a temporary one.
+    `program` is the path of `tidewater`, by default that of this installation, or of PATH; tidewater-train is in the
+    same directory. `work` is the directory of the job's model and logs, which servers and workers see; by default a temporary one.
     """
 
-    def __init__(self, servers=1, workers=1, *, program="tidewater", work=None, **options):
-        self._program = shutil.which(program)
+    def __init__(self, servers=1, workers=1, *, program=None, work=None, **options):
+        self._program = find() if program is None else shutil.which(program)
         if self._program is None:
             raise FileNotFoundError(f"{program}: no such program; install it, or give its path as `program`")
         self._options = ["--servers", str(servers), "--workers", str(workers), *flags(options)]
