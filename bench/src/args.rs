@@ -7,9 +7,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidewater::PullMode;
 use tidewater_lanes::fabric::TransportKind;
-use tidewater_launch::{RdmaDevice, TransportChoice};
+use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 
 use crate::cmd::apply::ApplyArgs;
+use crate::cmd::chaos::ChaosArgs;
+use crate::cmd::chaos::worker::{self as chaos_worker, TrainingArgs, WorkerArgs};
 use crate::cmd::compare::CompareArgs;
 use crate::cmd::memory::MemoryArgs;
 use crate::cmd::report::ReportArgs;
@@ -31,6 +33,7 @@ Examples:
   tidewater-bench rate --transport tcp --sizes 8:4K:x2
   tidewater-bench sparse --rows 1M --dim 64 --batch 1024
   tidewater-bench memory --keys 1M
+  tidewater-bench chaos --seed 7 --rounds 50 --html chaos.html
   tidewater-bench compare --transport shm --gate --json shm.json --html shm.html
   tidewater-bench report latency.json bandwidth.json shm.json --html report.html
 
@@ -76,6 +79,9 @@ pub enum Command {
     /// Resident memory a key, at the server and in the client's cache of locations
     #[command(after_help = EXAMPLES)]
     Memory(MemoryArgs),
+    /// Faults of real processes by a seeded schedule, with a ledger of all pushes as judge
+    #[command(after_help = EXAMPLES)]
+    Chaos(ChaosArgs),
     /// Comparison with the machine's limits and with other systems, in the same minute
     #[command(after_help = EXAMPLES)]
     Compare(CompareArgs),
@@ -88,6 +94,12 @@ pub enum Command {
     /// Worker process of a run
     #[command(name = bed::worker::ROLE, hide = true)]
     Worker,
+    /// Worker process of a chaos run
+    #[command(name = chaos_worker::ROLE, hide = true)]
+    ChaosWorker(WorkerArgs),
+    /// Worker process of the training job of a chaos run
+    #[command(name = chaos_worker::TRAINING_ROLE, hide = true)]
+    ChaosTraining(TrainingArgs),
     /// Remote end of a plain socket
     #[command(name = ceiling::ROLE, hide = true)]
     Wire,
@@ -213,9 +225,13 @@ pub struct Common {
     /// Transport that carries the bytes
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: Transport,
-    /// RDMA device of servers and client [default: the one with the address 127.0.0.1]
-    #[arg(long, value_name = "NAME[:PORT]")]
+    /// RDMA ports of servers and client [default: TIDEWATER_TEST_RDMA, or the one with the address
+    /// TIDEWATER_TEST_ADDRESS, or 127.0.0.1, first]
+    #[arg(long, value_name = "NAMES")]
     pub rdma_device: Option<RdmaDevice>,
+    /// Settings of queue pairs
+    #[command(flatten)]
+    pub fabric: FabricSettings,
     /// Applier threads of each server
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub appliers: u16,
@@ -266,6 +282,7 @@ impl Common {
         Self {
             transport,
             rdma_device: None,
+            fabric: FabricSettings::UNSET,
             appliers: 1,
             iters: None,
             duration: Duration::from_millis(250),

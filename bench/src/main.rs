@@ -39,10 +39,13 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Scale(args) => cmd::scale::run(args),
         Command::Soak(args) => cmd::soak::run(args),
         Command::Memory(args) => cmd::memory::run(args),
+        Command::Chaos(args) => cmd::chaos::run(args),
         Command::Compare(args) => cmd::compare::run(args),
         Command::Report(args) => cmd::report::run(args),
         Command::Server => bed::server::run().map(|()| Failures::new()),
         Command::Worker => bed::worker::run().map(|()| Failures::new()),
+        Command::ChaosWorker(args) => cmd::chaos::worker::run(args).map(|()| Failures::new()),
+        Command::ChaosTraining(args) => cmd::chaos::worker::train(args).map(|()| Failures::new()),
         Command::Wire => ceiling::serve().map(|()| Failures::new()),
         Command::Pages { prefix } => {
             match manpages::write("tidewater-bench", &Cli::command(), prefix) {

@@ -193,6 +193,40 @@ fn sparse_rows_take_the_memory_that_targets_allow() {
     }
 }
 
+/// Faults of each kind of cluster: every promise is kept, and record and page agree. With `--full` for 30 minutes.
+#[test]
+fn chaos_keeps_its_promises() {
+    let dir = tempfile::tempdir().unwrap();
+    let (html, record) = (dir.path().join("chaos.html"), dir.path().join("chaos.json"));
+    let (length, value) = match std::env::var_os("TIDEWATER_TEST_FULL") {
+        Some(_) => ("--minutes", "30"),
+        None => ("--rounds", "13"),
+    };
+    let files = [&html, &record].map(|path| path.to_str().unwrap());
+    let args = ["chaos", "--seed", "3", length, value];
+    let out = bench(&[&args[..], &["--html", files[0], "--json", files[1]]].concat());
+    let said = text(&out.stdout);
+    println!("{said}");
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    let run = json(&record);
+    let records = run["records"].as_array().unwrap();
+    assert!(records.len() >= 13, "{run}");
+    let broken = records.iter().find(|record| !record["broken"].is_null());
+    assert_eq!(broken, None);
+    for setup in ["held servers", "checkpoints", "plain"] {
+        assert!(records.iter().any(|it| it["setup"] == setup), "{run}");
+    }
+    // What dies is known, what comes back has acknowledgements, and what survives has an exact ledger.
+    let killed = |it: &&Value| it["fault"] == "worker killed" || it["fault"] == "server killed";
+    let mut killed = records.iter().filter(killed);
+    assert!(killed.all(|it| it["recovered_ms"].is_f64()), "{run}");
+    let counted = records.iter().filter(|it| it["pushes"].is_u64());
+    assert!(counted.count() >= 8, "{run}");
+    assert!(run["repeat"].as_str().unwrap().contains("--seed 3"));
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(page.contains("0 promises broken") && page.contains("server killed"));
+}
+
 #[test]
 fn a_soak_ends_after_its_calls() {
     for transport in ["shm", "tcp"] {

@@ -5,7 +5,7 @@ pub mod child;
 pub mod server;
 pub mod worker;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 use tidewater::{Client, JoinOptions, Joined, SyncMode};
-use tidewater_launch::{RdmaDevice, RdmaTimeout};
+use tidewater_conformance::test_device;
+use tidewater_launch::{FabricSettings, RdmaDevice};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
@@ -31,6 +32,8 @@ pub struct BedConfig {
     pub transport: Transport,
     /// RDMA device of servers and clients.
     pub rdma_device: Option<RdmaDevice>,
+    /// Settings of the queue pairs of servers and clients.
+    pub fabric: FabricSettings,
     /// Number of server processes.
     pub servers: u32,
     /// Applier threads of each server.
@@ -47,6 +50,7 @@ impl BedConfig {
         Self {
             transport,
             rdma_device: None,
+            fabric: FabricSettings::UNSET,
             servers: 1,
             appliers: 1,
             workers: 1,
@@ -59,12 +63,6 @@ impl BedConfig {
 fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
     let device = name.map(str::parse::<RdmaDevice>).transpose();
     device.map_err(str::to_owned)
-}
-
-/// Reads the timeout for lost packets from the environment.
-fn rdma_timeout() -> Result<RdmaTimeout, String> {
-    let said = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
-    Ok(said.unwrap_or_default())
 }
 
 /// Joins a measured cluster and connects the worker.
@@ -95,16 +93,20 @@ impl Bed {
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
-    pub fn start(config: BedConfig) -> Result<Self, BenchError> {
+    pub fn start(mut config: BedConfig) -> Result<Self, BenchError> {
         let failed = |why: &dyn std::fmt::Display| BenchError::Process {
             name: "the coordinator".into(),
             why: why.to_string(),
         };
+        if config.rdma_device.is_none() {
+            let named = device(test_device::device().as_deref());
+            config.rdma_device = named.map_err(|e| failed(&e))?;
+        }
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|e| failed(&e))?;
         let token = JobToken::new(secret);
         let listening = Listening::bind(ServeConfig {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            listen: SocketAddr::from((test_device::address(), 0)),
             advertise: None,
             token: token.clone(),
             namespaces: Vec::new(),
@@ -149,6 +151,7 @@ impl Bed {
                 appliers: config.appliers,
                 clients: config.workers,
                 rdma_device: config.rdma_device.as_ref().map(ToString::to_string),
+                fabric: config.fabric,
             })?;
             self.servers.push(process);
         }
@@ -169,6 +172,7 @@ impl Bed {
             rank: Some(rank),
             transport: Some(self.config.transport.choice()),
             rdma_device: self.config.rdma_device.clone(),
+            fabric: self.config.fabric,
             ..JoinOptions::default()
         };
         client(job, sync)
@@ -182,6 +186,7 @@ impl Bed {
             rank,
             transport: self.config.transport,
             rdma_device: self.config.rdma_device.as_ref().map(ToString::to_string),
+            fabric: self.config.fabric,
             sync: sync.to_string(),
         }
     }

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
+use tidewater_launch::{FabricSettings, fabric_from_env};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::COORDINATOR_START_TIMEOUT;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -38,6 +39,8 @@ pub struct Start {
     pub clients: u32,
     /// RDMA device that the server uses.
     pub rdma_device: Option<String>,
+    /// Settings of its queue pairs; an unset one is that of the environment.
+    pub fabric: FabricSettings,
 }
 
 /// Command to a running server: report the usage. The answer is a [`Usage`].
@@ -65,7 +68,8 @@ pub fn run() -> Result<(), BenchError> {
     config.local_servers = start.servers;
     config.local_clients = start.clients;
     config.rdma_device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
-    config.rdma_timeout = super::rdma_timeout().map_err(failed)?;
+    let variables = fabric_from_env().map_err(|e| failed(e.to_string()))?;
+    config.fabric = start.fabric.or(variables);
     let deadline = Deadline::after(COORDINATOR_START_TIMEOUT);
     let server = ServerProcess::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
     let system = |what: &'static str| {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidewater::{Client, JoinOptions, PullOptions, SyncMode};
+use tidewater::{Client, FabricSettings, JoinOptions, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;
@@ -33,6 +33,8 @@ pub struct Start {
     pub transport: Transport,
     /// RDMA device for the lanes to the servers.
     pub rdma_device: Option<String>,
+    /// Settings of its queue pairs; an unset one is that of the environment.
+    pub fabric: FabricSettings,
     /// Sync mode: BSP, SSP or ASP.
     pub sync: String,
 }
@@ -243,6 +245,7 @@ fn join(start: &Start) -> Result<Client, BenchError> {
         rank: Some(start.rank),
         transport: Some(start.transport.choice()),
         rdma_device: device,
+        fabric: start.fabric,
         ..JoinOptions::default()
     };
     super::client(job, sync)

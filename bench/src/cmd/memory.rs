@@ -156,6 +156,7 @@ impl Case {
 fn measure(common: &Common, case: &Case, keys: u64) -> Result<Measured, BenchError> {
     let bed = Bed::start(BedConfig {
         rdma_device: common.rdma_device.clone(),
+        fabric: common.fabric,
         appliers: common.appliers,
         pin: common.pin_servers,
         ..BedConfig::single(common.transport)

@@ -1,6 +1,7 @@
 //! The subcommands: each plans works, runs them in the measuring core, and prints the rows.
 
 pub mod apply;
+pub mod chaos;
 pub mod compare;
 pub mod memory;
 pub mod report;

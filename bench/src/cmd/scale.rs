@@ -60,6 +60,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
         let mut bed = Bed::start(BedConfig {
             transport: common.transport,
             rdma_device: common.rdma_device.clone(),
+            fabric: common.fabric,
             servers,
             appliers: common.appliers,
             workers: most,

@@ -99,6 +99,7 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     let mut bed = Bed::start(BedConfig {
         transport: common.transport,
         rdma_device: common.rdma_device.clone(),
+        fabric: common.fabric,
         servers: args.servers,
         appliers: common.appliers,
         workers: if args.saves.save_every.is_some() {

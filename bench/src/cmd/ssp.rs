@@ -89,6 +89,7 @@ fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
     Bed::start(BedConfig {
         transport: args.common.transport,
         rdma_device: args.common.rdma_device.clone(),
+        fabric: args.common.fabric,
         servers: args.servers,
         appliers: args.common.appliers,
         workers,

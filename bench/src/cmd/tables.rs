@@ -150,6 +150,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     let mut bed = Bed::start(BedConfig {
         transport: common.transport,
         rdma_device: common.rdma_device.clone(),
+        fabric: common.fabric,
         servers: args.servers,
         appliers: common.appliers,
         workers: 1,

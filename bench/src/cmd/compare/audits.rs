@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::{PullOptions, SyncMode};
+use tidewater::{FabricSettings, PullOptions, SyncMode};
 use tidewater_runtime::clock::{self, Deadline};
 
 use super::arena::{Arena, Title};
@@ -50,6 +50,7 @@ fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
     Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
+        fabric: FabricSettings::UNSET,
         servers: 1,
         appliers: 1,
         workers,

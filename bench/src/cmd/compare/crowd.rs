@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::SyncMode;
+use tidewater::{FabricSettings, SyncMode};
 
 use super::arena::{Arena, Title};
 use crate::bed::worker::{Crew, Slice, Task, Together};
@@ -50,6 +50,7 @@ fn bed(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Bed, BenchError
     Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
+        fabric: FabricSettings::UNSET,
         servers: 1,
         appliers,
         workers,

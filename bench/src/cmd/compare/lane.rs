@@ -3,9 +3,9 @@
 //! A client's ticket reports that a push is applied, not that it has arrived. Therefore this module
 //! holds both ends of a lane in one process, and reads the ring's tail like an applier.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use tidewater_conformance::test_device;
 use tidewater_lanes::fabric::{
     AccessFlags, ClientLane, INBOX_KEY, Inbox, LaneError, ReadDest, ReadOp, RegionTable,
     RegionTableView, RegisteredRegion, RemoteAddr, ServerLane,
@@ -18,8 +18,8 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsError,
-    VerbsServerLane, pair,
+    ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsError, VerbsServerLane,
+    pair,
 };
 
 use crate::error::BenchError;
@@ -60,7 +60,7 @@ impl Ends {
     /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
         let failed = |e: VerbsError| other(&e);
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None);
+        let adapter = test_device::adapter();
         let adapter = adapter.map_err(failed)?;
         let exports = Arc::new(RegionTable::new(KEYS));
         let data = export(&exports, DATA, AccessFlags::Read, 0)?;

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
 use tidewater_runtime::clock::Deadline;
 
 use super::arena::{Arena, Metric, Title};
@@ -38,6 +38,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let mut bed = Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
+        fabric: FabricSettings::UNSET,
         servers: 1,
         appliers: 1,
         workers: 1,

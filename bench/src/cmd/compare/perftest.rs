@@ -1,8 +1,13 @@
 //! perftest's programs, the plainest users of an RDMA device: both ends on this host.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use tidewater_conformance::test_device;
+pub(super) use tidewater_rdma_check::perftest::Figure;
+use tidewater_rdma_check::perftest::figure_of;
 
 use super::programs::{self, Killed};
 
@@ -12,25 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ATTEMPTS: usize = 4;
 /// Folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// Address that both ends connect through, and that selects the GID.
-const ADDRESS: &str = "127.0.0.1";
-const GID: &str = "0000:0000:0000:0000:0000:ffff:7f00:0001";
-
-/// Figure taken from a program's table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Figure {
-    /// Median time of an operation, microseconds.
-    MedianUs,
-    /// Gigabytes (10^9) a second, on average.
-    GbPerS,
-    /// Million operations a second, on average.
-    MOpsPerS,
-}
 
 /// One of the programs with its arguments.
 #[derive(Debug)]
 pub(super) struct Perftest {
     program: PathBuf,
+    /// Address that both ends connect through, and that selects the GID.
+    address: IpAddr,
     gid: Gid,
     size: u32,
     options: &'static [&'static str],
@@ -56,11 +49,13 @@ impl Perftest {
         options: &'static [&'static str],
         figure: Figure,
     ) -> Result<Self, String> {
-        let none = || format!("no RDMA device has the address {ADDRESS}");
-        let gid = gid_of(Path::new(DEVICES), GID).ok_or_else(none)?;
+        let address = test_device::address();
+        let none = || format!("no RDMA device has the address {address}");
+        let gid = gid_of(Path::new(DEVICES), &gid_text(address)).ok_or_else(none)?;
         let program = programs::find(program).map_err(|reason| format!("{reason} (perftest)"))?;
         Ok(Self {
             program,
+            address,
             gid,
             size,
             options,
@@ -105,7 +100,7 @@ impl Perftest {
         };
         let mut server = Killed::start(&mut command(None))?;
         super::peers::wait_for_port(&port)?;
-        let said = programs::run(&mut command(Some(ADDRESS)), PATIENCE)?;
+        let said = programs::run(&mut command(Some(&self.address.to_string())), PATIENCE)?;
         // The server has to exit before the next measurement.
         let _ = server.wait(PATIENCE);
         figure_of(&said, self.size, self.figure)
@@ -113,19 +108,14 @@ impl Perftest {
     }
 }
 
-/// Figure in the row of that size in a perftest table.
-fn figure_of(text: &str, size: u32, figure: Figure) -> Option<f64> {
-    let size = size.to_string();
-    let rows = text.lines().map(|l| l.split_whitespace());
-    let mut rows = rows.filter(|cells| cells.clone().next() == Some(&size));
-    let (column, unit) = match figure {
-        Figure::MedianUs => (4, 1.0),
-        // perftest's megabyte is 2^20 bytes.
-        Figure::GbPerS => (3, f64::from(1u32 << 20) / 1e9),
-        Figure::MOpsPerS => (4, 1.0),
+/// An address as the kernel prints its GID.
+fn gid_text(address: IpAddr) -> String {
+    let address = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
     };
-    let value: f64 = rows.next()?.nth(column)?.parse().ok()?;
-    (value.is_finite() && value > 0.0).then_some(value * unit)
+    let segments = address.segments().map(|segment| format!("{segment:04x}"));
+    segments.join(":")
 }
 
 /// Entry of an address in the ports' GID tables; RoCE v2 if it has several forms.
@@ -170,23 +160,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_understood() {
-        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n \
-                    272     2000          4.10           9.00         4.30   4.4\n";
-        assert_eq!(figure_of(text, 272, Figure::MedianUs), Some(4.3));
-        assert_eq!(figure_of(text, 256, Figure::MedianUs), None);
-        let text = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
-                    1048576    40               70.00              64.00     \t 0.000064\n";
-        let gb = figure_of(text, 1 << 20, Figure::GbPerS).unwrap();
-        assert!((gb - 0.067_108_864).abs() < 1e-9, "{gb}");
-        assert_eq!(figure_of(text, 1 << 20, Figure::MOpsPerS), Some(64e-6));
-        for bad in ["272", "272 2000 1 1 inf", "272 2000 1 1 nan", "272 1 1 1 0"] {
-            assert_eq!(figure_of(bad, 272, Figure::MedianUs), None, "{bad}");
-        }
-    }
-
-    #[test]
     fn the_port_with_the_address_is_found() {
+        const GID: &str = "0000:0000:0000:0000:0000:ffff:7f00:0001";
+        assert_eq!(gid_text([127, 0, 0, 1].into()), GID);
         let root = tempfile::tempdir().unwrap();
         let put = |file: &str, text: &str| {
             let file = root.path().join(file);

@@ -2,7 +2,7 @@
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater::{Client, SyncMode};
+use tidewater::{Client, FabricSettings, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::{audits, crowd, functions, train};
@@ -59,6 +59,7 @@ pub(super) fn clock_of_a_thread(
     let mut bed = Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
+        fabric: FabricSettings::UNSET,
         servers: 1,
         appliers: 1,
         workers: SESSIONS,

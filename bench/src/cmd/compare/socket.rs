@@ -1,6 +1,6 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;
@@ -36,6 +36,7 @@ fn bed(arena: &Arena<'_>, pin: Option<usize>) -> Result<Bed, BenchError> {
     Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
+        fabric: FabricSettings::UNSET,
         servers: 1,
         appliers: 1,
         workers: 1,

@@ -1,7 +1,7 @@
 //! Text of a page: escapes, and readable numbers.
 
 /// Escapes text for use between tags or inside a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
+pub(in crate::cmd) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

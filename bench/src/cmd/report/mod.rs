@@ -2,7 +2,7 @@
 //! drawings are inline SVG, and it loads and runs nothing.
 
 mod chart;
-mod html;
+pub(super) mod html;
 mod judge;
 mod page;
 mod pictures;
