@@ -241,6 +241,7 @@ fn differing_calls_fail_everywhere() {
                     rank,
                     given,
                     expected,
+                    first: _,
                 },
             ..
         } = lengths

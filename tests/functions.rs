@@ -309,31 +309,44 @@ fn result_with_nan_leaves_piece_unchanged() {
     assert_eq!(pull(&mut client, &table, 4), [4.0, 1.0, -1.0, 9.0]);
 }
 
-/// No update of a table of ticks is sent: each form is refused with the ways out. Reductions work.
+/// An update that could fail at a tick is not sent: each kind is refused with its reason and the ways out.
+/// Reductions work.
 #[test]
 fn table_at_tick_refuses_updates() {
     let (_cluster, mut client) = cluster(1, 1);
-    let spec = TableBuilder::blocks::<f64>("t", 1, 10).at_clock(Reduce::Sum);
-    let spec = spec.optimizer(Optimizer::None);
-    let table = client.create_table::<f64>(spec.spec()).unwrap();
-    let rows = TableBuilder::rows::<f64>("r", 4, 2).at_clock(Reduce::Sum);
-    let rows = client.create_table::<f64>(rows.spec()).unwrap();
+    let mut table = |spec: TableBuilder| {
+        let spec = spec.at_clock(Reduce::Sum).optimizer(Optimizer::None);
+        client.create_table::<f64>(spec.spec()).unwrap()
+    };
+    let blocks = |name| TableBuilder::blocks::<f64>(name, 1, 10);
+    let checked = table(blocks("checked"));
+    let snapshot = table(blocks("snapshot").snapshot().finite_check(false));
+    let sparse = table(TableBuilder::sparse::<f64>("sparse", 2).finite_check(false));
+    let rows = table(TableBuilder::rows::<f64>("rows", 4, 2).finite_check(false));
     let zero = Expression::parse("0").unwrap();
     let all = FunctionArgs::default();
-    for refused in [
-        client.update(&table, &zero, &all),
-        client.call_update(&table, "add", &[1], &all),
-        client.call_rows(&rows, "mean", &[], &[1], &[1.0]),
+    for (refused, reason) in [
+        (client.update(&checked, &zero, &all), "finite_check(false)"),
+        (client.update(&snapshot, &zero, &all), "snapshot"),
+        (client.update(&sparse, &zero, &all), "sparse"),
+        (
+            client.call_update(&rows, "add", &[1], &all),
+            "named function",
+        ),
+        (
+            client.call_rows(&rows, "mean", &[], &[1], &[1.0]),
+            "named function",
+        ),
     ] {
         let refused = refused.unwrap_err();
         assert!(matches!(refused, ClientError::Argument { .. }), "{refused}");
         let text = refused.to_string();
-        for part in ["takes effect at ticks", "immediate effect", "assignment"] {
+        for part in [reason, "immediate effect", "assignment"] {
             assert!(text.contains(part), "{text}");
         }
     }
     let x = Expression::parse("x").unwrap();
-    let sum = client.reduce(&table, &x, Reduction::Sum, &FunctionArgs::default());
+    let sum = client.reduce(&checked, &x, Reduction::Sum, &FunctionArgs::default());
     assert_eq!(float(sum.unwrap()), 0.0);
 }
 

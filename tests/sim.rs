@@ -9,6 +9,8 @@
 mod simrig;
 mod storm;
 
+#[path = "sim/chaos.rs"]
+mod chaos;
 #[path = "sim/clocks.rs"]
 mod clocks;
 #[path = "sim/collectives.rs"]

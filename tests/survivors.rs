@@ -7,6 +7,8 @@
 
 #[path = "survivors/members.rs"]
 mod members;
+#[path = "survivors/open.rs"]
+mod open;
 #[path = "survivors/tasks.rs"]
 mod tasks;
 #[path = "survivors/threads.rs"]

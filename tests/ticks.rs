@@ -9,8 +9,13 @@ use std::time::Duration;
 
 use common::Cluster;
 use common::faults::transports;
-use tidewater::{Client, Element, PullOptions, PushOptions, SyncMode, Table, TableBuilder};
-use tidewater_protocol::ids::DomainId;
+use tidewater::{
+    Client, ClientError, Element, Expression, FunctionArgs, PullOptions, PushOptions, SyncMode,
+    Table, TableBuilder,
+};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 /// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
@@ -378,5 +383,144 @@ fn finished_worker_leaves_every_domain() {
                 assert_eq!(out, [ticks * amount], "{transport}, domain {domain}");
             }
         }
+    }
+}
+
+/// Two tables of one definition that functions change at the tick, by ranges or by rows.
+fn pair(client: &mut Client, blocks: bool) -> [Table<f64>; 2] {
+    ["t", "g"].map(|name| {
+        let table = match blocks {
+            true => TableBuilder::blocks::<f64>(name, 2 * BLOCK, 1).block_bytes(4096),
+            false => TableBuilder::rows::<f64>(name, BLOCK, 2),
+        };
+        let table = table.optimizer(Optimizer::None).at_clock(Reduce::Sum);
+        let table = table.finite_check(false).partitions(3);
+        client.create_table(table.spec()).unwrap()
+    })
+}
+
+/// Functions of an iteration run at its tick: after the pushes of all tables, in the order of ranks and
+/// calls, whatever the order of arrival; with the same bits on any number of servers. A rank that is ahead calls for
+/// the next iteration.
+#[test]
+fn functions_run_at_the_tick_in_rank_order() {
+    const WORKERS: u32 = 3;
+    let elements = 2 * BLOCK as usize;
+    let mix = Expression::<f64>::parse("x * p0 + y").unwrap();
+    let back = Expression::<f64>::parse("y / p0 - x + index").unwrap();
+    for (transport, servers, blocks) in transports()
+        .into_iter()
+        .flat_map(|t| [(t, 1, true), (t, 3, true), (t, 2, false)])
+    {
+        let cluster = Cluster::start(transport, servers, 2, WORKERS);
+        let mut clients = clients(&cluster, WORKERS);
+        let tables: Vec<_> = clients.iter_mut().map(|c| pair(c, blocks)).collect();
+        let pull = |client: &mut Client, table: &Table<f64>| {
+            let mut out = vec![0.0; elements];
+            let rows: Vec<u64> = (0..BLOCK).collect();
+            match blocks {
+                true => client.pull_dense(table, 0, &mut out, PullOptions::default()),
+                false => client.pull_rows(table, &rows, &mut out, PullOptions::default()),
+            }
+            .unwrap();
+            out
+        };
+        let factor = |rank: usize, round: usize| 0.3 + rank as f64 / 7.0 + round as f64 / 11.0;
+        let (mut x, mut y) = (vec![0.0; elements], vec![0.0; elements]);
+        for round in 0..3 {
+            // The last rank comes first, and calls before it pushes.
+            for rank in (0..WORKERS as usize).rev() {
+                let (client, [t, g]) = (&mut clients[rank], &tables[rank]);
+                let args = FunctionArgs {
+                    inputs: &[t, g],
+                    parameters: &[factor(rank, round)],
+                    range: None,
+                };
+                let first = client.update(t, &mix, &args).unwrap();
+                let second = client.update(g, &back, &args).unwrap();
+                client.wait_applied(&first).unwrap();
+                client.wait_applied(&second).unwrap();
+                let value = [(rank + 1) as f64, round as f64];
+                let pushed = match blocks {
+                    true => client.push_dense(g, 2 * rank as u64, &value, PushOp::Sum),
+                    false => client.push_rows(g, &[rank as u64], &value, PushOp::Sum),
+                };
+                client.wait_applied(&pushed.unwrap()).unwrap();
+                assert_eq!(pull(client, t), x, "{transport}: changed before the tick");
+                client.tick().unwrap();
+            }
+            for rank in 0..WORKERS as usize {
+                y[2 * rank] += (rank + 1) as f64;
+                y[2 * rank + 1] += round as f64;
+            }
+            for rank in 0..WORKERS as usize {
+                let p0 = factor(rank, round);
+                x.iter_mut().zip(&y).for_each(|(x, y)| *x = *x * p0 + y);
+                for (n, (x, y)) in x.iter().zip(&mut y).enumerate() {
+                    *y = *y / p0 - x + n as f64;
+                }
+            }
+            let bits = |v: &[f64]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let found = tables[0]
+                .each_ref()
+                .map(|t| bits(&pull(&mut clients[0], t)));
+            assert!(
+                found == [bits(&x), bits(&y)],
+                "{transport}, {servers} servers, round {round}"
+            );
+        }
+    }
+}
+
+/// A worker that is lost leaves no function of the iteration that it did not end; those of others run.
+#[test]
+fn functions_of_a_lost_worker_are_dropped() {
+    let cluster = Cluster::start(transports()[0], 1, 1, 2);
+    let mut clients = clients(&cluster, 2);
+    let tables: Vec<_> = clients.iter_mut().map(|c| pair(c, true)).collect();
+    let add = Expression::<f64>::parse("x + p0").unwrap();
+    for (rank, (client, [t, _])) in clients.iter_mut().zip(&tables).enumerate() {
+        let args = FunctionArgs {
+            parameters: &[[1.0, 10.0][rank]],
+            ..FunctionArgs::default()
+        };
+        let ticket = client.update(t, &add, &args).unwrap();
+        client.wait_applied(&ticket).unwrap();
+    }
+    let lost = |tx| Command::RemoveWorker(NamespaceId::default(), WorkerId(1), tx);
+    cluster.servers[0].applier(0).ask(lost).unwrap();
+    clients[0].tick().unwrap();
+    let mut out = [0.0; 3];
+    let pulled = clients[0].pull_dense(&tables[0][0], 0, &mut out, PullOptions::default());
+    pulled.unwrap();
+    assert_eq!(out, [1.0; 3]);
+}
+
+/// A function whose inputs tick elsewhere, or on arrival, is refused: their values at the tick depend on timing.
+#[test]
+fn inputs_of_other_ticks_are_refused() {
+    let transport = transports()[0];
+    let cluster = Cluster::start(transport, 1, 1, 1);
+    let client = &mut clients(&cluster, 1)[0];
+    let table = |client: &mut Client, name, change: fn(TableBuilder) -> TableBuilder| {
+        let table = TableBuilder::blocks::<f64>(name, 8, 1).finite_check(false);
+        let table = change(table.optimizer(Optimizer::None));
+        client.create_table::<f64>(table.spec()).unwrap()
+    };
+    let t = table(client, "t", |t| t.at_clock(Reduce::Sum));
+    let arrives = table(client, "arrives", |t| t);
+    let other = table(client, "other", |t| {
+        t.at_clock(Reduce::Sum).domain(DomainId(1))
+    });
+    let sum = Expression::<f64>::parse("x + y").unwrap();
+    for input in [&arrives, &other] {
+        let args = FunctionArgs {
+            inputs: &[&t, input],
+            ..FunctionArgs::default()
+        };
+        let ticket = client.update(&t, &sum, &args).unwrap();
+        let refused = client.wait_applied(&ticket).unwrap_err();
+        assert!(matches!(refused, ClientError::Rejected { .. }), "{refused}");
+        assert!(refused.to_string().contains("input 1"), "{refused}");
     }
 }

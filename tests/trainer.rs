@@ -10,6 +10,8 @@
 #![allow(clippy::print_stdout, reason = "a test says what it measured")]
 
 mod common;
+#[path = "trainer/tasks.rs"]
+mod tasks;
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -574,16 +576,23 @@ fn resumed_run_has_the_rates_of_one_run() {
 const OPTIMUM: f64 = 0.3251;
 const NEAR: f64 = 0.0005;
 
+/// The folder with the parts of a9a; `None`, with a printed line, on hosts without them.
+fn a9a() -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
+    let folder = std::env::var_os("TIDEWATER_TEST_DATA").map_or(beside, PathBuf::from);
+    let file = folder.join("a9a.train.libsvm");
+    if file.exists() {
+        return Some(folder);
+    }
+    println!("SKIPPED: no {}", file.display());
+    None
+}
+
 /// A decaying rate reaches the optimum of a9a in one epoch; the best constant one needs more.
 #[test]
 fn decaying_rate_needs_fewer_epochs() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
-    let folder = std::env::var_os("TIDEWATER_TEST_DATA").map_or(beside, PathBuf::from);
+    let Some(folder) = a9a() else { return };
     let mut config = Config::new(folder.join("a9a.train.libsvm"));
-    if !config.train.exists() {
-        println!("SKIPPED: no {}", config.train.display());
-        return;
-    }
     config.test = Some(folder.join("a9a.test.dummy"));
     config.evaluate = "1epoch".parse().ok();
     // Epoch that reaches the optimum; one more than were trained if none does.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use tidewater::{ClientError, Expression, Job, JoinOptions, SyncMode};
+use tidewater::{ClientError, Expression, Init, Job, JoinOptions, SyncMode};
 use tidewater_vectors::{Evaluation, Vector, VectorSpace};
 
 const DIM: usize = 40_003;
@@ -337,4 +337,68 @@ fn failed_part_is_named() {
         assert!(failed.to_string().contains("worker 1"), "{failed}");
         assert!(serving.join().unwrap());
     });
+}
+
+/// Single indices come in the caller's order, with repetitions, from both ends of pieces; one outside is an error.
+#[test]
+fn single_indices_are_pulled_in_order() {
+    let cluster = JoinOptions::embedded(2, 1).join().unwrap().into_job();
+    let cluster = cluster.unwrap();
+    let space = space(&cluster, "s", DIM);
+    let numbers = numbers(3);
+    let vector = space.from_slice(&numbers).unwrap();
+    let last = DIM as u64 - 1;
+    let indices = [last, 0, 511, 512, 7, 511, 20_000, 1_023];
+    let expected = indices.map(|n| numbers[n as usize]);
+    assert_eq!(vector.pull_at(&indices).unwrap(), expected);
+    assert!(vector.pull_at(&[]).unwrap().is_empty());
+    for outside in [last + 1, u64::MAX] {
+        let error = vector.pull_at(&[3, outside]).unwrap_err();
+        assert!(matches!(error, ClientError::Argument { .. }), "{error}");
+    }
+}
+
+/// Random elements follow from seed and index, on any number of servers, and have the distribution asked for.
+#[test]
+fn random_vectors_have_equal_bits_on_any_servers() {
+    let uniform = Init::Uniform {
+        low: -1.0,
+        high: 3.0,
+    };
+    let normal = Init::Normal {
+        mean: 2.0,
+        std: 0.5,
+    };
+    let mut seen: Vec<Vec<Vec<f64>>> = Vec::new();
+    for servers in [1, 2, 3] {
+        let cluster = JoinOptions::embedded(servers, 1).join().unwrap().into_job();
+        let cluster = cluster.unwrap();
+        let space = space(&cluster, "s", DIM);
+        let of = |init, seed| space.random(init, seed).unwrap().pull().unwrap();
+        seen.push(vec![of(uniform, 1), of(uniform, 2), of(normal, 1)]);
+        assert_eq!(space.usage(), (0, 1), "vectors are given back");
+    }
+    assert!(
+        seen[0] == seen[1] && seen[0] == seen[2],
+        "the bits depend on the servers"
+    );
+    let moments = |values: &[f64]| {
+        let mean = values.iter().sum::<f64>() / DIM as f64;
+        let squares = values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>();
+        (mean, (squares / DIM as f64).sqrt())
+    };
+    let [first, second, bell] = &seen[0][..] else {
+        unreachable!()
+    };
+    assert_ne!(first, second, "the seed has no effect");
+    assert!(first.iter().all(|v| (-1.0..3.0).contains(v)));
+    // Five standard errors of the mean, and as much of the deviation.
+    for (values, mean, std) in [(first, 1.0, 4.0 / 12_f64.sqrt()), (bell, 2.0, 0.5)] {
+        let found = moments(values);
+        let error = 5.0 * std / (DIM as f64).sqrt();
+        assert!(
+            (found.0 - mean).abs() < error && (found.1 - std).abs() < error,
+            "{found:?}"
+        );
+    }
 }

@@ -219,6 +219,8 @@ fn raw(coordinator: &str, token: &JobToken, role: Role, rank: u32) -> ControlCon
         appliers: u16::from(role == Role::Server),
         workers: 0,
         restarts: 0,
+        kept: None,
+        returns: false,
     });
     let joined = conn.call(&join, || long().left()).unwrap();
     assert!(matches!(joined, CoordinatorAnswer::Joined(_)), "{joined:?}");
@@ -329,6 +331,7 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
                     },
                     checkpoints: false,
                     resumed: None,
+                    ends: None,
                 })
             } else {
                 peer.queue(0, notice).unwrap();

@@ -212,7 +212,7 @@ impl Server {
         let mut seats = Vec::new();
         let mut threads = Vec::new();
         for a in 0..u32::from(appliers) {
-            let mut parker = match transport == TransportKind::Verbs && mutants::data_in_order() {
+            let mut parker = match transport == TransportKind::Verbs && mutants::busy_poll() {
                 false => OsParker::new(Duration::from_micros(20)).unwrap(),
                 // The tails of its lanes are polled.
                 true => OsParker::awake().unwrap(),
@@ -410,6 +410,9 @@ impl ServerLink for Link {
     }
 
     fn counter(&self, applier: ApplierId) -> Option<RemoteAddr> {
+        if self.transport == TransportKind::Verbs && mutants::device_mask().no_atomics {
+            return None;
+        }
         let word = if self.transport == TransportKind::Verbs {
             8
         } else {
@@ -456,7 +459,7 @@ impl ServerLink for Link {
         let session = self.session;
         let state = seat
             .handle
-            .ask(|tx| Command::Recover(session, tx))
+            .ask(|tx| Command::recover(session, tx))
             .unwrap()
             .unwrap();
         let (lane, port): (Box<dyn ClientLane>, Box<dyn ServerLane>) = match &self.shm {

@@ -1,8 +1,8 @@
-//! Lanes over verbs for tests: both ends on the device with the address 127.0.0.1.
+//! Lanes over verbs for tests: both ends on the device of `tidewater_conformance::test_device`.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use tidewater_conformance::test_device;
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
@@ -19,8 +19,7 @@ use tidewater_verbs::{
 const PULLS: usize = 2;
 
 fn adapter() -> Arc<Adapter> {
-    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    Adapter::for_address(here, None).expect("these tests need an RDMA device: ci/softroce.sh")
+    test_device::adapter().expect("these tests need an RDMA device: ci/softroce.sh")
 }
 
 /// The server's side of verbs lanes.
@@ -78,7 +77,7 @@ impl Asking {
         let polled = told.tails == VerbsTails::Polled;
         assert_eq!(
             polled,
-            mutants::data_in_order(),
+            mutants::busy_poll(),
             "the other tails are under test"
         );
         let lane = offer.open(&told, "server".into()).unwrap();

@@ -1,5 +1,6 @@
 //! Cut connections: lanes, control connections, and permanent cuts.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use tidewater::connect::ConnectConfig;
@@ -8,8 +9,11 @@ use tidewater::{ClientError, PullOptions, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, TableId};
 use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest};
+use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
+use crate::hostile::{attach, connect, lane, left};
 use crate::rig::{BOTH, CLUSTER, Proxy, Rig, alone, config, info, soon, token, wait};
 
 /// Pushes ones while `cut` cuts connections; every push counts once.
@@ -109,6 +113,52 @@ fn recovering_a_lane_is_idempotent() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// An applier that takes long to end a lane keeps the requests of its client waiting, and of no other. While it
+/// ends, the nonce of before connects nothing.
+#[test]
+fn slow_recovery_delays_its_client_only() {
+    let rig = Rig::start();
+    let handle = rig.handle();
+    let spec = TableBuilder::rows::<f32>("w", 10, 2);
+    let table = info(&handle, 1, spec.spec());
+    handle.create_table("default", &table).unwrap();
+    let (mut slow, attached) = attach(&rig, 0);
+    let (begun_tx, begun) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            handle.with_engine(ApplierId(1), move |_| {
+                begun_tx.send(()).unwrap();
+                // The sender is dropped: this is the release.
+                let _ = released.recv();
+            })
+        });
+        begun.recv().unwrap();
+        let applier = ApplierId(1);
+        let recover = ServerRequest::Recover { applier };
+        let number = slow.start(&recover, left).unwrap();
+        let mut other = connect(&rig, 1, Purpose::Control).unwrap();
+        let table = TableId(1);
+        match other.call(&ServerRequest::Describe { table }, left) {
+            Ok(ServerAnswer::Table(table)) => assert_eq!(table.id, TableId(1)),
+            answered => panic!("{answered:?}"),
+        }
+        let early = connect(&rig, 0, lane(&attached, 1));
+        assert!(early.is_err(), "the lane of before was connected");
+        drop(release);
+        busy.join().unwrap().unwrap();
+        let recovered = loop {
+            match slow.poll::<ServerRequest>(number, left).unwrap() {
+                None => {}
+                Some(ServerAnswer::Recovered(recovered)) => break recovered,
+                answered => panic!("{answered:?}"),
+            }
+        };
+        assert_eq!(recovered.lane.applier, applier);
+        assert_ne!(recovered.lane.nonce, attached.lanes[1].nonce);
+    });
 }
 
 #[test]

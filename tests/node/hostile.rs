@@ -50,7 +50,7 @@ pub(crate) fn connect(
     ControlConn::open(stream, &token(), hello, left)
 }
 
-fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
+pub(crate) fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     let mut conn = connect(rig, rank, Purpose::Control).unwrap();
     let attach = Attach {
         transport: Transport::Tcp,
@@ -58,6 +58,8 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
         thread: 0,
         workers: 0,
         reason: String::new(),
+        ports: Vec::new(),
+        failed_paths: Vec::new(),
     };
     match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
         ServerAnswer::Attached(attached) => (conn, attached),
@@ -80,16 +82,19 @@ fn verbs_lane() -> VerbsConnect {
             reads_out: 1,
             receives: 16,
             pairs: (17..19).map(pair).collect(),
+            pkey: 0xffff,
+            ece: None,
         },
         mailbox: Remote {
             key: RegionKey(1),
             address: 0,
             len: MAILBOX_BYTES as u64,
         },
+        atomics: false,
     }
 }
 
-fn lane(attached: &Attached, applier: u16) -> Purpose {
+pub(crate) fn lane(attached: &Attached, applier: u16) -> Purpose {
     Purpose::Lane {
         session: attached.session,
         applier: ApplierId(applier),
@@ -229,6 +234,8 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
                 thread: 0,
                 workers: 0,
                 reason: String::new(),
+                ports: Vec::new(),
+                failed_paths: Vec::new(),
             })
         };
         let session = SessionId(5);

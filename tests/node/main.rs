@@ -10,6 +10,7 @@ mod buffers;
 mod disconnects;
 mod hostile;
 mod jobs;
+mod kept;
 mod rig;
 mod tables;
 mod transports;

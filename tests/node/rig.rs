@@ -2,16 +2,17 @@
 //! connections.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, NetServerLink};
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater::{Client, ClientError, Parts, SyncMode};
+use tidewater_conformance::test_device;
 use tidewater_lanes::fabric::SPIN;
 use tidewater_lanes::wake::OsParker;
-use tidewater_launch::TransportChoice;
+use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::PARTITIONS_AUTO;
 use tidewater_protocol::placement::{Owner, Placement, default_partitions};
@@ -49,7 +50,14 @@ pub(crate) fn config() -> ServerConfig {
     let mut config = ServerConfig::new(token(), CLUSTER).unwrap();
     config.capacity = 4 << 30;
     config.workers = 4;
+    config.tcp = Some(SocketAddr::from((test_device::address(), 0)));
+    config.rdma_device = rdma_device();
     config
+}
+
+/// The device of the tests over RDMA, if the environment names one.
+pub(crate) fn rdma_device() -> Option<RdmaDevice> {
+    test_device::device().map(|name| name.parse().unwrap())
 }
 
 /// Tables by job, in the order of their numbers.
@@ -103,6 +111,7 @@ impl Rig {
     pub(crate) fn client(&self, transport: TransportChoice, rank: u32) -> Client {
         let mut config = ConnectConfig::new(token(), CLUSTER, rank);
         config.transport = transport;
+        config.rdma_device = rdma_device();
         self.client_at(&self.member(), &config).unwrap()
     }
 
@@ -135,6 +144,18 @@ impl Rig {
             workers: 4,
             sync,
         })
+    }
+
+    /// The tables that clients have created.
+    pub(crate) fn infos(&self) -> Vec<TableInfo> {
+        let tables = self.tables.lock().unwrap();
+        tables.iter().map(|(_, info)| info.clone()).collect()
+    }
+
+    /// Adds tables that clients can open.
+    pub(crate) fn knows(&self, namespace: &str, infos: &[TableInfo]) {
+        let infos = infos.iter().map(|i| (namespace.to_owned(), i.clone()));
+        self.tables.lock().unwrap().extend(infos);
     }
 
     /// Waits until `count` sessions are left.

@@ -31,6 +31,8 @@ struct Seen {
     unknown: AtomicU64,
     waits: AtomicU64,
     recoveries: AtomicU64,
+    /// Statuses that came before the reject records that they count.
+    late: AtomicU64,
 }
 
 /// A worker's open tables, and its pushes without a wait so far.
@@ -179,6 +181,7 @@ fn work(rig: &Rig, rank: u32, rng: &mut Rng, ledger: &Ledger, seen: &Seen) {
     let c = worker.client.counters();
     seen.waits.fetch_add(c.credit_waits, Ordering::Relaxed);
     seen.recoveries.fetch_add(c.recoveries, Ordering::Relaxed);
+    seen.late.fetch_add(c.rejects_late, Ordering::Relaxed);
 }
 
 /// Reads all rows in two ways that must agree, and compares them with the ledger.
@@ -278,5 +281,6 @@ fn every_row_is_the_sum_of_what_was_acknowledged() {
     if swept.seeds >= 100 {
         assert!(count(&seen.refused) > 0 && count(&seen.recoveries) > swept.seeds / 4);
         assert!(count(&seen.unknown) > 0 && count(&seen.waits) > 0);
+        assert!(count(&seen.late) > 0, "no reject record was late");
     }
 }

@@ -428,7 +428,7 @@ impl Link {
         loop {
             let asked = self
                 .seat(a)
-                .ask(|tx| Command::Recover(self.session, tx))
+                .ask(|tx| Command::recover(self.session, tx))
                 .expect("the session is known");
             if let Some(lane) = self.attach(a) {
                 return OpenLane {

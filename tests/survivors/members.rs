@@ -520,3 +520,75 @@ fn a_lost_rank_is_taken_again() {
         done.unwrap();
     }
 }
+
+/// Iterations that the lost worker of [`loss_is_followed_at_its_tick`] ends.
+const LOST_AFTER: u64 = 30;
+
+/// A worker is lost in an iteration that it has begun. The log has the tick of the loss, and runs that follow the log
+/// have the same bits on any servers, although its process would go on: its next tick is refused.
+#[test]
+fn loss_is_followed_at_its_tick() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("members");
+    let run = |config: ClusterConfig, is_followed: bool| {
+        let job = joined(config);
+        let mut first = job.client_of(0, SyncMode::Bsp).unwrap();
+        first.set_clock_timeout(LONG);
+        trained_tables(&mut first);
+        std::thread::scope(|scope| {
+            let job = &job;
+            scope.spawn(move || {
+                let mut client = job.client_of(1, SyncMode::Bsp).unwrap();
+                client.set_clock_timeout(LONG);
+                train(&mut client, LOST_AFTER).unwrap();
+                let over = match is_followed {
+                    true => train(&mut client, LAST).unwrap_err(),
+                    false => {
+                        let range = client.open_table::<f32>("range").unwrap();
+                        let values = [9.5; TRAINED];
+                        let pushed = client.push_dense(&range, 0, &values, PushOp::Gradient);
+                        client.wait_applied(&pushed.unwrap()).unwrap();
+                        return;
+                    }
+                };
+                let ClientError::StayOver { domain, clock } = over else {
+                    panic!("{over}")
+                };
+                assert_eq!((domain, clock), (DomainId(0), LOST_AFTER));
+            });
+            train(&mut first, LAST).unwrap();
+        });
+        let bits = trained_bits(&mut first);
+        first.finish().unwrap();
+        bits
+    };
+    let bits = run(
+        ClusterConfig {
+            workers: 2,
+            on_lost: LostWorker::GoOn,
+            membership_log: Some(log.clone()),
+            ..members(2, TransportChoice::Auto)
+        },
+        false,
+    );
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(
+        log.starts_with(&format!("join 0\njoin 1\nlost 1 0:{LOST_AFTER}\n")),
+        "{log}"
+    );
+    let schedule = Schedule::parse(&log).unwrap();
+    for servers in 1..=3 {
+        for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+            let config = ClusterConfig {
+                membership: Some(schedule.clone()),
+                // The file says more than this rule.
+                on_lost: LostWorker::FailJob,
+                ..members(servers, transport)
+            };
+            assert!(
+                run(config, true) == bits,
+                "{servers} servers, {transport:?}"
+            );
+        }
+    }
+}

@@ -238,8 +238,14 @@ fn a_low_limit_of_locked_memory() {
         limited.args(["setpriv", "--bounding-set=-ipc_lock"]);
     }
     let arguments = cluster.server_arguments(0, &cluster.token_file());
-    limited.arg(tidewater()).args(arguments).arg("--mlock");
+    limited.arg(tidewater()).args(arguments);
     let due = ["cannot lock", "limit is 65536 bytes", "ulimit -l unlimited"];
+    check(
+        &limited.env("TIDEWATER_MLOCK", "1").output().unwrap(),
+        3,
+        &due,
+    );
+    limited.env_remove("TIDEWATER_MLOCK").arg("--mlock");
     check(&limited.output().unwrap(), 3, &due);
 }
 
@@ -326,6 +332,35 @@ fn a_network_card_that_is_not_there() {
         3,
         &due,
     );
+    let by_variable = cluster.server(0).env("TIDEWATER_NIC", "mlx5_77").output();
+    check(&by_variable.unwrap(), 3, &due);
+    let (mark, _) = new_mark();
+    let mut serve = command(&tidewater(), &mark);
+    serve
+        .args(["serve", "--nic", "mlx5_77", "--token-file"])
+        .arg(cluster.token_file());
+    check(&serve.output().unwrap(), 3, &due);
+}
+
+#[test]
+fn a_network_card_that_no_server_of_a_job_has() {
+    let ended = Run::start(&["--nic", "mlx5_77"], &["sleep", "60"]).end();
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("there is no network or RDMA device \"mlx5_77\""),
+        "{}",
+        ended.stderr
+    );
+}
+
+/// Servers in launched processes read the variables too. An impossible value is named.
+#[test]
+fn a_lock_that_is_neither_on_nor_off() {
+    let cluster = Cluster::coordinator(1);
+    let done = cluster.server(0).env("TIDEWATER_MLOCK", "yes").output();
+    check(&done.unwrap(), 3, &["TIDEWATER_MLOCK", "yes"]);
 }
 
 /// Different settings of one worker end the run on all workers at once, by the flag's name and both

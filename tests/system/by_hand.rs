@@ -28,7 +28,7 @@ pub(crate) struct Cluster {
     folder: TempDir,
     /// Working directory of the processes.
     pub(crate) directory: PathBuf,
-    mark: String,
+    pub(crate) mark: String,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -40,15 +40,28 @@ impl Cluster {
 
     /// As [`Self::coordinator`], with this number of workers.
     pub(crate) fn of_workers(servers: u32, workers: u32) -> Self {
-        Self::coordinator_by(servers, workers, |mark| command(&tidewater(), mark))
+        Self::coordinator_by(servers, workers, &[], |mark| command(&tidewater(), mark))
+    }
+
+    /// As [`Self::of_workers`]; the job goes on without a lost worker.
+    pub(crate) fn going_on(servers: u32, workers: u32) -> Self {
+        let options = ["--on-lost", "go-on"];
+        Self::coordinator_by(servers, workers, &options, |mark| {
+            command(&tidewater(), mark)
+        })
     }
 
     /// As [`Self::coordinator`], with a limit of open files.
     pub(crate) fn limited(servers: u32, files: usize) -> Self {
-        Self::coordinator_by(servers, 1, |mark| limited(&tidewater(), mark, files))
+        Self::coordinator_by(servers, 1, &[], |mark| limited(&tidewater(), mark, files))
     }
 
-    fn coordinator_by(servers: u32, workers: u32, program: impl FnOnce(&str) -> Command) -> Self {
+    fn coordinator_by(
+        servers: u32,
+        workers: u32,
+        options: &[&str],
+        program: impl FnOnce(&str) -> Command,
+    ) -> Self {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
@@ -68,6 +81,7 @@ impl Cluster {
             .arg(servers.to_string())
             .arg("--token-file")
             .arg(token)
+            .args(options)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -124,7 +138,7 @@ impl Cluster {
 
     /// The secret of the cluster.
     pub(crate) fn token(&self) -> JobToken {
-        JobToken::new([TOKEN; 32])
+        token()
     }
 
     /// The worker's options for the join.
@@ -170,6 +184,11 @@ impl Drop for Cluster {
             let _ = child.wait();
         }
     }
+}
+
+/// The secret of every cluster.
+pub(crate) fn token() -> JobToken {
+    JobToken::new([TOKEN; 32])
 }
 
 pub(crate) fn write_token(folder: &TempDir, name: &str, byte: u8) -> PathBuf {

@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater::{Client, DomainId, JoinOptions, PullOptions, Reduce, SyncMode, TableBuilder};
+use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::checkpoint::{Manifest, read_manifest};
 
 use crate::model::{Rows, rows};
+use crate::proc::Process;
 use crate::rig::{LIMIT, Run};
 
 /// The complete checkpoints of a directory, by number.
@@ -41,25 +44,30 @@ fn until_newer(run: &Run, dir: &Path, after: u64) -> u64 {
             number if number > after => return number,
             _ => assert!(!deadline.passed(), "none after {after}: {}", run.said()),
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Kills a process of a role, once it is there.
-fn kill(run: &Run, role: &str, rank: usize) {
+/// Waits for a process of a role.
+fn until_there(run: &Run, role: &str, rank: usize) -> Process {
     let deadline = Deadline::after(LIMIT);
     loop {
-        if let Some(victim) = run.of(role).into_iter().nth(rank) {
-            return victim.signal(Signal::KILL);
+        if let Some(process) = run.of(role).into_iter().nth(rank) {
+            return process;
         }
         assert!(!deadline.passed(), "no {role} {rank}: {}", run.said());
     }
 }
 
+/// Kills a process of a role, once it is there.
+fn kill(run: &Run, role: &str, rank: usize) {
+    until_there(run, role, rank).signal(Signal::KILL);
+}
+
 /// Trains for 16,000 steps, many more than lie between two checkpoints: on a busy machine the job must not end before
-/// the test has seen the next one. Returns the weights with their optimizer state. `kills`: role and rank, each after
-/// the next checkpoint.
-fn train(sync: &str, kills: &[(&str, usize)]) -> Rows {
+/// the test has seen the next one. Returns the weights with their optimizer state. `kills`: role, rank, and the time of
+/// the kill: after the next checkpoint, or so many milliseconds after the begin of the process.
+fn train(sync: &str, kills: &[(&str, usize, Option<u64>)]) -> Rows {
     let scratch = tempfile::tempdir().unwrap();
     let (model, dir) = (scratch.path().join("model"), scratch.path().join("c"));
     let restarts = kills.len().to_string();
@@ -73,11 +81,17 @@ fn train(sync: &str, kills: &[(&str, usize)]) -> Rows {
         "--sync", sync, "--epochs", "128", "--batch", "12", "--save", save,
     ];
     let mut run = Run::train(&options, &training);
-    for (n, (role, rank)) in kills.iter().enumerate() {
-        until_newer(&run, &dir, newest(&dir));
+    for (n, (role, rank, time)) in kills.iter().enumerate() {
+        match time {
+            None => drop(until_newer(&run, &dir, newest(&dir))),
+            Some(time) => {
+                until_there(&run, role, *rank);
+                std::thread::sleep(Duration::from_millis(*time));
+            }
+        }
         kill(&run, role, *rank);
         let left = kills.len() - n - 1;
-        run.until(&format!("{left} restarts are left"));
+        run.until(&format!("; {left} restarts are left"));
     }
     let said = run.succeeds();
     assert_eq!(
@@ -85,19 +99,29 @@ fn train(sync: &str, kills: &[(&str, usize)]) -> Rows {
         kills.len(),
         "{said}"
     );
+    // A kill at any time may come before the first checkpoint, or before the last one was loaded.
     let resumed = said.matches("resumed from checkpoint").count();
-    assert_eq!(resumed, kills.len(), "{said}");
+    let due = kills.iter().filter(|kill| kill.2.is_none()).count();
+    assert!((due..=kills.len()).contains(&resumed), "{said}");
     let mut rows = rows(&model);
     rows.retain(|(table, _), _| table == "w");
     rows
 }
 
-/// A job under BSP that loses a worker, and then a server, ends with the bits of an undisturbed one.
+/// A job under BSP that loses a worker, then a server, then a worker at any point of an iteration, or of its start,
+/// ends with the bits of an undisturbed one. With `--full` there are 20 such kills.
 #[test]
 fn killed_training_has_the_bits_of_one_run() {
     let due = train("bsp", &[]);
+    let mut kills = vec![("worker", 1, None), ("server", 0, None)];
+    let more = match std::env::var_os("TIDEWATER_TEST_FULL") {
+        Some(_) => 20,
+        None => 1,
+    };
+    let time = |n| Some(mix64(n) % 1_200);
+    kills.extend((0..more).map(|n| ("worker", (n % 2) as usize, time(n))));
     assert!(due.len() > 100, "{} rows", due.len());
-    let rows = train("bsp", &[("worker", 1), ("server", 0)]);
+    let rows = train("bsp", &kills);
     let differ = due.iter().filter(|(key, row)| rows.get(*key) != Some(*row));
     assert_eq!(differ.count(), 0, "of {} rows", due.len());
     assert_eq!(rows.len(), due.len());
@@ -220,7 +244,7 @@ fn ledger_is_exact_over_killed_servers() {
         let due = (n + 1) * u64::from(WORKERS);
         while (run.said().matches("steps lost").count() as u64) < due {
             assert!(!deadline.passed(), "{}", run.said());
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(2));
         }
         took.push(killed.elapsed());
         // What was complete at the kill is not lost.

@@ -203,7 +203,12 @@ fn deaths_and_signals_of_programs_over_there_are_those_of_programs_here() {
 #[test]
 fn what_a_job_is_told_of_its_devices_is_told_on_other_hosts_too() {
     let hosts = Hosts::new("n1 slots=2\nn2 slots=2\n");
-    let told = ["--rdma-timeout", "9", "--rdma-device", "rxe7:2"];
+    let told = [
+        "--rdma-timeout=9",
+        "--rdma-pkey=0x8001",
+        "--rdma-device",
+        "rxe7:2",
+    ];
     let mut run = hosts.train(&told, &["--epochs", "100000"]);
     run.until_training();
     let all: Vec<Process> = ["server", "worker"].map(|role| run.of(role)).concat();
@@ -211,7 +216,11 @@ fn what_a_job_is_told_of_its_devices_is_told_on_other_hosts_too() {
     for process in all {
         let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap();
         let variables: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
-        for must in ["TIDEWATER_RDMA_TIMEOUT=9", "TIDEWATER_RDMA_DEVICE=rxe7:2"] {
+        for must in [
+            "TIDEWATER_RDMA_TIMEOUT=9",
+            "TIDEWATER_RDMA_PKEY=0x8001",
+            "TIDEWATER_RDMA_DEVICE=rxe7:2",
+        ] {
             assert!(variables.contains(&must.as_bytes()), "{must}");
         }
     }

@@ -20,7 +20,7 @@ use tidewater_protocol::wire::control::{Remote, ServerMember};
 use tidewater_protocol::wire::handshake::{ClientHandshake, JobToken};
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::status::{self, Report};
+use tidewater_status::Report;
 
 use crate::service::Service;
 
@@ -59,7 +59,7 @@ fn filled(client: &mut Client, name: &str, value: f32) -> Table<f32> {
 }
 
 fn report(at: &JobFile, token: &JobToken) -> Result<Report, String> {
-    let report = status::fetch(&at.coordinator, token, Ids::default(), soon());
+    let report = tidewater_status::fetch(&at.coordinator, token, Ids::default(), soon());
     report.map_err(|error| error.to_string())
 }
 

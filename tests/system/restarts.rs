@@ -22,9 +22,14 @@ const CALL: Duration = Duration::from_secs(20);
 const RESTARTS: [&str; 2] = ["--restarts", "1000"];
 
 /// A cluster of two servers with holders.
-fn held_cluster(workers: u32) -> Cluster {
-    let mut cluster = Cluster::of_workers(2, workers);
-    for number in 0..2 {
+pub(crate) fn held_cluster(workers: u32) -> Cluster {
+    held_cluster_of(2, workers)
+}
+
+/// A cluster of servers with holders.
+pub(crate) fn held_cluster_of(servers: u32, workers: u32) -> Cluster {
+    let mut cluster = Cluster::of_workers(servers, workers);
+    for number in 0..servers {
         let server = cluster.server(number).args(RESTARTS).spawn().unwrap();
         cluster.servers.push(server);
     }
@@ -32,7 +37,7 @@ fn held_cluster(workers: u32) -> Cluster {
 }
 
 /// The server of a holder, which may be starting it.
-fn held(holder: &Process) -> Process {
+pub(crate) fn held(holder: &Process) -> Process {
     let deadline = Deadline::after(LIMIT);
     loop {
         if let [server] = &holder.children()[..] {
@@ -160,6 +165,47 @@ fn kills(shm: u32, tcp: u32) -> [(TransportChoice, u32); 2] {
 fn killed_server_is_named_and_the_job_begins_again() {
     for (transport, times) in kills(6, 4) {
         kill_servers(transport, times);
+    }
+}
+
+/// A worker that creates tables all the time learns of each restart by the restart: not by a connection that its
+/// server no longer takes.
+#[test]
+fn created_tables_name_the_restart() {
+    for (transport, times) in kills(1, 1) {
+        let cluster = held_cluster(1);
+        let mut client = cluster.client(transport);
+        client.set_timeout(CALL);
+        let holders = cluster.server_processes();
+        for kill in 0..times {
+            // A job without tables goes on, as one with warm tables only.
+            let kept = TableBuilder::rows::<f32>("kept", ROWS, 1);
+            client.create_table::<f32>(kept.spec()).unwrap();
+            let server = held(&holders[(kill % 2) as usize]);
+            let error = std::thread::scope(|scope| {
+                let server = &server;
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_micros(
+                        2_000 + u64::from(kill) * 977 % 5_000,
+                    ));
+                    server.signal(Signal::KILL);
+                });
+                let limit = Deadline::after(LIMIT);
+                loop {
+                    let made = create(&mut client).and_then(|table| client.release_table(table));
+                    if let Err(error) = made {
+                        break error;
+                    }
+                    assert!(!limit.passed(), "a killed server is not reported");
+                }
+            });
+            assert!(
+                matches!(error, ClientError::ServerRestarted { .. }),
+                "{transport:?}, kill {kill}: {error}"
+            );
+            client.rejoin().unwrap();
+        }
+        client.finish().unwrap();
     }
 }
 

@@ -62,12 +62,12 @@ fn what_is_no_device_is_a_wrong_command_line_or_environment() {
 
 #[test]
 fn what_is_no_timeout_is_a_wrong_command_line_or_environment() {
-    let run = ["run", "--rdma-timeout", "16", "--", "true"];
+    let run = ["run", "--rdma-timeout", "23", "--", "true"];
     for arguments in [&run[..], &["server", "--rdma-timeout", "7"]] {
         let done = output(&tidewater(), arguments);
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(2), "{said}");
-        assert!(said.contains("use 8 to 15"), "{said}");
+        assert!(said.contains("use 8 to 22"), "{said}");
     }
     let cluster = Cluster::coordinator(1);
     let wrong = ("TIDEWATER_RDMA_TIMEOUT", "7");
@@ -113,11 +113,11 @@ fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
     for named in [None, Some("127.0.0.1:1")] {
         for (said, exponent) in [("9", 9), ("", 14)] {
             assert_eq!(
-                job(said, named).unwrap().rdma_timeout().exponent(),
+                job(said, named).unwrap().fabric().timeout_exponent(),
                 exponent
             );
         }
-        let wrong = job("16", named).unwrap_err().to_string();
+        let wrong = job("23", named).unwrap_err().to_string();
         assert!(wrong.contains("TIDEWATER_RDMA_TIMEOUT"), "{wrong}");
     }
 }
