@@ -308,12 +308,18 @@ test_begin() {
 
 # test_mpi4py ENVIRONMENT: a Python program that uses MPI itself, with what pip brings.
 test_mpi4py() {
+    local start
     if [[ -z ${LAUNCHERS[mpirun]:-} ]]; then
         skip "Python with MPI: no Open MPI"
     elif ! "$1/bin/pip" install --quiet --only-binary :all: 'mpi4py>=4.1,<5' >"$SCRATCH/log" 2>&1; then
         skip "Python with MPI: no mpi4py: $(tail -n 1 "$SCRATCH/log")"
     else
         by_mpi simulates python-mpi mpirun "$1/bin/python" "$PYTHON_EXAMPLES/heat.py" --mpi
+        read -ra start <<<"${LAUNCHERS[mpirun]}"
+        attempt "mpi4py: a program brings its servers" env TIDEWATER_INTERFACE=lo "${start[@]}" -n 3 \
+            "$1/bin/python" client/python/tests/begin.py
+        mv "$SCRATCH/log" "$SCRATCH/begin-python.log"
+        attempt "mpi4py: its ranks add up" grep -qx 'sum 30' "$SCRATCH/begin-python.log"
     fi
 }
 
@@ -355,15 +361,9 @@ test_scipy() {
     fi
 }
 
-# build_wheel: into $SCRATCH/wheels, with what pip brings; NOTHING_TO_RUN without it.
+# build_wheel: into $SCRATCH/wheels, with the programs of the one build.
 build_wheel() {
-    local tools=$REPO_ROOT/target/tools/python
-    if [[ ! -x $tools/bin/maturin ]]; then
-        rm -rf "$tools"
-        { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet 'maturin>=1.7,<2'; } || return "$NOTHING_TO_RUN"
-    fi
-    CARGO_TARGET_DIR=$REPO_ROOT/target timeout 600 "$tools/bin/maturin" build --quiet --locked --profile ci \
-        --manifest-path client/python/Cargo.toml --out "$SCRATCH/wheels"
+    timeout 600 scripts/build-wheel.sh "$SCRATCH/wheels" ci
 }
 
 # start_wheel: builds it beside the tests of other languages. From here to `test_python` no other command builds.
@@ -371,6 +371,16 @@ start_wheel() {
     has_venv || apt_install python3 python3-venv || { skip "Python: no python3 with venv"; return; }
     build_wheel >"$SCRATCH/wheel.log" 2>&1 &
     WHEEL=$!
+}
+
+# test_contents BIN: what the wheel installs is enough: servers inside Python, and the programs.
+test_contents() {
+    local only=(env -i -C "$SCRATCH" HOME="$SCRATCH" PATH="$1:/usr/bin:/bin")
+    attempt "servers inside Python" "${only[@]}" python "$REPO_ROOT/client/python/tests/local.py"
+    attempt "the program of the wheel runs a job" "${only[@]}" tidewater run --servers 2 -- python -c \
+        'import tidewater; s = tidewater.Session(); assert s.servers == 2; s.leave()'
+    attempt "python -m tidewater is that program" "${only[@]}" python -m tidewater run -- true
+    attempt "the trainer of the wheel runs" "${only[@]}" tidewater-train --version
 }
 
 # test_python: the wheel is used in an environment that has it and numpy alone.
@@ -387,16 +397,18 @@ test_python() {
         return
     fi
     ok "the wheel is built"
+    sed 's/^/    /' "$SCRATCH/wheel.log"
     attempt "the Python crate is formatted" cargo fmt --check --manifest-path client/python/Cargo.toml
     python3 -m venv "$fresh"
     if ! attempt "pip installs the wheel" "$fresh/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl; then return 0; fi
+    test_contents "$fresh/bin"
     simulates python "${RUN[@]}" "$fresh/bin/python" "$PYTHON_EXAMPLES/heat.py"
     test_mpi4py "$fresh"
     test_torch
     test_scipy "$fresh"
     attempt "readers of training data" "$fresh/bin/python" client/python/tests/test_data.py
     sed -n 's/^ok: /    /p; s/^not run: /    not run: /p' "$SCRATCH/log"
-    attempt "jobs of the trainer" env PATH="$PREFIX/bin:$PATH" "$fresh/bin/python" client/python/tests/test_jobs.py
+    attempt "jobs of the trainer" env PATH="$fresh/bin:$PATH" "$fresh/bin/python" client/python/tests/test_jobs.py
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What users build and no other stage does: the default build without the mutants, and the thin client without the
-# server, as Rust programs and libtidewater have it.
+# server and without RDMA, as Rust programs and libtidewater may have it.
 source "$(dirname "$0")/lib.sh"
 # WebAssembly is an option, and its compiler has 100 crates.
 cargo check --locked --profile ci --workspace --exclude tidewater-wasm

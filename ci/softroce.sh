@@ -32,7 +32,7 @@ ONLY=()
 RECORD=0
 PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
 # What a group of `when = "changed"` depends on.
-SOURCES=(transport server client/bookkeeping client/tidewater client/vectors client/data client/train tests Cargo.toml Cargo.lock rust-toolchain.toml
+SOURCES=(transport server client/bookkeeping client/tidewater client/vectors client/data client/train client/rdma-check tests Cargo.toml Cargo.lock rust-toolchain.toml
     ci/lib.sh ci/softroce ci/softroce.sh ci/softroce-two.sh)
 declare -A CFG # "group.fabric.command" -> ...
 GROUPS_=()
@@ -81,6 +81,10 @@ list() {
 build_if_needed() {
     local group
     for group in "${GROUPS_[@]}"; do
+        [[ ${CFG[group.$group.command]} != *ci/softroce/linked.sh* ]] || ! is_due "$group" || ci/softroce/linked.sh --build ||
+            (($? == NOTHING_TO_RUN)) || die "the build that links libibverbs"
+    done
+    for group in "${GROUPS_[@]}"; do
         case ${CFG[group.$group.command]} in
         *ci/softroce/test.sh* | *ci/softroce/hosts.sh*) build_tests && return ;;
         esac
@@ -107,9 +111,11 @@ sources() {
     git -C "$REPO_ROOT" ls-tree HEAD -- "${SOURCES[@]}" | sha256sum | cut -c1-16
 }
 
-# is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed.
+# is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed, one of
+# `when = "full"` only with --full, --all or --only.
 is_due() {
     ((RECORD == 0 && FULL == 0 && ${#ONLY[@]} == 0)) || return 0
+    [[ ${CFG[group.$1.when]:-} != full ]] || return 1
     [[ ${CFG[group.$1.when]:-} == changed ]] || return 0
     ! grep -qsxF -- "$1"$'\t'"$NOW" "$PASSED"
 }

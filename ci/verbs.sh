@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
-# RDMA is an option. Without its features no binding is built; with verbs-dlopen nothing links
-# libibverbs, and a host that has none is told so; with verbs, which links it, everything builds too.
+# RDMA is in each default build, by the binding that loads libibverbs (verbs-dlopen). Nothing links libibverbs. On a
+# host without it a job runs without a warning, and one that asks for RDMA gets the reason. Without default features no
+# binding is built; with verbs, which links libibverbs, everything builds too.
 source "$(dirname "$0")/lib.sh"
 BINDINGS='^rdma-(mummy-)?sys v'
 TARGET=verbs_objects
 build_tests
 
-! cargo tree --locked --workspace -e normal,build --prefix none | grep -E "$BINDINGS" ||
-    die "the default build has a binding of libibverbs"
-[[ $(cargo tree --locked -p tidewater-verbs --features verbs-dlopen -e normal --prefix none) =~ rdma-mummy-sys ]] ||
-    die "feature verbs-dlopen brings no binding: this check looks for the wrong name"
+# bindings PACKAGE [ARGUMENT...]: the bindings of libibverbs that its build has.
+bindings() {
+    cargo tree --locked -p "$@" -e normal,build --prefix none | grep -oE "$BINDINGS" | sort -u || true
+}
+for package in tidewater tidewater-cli tidewater-train tidewater-bench tidewater-capi; do
+    [[ $(bindings "$package") == "rdma-mummy-sys v" ]] || die "the default build of $package does not load libibverbs"
+    [[ -z $(bindings "$package" --no-default-features) ]] || die "$package has RDMA without default features"
+done
+[[ $(cargo tree --locked --manifest-path client/python/Cargo.toml -e normal --prefix none) =~ rdma-mummy-sys ]] ||
+    die "the wheel has no RDMA"
 
 checked=0
 while IFS= read -r exe; do
@@ -25,6 +32,12 @@ LD_LIBRARY_PATH=$SCRATCH "$exe" alone --nocapture | tee "$SCRATCH/log"
 if ! [[ -d /sys/class/infiniband ]]; then
     grep -q 'libibverbs.so.1 could not be loaded' "$SCRATCH/log" || die "a missing library is not told"
 fi
+
+TRAIN=$SCRATCH/train.txt
+for ((i = 0; i < 40; i++)); do say "$((i % 2 * 2 - 1)) 1:$((i % 5)) 2:1"; done >"$TRAIN"
+LD_LIBRARY_PATH=$SCRATCH timeout 60 target/ci/tidewater run --workers 2 -- target/ci/tidewater-train lr --train "$TRAIN" \
+    --epochs 1 >"$SCRATCH/out" 2>"$SCRATCH/log" || { cat "$SCRATCH/log" && die "no job without libibverbs"; }
+! grep -iE 'warn|error|ibverbs|rdma' "$SCRATCH/log" || die "a host without libibverbs gets a warning"
 
 if can_link_verbs; then
     cargo clippy --locked --profile ci -p tidewater-verbs -p tidewater-lanes --all-targets --features mutants,verbs \

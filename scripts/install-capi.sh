@@ -4,7 +4,8 @@
 #
 #   scripts/install-capi.sh PREFIX [PROFILE]    PROFILE: release (default) or ci, which is built here
 #
-# CARGO_ARGUMENTS adds to the build, as in CARGO_ARGUMENTS="--features verbs-dlopen". To compile:
+# CARGO_ARGUMENTS adds to the build: --no-default-features leaves out RDMA, which needs cmake and
+# libclang. To compile:
 #   export PKG_CONFIG_PATH=PREFIX/lib/pkgconfig
 #   cc program.c $(pkg-config --cflags --libs tidewater)
 #   gfortran PREFIX/share/tidewater/tidewater.f90 program.f90 $(pkg-config --libs tidewater)

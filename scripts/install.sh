@@ -4,7 +4,8 @@
 #
 #   scripts/install.sh PREFIX [PROFILE]    PROFILE: release (default) or ci, which is built here
 #
-# CARGO_ARGUMENTS adds to the build, as in CARGO_ARGUMENTS="--features verbs-dlopen". To use them:
+# CARGO_ARGUMENTS adds to the build: --no-default-features leaves out RDMA, which needs cmake and
+# libclang. To use them:
 #   module use PREFIX/share/modulefiles && module load tidewater      or: export PATH=PREFIX/bin:$PATH
 # The client for C, C++ and Fortran: scripts/install-capi.sh, with the same PREFIX.
 set -euo pipefail

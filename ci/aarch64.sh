@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The workspace for 64-bit Arm, where rustup has its standard library. With --full the tests of layouts, rings,
+# parking and torn reads also run under user-mode emulation, where that and a linker are installed.
+source "$(dirname "$0")/lib.sh"
+TARGET=aarch64-unknown-linux-gnu
+LINKER=aarch64-linux-gnu-gcc
+EMULATOR=qemu-aarch64
+# Crates that depend on the order of stores, on pages or on layouts.
+CRATES=(tidewater-protocol tidewater-runtime tidewater-lanes tidewater-engine)
+[[ -d $(rustc --print sysroot)/lib/rustlib/$TARGET/lib ]] ||
+    nothing_to_run "no standard library for $TARGET (rustup target add $TARGET)"
+
+packages=()
+for crate in "${CRATES[@]}"; do packages+=(-p "$crate"); done
+# Libraries in C (of zstd and the like) need the cross compiler; their crates are checked with it only.
+if command -v "$LINKER" >/dev/null; then
+    export CC_aarch64_unknown_linux_gnu=$LINKER CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$LINKER
+    cargo check --locked --profile ci --target "$TARGET" --workspace --features verbs-dlopen
+    note "the workspace"
+else
+    cargo check --locked --profile ci --target "$TARGET" "${packages[@]}"
+    note "${#CRATES[@]} crates; the others need $LINKER (Debian: gcc-aarch64-linux-gnu)"
+fi
+[[ ${TIDEWATER_TEST_FULL:-0} == 1 ]] || exit 0
+command -v "$LINKER" "$EMULATOR" >/dev/null ||
+    die "--full needs $LINKER and $EMULATOR (Debian: gcc-aarch64-linux-gnu qemu-user)"
+scratch_dir
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$EMULATOR -L /usr/aarch64-linux-gnu"
+failed=0
+cargo test --locked --profile ci --target "$TARGET" "${packages[@]}" --lib 2>&1 | tee "$SCRATCH/log" || failed=1
+cargo test --locked --profile ci --target "$TARGET" -p tidewater-tests --features mutants --test torn_reads 2>&1 |
+    tee -a "$SCRATCH/log" || failed=1
+read -r p f i < <(summarize "$SCRATCH/log")
+report aarch64 "$p" "$f" "$i"
+exit "$failed"
