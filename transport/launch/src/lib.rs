@@ -384,12 +384,13 @@ impl JobEnv {
 }
 
 /// The names of `TIDEWATER_*` variables among `names` that no code reads, sorted: most likely misspelt, so
-/// programs warn of each.
+/// programs warn of each. `TIDEWATER_TEST_*` are of the project's tests, which start programs.
 pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let mut unknown: Vec<String> = names
         .into_iter()
         .filter(|name| name.as_encoded_bytes().starts_with(b"TIDEWATER_"))
         .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with("TIDEWATER_TEST_"))
         .filter(|name| !VARIABLES.iter().any(|variable| variable.name == name))
         .collect();
     unknown.sort();
