@@ -184,6 +184,18 @@ const ADAM: Optimizer = Optimizer::Adam {
     eps: 1e-8,
 };
 
+/// Creates the three tables of a training: sparse, by rows, by ranges.
+fn trained_tables(client: &mut Client) -> [Table<f32>; 3] {
+    let sparse = TableBuilder::sparse::<f32>("sparse", 1);
+    let rows = TableBuilder::rows::<f32>("rows", ROWS, 1);
+    let range = TableBuilder::blocks::<f32>("range", 1, ROWS as u32);
+    [sparse, rows, range].map(|table| {
+        let table = table.optimizer(ADAM).at_clock(Reduce::Mean);
+        let table = table.durability(Durability::Warm);
+        client.create_table::<f32>(table.spec()).unwrap()
+    })
+}
+
 /// Two workers train three tables under BSP, with gradients of what they pull, while servers are killed until the
 /// training ends. Returns the bits of all values, and the number of kills.
 fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
@@ -200,16 +212,7 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
         let mut client = job.client(SyncMode::Bsp).unwrap();
         client.set_timeout(CALL);
         client.set_clock_timeout(CALL);
-        let warm = |table: TableBuilder| {
-            let table = table.optimizer(ADAM).at_clock(Reduce::Mean);
-            table.durability(Durability::Warm)
-        };
-        let sparse = warm(TableBuilder::sparse::<f32>("sparse", 1));
-        let rows = warm(TableBuilder::rows::<f32>("rows", ROWS, 1));
-        let range = warm(TableBuilder::blocks::<f32>("range", 1, ROWS as u32));
-        let sparse = client.create_table::<f32>(sparse.spec()).unwrap();
-        let rows = client.create_table::<f32>(rows.spec()).unwrap();
-        let range = client.create_table::<f32>(range.spec()).unwrap();
+        let [sparse, rows, range] = trained_tables(&mut client);
         ready.fetch_add(1, Ordering::Relaxed);
         let all: Vec<u64> = (0..ROWS).collect();
         let options = PullOptions::default();
