@@ -38,7 +38,7 @@ attempt() {
     shift
     if timeout "$LIMIT" "$@" >"$SCRATCH/log" 2>&1; then ok "$what"; else
         not_ok "$what (exit code $?)"
-        tail -n 20 "$SCRATCH/log" | sed 's/^/    /'
+        tail -n 20 "$SCRATCH/log" | sed 's/^/FAILED:     /' # ci/all.sh repeats these lines at its end
         return 1
     fi
 }
