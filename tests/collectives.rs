@@ -70,19 +70,19 @@ fn value(rank: u32, call: u64, n: usize) -> f64 {
     mantissa * f64::from(2.0f32.powi((bits % 80) as i32 - 40))
 }
 
-type Folds<T> = [(ReduceOp, fn(T, T) -> T); 3];
+type Folds<'a, T> = &'a [(ReduceOp, fn(T, T) -> T)];
 
 /// Checks the three calls for values of one type against a fold over `values(rank)`.
 fn check<T: Element + std::fmt::Debug>(
     client: &mut Client,
     values: impl Fn(u32) -> Vec<T>,
-    folds: Folds<T>,
+    folds: Folds<'_, T>,
 ) {
     let workers = client.workers();
     let mine = values(client.rank().0);
     let all: Vec<T> = (0..workers).flat_map(&values).collect();
     assert_eq!(bytes_of(&client.all_gather(&mine).unwrap()), bytes_of(&all));
-    for (op, fold) in folds {
+    for &(op, fold) in folds {
         let mut expected = values(0);
         for rank in 1..workers {
             let row = values(rank);
@@ -114,33 +114,43 @@ fn bytes_of<T: Element>(values: &[T]) -> Vec<u8> {
 fn check_types(client: &mut Client, len: usize) {
     let wide = |rank| (0..len).map(move |n| value(rank, len as u64, n));
     let sum = |a, b| a + b;
-    let floats: Folds<f64> = [
+    let floats: Folds<'_, f64> = &[
         (ReduceOp::Sum, sum),
         (ReduceOp::Min, f64::min),
         (ReduceOp::Max, f64::max),
+        (ReduceOp::Product, |a, b| a * b),
     ];
     check(client, |rank| wide(rank).collect(), floats);
-    let narrow: Folds<f32> = [
+    let narrow: Folds<'_, f32> = &[
         (ReduceOp::Sum, |a, b| a + b),
         (ReduceOp::Min, f32::min),
         (ReduceOp::Max, f32::max),
+        (ReduceOp::Product, |a, b| a * b),
     ];
     check(
         client,
         |rank| wide(rank).map(|v| v as f32).collect(),
         narrow,
     );
-    let integers: Folds<i64> = [
+    let integers: Folds<'_, i64> = &[
         (ReduceOp::Sum, i64::wrapping_add),
         (ReduceOp::Min, Ord::min),
         (ReduceOp::Max, Ord::max),
+        (ReduceOp::Product, i64::wrapping_mul),
+        (ReduceOp::BitAnd, |a, b| a & b),
+        (ReduceOp::BitOr, |a, b| a | b),
+        (ReduceOp::BitXor, |a, b| a ^ b),
     ];
     let bits = |v: f64| v.to_bits().cast_signed();
     check(client, |rank| wide(rank).map(bits).collect(), integers);
-    let short: Folds<i32> = [
+    let short: Folds<'_, i32> = &[
         (ReduceOp::Sum, i32::wrapping_add),
         (ReduceOp::Min, Ord::min),
         (ReduceOp::Max, Ord::max),
+        (ReduceOp::Product, i32::wrapping_mul),
+        (ReduceOp::BitAnd, |a, b| a & b),
+        (ReduceOp::BitOr, |a, b| a | b),
+        (ReduceOp::BitXor, |a, b| a ^ b),
     ];
     let bits = |v: f64| (v as f32).to_bits().cast_signed();
     check(client, |rank| wide(rank).map(bits).collect(), short);
@@ -222,6 +232,34 @@ fn uneven_workers_never_mix_calls() {
         let counts = format!("{client:?}");
         assert!(counts.contains("tables: 2"), "{counts}");
         client.finish().unwrap();
+    });
+}
+
+/// Floats have no bits to combine: each worker learns so, and the next call succeeds.
+#[test]
+fn bits_of_floats_are_refused() {
+    let cluster = cluster(1, 2);
+    each(&cluster, 2, SyncMode::Asp, |client| {
+        for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
+            let mut values = [1.5f32; 3];
+            let error = client.all_reduce(&mut values, op).unwrap_err();
+            let is_it = matches!(
+                error,
+                ClientError::Collective {
+                    source: CollectiveError::Bits { .. },
+                    ..
+                }
+            );
+            let text = error.to_string();
+            assert!(
+                is_it && text.contains("of f32: floats have no bits"),
+                "{text}"
+            );
+            assert_eq!(values, [1.5; 3]);
+        }
+        let mut values = [1i64 << client.rank().0];
+        client.all_reduce(&mut values, ReduceOp::BitOr).unwrap();
+        assert_eq!(values, [3]);
     });
 }
 

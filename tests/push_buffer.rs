@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, JoinOptions, PullOptions, PushBuffer, PushOp, Reduce, SyncMode, Table,
-    TableBuilder,
+    Client, ClientError, Init, JoinOptions, PullOptions, PushBuffer, PushOp, Reduce, SyncMode,
+    Table, TableBuilder,
 };
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_service::embedded::ClusterConfig;
@@ -78,6 +78,69 @@ fn sum_of_1000_updates_is_the_direct_one() {
             assert_eq!(one, other, "{}", name("tables"));
         }
     }
+}
+
+/// Least and greatest values of three workers, merged at each before they are pushed, and sums with a weight that
+/// makes their average. Tables of ticks take sums and gradients only.
+#[test]
+fn least_greatest_and_average_values_merge() {
+    const WORKERS: u32 = 3;
+    let cluster = JoinOptions::embedded(2, WORKERS);
+    let cluster = cluster.join().unwrap().into_job().unwrap();
+    let mut clients = [0, 1, 2].map(|rank| cluster.client_of(rank, SyncMode::Asp).unwrap());
+    let spec = |name: &str| TableBuilder::sparse::<f64>(name, 1);
+    let first = &mut clients[0];
+    for (name, value) in [("least", 1e9), ("greatest", -1e9), ("average", 0.0)] {
+        let spec = spec(name).init(Init::Constant(value), 1);
+        first.create_table::<f64>(spec.spec()).unwrap();
+    }
+    let value = |rank: u32, n: u64| (mix64(u64::from(rank) << 32 | n) % 1000) as f64 - 500.0;
+    for (rank, client) in (0..).zip(&mut clients) {
+        let [least, greatest, average] =
+            ["least", "greatest", "average"].map(|name| client.open_table::<f64>(name).unwrap());
+        let buffers = [
+            PushBuffer::min(&least),
+            PushBuffer::max(&greatest),
+            PushBuffer::sum(&average).weight(1.0 / f64::from(WORKERS)),
+        ];
+        for mut buffer in buffers {
+            for n in 0..300 {
+                buffer.add(client, &[n % 7], &[value(rank, n)]).unwrap();
+            }
+            assert_eq!(buffer.rows(), 7);
+            let ticket = buffer.flush(client).unwrap();
+            client.wait_applied(&ticket).unwrap();
+        }
+    }
+    let keys: Vec<u64> = (0..7).collect();
+    let client = &mut clients[1];
+    let mut pulled = |name: &str| {
+        let table = client.open_table::<f64>(name).unwrap();
+        let mut out = vec![0.0; 7];
+        client
+            .pull_rows(&table, &keys, &mut out, PullOptions::default())
+            .unwrap();
+        out
+    };
+    let (least, greatest, average) = (pulled("least"), pulled("greatest"), pulled("average"));
+    for key in 0..7 {
+        let of_key = || (0..WORKERS).flat_map(|r| (key..300).step_by(7).map(move |n| value(r, n)));
+        let at = key as usize;
+        assert_eq!(least[at], of_key().fold(f64::INFINITY, f64::min));
+        assert_eq!(greatest[at], of_key().fold(f64::NEG_INFINITY, f64::max));
+        let mean = of_key().sum::<f64>() / f64::from(WORKERS);
+        assert!((average[at] - mean).abs() < 1e-9, "{} {mean}", average[at]);
+    }
+    let ticks = spec("ticks").at_clock(Reduce::Sum);
+    let ticks = clients[0].create_table::<f64>(ticks.spec()).unwrap();
+    let mut buffer = PushBuffer::max(&ticks);
+    buffer.add(&mut clients[0], &[1], &[1.0]).unwrap();
+    let text = buffer.flush(&mut clients[0]).unwrap_err().to_string();
+    assert!(
+        text.contains("Max takes effect on arrival") && text.contains("all_reduce"),
+        "{text}"
+    );
+    assert_eq!(buffer.clear(), 1);
 }
 
 /// Rows below the threshold stay, add up, and arrive in the end.

@@ -7,7 +7,9 @@ mod keys;
 
 use common::Cluster;
 use common::faults::transports;
-use tidewater::{ClientError, Missing, PullMode, PullOptions, SyncMode, TableBuilder};
+use tidewater::{
+    Client, ClientError, Missing, PullMode, PullOptions, PushOptions, SyncMode, Table, TableBuilder,
+};
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
 use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::lines::RejectCode;
@@ -183,6 +185,84 @@ fn a_refused_push_fails_alone_and_says_why() {
     });
 }
 
+/// Rows and ranges, each in one frame, keep the least or greatest of what they hold and what is pushed, with or without an optimizer. Of
+/// equal keys all count. NaN is refused where the table checks, and stays where it does not.
+#[test]
+fn least_and_greatest_values_are_kept() {
+    each_transport(2, 1, |cluster| {
+        let mut client = cluster.client(0, SyncMode::Asp);
+        let pull = |client: &mut Client, table: &Table<f32>| {
+            let mut out = [0f32; 3];
+            let how = PullOptions::default();
+            match client.pull_rows(table, &[4, 5, 6], &mut out, how) {
+                Ok(_) => out,
+                Err(_) => {
+                    client.pull_dense(table, 4, &mut out, how).unwrap();
+                    out
+                }
+            }
+        };
+        let ftrl = Optimizer::Ftrl {
+            alpha: 0.5,
+            beta: 1.0,
+            l1: 0.0,
+            l2: 1.0,
+        };
+        let builders = [
+            TableBuilder::sparse::<f32>("sparse", 1),
+            TableBuilder::rows::<f32>("rows", 10, 1).optimizer(ftrl),
+            TableBuilder::blocks::<f32>("ranges", 10, 1),
+        ];
+        for (n, builder) in builders.into_iter().enumerate() {
+            let table = client
+                .create_table::<f32>(builder.partitions(1).spec())
+                .unwrap();
+            let push = |client: &mut Client, values: [f32; 3], op| {
+                let ticket = match n {
+                    2 => client.push_dense(&table, 4, &values, op),
+                    _ => client.push_rows(&table, &[4, 5, 6], &values, op),
+                };
+                client.wait_applied(&ticket.unwrap())
+            };
+            push(&mut client, [3.0, -2.0, 0.5], PushOp::Assign).unwrap();
+            push(&mut client, [1.0, 7.0, 0.5], PushOp::Min).unwrap();
+            assert_eq!(pull(&mut client, &table), [1.0, -2.0, 0.5]);
+            push(&mut client, [4.0, -9.0, -0.5], PushOp::Max).unwrap();
+            assert_eq!(pull(&mut client, &table), [4.0, -2.0, 0.5]);
+            let refused = push(&mut client, [9.0, f32::NAN, 9.0], PushOp::Max).unwrap_err();
+            assert!(refused.to_string().contains("NaN"), "{refused}");
+            assert_eq!(pull(&mut client, &table), [4.0, -2.0, 0.5]);
+            if n < 2 {
+                let pushed = client.push_rows(&table, &[5, 5, 5], &[1.0, 6.0, 2.0], PushOp::Max);
+                client.wait_applied(&pushed.unwrap()).unwrap();
+                assert_eq!(pull(&mut client, &table), [4.0, 6.0, 0.5]);
+                let weighted = PushOptions::default().weight(2.0);
+                let wrong = client.push_rows_with(&table, &[5], &[1.0], PushOp::Min, weighted);
+                let text = wrong.unwrap_err().to_string();
+                assert!(text.contains("push Min without it"), "{text}");
+            }
+        }
+        let any = TableBuilder::sparse::<f32>("any", 1).finite_check(false);
+        let any = client.create_table::<f32>(any.spec()).unwrap();
+        for value in [f32::NAN, 3.0] {
+            let pushed = client.push_rows(&any, &[4], &[value], PushOp::Min).unwrap();
+            client.wait_applied(&pushed).unwrap();
+            assert!(pull(&mut client, &any)[0].is_nan());
+        }
+        let counts = TableBuilder::sparse::<i64>("counts", 1).init(Init::Constant(-5.0), 1);
+        let counts = client.create_table::<i64>(counts.spec()).unwrap();
+        for (key, op, expected) in [(1, PushOp::Max, -4), (2, PushOp::Min, -5)] {
+            let pushed = client.push_rows(&counts, &[key], &[-4], op).unwrap();
+            client.wait_applied(&pushed).unwrap();
+            let mut out = [0];
+            client
+                .pull_rows(&counts, &[key], &mut out, PullOptions::default())
+                .unwrap();
+            assert_eq!(out, [expected]);
+        }
+    });
+}
+
 /// Blocks of memory that a server's directory has no room for refuse new rows, with the limit that is met.
 /// What is stored stays as it is, and other tables go on.
 #[test]
@@ -265,7 +345,7 @@ fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
         let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<f32>("t", 1).optimizer(Optimizer::None);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
-        let push = |client: &mut tidewater::Client, value: f32| {
+        let push = |client: &mut Client, value: f32| {
             let ticket = client.push_rows(&table, &[1], &[value], PushOp::Sum);
             ticket.unwrap()
         };

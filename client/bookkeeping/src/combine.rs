@@ -1,7 +1,10 @@
-//! Combines duplicate keys of one push: sums and gradients are added, and the last assign wins.
+//! Combines duplicate keys of one push: sums and gradients are added, the least or greatest values are taken, and the
+//! last assign wins.
 
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
+
+use crate::collective::{ReduceOp, fold};
 
 /// Some elements of a push: their row or page, the first one's offset in it, and their values.
 pub type Piece<'a> = (u64, usize, &'a [u8]);
@@ -46,6 +49,8 @@ impl Combiner {
             match op {
                 PushOp::Assign => acc.copy_from_slice(row),
                 PushOp::Sum | PushOp::Gradient => add(dtype, acc, row),
+                PushOp::Min => fold(dtype, ReduceOp::Min, acc, row),
+                PushOp::Max => fold(dtype, ReduceOp::Max, acc, row),
             }
         }
     }
@@ -152,6 +157,18 @@ mod tests {
         );
         c.combine(DType::F32, PushOp::Assign, &keys, &values, 4);
         assert_eq!(c.values, bytes(&[16.0, 32.0, 8.0]));
+    }
+
+    #[test]
+    fn least_and_greatest_values_of_a_key_are_taken() {
+        let mut c = Combiner::default();
+        let keys = [7, 3, 7, 3, 7];
+        let values = bytes(&[1.0, f32::NAN, -4.0, 2.0, 3.0]);
+        for (op, expected) in [(PushOp::Min, -4.0), (PushOp::Max, 3.0)] {
+            c.combine(DType::F32, op, &keys, &values, 4);
+            assert_eq!(c.keys, [3, 7]);
+            assert_eq!(c.values, bytes(&[f32::NAN, expected]), "{op:?}");
+        }
     }
 
     /// Keys 5, 9, 5, 9, 5 with values 1, 10, 2, 20, 4: 7 and 30, in every element type.

@@ -3,7 +3,7 @@
 use tidewater_protocol::layout::encoding::PushEncoding;
 use tidewater_protocol::layout::frame::WEIGHT_BYTES;
 use tidewater_protocol::limits::{ENCODING_BLOCK_MAX, ENCODING_BLOCK_MIN};
-use tidewater_protocol::table::{PushOp, TableSpec};
+use tidewater_protocol::table::{Apply, PushOp, TableSpec};
 
 /// Options of a push. The default is a push of exact values with weight 1; its frames are those of a push
 /// without options.
@@ -87,11 +87,17 @@ impl PushOptions {
         before
     }
 
-    /// Checks the options of a push to a table.
+    /// Checks operation and options of a push to a table.
     ///
     /// # Errors
-    /// A text that names the option and what it is for.
+    /// A text that names the operation or option and what it is for.
     pub fn check(&self, spec: &TableSpec, op: PushOp) -> Result<(), String> {
+        if !op.has_ticks() && spec.effect != Apply::Immediate {
+            return Err(format!(
+                "{op:?} takes effect on arrival, and the pushes of this table at ticks; use a table with immediate \
+                 effect, or all_reduce"
+            ));
+        }
         if !self.has_weight() && !self.is_encoded() {
             return Ok(());
         }
@@ -105,9 +111,9 @@ impl PushOptions {
                 "{given} is for floats, and the table holds {dtype:?}"
             ));
         }
-        if op == PushOp::Assign {
+        if !op.adds_up() {
             return Err(format!(
-                "{given} is for gradients and sums; assign without it"
+                "{given} is for gradients and sums; push {op:?} without it"
             ));
         }
         if !self.encoding.is_valid() {

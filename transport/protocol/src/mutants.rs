@@ -193,6 +193,16 @@ mutants! {
     CachedRowsNeverAge = "cached-rows-never-age";
     /// A push buffer drops the rows below its threshold at a flush.
     RemainderForgotten = "remainder-forgotten";
+    /// A pull of a range that is finished later takes blocks that were being written.
+    LaterRangeUnjudged = "later-range-unjudged";
+    /// A pull of a range forgets the windows that an earlier call has placed in another buffer.
+    LateRangeKeepsBuffer = "late-range-keeps-buffer";
+    /// A push of least values stores the greatest ones.
+    MinIsMax = "min-is-max";
+    /// A push buffer adds least and greatest values up.
+    ExtremesAdded = "extremes-added";
+    /// Collective calls on bits combine those of the first two workers only.
+    BitsOfTwoWorkers = "bits-of-two-workers";
     /// A push buffer pushes all of its rows again after a flush that had built some frames.
     FailedFlushAgain = "failed-flush-again";
     /// A client accepts a handle or ticket of another client.

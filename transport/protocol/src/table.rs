@@ -75,6 +75,11 @@ pub enum PushOp {
     Assign = 2,
     /// One step of the table's optimizer with gradient `x`.
     Gradient = 3,
+    /// `w = min(w, x)` on arrival, whatever the table's optimizer: NaN if either is NaN; of equal values (0 and -0)
+    /// the stored one. A new row begins with the table's initial values. Not for tables of ticks.
+    Min = 4,
+    /// `w = max(w, x)`, otherwise like [`PushOp::Min`].
+    Max = 5,
 }
 
 impl PushOp {
@@ -84,8 +89,20 @@ impl PushOp {
             1 => Some(Self::Sum),
             2 => Some(Self::Assign),
             3 => Some(Self::Gradient),
+            4 => Some(Self::Min),
+            5 => Some(Self::Max),
             _ => None,
         }
+    }
+
+    /// Whether the values of several pushes add up. Weights and encodings are for such pushes.
+    pub const fn adds_up(self) -> bool {
+        matches!(self, Self::Sum | Self::Gradient)
+    }
+
+    /// Whether tables of ticks ([`Apply::AtTick`]) take the operation.
+    pub const fn has_ticks(self) -> bool {
+        self.adds_up() || matches!(self, Self::Assign)
     }
 }
 
@@ -111,6 +128,45 @@ pub enum Init {
         /// Standard deviation of the distribution.
         std: f64,
     },
+}
+
+impl Init {
+    /// Glorot's uniform distribution for a layer of `inputs` and `outputs`: within the square root of 6 / (inputs +
+    /// outputs) of 0. Creation refuses a table if both counts are 0.
+    ///
+    /// ```
+    /// use tidewater_protocol::table::Init;
+    ///
+    /// assert_eq!(Init::xavier_uniform(4, 2), Init::Uniform { low: -1.0, high: 1.0 });
+    /// ```
+    pub fn xavier_uniform(inputs: u32, outputs: u32) -> Self {
+        Self::within((6.0 / (f64::from(inputs) + f64::from(outputs))).sqrt())
+    }
+
+    /// Glorot's normal distribution: mean 0, standard deviation the square root of 2 / (inputs + outputs).
+    pub fn xavier_normal(inputs: u32, outputs: u32) -> Self {
+        Self::spread((2.0 / (f64::from(inputs) + f64::from(outputs))).sqrt())
+    }
+
+    /// He's uniform distribution for a layer of `inputs` with rectified outputs: within the square root of 6 / inputs of
+    /// 0. Creation refuses a table if the count is 0.
+    pub fn kaiming_uniform(inputs: u32) -> Self {
+        Self::within((6.0 / f64::from(inputs)).sqrt())
+    }
+
+    /// He's normal distribution: mean 0, standard deviation the square root of 2 / inputs.
+    pub fn kaiming_normal(inputs: u32) -> Self {
+        Self::spread((2.0 / f64::from(inputs)).sqrt())
+    }
+
+    fn within(bound: f64) -> Self {
+        let low = -bound;
+        Self::Uniform { low, high: bound }
+    }
+
+    fn spread(std: f64) -> Self {
+        Self::Normal { mean: 0.0, std }
+    }
 }
 
 /// Combines the pushes of several workers at a tick.

@@ -48,6 +48,14 @@ pub enum CollectiveError {
         /// Bytes of a worker's values.
         bytes: u64,
     },
+    /// An operation on bits, and elements that are floats.
+    #[error(
+        "{call}: floats have no bits to combine; give integers, or the floats' bits as integers"
+    )]
+    Bits {
+        /// The call, with element type.
+        call: String,
+    },
     /// A broadcast of a worker that does not exist, or is no member at this call.
     #[error("there is no worker {root} to broadcast from among the {workers} of this call")]
     Root {

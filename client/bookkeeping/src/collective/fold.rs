@@ -4,7 +4,8 @@ use tidewater_protocol::table::DType;
 
 use super::ReduceOp;
 
-/// Computes `acc = op(acc, row)`, element by element. `acc` holds the result of the lower ranks.
+/// Computes `acc = op(acc, row)`, element by element. `acc` holds the result of the lower ranks. Operations on bits
+/// are of integers.
 pub fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $f:expr) => {{
@@ -23,6 +24,10 @@ pub fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
                 ReduceOp::Sum => each!($t, |a: $t, b: $t| a + b),
                 ReduceOp::Min => each!($t, |a: $t, b: $t| if b < a || b.is_nan() { b } else { a }),
                 ReduceOp::Max => each!($t, |a: $t, b: $t| if b > a || b.is_nan() { b } else { a }),
+                ReduceOp::Product => each!($t, |a: $t, b: $t| a * b),
+                ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => {
+                    unreachable!("{op:?} of floats has been refused")
+                }
             }
         };
     }
@@ -32,6 +37,10 @@ pub fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
                 ReduceOp::Sum => each!($t, <$t>::wrapping_add),
                 ReduceOp::Min => each!($t, |a: $t, b: $t| a.min(b)),
                 ReduceOp::Max => each!($t, |a: $t, b: $t| a.max(b)),
+                ReduceOp::Product => each!($t, <$t>::wrapping_mul),
+                ReduceOp::BitAnd => each!($t, |a: $t, b: $t| a & b),
+                ReduceOp::BitOr => each!($t, |a: $t, b: $t| a | b),
+                ReduceOp::BitXor => each!($t, |a: $t, b: $t| a ^ b),
             }
         };
     }
@@ -55,7 +64,12 @@ mod tests {
 
     #[test]
     fn nan_and_signed_zero_are_defined() {
-        for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
+        for op in [
+            ReduceOp::Min,
+            ReduceOp::Max,
+            ReduceOp::Sum,
+            ReduceOp::Product,
+        ] {
             assert!(of(op, [f64::NAN, 1.0]).is_nan(), "{op:?}");
             assert!(of(op, [1.0, f64::NAN]).is_nan(), "{op:?}");
         }
@@ -77,6 +91,10 @@ mod tests {
             (ReduceOp::Sum, i32::MIN),
             (ReduceOp::Min, 1),
             (ReduceOp::Max, i32::MAX),
+            (ReduceOp::Product, i32::MAX),
+            (ReduceOp::BitAnd, 1),
+            (ReduceOp::BitOr, i32::MAX),
+            (ReduceOp::BitXor, i32::MAX - 1),
         ] {
             let mut acc = i32::MAX.to_le_bytes();
             fold(DType::I32, op, &mut acc, &1i32.to_le_bytes());

@@ -8,6 +8,7 @@ use tidewater_protocol::table::{
 };
 use tidewater_protocol::wire::control::Arrival;
 
+use super::ReduceOp;
 use super::error::CollectiveError;
 
 /// Words of a row before its values: round, call, elements, part.
@@ -150,18 +151,38 @@ impl RowsOf {
 pub enum Kind {
     /// All workers give values, and all get those of all.
     Gather = 1,
-    /// Code of `all_reduce` with [`ReduceOp::Sum`](super::ReduceOp).
-    /// The sum of all.
+    /// Code of `all_reduce` with [`ReduceOp::Sum`].
     Sum = 2,
-    /// Code of `all_reduce` with [`ReduceOp::Min`](super::ReduceOp).
-    /// The least values.
+    /// Code of `all_reduce` with [`ReduceOp::Min`].
     Min = 3,
-    /// Code of `all_reduce` with [`ReduceOp::Max`](super::ReduceOp).
-    /// The greatest values.
+    /// Code of `all_reduce` with [`ReduceOp::Max`].
     Max = 4,
     /// Code of the call `broadcast`.
     /// One worker gives values.
     Broadcast = 5,
+    /// Code of `all_reduce` with [`ReduceOp::Product`].
+    Product = 6,
+    /// Code of `all_reduce` with [`ReduceOp::BitAnd`].
+    BitAnd = 7,
+    /// Code of `all_reduce` with [`ReduceOp::BitOr`].
+    BitOr = 8,
+    /// Code of `all_reduce` with [`ReduceOp::BitXor`].
+    BitXor = 9,
+}
+
+impl Kind {
+    /// The kind of `all_reduce` with an operation.
+    pub const fn of(op: ReduceOp) -> Self {
+        match op {
+            ReduceOp::Sum => Self::Sum,
+            ReduceOp::Min => Self::Min,
+            ReduceOp::Max => Self::Max,
+            ReduceOp::Product => Self::Product,
+            ReduceOp::BitAnd => Self::BitAnd,
+            ReduceOp::BitOr => Self::BitOr,
+            ReduceOp::BitXor => Self::BitXor,
+        }
+    }
 }
 
 /// A collective call, without its length. All workers make the same.
@@ -176,6 +197,23 @@ pub struct Call {
 }
 
 impl Call {
+    /// Checks that the elements have bits, for an operation on bits.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Bits`].
+    pub fn check_type(self) -> Result<(), CollectiveError> {
+        if !self.is_of_bits() || !self.dtype.is_float() {
+            return Ok(());
+        }
+        let call = Self::name(self.word());
+        Err(CollectiveError::Bits { call })
+    }
+
+    /// Whether the call combines bits.
+    pub const fn is_of_bits(self) -> bool {
+        matches!(self.kind, Kind::BitAnd | Kind::BitOr | Kind::BitXor)
+    }
+
     const fn word(self) -> u64 {
         self.kind as u64 | (self.dtype.code() as u64) << 8 | (self.root as u64) << 32
     }
@@ -189,6 +227,10 @@ impl Call {
             3 => "all_reduce (min)",
             4 => "all_reduce (max)",
             5 => "broadcast",
+            6 => "all_reduce (product)",
+            7 => "all_reduce (bit_and)",
+            8 => "all_reduce (bit_or)",
+            9 => "all_reduce (bit_xor)",
             _ => return format!("an unknown operation ({word:#x})"),
         };
         let of = match DType::from_code(dtype) {

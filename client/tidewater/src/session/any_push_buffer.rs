@@ -82,6 +82,31 @@ impl AnyPushBuffer {
         }
     }
 
+    /// Makes a buffer of values with which the table's are lowered.
+    pub fn min(table: AnyTable) -> Self {
+        match &table {
+            AnyTable::F32(table) => Self::F32(PushBuffer::min(table)),
+            AnyTable::F64(table) => Self::F64(PushBuffer::min(table)),
+            AnyTable::I32(table) => Self::I32(PushBuffer::min(table)),
+            AnyTable::I64(table) => Self::I64(PushBuffer::min(table)),
+        }
+    }
+
+    /// Makes a buffer of values with which the table's are raised.
+    pub fn max(table: AnyTable) -> Self {
+        match &table {
+            AnyTable::F32(table) => Self::F32(PushBuffer::max(table)),
+            AnyTable::F64(table) => Self::F64(PushBuffer::max(table)),
+            AnyTable::I32(table) => Self::I32(PushBuffer::max(table)),
+            AnyTable::I64(table) => Self::I64(PushBuffer::max(table)),
+        }
+    }
+
+    /// Sets the weight of each push, as [`PushBuffer::weight`].
+    pub fn weight(self, weight: f64) -> Self {
+        map!(self, buffer => buffer.weight(weight))
+    }
+
     /// Sets the limit of rows, as [`PushBuffer::rows_max`].
     pub fn rows_max(self, rows: usize) -> Self {
         map!(self, buffer => buffer.rows_max(rows))

@@ -131,19 +131,14 @@ impl Client {
     /// [`Client::all_gather`].
     ///
     /// # Errors
-    /// As [`Client::all_gather`].
+    /// As [`Client::all_gather`]; [`CollectiveError::Bits`] for an operation on the bits of floats.
     pub fn all_reduce<T: Element>(
         &mut self,
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), ClientError> {
-        let kind = match op {
-            ReduceOp::Sum => Kind::Sum,
-            ReduceOp::Min => Kind::Min,
-            ReduceOp::Max => Kind::Max,
-        };
         let call = Call {
-            kind,
+            kind: Kind::of(op),
             dtype: T::DTYPE,
             root: 0,
         };
@@ -153,6 +148,7 @@ impl Client {
             let acc = &mut out[at..at + part.len()];
             match nth {
                 0 => acc.copy_from_slice(part),
+                2.. if call.is_of_bits() && on(Mutant::BitsOfTwoWorkers) => {}
                 _ => fold(T::DTYPE, op, acc, part),
             }
         };
@@ -276,7 +272,7 @@ impl Client {
             root: None,
         };
         self.exchange(&round)?;
-        let agreed = self.agreed(call, bytes);
+        let agreed = self.agreed(call, bytes).and_then(|()| call.check_type());
         agreed.map_err(|source| ClientError::Collective { op, source })?;
         let givers = match call.kind {
             Kind::Gather => self.collective.members.len(),

@@ -32,8 +32,8 @@ const SEND_BYTES: u64 = 64 << 10;
 const NOT_FINITE: &str = "is not finite; push it without an encoding, or repair it";
 
 impl Client {
-    /// Pushes rows. Duplicate keys are combined first: sums and gradients are added, and the last
-    /// assign wins. Returns when the frames are being sent; the ticket reports when they are applied.
+    /// Pushes rows. Duplicate keys are combined first: sums and gradients are added, the least or greatest values are
+    /// taken, and the last assign wins. Returns when the frames are being sent; the ticket reports when they are applied.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for lengths that do not fit. A deadline when a ring stays full, which

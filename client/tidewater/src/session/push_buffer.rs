@@ -7,8 +7,9 @@ use tidewater_protocol::table::PushOp;
 use zerocopy::IntoBytes;
 
 use super::Client;
+use crate::collective::{ReduceOp, fold};
 use crate::error::ClientError;
-use crate::push::Ticket;
+use crate::push::{PushOptions, Ticket};
 use crate::table::{Element, Table};
 use tidewater_bookkeeping::combine::{add, magnitude};
 
@@ -17,18 +18,18 @@ const ROWS_MAX: usize = 16 << 10;
 /// Bytes of keys and values at which a buffer is pushed, unless set otherwise.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Updates of a table's rows, added up by key before they are pushed together.
+/// Updates of a table's rows, merged by key before they are pushed together.
 ///
 /// For a program that makes many small updates: each is an addition in local memory, and one push
 /// carries the sum of all that name a row. The table holds what direct pushes of sums would give;
-/// floating-point sums in another order. An optimizer sees the sum of several gradients as one.
+/// floating-point sums in another order. An optimizer sees the sum of several gradients as one. Of least or
+/// greatest values ([`min`](Self::min), [`max`](Self::max)) it holds those of all updates.
 ///
 /// The buffer is pushed when it reaches [`rows_max`](Self::rows_max) or [`bytes_max`](Self::bytes_max),
 /// and by [`flush`](Self::flush). Its rows belong to the iteration in which they are pushed: flush it
 /// before the tick that is to close them. Pulls see nothing of it before, not even those of this client.
 ///
-/// It is for tables by rows (sparse, or dense by rows). Greatest or least values cannot be merged, since
-/// no table applies them.
+/// It is for tables by rows (sparse, or dense by rows).
 ///
 /// # Resource clean-up
 /// Dropping a buffer with rows loses them, and logs a warning with their number.
@@ -62,6 +63,7 @@ pub struct PushBuffer<T: Element> {
     rows_max: usize,
     bytes_max: usize,
     threshold: f64,
+    options: PushOptions,
     /// Position of a key's row in `keys` and `values`.
     index: HashMap<u64, usize>,
     keys: Vec<u64>,
@@ -78,6 +80,7 @@ impl<T: Element> PushBuffer<T> {
             rows_max: ROWS_MAX,
             bytes_max: BYTES_MAX,
             threshold: 0.0,
+            options: PushOptions::default(),
             index: HashMap::new(),
             keys: Vec::new(),
             values: Vec::new(),
@@ -93,6 +96,25 @@ impl<T: Element> PushBuffer<T> {
     /// Makes a buffer of gradients for the table's optimizer ([`PushOp::Gradient`]).
     pub fn gradient(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Gradient)
+    }
+
+    /// Makes a buffer of values with which the table's are lowered ([`PushOp::Min`]). The table has immediate effect;
+    /// flushes to another fail.
+    pub fn min(table: &Table<T>) -> Self {
+        Self::new(table, PushOp::Min)
+    }
+
+    /// Makes a buffer of values with which the table's are raised ([`PushOp::Max`]), otherwise like
+    /// [`min`](Self::min).
+    pub fn max(table: &Table<T>) -> Self {
+        Self::new(table, PushOp::Max)
+    }
+
+    /// Sets the weight of each push (default 1), as [`PushOptions::weight`]: with 1/n the sum of the buffers of n
+    /// workers is their average. The threshold looks at values without it.
+    pub const fn weight(mut self, weight: f64) -> Self {
+        self.options.weight = weight;
+        self
     }
 
     /// Sets the number of rows at which the buffer is pushed (default 16,384).
@@ -125,7 +147,7 @@ impl<T: Element> PushBuffer<T> {
         size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
     }
 
-    /// Adds updates of rows: `values` holds a row for each key. Pushes the buffer when it is full, and
+    /// Merges updates of rows: `values` holds a row for each key. Pushes the buffer when it is full, and
     /// waits for nothing but room in the rings.
     ///
     /// # Errors
@@ -143,8 +165,15 @@ impl<T: Element> PushBuffer<T> {
         for (&key, row) in keys.iter().zip(values.chunks_exact(dim)) {
             match self.index.get(&key) {
                 Some(&at) => {
-                    let sum = &mut self.values[at * dim..(at + 1) * dim];
-                    add(T::DTYPE, sum.as_mut_bytes(), row.as_bytes());
+                    let merged = self.values[at * dim..(at + 1) * dim].as_mut_bytes();
+                    match self.op {
+                        PushOp::Min | PushOp::Max if on(Mutant::ExtremesAdded) => {
+                            add(T::DTYPE, merged, row.as_bytes());
+                        }
+                        PushOp::Min => fold(T::DTYPE, ReduceOp::Min, merged, row.as_bytes()),
+                        PushOp::Max => fold(T::DTYPE, ReduceOp::Max, merged, row.as_bytes()),
+                        _ => add(T::DTYPE, merged, row.as_bytes()),
+                    }
                 }
                 None => {
                     self.index.insert(key, self.keys.len());
@@ -222,7 +251,7 @@ impl<T: Element> PushBuffer<T> {
             return Ok(());
         }
         let before = client.counters().frames;
-        match client.push_rows(&self.table, &keys, &values, self.op) {
+        match client.push_rows_with(&self.table, &keys, &values, self.op, self.options) {
             Ok(ticket) => {
                 self.sent.merge(&ticket);
                 match on(Mutant::RemainderForgotten) {

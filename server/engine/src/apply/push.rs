@@ -52,7 +52,7 @@ pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
 pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
     let flags = header.flags;
     // Weights and encodings are of numbers that add up.
-    let is_sum_of_floats = table.spec.dtype.is_float() && flags.op != Some(PushOp::Assign);
+    let is_sum_of_floats = table.spec.dtype.is_float() && flags.op.is_some_and(PushOp::adds_up);
     if (flags.weight || flags.encoding.is_some()) && !is_sum_of_floats {
         return Err(wrong_operation(header));
     }
@@ -64,7 +64,7 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
         });
     }
     match header.flags.op {
-        Some(op) if table.kernel().accepts(op) => Ok(op),
+        Some(op) if table.kernel().accepts(op) && (op.has_ticks() || !table.at_clock()) => Ok(op),
         _ => Err(wrong_operation(header)),
     }
 }

@@ -72,6 +72,9 @@ macro_rules! oracle {
                     match op {
                         PushOp::Sum => self.write(i, self.w[i] + x[i]),
                         PushOp::Assign => self.write(i, x[i]),
+                        PushOp::Min if x[i] < self.w[i] || x[i].is_nan() => self.write(i, x[i]),
+                        PushOp::Max if x[i] > self.w[i] || x[i].is_nan() => self.write(i, x[i]),
+                        PushOp::Min | PushOp::Max => self.write(i, self.w[i]),
                         PushOp::Gradient => self.gradient(i, ready[i]),
                     }
                 }

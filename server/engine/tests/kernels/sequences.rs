@@ -36,9 +36,11 @@ impl Values {
     }
 
     fn op(&mut self) -> PushOp {
-        match self.bits() % 8 {
+        match self.bits() % 10 {
             0 => PushOp::Sum,
             1 => PushOp::Assign,
+            2 => PushOp::Min,
+            3 => PushOp::Max,
             _ => PushOp::Gradient,
         }
     }

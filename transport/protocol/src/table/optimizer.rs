@@ -12,7 +12,7 @@ use super::DType;
 /// `g` is the pushed (or reduced) gradient after the [`GradientOptions`] of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
-    /// No gradients: the table accepts [`super::PushOp::Sum`] and [`super::PushOp::Assign`] only.
+    /// No gradients: the table accepts every operation but [`super::PushOp::Gradient`].
     None,
     /// `w -= lr g`. No state.
     Sgd {

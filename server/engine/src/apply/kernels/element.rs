@@ -20,6 +20,10 @@ pub(super) trait Element: Copy + PartialOrd {
 
     /// The sum of both; integers wrap.
     fn plus(self, other: Self) -> Self;
+    /// The lesser of both; NaN if one is NaN, `self` of equal ones.
+    fn lesser(self, other: Self) -> Self;
+    /// The greater of both; NaN if one is NaN, `self` of equal ones.
+    fn greater(self, other: Self) -> Self;
     /// `self / by`: see [`super::divide`].
     fn divided(self, by: f64) -> Self;
     /// The nearest value (ties to even); integers saturate, NaN becomes 0.
@@ -84,6 +88,23 @@ macro_rules! float {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self + other
+            }
+            // A NaN in `self` compares false and is kept.
+            #[inline(always)]
+            fn lesser(self, other: Self) -> Self {
+                if other < self || other.is_nan() {
+                    other
+                } else {
+                    self
+                }
+            }
+            #[inline(always)]
+            fn greater(self, other: Self) -> Self {
+                if other > self || other.is_nan() {
+                    other
+                } else {
+                    self
+                }
             }
             #[inline(always)]
             fn divided(self, by: f64) -> Self {
@@ -158,6 +179,14 @@ macro_rules! integer {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn lesser(self, other: Self) -> Self {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn greater(self, other: Self) -> Self {
+                self.max(other)
             }
             #[inline(always)]
             fn divided(self, by: f64) -> Self {

@@ -9,7 +9,8 @@
 //! |---|---|---|---|
 //! | sum | any rule but FTRL | `w += x`, integers wrap | untouched: moments describe gradients |
 //! | assign | any rule but FTRL | `w = x` | untouched |
-//! | sum, assign | FTRL | as above, to the bit | `z` follows where `w` changed, `n` untouched |
+//! | min, max | any rule but FTRL | `w = min(w, x)`, `w = max(w, x)` | untouched |
+//! | sum, assign, min, max | FTRL | as above, to the bit | `z` follows where `w` changed, `n` untouched |
 //! | gradient | a rule | one step of the rule | one step of the rule |
 //! | gradient | no rule | unchanged; see [`RowKernel::accepts`] | none |
 //!
@@ -54,6 +55,8 @@ pub struct RowKernel {
     hyper: Hyper,
     sum: Step,
     assign: Step,
+    min: Step,
+    max: Step,
     gradient: Step,
     /// The gradient step that takes a factor of its rate, and the number of the rule that the factor
     /// multiplies.
@@ -120,6 +123,8 @@ impl RowKernel {
             hyper,
             sum: rules::ignore,
             assign: rules::ignore,
+            min: rules::ignore,
+            max: rules::ignore,
             gradient: rules::ignore,
             scaled: rules::ignore,
             factor_at: 0,
@@ -141,6 +146,8 @@ impl RowKernel {
         Self {
             sum: rules::sum::<T>,
             assign: rules::assign::<T>,
+            min: rules::min::<T>,
+            max: rules::max::<T>,
             all_finite: all_finite::<T>,
             ..self
         }
@@ -177,6 +184,8 @@ impl RowKernel {
             Optimizer::Ftrl { .. } => Self {
                 sum: rules::ftrl_sum::<T>,
                 assign: rules::ftrl_assign::<T>,
+                min: rules::ftrl_min::<T>,
+                max: rules::ftrl_max::<T>,
                 adopt: rules::ftrl_adopt::<T>,
                 scaled: rules::ftrl_scaled::<T, P>,
                 factor_at: rules::FTRL_FACTOR,
@@ -232,6 +241,8 @@ impl RowKernel {
         let step = match op {
             PushOp::Sum => self.sum,
             PushOp::Assign => self.assign,
+            PushOp::Min => self.min,
+            PushOp::Max => self.max,
             PushOp::Gradient => self.gradient,
         };
         step(&self.hyper, payload, state, values);

@@ -7,6 +7,7 @@
 //! A rule is compiled twice for each type: for gradients as they are ([`super::prepare::Plain`]), and for a table
 //! with options ([`super::prepare::Adjusted`]).
 
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::optimizer::PARAMETERS_MAX;
 
 use super::element::{Element, Float, each, each_with_one, each_with_three, each_with_two};
@@ -33,6 +34,19 @@ pub(super) fn sum<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &
 /// `w = x`, state untouched.
 pub(super) fn assign<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     each(row, values, |_: T, x| x);
+}
+
+/// `w = min(w, x)`, state untouched.
+pub(super) fn min<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
+    match on(Mutant::MinIsMax) {
+        true => each(row, values, T::greater),
+        false => each(row, values, T::lesser),
+    }
+}
+
+/// `w = max(w, x)`, state untouched.
+pub(super) fn max<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
+    each(row, values, T::greater);
 }
 
 /// The gradient of a table without gradients: no change.
@@ -310,6 +324,16 @@ pub(super) fn ftrl_assign<T: Float>(
     values: &[u8],
 ) {
     ftrl_write(hyper, row, state, values, |_: T, x| x);
+}
+
+/// [`min`] on a table of FTRL.
+pub(super) fn ftrl_min<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
+    ftrl_write(hyper, row, state, values, T::lesser);
+}
+
+/// [`max`] on a table of FTRL.
+pub(super) fn ftrl_max<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
+    ftrl_write(hyper, row, state, values, T::greater);
 }
 
 /// `w = f(w, x)`, and `z` follows where `w` changed.

@@ -97,6 +97,7 @@ fn tick(model: &mut [f32], pushes: &[Push]) {
                     PushOp::Assign => *last,
                     PushOp::Sum => model[n] + sum,
                     PushOp::Gradient => model[n] - LR * (sum / ranks.len() as f32),
+                    PushOp::Min | PushOp::Max => unreachable!("not at ticks"),
                 };
             }
         }

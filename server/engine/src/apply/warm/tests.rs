@@ -266,9 +266,11 @@ fn frames(
     let mut all = Vec::new();
     for seq in 1..=count {
         let is_bad = rng.below(9) == 0;
-        let op = match rng.below(3) {
+        let op = match rng.below(if share { 3 } else { 5 }) {
             0 => PushOp::Sum,
             1 => PushOp::Assign,
+            3 => PushOp::Min,
+            4 => PushOp::Max,
             _ if gradients => PushOp::Gradient,
             _ => PushOp::Sum,
         };
