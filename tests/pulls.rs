@@ -171,6 +171,219 @@ fn late_pull_moves_to_next_buffer() {
     assert_eq!(second, rows(&keys));
 }
 
+/// Elements of the range tables below: partitions of two servers, and of several blocks.
+const ELEMENTS: u64 = 40_000;
+
+fn ranges(client: &mut Client, name: &str) -> Table<f32> {
+    let spec = TableBuilder::blocks::<f32>(name, ELEMENTS, 1).block_bytes(4 << 10);
+    client.create_table(spec.partitions(6).spec()).unwrap()
+}
+
+/// Ranges of every position, several under way, given up or finished in another order, hold what was pushed.
+#[test]
+fn ranges_finish_later_in_any_order() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 1, 1);
+        let mut client = cluster.client(0, SyncMode::Asp);
+        client.set_timeout(LONG);
+        let table = ranges(&mut client, "t");
+        let all: Vec<f32> = (0..ELEMENTS).map(|n| n as f32 + 1.0).collect();
+        let ticket = client.push_dense(&table, 0, &all, PushOp::Assign).unwrap();
+        client.wait_applied(&ticket).unwrap();
+        let cuts = [
+            (0, 40_000),
+            (1, 39_999),
+            (7, 1),
+            (9_999, 20_003),
+            (255, 258),
+            (5, 0),
+        ];
+        for mode in [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather] {
+            let options = PullOptions {
+                mode,
+                ..PullOptions::default()
+            };
+            let before = *client.counters();
+            let pulls = cuts.map(|(first, count)| {
+                client
+                    .start_pull_dense(&table, first, count, options)
+                    .unwrap()
+            });
+            client.cancel_pull(pulls[3]).unwrap();
+            for n in [4, 1, 5, 0, 2] {
+                while !client.try_pull(pulls[n]).unwrap() {
+                    std::thread::yield_now();
+                }
+                let (first, count) = (cuts[n].0 as usize, cuts[n].1);
+                let short = client.finish_pull(pulls[n], &mut vec![0f32; count + 1]);
+                let text = short.unwrap_err().to_string();
+                let due = format!("{} bytes where {} are due", 4 * count + 4, 4 * count);
+                assert!(text.contains(&due), "{text}");
+                let mut out = vec![0.5; count];
+                client.finish_pull(pulls[n], &mut out).unwrap();
+                assert_eq!(out, all[first..first + count], "{transport} {mode:?} {n}");
+            }
+            let gone = client.finish_pull(pulls[3], &mut vec![0f32; 20_003]);
+            assert!(gone.unwrap_err().to_string().contains("no such pull"));
+            assert_eq!(client.counters().pulls - before.pulls, 5);
+        }
+        let past = client.start_pull_dense(&table, 39_999, 2, PullOptions::default());
+        let text = past.unwrap_err().to_string();
+        assert!(
+            text.contains("elements 39999+2 of a table of 40000"),
+            "{text}"
+        );
+        let rows = TableBuilder::sparse::<f32>("rows", 1);
+        let rows = client.create_table::<f32>(rows.spec()).unwrap();
+        let wrong = client.start_pull_dense(&rows, 0, 1, PullOptions::default());
+        let text = wrong.unwrap_err().to_string();
+        assert!(text.contains("use start_pull_rows"), "{text}");
+        let wrong = client.start_pull_rows(&table, &[1], PullOptions::default());
+        let text = wrong.unwrap_err().to_string();
+        assert!(text.contains("use start_pull_dense"), "{text}");
+    }
+}
+
+/// A pull of a snapshot that is finished later has the version of that time, as a whole.
+#[test]
+fn later_snapshots_are_of_one_tick() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Bsp);
+    client.set_timeout(LONG);
+    let spec = TableBuilder::blocks::<f32>("t", ELEMENTS, 1).partitions(6);
+    let spec = spec.at_clock(Reduce::Sum).snapshot();
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let options = PullOptions {
+        mode: PullMode::Snapshot,
+        ..PullOptions::default()
+    };
+    let pull = client.start_pull_dense(&table, 3, 30_000, options).unwrap();
+    let ones = vec![1.0; ELEMENTS as usize];
+    let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+    client.tick().unwrap();
+    client.wait_applied(&ticket).unwrap();
+    client.wait_until(&table, 1, LONG).unwrap();
+    let mut out = vec![0.5; 30_000];
+    client.finish_pull(pull, &mut out).unwrap();
+    assert_eq!(out, ones[..30_000]);
+}
+
+/// As `late_pull_moves_to_next_buffer`, of a range.
+#[test]
+fn late_range_moves_to_next_buffer() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    client.set_timeout(LONG);
+    let table = ranges(&mut client, "t");
+    let all: Vec<f32> = (0..ELEMENTS).map(|n| n as f32 + 1.0).collect();
+    let ticket = client.push_dense(&table, 0, &all, PushOp::Assign).unwrap();
+    client.wait_applied(&ticket).unwrap();
+    for server in [0, 1] {
+        let held = hold(&cluster, server);
+        let pull = client.start_pull_dense(&table, 0, all.len(), PullOptions::default());
+        let pull = pull.unwrap();
+        client.set_timeout(Duration::from_millis(300));
+        let mut first = vec![0.5f32; all.len()];
+        let late = client.finish_pull(pull, &mut first).unwrap_err();
+        assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+        drop(held);
+        client.set_timeout(LONG);
+        let mut second = vec![0.5f32; all.len()];
+        client.finish_pull(pull, &mut second).unwrap();
+        assert_eq!(second, all, "server {server} was late");
+    }
+    assert_eq!(client.counters().recoveries, 0, "lanes that were replaced");
+}
+
+/// A writer gives all elements of a block one value, over and over, while another client starts and finishes pulls of
+/// ranges: no block mixes two. One in `one_in` operations of the reader fails its lane; 0 for none.
+fn later_ranges(transport: TransportKind, one_in: u64) {
+    const BLOCK: usize = 4_096 / 4;
+    let cluster = Cluster::start(transport, 2, 1, 2);
+    let mut writer = cluster.client(0, SyncMode::Asp);
+    writer.set_timeout(LONG);
+    let spec = TableBuilder::blocks::<f32>("t", 16 * BLOCK as u64, 1).block_bytes(4 * BLOCK as u32);
+    let spec = spec.partitions(4);
+    let table = writer.create_table::<f32>(spec.spec()).unwrap();
+    let faults = Faults::new(seed(), one_in.max(1));
+    let mut reader = match one_in {
+        0 => cluster.client(1, SyncMode::Asp),
+        _ => cluster.client_with(1, SyncMode::Asp, {
+            let faults = faults.clone();
+            move |l| faults.wrap(l, false)
+        }),
+    };
+    reader.set_timeout(LONG);
+    let rounds = if full() { 20_000 } else { 1_500 };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let over = &over;
+        scope.spawn(move || {
+            for value in 1.. {
+                let values = vec![(value % 10_000) as f32; 16 * BLOCK];
+                let ticket = writer
+                    .push_dense(&table, 0, &values, PushOp::Assign)
+                    .unwrap();
+                writer.wait_applied(&ticket).unwrap();
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let table = reader.open_table::<f32>("t").unwrap();
+        let mut rng = Rng(seed());
+        let mut open = Vec::new();
+        let mut changed = 0;
+        for _ in 0..rounds {
+            if open.len() < 6 {
+                let first = rng.below(12 * BLOCK as u64);
+                let count = 1 + rng.below(4 * BLOCK as u64) as usize;
+                let pull = reader.start_pull_dense(&table, first, count, PullOptions::default());
+                open.push((pull.unwrap(), first as usize, count));
+            }
+            if rng.below(2) == 0 {
+                let (pull, first, count) = open.swap_remove(rng.below(open.len() as u64) as usize);
+                let mut out = vec![-1.0f32; count];
+                reader.finish_pull(pull, &mut out).unwrap();
+                let mut at = 0;
+                while at < count {
+                    let end = ((first + at) / BLOCK * BLOCK + BLOCK - first).min(count);
+                    let block = &out[at..end];
+                    assert!(
+                        block.iter().all(|v| *v == block[0]),
+                        "{transport}: a torn block"
+                    );
+                    assert!(
+                        block[0] >= 0.0,
+                        "{transport}: elements that were never written"
+                    );
+                    at = end;
+                }
+                changed += usize::from(out[0] != out[count - 1]);
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        let broken = faults.broken();
+        println!("{transport}: {changed} ranges of several values, {broken} lanes broken");
+        assert_eq!(broken > 0, one_in > 0, "{transport}");
+    });
+}
+
+#[test]
+fn later_ranges_survive_broken_lanes() {
+    for transport in transports() {
+        later_ranges(transport, 0);
+        later_ranges(transport, 60);
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn later_ranges_survive_broken_lanes_on_verbs() {
+    later_ranges(Verbs, 0);
+    later_ranges(Verbs, 60);
+}
+
 /// Rows without a cached location are read after the others. A deadline at that point does not lose
 /// the pull, and nothing is counted twice.
 #[test]

@@ -252,9 +252,18 @@ fn no_block_is_torn(transports: &[TransportKind]) {
                     0 => &mut plain[..],
                     _ => &mut registered[..],
                 };
-                reader
-                    .pull_dense(&theirs, 0, out, PullOptions::default())
-                    .unwrap();
+                // Every third one is finished later.
+                match n % 3 {
+                    0 => {
+                        let len = BLOCKS * BLOCK;
+                        let pull = reader.start_pull_dense(&theirs, 0, len, PullOptions::default());
+                        reader.finish_pull(pull.unwrap(), out).unwrap();
+                    }
+                    _ => {
+                        let pulled = reader.pull_dense(&theirs, 0, out, PullOptions::default());
+                        pulled.unwrap();
+                    }
+                }
                 let mixed = |block: &&[f32]| block.iter().any(|v| *v != block[0]);
                 torn += out.chunks(BLOCK).filter(mixed).count();
             }

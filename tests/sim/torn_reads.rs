@@ -49,6 +49,12 @@ fn one_version(what: &str, values: &[i64]) {
     assert_eq!(mixed, None, "{what} mixes versions: {values:?}");
 }
 
+fn blocks_of_one_version(what: &str, range: &[i64]) {
+    for block in range.chunks_exact(BLOCK) {
+        one_version(what, block);
+    }
+}
+
 fn read(rig: &Rig, rank: u32, rejected: &AtomicU64) {
     let mut client = rig.client(rank, 0, SyncMode::Asp);
     let rows = open::<i64>(&mut client, "rows");
@@ -69,9 +75,12 @@ fn read(rig: &Rig, rank: u32, rejected: &AtomicU64) {
             }
         }
         client.pull_dense(&blocks, 0, &mut range, options).unwrap();
-        for block in range.chunks_exact(BLOCK) {
-            one_version("a block", block);
-        }
+        blocks_of_one_version("a block", &range);
+        let later = client.start_pull_dense(&blocks, 0, BLOCKS * BLOCK, options);
+        client.pull_rows(&rows, &keys, &mut out, options).unwrap();
+        range.fill(0);
+        client.finish_pull(later.unwrap(), &mut range).unwrap();
+        blocks_of_one_version("a block that came later", &range);
     }
     let c = client.counters();
     rejected.fetch_add(c.torn_rejected, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Asynchronous pulls of rows: started now, finished later.
+//! Asynchronous pulls: started now, finished later. Here are those of rows; [`super::async_ranges`] has the ranges.
 //!
 //! The reads are placed in memory of the lanes and of the client, and in the caller's only while the
 //! caller waits for them. A ticket is a number. Dropping one frees nothing that is still written. Its
@@ -12,6 +12,8 @@ use tidewater_protocol::limits::{COORDINATOR_LOOK, PULLS_MAX};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
+use super::async_ranges::LaterRange;
+use super::blocks::{self, BlockScratch};
 use super::validation::{RowRead, RowValidator, Verdict};
 use super::{PullMode, PullOptions, Timeout, pull_rows};
 use crate::error::ClientError;
@@ -65,13 +67,18 @@ pub(crate) struct LaterPull {
 pub(crate) struct LaterPulls {
     next: u64,
     all: Vec<LaterPull>,
+    ranges: Vec<LaterRange>,
     /// Memory of ended pulls, for later ones.
     spare: Vec<LaterPull>,
+    spare_ranges: Vec<LaterRange>,
     spare_parts: Vec<Part>,
 }
 
 /// A part with more rows than this frees its memory when its pull ends.
 const SPARE_ROWS_MAX: usize = 4_096;
+/// Pulls of ranges with kept memory, and the bytes of a longest one.
+const SPARE_RANGES_MAX: usize = 8;
+const SPARE_BYTES_MAX: usize = 256 << 10;
 /// Pulls with kept memory: as many as are usually under way at once.
 const SPARE_MAX: usize = 64;
 
@@ -85,13 +92,7 @@ impl LaterPulls {
         options: PullOptions,
         deadline: Deadline,
     ) -> Result<PullTicket, ClientError> {
-        if self.all.len() >= PULLS_MAX {
-            return Err(ClientError::Argument {
-                op: "start_pull",
-                table: table.name().to_owned(),
-                what: format!("{PULLS_MAX} pulls are under way; finish or cancel some"),
-            });
-        }
+        self.check_room(table)?;
         self.next += 1;
         let mut pull = self.spare.pop().unwrap_or_default();
         (pull.number, pull.handle) = (self.next, Some(named.handle));
@@ -107,6 +108,82 @@ impl LaterPulls {
             named,
             number: self.next,
         })
+    }
+
+    fn check_room(&self, table: &TableState) -> Result<(), ClientError> {
+        if self.all.len() + self.ranges.len() < PULLS_MAX {
+            return Ok(());
+        }
+        Err(ClientError::Argument {
+            op: "start_pull",
+            table: table.name().to_owned(),
+            what: format!("{PULLS_MAX} pulls are under way; finish or cancel some"),
+        })
+    }
+
+    /// Starts a pull of a range of `bytes` from element `first` on: posts its reads.
+    pub(crate) fn start_range(
+        &mut self,
+        lanes: &mut Lanes,
+        (named, table): (Named, &TableState),
+        scratch: &mut BlockScratch,
+        (first, bytes): (u64, usize),
+        options: PullOptions,
+        deadline: Deadline,
+    ) -> Result<PullTicket, ClientError> {
+        self.check_room(table)?;
+        self.next += 1;
+        let mut range = self.spare_ranges.pop().unwrap_or_default();
+        (range.number, range.handle) = (self.next, Some(named.handle));
+        (range.first, range.bytes, range.options) = (first, bytes, options);
+        blocks::start(lanes, table, scratch, &mut range, deadline)?;
+        self.ranges.push(range);
+        Ok(PullTicket {
+            named,
+            number: self.next,
+        })
+    }
+
+    /// Whether a ticket names a range under way.
+    pub(crate) fn is_range(&self, ticket: PullTicket) -> bool {
+        self.ranges.iter().any(|r| r.number == ticket.number)
+    }
+
+    /// [`Self::finish`] of a range.
+    pub(crate) fn finish_range(
+        &mut self,
+        lanes: &mut Lanes,
+        table: &TableState,
+        scratch: &mut BlockScratch,
+        ticket: PullTicket,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let of_ticket = |r: &LaterRange| r.number == ticket.number;
+        let n = self.ranges.iter().position(of_ticket);
+        let n = n.ok_or_else(|| no_such_pull(table))?;
+        let due = self.ranges[n].bytes;
+        if due != out.len() {
+            return Err(wrong_length(table, out.len(), due));
+        }
+        self.collect(lanes);
+        let mut range = self.ranges.swap_remove(n);
+        let done = blocks::finish(lanes, table, scratch, &mut range, out, deadline);
+        match goes_on(&done) {
+            true => {
+                range.leave_to_end();
+                self.ranges.push(range);
+            }
+            false => self.keep_range(range),
+        }
+        done
+    }
+
+    /// Keeps the memory of an ended pull of a short range.
+    fn keep_range(&mut self, range: LaterRange) {
+        if self.spare_ranges.len() < SPARE_RANGES_MAX && range.bytes <= SPARE_BYTES_MAX {
+            self.spare_ranges.push(range);
+        }
     }
 
     /// Drops all pulls and spare memory. Numbers of later pulls follow those of earlier ones.
@@ -128,6 +205,7 @@ impl LaterPulls {
             let pull = self.all.swap_remove(n);
             self.keep(pull);
         }
+        self.ranges.retain(|r| r.number != ticket.number);
     }
 
     /// Drops every pull of a table.
@@ -136,6 +214,7 @@ impl LaterPulls {
             let pull = self.all.swap_remove(n);
             self.keep(pull);
         }
+        self.ranges.retain(|r| r.handle != Some(handle));
     }
 
     /// Keeps the memory of an ended pull. A batch that a lane still reads into stays with the lane.
@@ -158,8 +237,14 @@ impl LaterPulls {
                 let number = batch.tag;
                 let pull = self.all.iter_mut().find(|p| p.number == number);
                 let part = pull.and_then(|p| p.parts.iter_mut().find(|part| part.lane == lane));
-                if let Some(part) = part {
-                    part.landed = Some(batch);
+                match part {
+                    Some(part) => part.landed = Some(batch),
+                    None => {
+                        let mut ranges = self.ranges.iter_mut();
+                        if let Some(range) = ranges.find(|r| r.number == number) {
+                            range.take(lane, batch);
+                        }
+                    }
                 }
             }
         }
@@ -168,6 +253,9 @@ impl LaterPulls {
     /// Whether no read of a pull is under way any more; `true` for an unknown ticket.
     pub(crate) fn is_ready(&mut self, lanes: &mut Lanes, ticket: PullTicket) -> bool {
         self.collect(lanes);
+        if let Some(range) = self.ranges.iter().find(|r| r.number == ticket.number) {
+            return range.is_ready(lanes);
+        }
         let Some(n) = self.position(ticket) else {
             return true;
         };
@@ -193,23 +281,13 @@ impl LaterPulls {
         let n = self.position(ticket).ok_or_else(|| no_such_pull(table))?;
         let due = self.all[n].keys.len() * row_bytes;
         if due != out.len() {
-            return Err(ClientError::Argument {
-                op: "finish_pull",
-                table: table.name().to_owned(),
-                what: format!("{} bytes where {due} are due", out.len()),
-            });
+            return Err(wrong_length(table, out.len(), due));
         }
         let done = self.finish_known(lanes, table, scratch, ticket, out, deadline);
         let Some(n) = self.position(ticket) else {
             return done;
         };
-        let goes_on = matches!(
-            done,
-            Err(ClientError::Deadline { .. }
-                | ClientError::Interrupted { .. }
-                | ClientError::Argument { .. })
-        );
-        if goes_on && !on(Mutant::FinishForgetsPull) {
+        if goes_on(&done) && !on(Mutant::FinishForgetsPull) {
             self.all[n].take_back(row_bytes, out);
             return done;
         }
@@ -247,6 +325,24 @@ impl LaterPulls {
         let pull = &mut self.all[n];
         pull.accept(lanes, table, out);
         pull.finish_rest(lanes, table, scratch, out, deadline)
+    }
+}
+
+/// Whether a pull is under way as before.
+const fn goes_on(done: &Result<(), ClientError>) -> bool {
+    matches!(
+        done,
+        Err(ClientError::Deadline { .. }
+            | ClientError::Interrupted { .. }
+            | ClientError::Argument { .. })
+    )
+}
+
+fn wrong_length(table: &TableState, bytes: usize, due: usize) -> ClientError {
+    ClientError::Argument {
+        op: "finish_pull",
+        table: table.name().to_owned(),
+        what: format!("{bytes} bytes where {due} are due"),
     }
 }
 

@@ -17,6 +17,7 @@ use tidewater_lanes::num::{count, size};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::mutants::{Mutant, on};
 
+use super::Seen;
 use super::blocks::{BlockPull, RangePart};
 use super::lane_reads::{CallDest, LaneReads, lane_bytes, read_lanes};
 use crate::error::ClientError;
@@ -40,6 +41,9 @@ pub(super) enum Stage {
     RecordAgain,
 }
 
+/// Stages of a read of committed blocks.
+pub(super) const CONSISTENT: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
+
 /// A window of a round, with its places in the head.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
@@ -50,6 +54,18 @@ pub(super) struct Window {
     pub(super) after: usize,
     /// Offset of the first word of a payload that does not begin at a whole word.
     word: usize,
+}
+
+impl Window {
+    /// A window without places.
+    pub(super) const fn of(part: RangePart) -> Self {
+        Self {
+            part,
+            before: 0,
+            after: 0,
+            word: 0,
+        }
+    }
 }
 
 /// Memory of reads of windows, kept between calls so that a warm one allocates nothing.
@@ -108,12 +124,7 @@ impl BlockPull<'_> {
                     if bytes > most && bytes > self.bytes(part) {
                         break;
                     }
-                    round.push(Window {
-                        part: *part,
-                        before: 0,
-                        after: 0,
-                        word: 0,
-                    });
+                    round.push(Window::of(*part));
                     run.start += 1;
                 }
             }
@@ -134,21 +145,10 @@ impl BlockPull<'_> {
         first: u64,
         out: &mut [u8],
     ) -> Result<(), ClientError> {
-        let records = stages.contains(&Stage::Record) || stages.contains(&Stage::RecordAgain);
-        let fact_bytes = |pull: &Self, part: &RangePart| match records {
-            true => LINE_BYTES,
-            false => 8 * pull.blocks_of(part),
-        };
-        let facts: usize = round.iter().map(|w| fact_bytes(self, &w.part)).sum();
-        let mut at = 0;
-        for (n, window) in round.iter_mut().enumerate() {
-            (window.before, window.after) = (at, facts + at);
-            window.word = 2 * facts + 8 * n;
-            at += fact_bytes(self, &window.part);
-        }
+        let bytes = self.place_windows(round, stages);
         let mut head = std::mem::take(&mut self.scratch.reads.head);
         let mut reads = std::mem::take(&mut self.scratch.reads.reads);
-        head.resize(2 * facts + 8 * round.len(), 0);
+        head.resize(bytes, 0);
         let mut read = Ok(());
         for n in 0..stages.len() {
             reads.iter_mut().for_each(LaneReads::clear);
@@ -173,6 +173,65 @@ impl BlockPull<'_> {
         }
         (self.scratch.reads.head, self.scratch.reads.reads) = (head, reads);
         read
+    }
+
+    /// Gives the windows of a round their places in the head; returns its bytes.
+    fn place_windows(&self, round: &mut [Window], stages: &[Stage]) -> usize {
+        let records = stages.contains(&Stage::Record) || stages.contains(&Stage::RecordAgain);
+        let fact_bytes = |part: &RangePart| match records {
+            true => LINE_BYTES,
+            false => 8 * self.blocks_of(part),
+        };
+        let facts: usize = round.iter().map(|w| fact_bytes(&w.part)).sum();
+        let mut at = 0;
+        for (n, window) in round.iter_mut().enumerate() {
+            (window.before, window.after) = (at, facts + at);
+            window.word = 2 * facts + 8 * n;
+            at += fact_bytes(&window.part);
+        }
+        2 * facts + 8 * round.len()
+    }
+
+    /// Lists the reads of consistent windows, all stages in one list a lane; returns the bytes of their head. Where
+    /// fences are not free, a lane has one before each stage.
+    pub(super) fn list_reads(
+        &mut self,
+        round: &mut [Window],
+        first: u64,
+        reads: &mut [LaneReads],
+    ) -> Result<usize, ClientError> {
+        let bytes = self.place_windows(round, &CONSISTENT);
+        for n in 0..CONSISTENT.len() {
+            let ends: Vec<usize> = reads.iter().map(|of_lane| of_lane.ops.len()).collect();
+            self.stage_reads(round, (&CONSISTENT, n), first, reads)?;
+            for (of_lane, end) in reads.iter_mut().zip(ends) {
+                if let Some(op) = of_lane.ops.get_mut(end).filter(|_| n > 0) {
+                    op.fence = true;
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Judges the windows of a round that was read into `head` and, but for first words, into `out`. Blocks that did
+    /// not arrive complete go to `again`.
+    pub(super) fn judge_round(
+        &mut self,
+        round: &[Window],
+        (first, head): (u64, &mut Vec<u8>),
+        out: &mut [u8],
+        again: &mut Vec<RangePart>,
+    ) {
+        let known = again.len();
+        std::mem::swap(head, &mut self.scratch.reads.head);
+        for window in round {
+            self.place_first_word(window, first, &self.scratch.reads.head, out);
+            self.judge(window, again, &mut Seen::default());
+            self.lanes.counters.blocks_consistent += self.blocks_of(&window.part) as u64;
+        }
+        std::mem::swap(head, &mut self.scratch.reads.head);
+        self.lanes.counters.torn_rejected += (again.len() - known) as u64;
+        self.lanes.counters.retries += (again.len() - known) as u64;
     }
 
     /// Lists the reads of stage `n`. Lanes with free fences read all stages in the first one.

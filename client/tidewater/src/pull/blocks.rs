@@ -13,7 +13,8 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::batched_ranges::{Stage, Window, WindowReads};
+use super::async_ranges::LaterRange;
+use super::batched_ranges::{CONSISTENT, Stage, Window, WindowReads};
 use super::{PullMode, Pulled, Seen};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
@@ -117,6 +118,69 @@ pub(crate) fn pull(
         .and_then(|()| pull.pieces(&pieces, first, out, how));
     scratch.pieces = pieces;
     done
+}
+
+/// Starts a pull: posts the reads of windows, in modes with reads that need no look at others first.
+pub(super) fn start(
+    lanes: &mut Lanes,
+    table: &TableState,
+    scratch: &mut BlockScratch,
+    later: &mut LaterRange,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    let Some((layout, _)) = table.blocks() else {
+        unreachable!("{} has been found to be by ranges", table.name());
+    };
+    let (mut pieces, mut windows) = (std::mem::take(&mut scratch.pieces), Vec::new());
+    pieces.clear();
+    let mut pull = BlockPull {
+        lanes,
+        layout,
+        table,
+        scratch,
+        deadline,
+    };
+    let cut = cut(table, later.first, later.bytes, &mut pieces);
+    let posted = cut.and_then(|()| {
+        let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
+        let reads = matches!(later.options.mode, PullMode::Consistent | PullMode::Hogwild);
+        later.is_unposted = twice || !reads;
+        if !later.is_unposted {
+            cut_windows(&pieces, layout.block_elements(), &mut windows);
+        }
+        later.post(&mut pull, &windows)
+    });
+    scratch.pieces = pieces;
+    posted
+}
+
+/// Waits for a pull and writes its elements to `out`.
+pub(super) fn finish(
+    lanes: &mut Lanes,
+    table: &TableState,
+    scratch: &mut BlockScratch,
+    later: &mut LaterRange,
+    out: &mut [u8],
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    let Some((layout, _)) = table.blocks().filter(|_| !later.is_unposted) else {
+        let how = Reading {
+            mode: later.options.mode,
+            want: Want::Newest,
+        };
+        return pull(lanes, table, scratch, later.first, out, how, deadline).map(drop);
+    };
+    let mut pull = BlockPull {
+        lanes,
+        layout,
+        table,
+        scratch,
+        deadline,
+    };
+    later.finish(&mut pull, out)?;
+    lanes.counters.pulls += 1;
+    lanes.counters.bytes_pulled += out.len() as u64;
+    Ok(())
 }
 
 /// The newest version that all partitions of a range have; `None` without elements. Waits for records that
@@ -255,6 +319,20 @@ impl BlockPull<'_> {
         done
     }
 
+    /// Reads committed blocks of pieces, as a pull that waits.
+    pub(super) fn read_again(
+        &mut self,
+        pieces: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ClientError> {
+        let mut todo = std::mem::take(&mut self.scratch.todo);
+        let mut again = std::mem::take(&mut self.scratch.again);
+        let read = self.consistent(pieces, first, out, (&mut todo, &mut again));
+        (self.scratch.todo, self.scratch.again) = (todo, again);
+        read.map(drop)
+    }
+
     /// Bytes from the partition's first block to an element.
     fn offset(&self, piece: &RangePart, element: u64) -> u64 {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
@@ -308,7 +386,6 @@ impl BlockPull<'_> {
         out: &mut [u8],
         (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
     ) -> Result<Pulled, ClientError> {
-        const STAGES: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
         let per_block = self.layout.block_elements();
         cut_windows(pieces, per_block, todo);
         let blocks: usize = todo.iter().map(|window| self.blocks_of(window)).sum();
@@ -320,7 +397,7 @@ impl BlockPull<'_> {
         while reads <= PULL_RETRIES_MAX || (!copies && !self.deadline.passed()) {
             reads += 1;
             again.clear();
-            self.read_windows(todo, &STAGES, first, out, |pull, window| {
+            self.read_windows(todo, &CONSISTENT, first, out, |pull, window| {
                 pull.judge(window, again, &mut seen);
             })?;
             if again.is_empty() {
@@ -338,7 +415,7 @@ impl BlockPull<'_> {
 
     /// Compares the words of a window's blocks before and after its payload. Blocks with a torn, odd or
     /// changed word go to `again`, one piece each; the numbers of stores of the others to `seen`.
-    fn judge(&self, window: &Window, again: &mut Vec<RangePart>, seen: &mut Seen) {
+    pub(super) fn judge(&self, window: &Window, again: &mut Vec<RangePart>, seen: &mut Seen) {
         let per_block = self.layout.block_elements();
         let piece = &window.part;
         let first_block = piece.first / per_block;

@@ -50,6 +50,8 @@ pub(crate) struct LaneReads {
     batch: ReadBatch,
     /// Tag of the reads under way; `None` if they could not be posted.
     tag: Option<u64>,
+    /// The completed read, if another call has found it.
+    landed: Option<ReadBatch>,
     /// Count of the lane's replacements when the reads were posted.
     replaced: u64,
 }
@@ -90,7 +92,8 @@ pub(crate) fn read_lanes(
     let in_turn = on(Mutant::LanesInTurn);
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
-            of_lane.post(lanes, lane, most)?;
+            let tag = lanes.read_tag();
+            of_lane.post(lanes, (lane, tag), most)?;
         }
     }
     // Mapped lanes do not wait.
@@ -102,14 +105,13 @@ pub(crate) fn read_lanes(
     }
     loop {
         for (lane, of_lane) in reads.iter_mut().enumerate() {
-            if !of_lane.posted.is_empty() {
-                of_lane.collect(lanes, lane, dest, deadline)?;
-            }
+            of_lane.collect(lanes, lane, dest, deadline)?;
         }
         let mut done = true;
         for (lane, of_lane) in reads.iter_mut().enumerate() {
             if of_lane.posted.end < of_lane.ops.len() {
-                of_lane.post(lanes, lane, most)?;
+                let tag = lanes.read_tag();
+                of_lane.post(lanes, (lane, tag), most)?;
                 done = false;
             }
         }
@@ -126,8 +128,33 @@ impl LaneReads {
         self.rows.clear();
     }
 
-    /// Posts the next reads: up to `most` bytes of heads, and as many of bodies.
-    fn post(&mut self, lanes: &mut Lanes, lane: usize, most: usize) -> Result<(), ClientError> {
+    /// Removes all reads, also those under way, which nothing will collect.
+    pub(super) fn restart(&mut self) {
+        self.clear();
+        self.posted = 0..0;
+        (self.tag, self.landed) = (None, None);
+    }
+
+    /// Takes a completed batch of the posted reads.
+    pub(super) fn take_landed(&mut self, batch: ReadBatch) {
+        if self.tag == Some(batch.tag) {
+            self.landed = Some(batch);
+        }
+    }
+
+    /// Whether no posted read is under way any more.
+    pub(super) fn has_landed(&self, lanes: &mut Lanes, lane: usize) -> bool {
+        let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != self.replaced;
+        self.tag.is_none() || self.landed.is_some() || is_replaced(lanes)
+    }
+
+    /// Posts the next reads under a tag: up to `most` bytes of heads, and as many of bodies.
+    pub(super) fn post(
+        &mut self,
+        lanes: &mut Lanes,
+        (lane, tag): (usize, u64),
+        most: usize,
+    ) -> Result<(), ClientError> {
         let first = self.posted.end;
         let mut batch = std::mem::take(&mut self.batch);
         batch.ops.clear();
@@ -151,13 +178,12 @@ impl LaneReads {
         // The old contents do not matter: each read fills its memory completely or is repeated.
         batch.head.resize(heads, 0);
         batch.body.resize(bodies, 0);
-        batch.tag = lanes.read_tag();
+        batch.tag = tag;
         (self.tag, self.replaced) = (None, lanes.get(lane).replies.replaced());
         if lanes.is_broken(lane) {
             self.batch = batch;
             return Ok(());
         }
-        let tag = batch.tag;
         let open = lanes.get(lane).lane();
         match open.submit_read(batch).and_then(|()| open.flush()) {
             Ok(()) => self.tag = Some(tag),
@@ -170,18 +196,22 @@ impl LaneReads {
         Ok(())
     }
 
-    /// Waits for the posted reads and places them.
-    fn collect(
+    /// Waits for the posted reads and places them, if there are any.
+    pub(super) fn collect(
         &mut self,
         lanes: &mut Lanes,
         lane: usize,
         dest: &mut CallDest<'_>,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        if self.posted.is_empty() {
+            return Ok(());
+        }
         if let Some(tag) = self.tag
             && self.arrived(lanes, (lane, tag), dest, deadline)?
         {
             self.posted.start = self.posted.end;
+            self.tag = None;
             return Ok(());
         }
         // The lane was lost, or the reads are late. This read recovers the lane, or names it.
@@ -198,7 +228,8 @@ impl LaneReads {
     ) -> Result<bool, ClientError> {
         let replaced = self.replaced;
         let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != replaced;
-        let mut batch = lanes.get(lane).take_finished(tag);
+        let landed = self.landed.take();
+        let mut batch = landed.or_else(|| lanes.get(lane).take_finished(tag));
         let mut in_place = false;
         if batch.is_none() && !lanes.is_broken(lane) && !is_replaced(lanes) {
             // The wait that follows checks whether all processes still live.

@@ -3,6 +3,7 @@
 #![deny(clippy::cast_possible_truncation)]
 
 mod async_pull;
+mod async_ranges;
 mod batched_ranges;
 mod blocks;
 mod direct;

@@ -74,7 +74,7 @@ impl Client {
         let options = self.creates_nothing(options);
         let state = self.tables.find(op, table.named())?;
         if state.is_blocks() || options.mode == PullMode::Snapshot {
-            let what = "only rows can be pulled later; use pull_dense".into();
+            let what = "rows are pulled here; use start_pull_dense for ranges".into();
             return Err(state.wrong(op, what));
         }
         if !is_countable(keys) {
@@ -85,6 +85,55 @@ impl Client {
             &mut self.lanes,
             (table.named(), state),
             keys,
+            options,
+            deadline,
+        )
+    }
+
+    /// Starts a pull of `count` elements of a range table, from element `first` on; [`Client::finish_pull`] waits for
+    /// it. Its reads, up to 16 MiB of all lanes, travel while the program goes on and bring what the table holds at
+    /// some time before the end of `finish_pull`: each block is one committed version. What is longer, ranges of tables
+    /// with snapshots, and the mode `Gather` are read when the pull is finished.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a table of rows, a range that is not in the table, or too many pulls under way.
+    ///
+    /// # Examples
+    /// ```
+    /// # use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+    /// # fn main() -> Result<(), ClientError> {
+    /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client_of(0, SyncMode::Asp)?;
+    /// let table = client.create_table::<f32>(TableBuilder::blocks::<f32>("w", 1000, 1).spec())?;
+    /// let pull = client.start_pull_dense(&table, 100, 500, PullOptions::default())?;
+    /// let mut elements = [1.0; 500]; // compute meanwhile
+    /// client.finish_pull(pull, &mut elements)?;
+    /// assert_eq!(elements, [0.0; 500]);
+    /// # client.finish()
+    /// # }
+    /// ```
+    pub fn start_pull_dense<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        first: u64,
+        count: usize,
+        options: PullOptions,
+    ) -> Result<PullTicket, ClientError> {
+        let deadline = Deadline::after(options.timeout);
+        let op = "start_pull";
+        let state = self.tables.find(op, table.named())?;
+        if !state.is_blocks() {
+            return Err(state.wrong(op, "the table has rows; use start_pull_rows".into()));
+        }
+        let Some(bytes) = count.checked_mul(size_of::<T>()) else {
+            return Err(state.wrong(op, format!("{count} elements do not fit in memory")));
+        };
+        self.clock.gate(&mut self.lanes, state.spec.domain)?;
+        self.later.start_range(
+            &mut self.lanes,
+            (table.named(), state),
+            &mut self.blocks,
+            (first, bytes),
             options,
             deadline,
         )
@@ -101,7 +150,7 @@ impl Client {
         Ok(self.later.is_ready(&mut self.lanes, ticket))
     }
 
-    /// Waits for a pull and writes its rows to `out`, in the order of its keys.
+    /// Waits for a pull and writes its rows to `out`, in the order of its keys, or the elements of its range.
     ///
     /// # Errors
     /// As [`Client::pull_rows`]. [`ClientError::Argument`] also for a ticket of another client and for
@@ -121,6 +170,11 @@ impl Client {
             return Err(state.wrong("finish_pull", what));
         }
         let bytes = out.as_mut_bytes();
+        if self.later.is_range(ticket) {
+            let (lanes, scratch) = (&mut self.lanes, &mut self.blocks);
+            let later = &mut self.later;
+            return later.finish_range(lanes, state, scratch, ticket, bytes, deadline);
+        }
         self.later.finish(
             &mut self.lanes,
             state,
