@@ -20,10 +20,11 @@ module tidewater
         TW_ERR_FORKED = 12, TW_ERR_PANIC = 13
     integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
     integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
-    integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3
+    integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3, TW_MIN = 4, TW_MAX = 5
     integer(c_int), parameter :: TW_EXACT = 0, TW_BF16 = 1, TW_F16 = 2, TW_INT8 = 3
     integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3, &
-        TW_REDUCE_AND = 4
+        TW_REDUCE_AND = 4, TW_REDUCE_PRODUCT = 5, TW_REDUCE_BIT_AND = 6, TW_REDUCE_BIT_OR = 7, &
+        TW_REDUCE_BIT_XOR = 8
     integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
     integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
@@ -112,10 +113,10 @@ module tidewater
     end type
 
     type, bind(c) :: tw_buffer_options
-        integer(c_size_t) :: size = 40
+        integer(c_size_t) :: size = 48
         integer(c_int32_t) :: op = 0, reserved = 0
         integer(c_int64_t) :: rows_max = 0, bytes_max = 0
-        real(c_double) :: threshold = 0
+        real(c_double) :: threshold = 0, weight = 0
     end type
 
     type, bind(c) :: tw_scan_cursor

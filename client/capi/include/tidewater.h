@@ -99,6 +99,10 @@ typedef enum {
     TW_ASSIGN = 2,
     // One step of the table's optimizer.
     TW_GRADIENT = 3,
+    // Stores the lesser of value and element, on arrival; NaN if one is NaN. Not for tables of ticks.
+    TW_MIN = 4,
+    // Stores the greater of both, otherwise like TW_MIN.
+    TW_MAX = 5,
 } tw_op;
 
 // How the values of a push are encoded on their way. What an encoding leaves out of a push is added to the
@@ -229,8 +233,8 @@ typedef enum {
 } tw_thread_level;
 
 // How tw_reduce combines the values of an expression, and tw_all_reduce those of all workers. NaN is the
-// result if any value is NaN. tw_all_reduce wraps integers, begins sums with rank 0, and takes no
-// TW_REDUCE_AND.
+// result if any value is NaN. tw_all_reduce wraps integers, begins sums and products with rank 0, and takes no
+// TW_REDUCE_AND; tw_reduce takes none of those behind it.
 typedef enum {
     // Sum; of a condition, the number of elements for which it is true. 0 of no elements.
     TW_REDUCE_SUM = 1,
@@ -240,6 +244,14 @@ typedef enum {
     TW_REDUCE_MAX = 3,
     // 1 if no value is zero, else 0; 1 of no elements.
     TW_REDUCE_AND = 4,
+    // Product.
+    TW_REDUCE_PRODUCT = 5,
+    // Bits that are set in all values, of integers.
+    TW_REDUCE_BIT_AND = 6,
+    // Bits that are set in any value, of integers.
+    TW_REDUCE_BIT_OR = 7,
+    // Bits that are set in an odd number of values, of integers.
+    TW_REDUCE_BIT_XOR = 8,
 } tw_reduction;
 
 // How the learning rate of a tw_schedule changes. Rates are above 0.
@@ -569,7 +581,7 @@ typedef uint64_t tw_results;
 typedef struct {
     // sizeof(tw_buffer_options), set by the caller.
     size_t size;
-    // TW_SUM or TW_GRADIENT; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
+    // TW_SUM, TW_GRADIENT, TW_MIN or TW_MAX; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
     int32_t op;
     // Unused; must be zero.
     int32_t reserved;
@@ -579,6 +591,8 @@ typedef struct {
     uint64_t bytes_max;
     // Least magnitude that a flush pushes: a row without such an element stays. 0: any.
     double threshold;
+    // Weight of each push, for TW_SUM and TW_GRADIENT of floats: 1/n for the average of n workers. 0: 1.
+    double weight;
 } tw_buffer_options;
 
 // Updates of a table that are added up by key. Zero is none.
@@ -859,10 +873,20 @@ tw_status tw_pull_start(tw_session *session,
                         const tw_pull_options *options,
                         tw_pull *pull);
 
+// Starts a pull of `elements` elements of TW_RANGES from element `first` on, which tw_pull_wait ends; otherwise like
+// tw_pull_start. Up to 16 MiB travel meanwhile; what is longer, and versions of tables with snapshots, are read by
+// tw_pull_wait.
+tw_status tw_pull_range_start(tw_session *session,
+                              tw_table table,
+                              uint64_t first,
+                              size_t elements,
+                              const tw_pull_options *options,
+                              tw_pull *pull);
+
 // Whether tw_pull_wait would return without waiting for reads: `*ready` becomes 1 or 0.
 tw_status tw_pull_test(tw_session *session, tw_pull pull, int32_t *ready);
 
-// Waits for a pull and writes its rows to `out`, in the order of its keys; `*pull` becomes zero. After
+// Waits for a pull and writes its rows to `out`, in the order of its keys, or its range; `*pull` becomes zero. After
 // TW_ERR_DEADLINE and TW_ERR_ARGUMENT it is still under way.
 tw_status tw_pull_wait(tw_session *session,
                        tw_pull *pull,

@@ -62,6 +62,7 @@ pub(crate) fn op(value: i32) -> Result<PushOp, Failure> {
     use tw_op::*;
     choice!("op", value, {
         TW_SUM => PushOp::Sum, TW_ASSIGN => PushOp::Assign, TW_GRADIENT => PushOp::Gradient,
+        TW_MIN => PushOp::Min, TW_MAX => PushOp::Max,
     })
 }
 
@@ -71,6 +72,10 @@ pub(crate) fn reduce(value: i32) -> Result<ReduceOp, Failure> {
         TW_REDUCE_SUM => ReduceOp::Sum,
         TW_REDUCE_MIN => ReduceOp::Min,
         TW_REDUCE_MAX => ReduceOp::Max,
+        TW_REDUCE_PRODUCT => ReduceOp::Product,
+        TW_REDUCE_BIT_AND => ReduceOp::BitAnd,
+        TW_REDUCE_BIT_OR => ReduceOp::BitOr,
+        TW_REDUCE_BIT_XOR => ReduceOp::BitXor,
     })
 }
 
@@ -372,6 +377,7 @@ pub(crate) fn buffer(
     };
     let mut buffer = choice!("op of a buffer", op, {
         TW_SUM => AnyPushBuffer::sum(table), TW_GRADIENT => AnyPushBuffer::gradient(table),
+        TW_MIN => AnyPushBuffer::min(table), TW_MAX => AnyPushBuffer::max(table),
     })?;
     // More than fits in memory is no limit.
     let limit = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
@@ -380,6 +386,9 @@ pub(crate) fn buffer(
     }
     if options.bytes_max != 0 {
         buffer = buffer.bytes_max(limit(options.bytes_max));
+    }
+    if options.weight != 0.0 {
+        buffer = buffer.weight(options.weight);
     }
     Ok(buffer.threshold(options.threshold))
 }

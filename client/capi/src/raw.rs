@@ -489,7 +489,7 @@ mod tests {
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8 + 8);
         assert_eq!(size_of::<tw_push_options>(), 8 + 8 + 4 * 4);
         assert_eq!(size_of::<tw_function_options>(), 5 * 8 + 2 * 4 + 2 * 8);
-        assert_eq!(size_of::<tw_buffer_options>(), 8 + 2 * 4 + 3 * 8);
+        assert_eq!(size_of::<tw_buffer_options>(), 8 + 2 * 4 + 4 * 8);
         assert_eq!(size_of::<tw_schedule>(), 8 + 2 * 4 + 6 * 8);
         assert_eq!(
             size_of::<tw_task_options>(),

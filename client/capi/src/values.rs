@@ -139,6 +139,22 @@ pub(crate) fn start_pull(
     Ok(AnyPull { ticket, table })
 }
 
+pub(crate) fn start_pull_range(
+    table: AnyTable,
+    client: &mut Client,
+    first: u64,
+    elements: usize,
+    options: PullOptions,
+) -> Result<AnyPull, ClientError> {
+    let ticket = match &table {
+        AnyTable::F32(table) => client.start_pull_dense(table, first, elements, options),
+        AnyTable::F64(table) => client.start_pull_dense(table, first, elements, options),
+        AnyTable::I32(table) => client.start_pull_dense(table, first, elements, options),
+        AnyTable::I64(table) => client.start_pull_dense(table, first, elements, options),
+    }?;
+    Ok(AnyPull { ticket, table })
+}
+
 pub(crate) fn push_rows(
     table: AnyTable,
     client: &mut Client,

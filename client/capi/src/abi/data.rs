@@ -238,6 +238,37 @@ pub unsafe extern "C" fn tw_pull_start(
     })
 }
 
+/// Starts a pull of `elements` elements of TW_RANGES from element `first` on, which tw_pull_wait ends; otherwise like
+/// tw_pull_start. Up to 16 MiB travel meanwhile; what is longer, and versions of tables with snapshots, are read by
+/// tw_pull_wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_range_start(
+    session: *mut tw_session,
+    table: tw_table,
+    first: u64,
+    elements: usize,
+    options: *const tw_pull_options,
+    pull: *mut tw_pull,
+) -> tw_status {
+    run("tw_pull_range_start", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let pull = unsafe { raw::out(pull, "the place for the pull") }?;
+        *pull = 0;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        *pull = session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let options = open.pull_options(&options)?;
+            let started =
+                values::start_pull_range(table, &mut open.client, first, elements, options)?;
+            open.pulls.add(started)
+        })?;
+        Ok(())
+    })
+}
+
 /// Whether tw_pull_wait would return without waiting for reads: `*ready` becomes 1 or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_pull_test(
@@ -258,7 +289,7 @@ pub unsafe extern "C" fn tw_pull_test(
     })
 }
 
-/// Waits for a pull and writes its rows to `out`, in the order of its keys; `*pull` becomes zero. After
+/// Waits for a pull and writes its rows to `out`, in the order of its keys, or its range; `*pull` becomes zero. After
 /// TW_ERR_DEADLINE and TW_ERR_ARGUMENT it is still under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_pull_wait(

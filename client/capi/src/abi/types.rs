@@ -80,6 +80,10 @@ pub enum tw_op {
     TW_ASSIGN = 2,
     /// One step of the table's optimizer.
     TW_GRADIENT = 3,
+    /// Stores the lesser of value and element, on arrival; NaN if one is NaN. Not for tables of ticks.
+    TW_MIN = 4,
+    /// Stores the greater of both, otherwise like TW_MIN.
+    TW_MAX = 5,
 }
 
 /// How a pull reads.
@@ -107,8 +111,8 @@ pub enum tw_missing {
 }
 
 /// How tw_reduce combines the values of an expression, and tw_all_reduce those of all workers. NaN is the
-/// result if any value is NaN. tw_all_reduce wraps integers, begins sums with rank 0, and takes no
-/// TW_REDUCE_AND.
+/// result if any value is NaN. tw_all_reduce wraps integers, begins sums and products with rank 0, and takes no
+/// TW_REDUCE_AND; tw_reduce takes none of those behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum tw_reduction {
@@ -120,6 +124,14 @@ pub enum tw_reduction {
     TW_REDUCE_MAX = 3,
     /// 1 if no value is zero, else 0; 1 of no elements.
     TW_REDUCE_AND = 4,
+    /// Product.
+    TW_REDUCE_PRODUCT = 5,
+    /// Bits that are set in all values, of integers.
+    TW_REDUCE_BIT_AND = 6,
+    /// Bits that are set in any value, of integers.
+    TW_REDUCE_BIT_OR = 7,
+    /// Bits that are set in an odd number of values, of integers.
+    TW_REDUCE_BIT_XOR = 8,
 }
 
 /// How the values of a push are encoded on their way. What an encoding leaves out of a push is added to the
@@ -553,7 +565,7 @@ pub struct tw_function_options {
 pub struct tw_buffer_options {
     /// sizeof(tw_buffer_options), set by the caller.
     pub size: usize,
-    /// TW_SUM or TW_GRADIENT; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
+    /// TW_SUM, TW_GRADIENT, TW_MIN or TW_MAX; zero is TW_SUM. An optimizer sees the sum of several gradients as one.
     pub op: i32,
     /// Unused; must be zero.
     pub reserved: i32,
@@ -563,6 +575,8 @@ pub struct tw_buffer_options {
     pub bytes_max: u64,
     /// Least magnitude that a flush pushes: a row without such an element stays. 0: any.
     pub threshold: f64,
+    /// Weight of each push, for TW_SUM and TW_GRADIENT of floats: 1/n for the average of n workers. 0: 1.
+    pub weight: f64,
 }
 
 /// Position of tw_keys_scan; begin with zeros. Workers that share a scan take ranges of partitions.

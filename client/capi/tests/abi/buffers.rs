@@ -19,6 +19,7 @@ fn buffer_options() -> tw_buffer_options {
         rows_max: 0,
         bytes_max: 0,
         threshold: 0.0,
+        weight: 0.0,
     }
 }
 
@@ -106,7 +107,40 @@ fn buffers_push_sums_by_key() {
         ok(tw_buffer_flush(session, buffer, 1, null_mut()));
     }
     gradients_add_up(session);
+    extremes_and_averages_merge(session);
     free(session);
+}
+
+/// The greatest of three values of a row, and half of their sum.
+fn extremes_and_averages_merge(session: *mut tw_session) {
+    let (keys, values) = ([2u64; 3], [1.0f64, 8.0, -3.0]);
+    for (name, op, weight, expected) in [
+        (c"most", tw_op::TW_MAX, 0.0, 8.0),
+        (c"least", tw_op::TW_MIN, 0.0, -3.0),
+        (c"half", tw_op::TW_SUM, 0.5, 3.0),
+    ] {
+        let table = create(session, &table_options(name, F64, tw_kind::TW_ROWS, 4, 1));
+        let options = tw_buffer_options {
+            op: op as i32,
+            weight,
+            ..buffer_options()
+        };
+        let (mut buffer, mut ticket, mut pulled) = (0, 0, 0.0f64);
+        // SAFETY: an open session; arrays have as many elements as the calls say.
+        unsafe {
+            let options = &raw const options;
+            ok(tw_buffer_create(session, table, options, &raw mut buffer));
+            let from = values.as_ptr().cast();
+            let keys = keys.as_ptr();
+            ok(tw_buffer_add(session, buffer, keys, 3, from, 3, F64));
+            ok(tw_buffer_flush(session, buffer, 0, &raw mut ticket));
+            ok(tw_push_wait(session, &raw mut ticket, 5.0));
+            let to = (&raw mut pulled).cast();
+            ok(tw_pull_rows(session, table, keys, 1, to, 1, F64, null()));
+            ok(tw_buffer_free(session, &raw mut buffer));
+        }
+        assert_eq!(pulled, expected, "{name:?}");
+    }
 }
 
 /// Two gradients of one row are one step of the table's rule; a row below the threshold waits for `all`.
@@ -185,7 +219,7 @@ fn wrong_buffers_are_refused() {
         };
         fails(create(table, odd), TW_ERR_ARGUMENT, "reserved");
         let short = tw_buffer_options { size: 0, ..options };
-        fails(create(table, short), TW_ERR_ARGUMENT, "sizeof (40)");
+        fails(create(table, short), TW_ERR_ARGUMENT, "sizeof (48)");
         ok(create(table, options));
         let (key, value) = (9u64, 1i64);
         let add = |rows, dtype| {

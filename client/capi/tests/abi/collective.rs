@@ -34,6 +34,17 @@ fn worker(rig: &Rig, rank: u32) {
             I64,
             MAX,
         ));
+        for (op, expected) in [
+            (tw_reduction::TW_REDUCE_PRODUCT, [20, 6]),
+            (tw_reduction::TW_REDUCE_BIT_AND, [4, 2]),
+            (tw_reduction::TW_REDUCE_BIT_OR, [5, 3]),
+            (tw_reduction::TW_REDUCE_BIT_XOR, [1, 1]),
+        ] {
+            let mut bits = [4 + i64::from(rank), 3 - i64::from(rank)];
+            let of = bits.as_mut_ptr().cast();
+            ok(tw_all_reduce(session, of, 2, I64, op as i32));
+            assert_eq!(bits, expected, "{op:?}");
+        }
         ok(tw_broadcast(session, 1, of_one.as_mut_ptr().cast(), 3, F64));
         // Each worker gives another length: both learn of it.
         let odd = tw_all_gather(
@@ -119,6 +130,7 @@ fn wrong_arguments_of_collectives_are_refused() {
         ok(gather(from, 4, to, 4));
         let reduce = |op| tw_all_reduce(session, from.cast(), 4, F64, op);
         fails(reduce(9), TW_ERR_ARGUMENT, "reduce is 9");
+        fails(reduce(4), TW_ERR_ARGUMENT, "reduce is 4");
         ok(reduce(MAX));
         let none = tw_all_reduce(null_mut(), from.cast(), 4, F64, MAX);
         fails(none, TW_ERR_NULL, "session");

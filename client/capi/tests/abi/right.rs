@@ -158,6 +158,55 @@ fn started_pulls(session: *mut tw_session, table: tw_table, key: u64) {
 }
 
 #[test]
+fn ranges_are_pulled_later() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let options = table_options(c"r", F64, tw_kind::TW_RANGES, 100, 1);
+    let table = create(session, &options);
+    let rows = create(session, &table_options(c"s", F64, tw_kind::TW_SPARSE, 0, 1));
+    let all: Vec<f64> = (0..100).map(f64::from).collect();
+    let (mut pull, mut ticket, mut ready, mut out) = (0, 0, 0, [0.5f64; 60]);
+    // SAFETY: an open session, and arrays of the given lengths.
+    unsafe {
+        let (from, assign) = (all.as_ptr().cast(), tw_op::TW_ASSIGN as i32);
+        ok(tw_push_range(
+            session,
+            table,
+            0,
+            from,
+            100,
+            F64,
+            assign,
+            &raw mut ticket,
+        ));
+        ok(tw_push_wait(session, &raw mut ticket, 5.0));
+        ok(tw_pull_range_start(
+            session,
+            table,
+            31,
+            60,
+            null(),
+            &raw mut pull,
+        ));
+        while ready == 0 {
+            ok(tw_pull_test(session, pull, &raw mut ready));
+        }
+        let to = out.as_mut_ptr().cast();
+        let short = tw_pull_wait(session, &raw mut pull, to, 59, F64);
+        fails(short, TW_ERR_ARGUMENT, "480 are due");
+        ok(tw_pull_wait(session, &raw mut pull, to, 60, F64));
+        assert_eq!((pull, &out[..]), (0, &all[31..91]));
+        let past = tw_pull_range_start(session, table, 41, 60, null(), &raw mut pull);
+        fails(past, TW_ERR_ARGUMENT, "elements 41+60 of a table of 100");
+        let wrong = tw_pull_range_start(session, rows, 0, 1, null(), &raw mut pull);
+        fails(wrong, TW_ERR_ARGUMENT, "use start_pull_rows");
+        let none = tw_pull_range_start(session, table, 0, 1, null(), null_mut());
+        fails(none, TW_ERR_NULL, "the place for the pull");
+    }
+    free(session);
+}
+
+#[test]
 fn settings_hold_for_later_gradients() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
