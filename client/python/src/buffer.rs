@@ -15,7 +15,7 @@ use crate::arrays::{Keys, Read, Written};
 use crate::options;
 use crate::table::{Table, Ticket};
 
-/// Updates of a table's rows, added up by key before they are pushed together.
+/// Updates of a table's rows, merged by key before they are pushed together.
 #[pyclass(frozen, module = "tidewater")]
 pub(crate) struct PushBuffer {
     table: Py<Table>,
@@ -54,21 +54,25 @@ impl PushBuffer {
 #[pymethods]
 impl PushBuffer {
     #[new]
-    #[pyo3(signature = (table, op="sum", *, rows_max=None, bytes_max=None, threshold=0.0))]
+    #[pyo3(signature = (table, op="sum", *, rows_max=None, bytes_max=None, threshold=0.0, weight=1.0))]
     fn new(
         table: Py<Table>,
         op: &str,
         rows_max: Option<usize>,
         bytes_max: Option<usize>,
         threshold: f64,
+        weight: f64,
     ) -> PyResult<Self> {
         table.get().check_by_rows("PushBuffer")?;
         let any = table.get().any();
         let mut buffer = match options::op(op)? {
             PushOp::Sum => AnyPushBuffer::sum(any),
             PushOp::Gradient => AnyPushBuffer::gradient(any),
+            PushOp::Min => AnyPushBuffer::min(any),
+            PushOp::Max => AnyPushBuffer::max(any),
             PushOp::Assign => {
-                let what = "op is 'assign'; a buffer adds updates up, by 'sum' or 'gradient'";
+                let what =
+                    "op is 'assign'; a buffer merges updates, by 'sum', 'gradient', 'min' or 'max'";
                 return Err(PyValueError::new_err(what));
             }
         };
@@ -78,7 +82,7 @@ impl PushBuffer {
         if let Some(bytes) = bytes_max {
             buffer = buffer.bytes_max(bytes);
         }
-        let buffer = Mutex::new(buffer.threshold(threshold));
+        let buffer = Mutex::new(buffer.threshold(threshold).weight(weight));
         Ok(Self { table, buffer })
     }
 

@@ -22,6 +22,7 @@ mod failure;
 mod function;
 mod keys;
 mod options;
+mod pull;
 mod schedule;
 mod session;
 mod table;
@@ -52,6 +53,7 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<table::Ticket>()?;
     module.add_class::<keys::Scan>()?;
     module.add_class::<call::Call>()?;
+    module.add_class::<pull::Pull>()?;
     module.add_class::<buffer::PushBuffer>()?;
     module.add_class::<buffer::CachedTable>()?;
     module.add_class::<schedule::Schedule>()?;

@@ -30,6 +30,8 @@ pub(crate) fn op(given: &str) -> PyResult<PushOp> {
         ("sum", PushOp::Sum),
         ("assign", PushOp::Assign),
         ("gradient", PushOp::Gradient),
+        ("min", PushOp::Min),
+        ("max", PushOp::Max),
     ];
     word("op", given, &known)
 }
@@ -49,6 +51,10 @@ pub(crate) fn reduce_op(given: &str) -> PyResult<ReduceOp> {
         ("sum", ReduceOp::Sum),
         ("min", ReduceOp::Min),
         ("max", ReduceOp::Max),
+        ("product", ReduceOp::Product),
+        ("bit_and", ReduceOp::BitAnd),
+        ("bit_or", ReduceOp::BitOr),
+        ("bit_xor", ReduceOp::BitXor),
     ];
     word("op", given, &known)
 }
@@ -256,6 +262,17 @@ pub(crate) fn optimizer(given: Option<&Bound<'_, PyAny>>, dtype: DType) -> PyRes
     })
 }
 
+/// A number of inputs or outputs of a layer.
+fn units(given: f64) -> PyResult<u32> {
+    let is_count = given.fract() == 0.0 && (1.0..=f64::from(u32::MAX)).contains(&given);
+    match is_count {
+        true => Ok(given as u32),
+        false => Err(PyValueError::new_err(format!(
+            "{given} inputs or outputs of a layer; give a count from 1 on"
+        ))),
+    }
+}
+
 pub(crate) fn init(given: Option<&Bound<'_, PyAny>>) -> PyResult<Init> {
     let Some(given) = given else {
         return Ok(Init::Zeros);
@@ -266,10 +283,19 @@ pub(crate) fn init(given: Option<&Bound<'_, PyAny>>) -> PyResult<Init> {
         ("constant", &[value]) => Init::Constant(value),
         ("uniform", &[low, high]) => Init::Uniform { low, high },
         ("normal", &[mean, std]) => Init::Normal { mean, std },
+        ("xavier_uniform", &[inputs, outputs]) => {
+            Init::xavier_uniform(units(inputs)?, units(outputs)?)
+        }
+        ("xavier_normal", &[inputs, outputs]) => {
+            Init::xavier_normal(units(inputs)?, units(outputs)?)
+        }
+        ("kaiming_uniform", &[inputs]) => Init::kaiming_uniform(units(inputs)?),
+        ("kaiming_normal", &[inputs]) => Init::kaiming_normal(units(inputs)?),
         (name, numbers) => {
             return Err(PyValueError::new_err(format!(
                 "init '{name}' with {} numbers; there are 'zeros', ('constant', value), ('uniform', low, \
-                 high) and ('normal', mean, std)",
+                 high), ('normal', mean, std), ('xavier_uniform', inputs, outputs), ('xavier_normal', inputs, \
+                 outputs), ('kaiming_uniform', inputs) and ('kaiming_normal', inputs)",
                 numbers.len()
             )));
         }

@@ -13,6 +13,7 @@ use tidewater_runtime::clock::Deadline;
 use crate::arrays::{self, Keys, Read, Written};
 use crate::keys::Scan;
 use crate::options;
+use crate::pull::Pull;
 use crate::schedule::Schedule;
 use crate::session::Session;
 
@@ -172,6 +173,26 @@ impl Table {
         })
     }
 
+    /// Columns of a row.
+    pub(crate) fn dim(&self) -> usize {
+        self.spec.dim()
+    }
+
+    /// Makes a new array of rows, or of elements of a range.
+    pub(crate) fn array_of<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        is_range: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = arrays::numpy_name(self.spec.dtype);
+        let numpy = py.import("numpy")?;
+        match is_range {
+            true => numpy.call_method1("empty", (count, dtype)),
+            false => numpy.call_method1("empty", ((count, self.dim()), dtype)),
+        }
+    }
+
     /// Makes a new array for a pull without `out`: of the keys' rows, or of the whole table.
     pub(crate) fn new_array<'py>(
         &self,
@@ -288,6 +309,49 @@ impl Table {
             .map(|stores| (stores.smallest, stores.largest));
         let version = pulled.version;
         Ok((out, Pulled { version, stores }))
+    }
+
+    /// Starts a pull of rows by `keys`, or of `count` elements from `first` on.
+    #[pyo3(signature = (keys=None, *, first=0, count=None, mode="consistent", missing="create",
+        timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn start_pull(
+        me: &Bound<'_, Self>,
+        keys: Option<&Bound<'_, PyAny>>,
+        first: i64,
+        count: Option<usize>,
+        mode: &str,
+        missing: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Pull> {
+        let (py, table) = (me.py(), me.get());
+        let keys = table.keys(keys)?;
+        let keys = keys.as_ref().map(Keys::slice).transpose()?;
+        let first = options::first(first)?;
+        let session = table.session.get();
+        let options = options::pull(mode, missing, timeout, session.timeout)?;
+        let elements = table.rows().unwrap_or_default() * table.dim() as u64;
+        let to_end = usize::try_from(elements.saturating_sub(first)).unwrap_or(usize::MAX);
+        let count = match (keys, count) {
+            (Some(_), Some(_)) => {
+                return Err(PyValueError::new_err(
+                    "count is of ranges; keys say how many rows",
+                ));
+            }
+            (Some(keys), None) => keys.len(),
+            (None, count) => count.unwrap_or(to_end),
+        };
+        let ticket = with_table!(table.any, (table, T) => {
+            session.with(py, |client| match keys {
+                Some(keys) => client.start_pull_rows::<T>(&table, keys, options),
+                None => client.start_pull_dense::<T>(&table, first, count, options),
+            })?
+        });
+        Ok(Pull::new(
+            me.clone().unbind(),
+            ticket,
+            (count, keys.is_none()),
+        ))
     }
 
     /// Pins a version, or the newest; returns its number.

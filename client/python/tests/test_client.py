@@ -665,6 +665,9 @@ def test_collective_calls_exchange_arrays():
         assert s.all_reduce(long) is long and (long == 3 * np.arange(1000)).all()
         for op, expected in (("min", [4, -6]), ("max", [5, -5])):
             assert s.all_reduce(np.array([4 + s.rank, -5 - s.rank]), op).tolist() == expected
+        for op, expected in (("product", [20, 6]), ("bit_and", [4, 2]), ("bit_or", [5, 3]), ("bit_xor", [1, 1])):
+            assert s.all_reduce(np.array([4 + s.rank, 3 - s.rank]), op).tolist() == expected
+        raises(tidewater.Error, "floats have no bits", lambda: s.all_reduce(np.zeros(1), "bit_or"))
         seed = np.full(3, s.rank + 7, dtype=np.int32)
         assert s.broadcast(seed, root=1) is seed and seed.tolist() == [8, 8, 8]
         assert s.broadcast(np.array([s.rank + 0.5])).tolist() == [0.5]
@@ -697,6 +700,34 @@ def test_keys_are_stored_listed_and_deleted():
         dense = s.table("dense", "rows", dtype=np.float64, rows=2, cols=2)
         raises(ValueError, "not sparse", lambda: dense.delete([1]))
         raises(ValueError, "batch is 0", lambda: t.scan(batch=0))
+
+
+def test_pulls_finish_later():
+    with session() as s:
+        r = s.table("r", "ranges", dtype=np.float32, rows=500, cols=4)
+        all = np.arange(2000, dtype=np.float32)
+        r.push(all, op="assign").wait()
+        t = s.table("t", "sparse", dtype=np.float64, cols=2)
+        t.push(np.array([[1.0, 2.0], [3.0, 4.0]]), [7, 9]).wait()
+        pulls = [r.start_pull(first=3, count=1001), r.start_pull(first=1999), r.start_pull(), t.start_pull([9, 7])]
+        given_up = r.start_pull(count=10)
+        given_up.cancel()
+        raises(ValueError, "the pull is finished", given_up.finish)
+        while not all_ready(pulls):
+            pass
+        assert pulls[3].finish().tolist() == [[3.0, 4.0], [1.0, 2.0]]
+        out = np.full(1001, 0.5, np.float32)
+        assert pulls[0].finish(out) is out and (out == all[3:1004]).all()
+        raises(ValueError, "the pull is finished", lambda: pulls[0].finish(out))
+        raises(ValueError, "8000 are due", lambda: pulls[2].finish(np.zeros(5, np.float32)))
+        assert (pulls[2].finish() == all).all() and pulls[1].finish().tolist() == [1999.0]
+        raises(ValueError, "1999+2 of a table of 2000", lambda: r.start_pull(first=1999, count=2))
+        raises(ValueError, "count is of ranges", lambda: t.start_pull([1], count=1))
+        raises(ValueError, "say where by first", lambda: r.start_pull([1]))
+
+
+def all_ready(pulls):
+    return all(pull.test() for pull in pulls)
 
 
 def test_push_buffers_merge_updates():
@@ -735,7 +766,28 @@ def test_push_buffers_merge_updates():
         merged.add(np.array([[np.nan]]), [3])
         raises(tidewater.Error, "NaN", lambda: merged.flush_all().wait())
 
-        raises(ValueError, "op is 'assign'; a buffer adds", lambda: tidewater.PushBuffer(t, "assign"))
+        for op, expected in (("min", [[-4.0], [0.0]]), ("max", [[3.0], [1.0]])):
+            kept = s.table(op, "sparse", dtype=np.float32, cols=1)
+            extreme = tidewater.PushBuffer(kept, op)
+            extreme.add(np.array([[-4.0], [1.0], [3.0]], np.float32), [5, 6, 5])
+            assert extreme.rows == 2
+            extreme.flush().wait()
+            assert kept.pull([5, 6]).tolist() == expected, "rows begin with 0"
+            kept.push(np.array([[-1.0]], np.float32), [7], op=op).wait()
+            assert kept.pull([7]).tolist() == [[-1.0 if op == "min" else 0.0]]
+        mean = s.table("mean", "sparse", dtype=np.float64, cols=1)
+        average = tidewater.PushBuffer(mean, weight=0.25)
+        average.add(np.array([[3.0], [5.0]]), [1, 1])
+        average.flush().wait()
+        assert mean.pull([1]).tolist() == [[2.0]]
+        glorot = s.table("glorot", "sparse", cols=100, init=("xavier_uniform", 4, 2))
+        rows = glorot.pull([1, 2, 3])
+        assert 0.9 < np.abs(rows).max() <= 1.0
+        he = s.table("he", "sparse", cols=1000, init=("kaiming_normal", 8))
+        assert abs(he.pull([1, 2, 3]).std() - 0.5) < 0.05
+        raises(ValueError, "give a count from 1 on", lambda: s.table("no", "sparse", cols=1, init=("kaiming_uniform", 0)))
+
+        raises(ValueError, "op is 'assign'; a buffer merges", lambda: tidewater.PushBuffer(t, "assign"))
         raises(TypeError, "values holds float64, the table int64", lambda: b.add(np.zeros((1, 2)), [1]))
         raises(ValueError, "(1, 2)", lambda: b.add(np.zeros((1, 3), np.int64), [1]))
         ranges = s.table("r", "ranges", dtype=np.float64, rows=4, cols=1)

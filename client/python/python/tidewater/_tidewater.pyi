@@ -156,8 +156,9 @@ class Session:
         `optimizer` is "none", ("sgd", lr), ("momentum", lr, mu), ("nesterov", lr, mu), ("adagrad", lr, eps),
         ("row_adagrad", lr, eps), ("rmsprop", lr, decay, eps), ("adam", lr, beta1, beta2, eps),
         ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay) or
-        ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high) or
-        ("normal", mean, std). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
+        ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high),
+        ("normal", mean, std), ("xavier_uniform", inputs, outputs), ("xavier_normal", inputs, outputs),
+        ("kaiming_uniform", inputs) or ("kaiming_normal", inputs). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its
         elements, `clip_norm` the norm of a row. `by_staleness` divides the rate of a gradient by the ticks
         that the fastest worker is ahead. A table with `snapshot` has memory for 2 to 16 `versions`, that which is
         being built included; all but two can be pinned. A row of a "sparse" table is deleted `expire_after`
@@ -285,9 +286,13 @@ class Session:
     def collective_ranks(self) -> list[int]:
         """Ranks of the workers of the last collective call, ascending: the first axis of `all_gather`. In a job of
         open size they are its members at the call."""
-    def all_reduce(self, values: np.ndarray, op: Literal["sum", "min", "max"] = "sum") -> np.ndarray:
+    def all_reduce(
+        self,
+        values: np.ndarray,
+        op: Literal["sum", "min", "max", "product", "bit_and", "bit_or", "bit_xor"] = "sum",
+    ) -> np.ndarray:
         """Replaces `values` by their reduction over all workers, element by element in rank order: the same bits
-        at every worker. Returns `values`. Otherwise like `all_gather`; after an exception they hold anything.
+        at every worker. Returns `values`. Operations on bits are of integers. Otherwise like `all_gather`; after an exception they hold anything.
         """
     def broadcast(self, values: np.ndarray, root: int = 0) -> np.ndarray:
         """Replaces `values` by those of worker `root`. Returns `values`. Otherwise like `all_gather`; after an
@@ -371,6 +376,19 @@ class Table:
         timeout: Optional[float] = None,
     ) -> Tuple[Union[np.ndarray, _Tensor], Pulled]:
         """Pulls like `pull`; the array and the versions of its elements, as far as they are known."""
+    def start_pull(
+        self,
+        keys: Optional[_Keys] = None,
+        *,
+        first: int = 0,
+        count: Optional[int] = None,
+        mode: Literal["consistent", "hogwild", "snapshot", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> Pull:
+        """Starts a pull of rows by `keys`, or of `count` elements from `first` on (all that follow). Its reads, of ranges
+        up to 16 MiB, travel while the program goes on; the rest is read by `finish`. Up to 256 may be under way.
+        """
     def pin(self, version: Optional[int] = None) -> int:
         """Pins a version of a table with snapshots, or its newest one; its number. `pull_pinned` reads it until
         `unpin`, or the end of the session, however slow this process is. No tick waits for it. Error with the
@@ -401,7 +419,7 @@ class Table:
         keys: Optional[_Keys] = None,
         *,
         first: int = 0,
-        op: Literal["sum", "assign", "gradient"] = "sum",
+        op: Literal["sum", "assign", "gradient", "min", "max"] = "sum",
         weight: float = 1.0,
         encoding: Literal["exact", "bf16", "f16", "int8"] = "exact",
         block: int = 64,
@@ -409,6 +427,7 @@ class Table:
         """Pushes rows of shape (len(keys), cols), or elements from `first` on. Reads where the array is;
         it may be changed as soon as this returns.
 
+        "min" and "max" keep the lesser or greater of value and element, on arrival; not for tables of ticks.
         `weight` multiplies the learning rate of a gradient, and a sum; at the tick a mean is weighted by it.
         `encoding` rounds the values on their way; what it leaves out of a push is added to the next one of
         these elements. "int8" has one scale for each `block` elements.
@@ -444,26 +463,42 @@ class Table:
     def release(self) -> None:
         """Releases the table for everybody."""
 
+class Pull:
+    """A pull that was started by `Table.start_pull`."""
+
+    def test(self) -> bool:
+        """Whether `finish` would return without waiting for reads that are under way."""
+    @overload
+    def finish(self, out: None = None) -> np.ndarray: ...
+    @overload
+    def finish(self, out: _Out) -> _Out:
+        """Waits for the pull and writes it to `out`, rows of shape (len(keys), cols) or as many elements as were asked
+        for; returns `out`, without it a new array. After an exception it may be repeated, with another array.
+        """
+    def cancel(self) -> None:
+        """Gives the pull up."""
+
 class PushBuffer:
-    """Updates of a table's rows, added up by key before they are pushed together.
+    """Updates of a table's rows, merged by key before they are pushed together.
 
     For a program with many small updates: each is an addition in local memory, and one push carries the sum of
     all that name a row. The buffer is pushed when it has `rows_max` rows (default 16384) or `bytes_max` bytes (4 MiB),
     and by `flush`. Rows below `threshold` in magnitude stay in it. Its rows belong to the iteration in which they
     are pushed: flush it before the tick. No pull sees them before. Rows of a buffer that is dropped are lost.
 
-    `op` is "sum" or "gradient"; an optimizer sees the sum of several gradients as one. ValueError for a table by
-    ranges.
+    `op` is "sum", "gradient", "min" or "max"; an optimizer sees the sum of several gradients as one. With the weight
+    1/n, sums of n workers are their average. ValueError for a table by ranges.
     """
 
     def __init__(
         self,
         table: Table,
-        op: Literal["sum", "gradient"] = "sum",
+        op: Literal["sum", "gradient", "min", "max"] = "sum",
         *,
         rows_max: Optional[int] = None,
         bytes_max: Optional[int] = None,
         threshold: float = 0.0,
+        weight: float = 1.0,
     ) -> None: ...
     @property
     def table(self) -> Table: ...
