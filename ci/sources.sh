@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `cargo xtask` holds of the sources: words, cycles between modules, sizes of crates, the picture
-# of the crates, the table of features. And whether each crate makes a package, as a registry would get it.
+# of the crates, the table of features. And whether each crate makes a package, as a registry would get it, and each test for an RDMA device runs.
 source "$(dirname "$0")/lib.sh"
 scratch_dir
 failed=0 checks=0
@@ -22,12 +22,34 @@ packages() {
     ((made > 0)) && tar --list --file "$SCRATCH/packages/package/tidewater-"[0-9]*.crate | grep '/README.md$' >/dev/null
 }
 
+# guest_tests: each test target with tests that need an RDMA device is in a group of ci/softroce/groups.toml. Fails where
+# one is in none, or there are none.
+guest_tests() {
+    local file folder crate rest found=0 missing=0
+    while read -r file; do
+        folder=$(dirname "$file")
+        until [[ -f $folder/Cargo.toml ]]; do folder=$(dirname "$folder"); done
+        crate=$(sed -n 's/^name = "\(.*\)"/\1/p' "$folder/Cargo.toml" | head -n 1)
+        rest=${file#"$folder"/}
+        rest=${rest#tests/}
+        rest=${rest/#src\/*/lib}
+        rest=${rest%%/*}
+        found=$((found + 1))
+        grep -qE -- "test\.sh $crate ${rest%.rs}[ \"]" ci/softroce/groups.toml ||
+            { say "$file: no group of ci/softroce/groups.toml runs $crate ${rest%.rs}" && missing=1; }
+    done < <(git grep -l 'needs an RDMA device: ci/softroce.sh' -- '*.rs')
+    say "guest tests: $found files"
+    ((found > 0 && missing == 0))
+}
+
 for check in words modules lines 'crates --check' features; do
     read -ra arguments <<<"$check"
     xtask "${arguments[@]}" || failed=1
     checks=$((checks + 1))
 done
-packages || failed=1
-checks=$((checks + 1))
+for check in packages guest_tests; do
+    "$check" || failed=1
+    checks=$((checks + 1))
+done
 note "$checks checks"
 exit "$failed"
