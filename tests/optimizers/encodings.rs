@@ -179,7 +179,7 @@ fn encodings_are_of_finite_floats() {
     assert!(refused.contains("holds I64"), "{refused}");
     let assign = PushOp::Assign;
     let refused = text(client.push_rows_with(&rows, &[1], &[2.0, 1.0], assign, bf16));
-    assert!(refused.contains("assign without"), "{refused}");
+    assert!(refused.contains("push Assign without"), "{refused}");
     for block in [0, 7, 65_537] {
         let odd = of(PushEncoding::Int8 { block });
         let refused = text(client.push_rows_with(&rows, &[1], &[2.0, 1.0], sum, odd));
