@@ -730,6 +730,20 @@ def all_ready(pulls):
     return all(pull.test() for pull in pulls)
 
 
+def test_initial_values_follow_layers():
+    with session() as s:
+        glorot = s.table("glorot", "sparse", dtype=np.float32, cols=100, init=("xavier_uniform", 4, 2))
+        assert 0.9 < np.abs(glorot.pull([1, 2, 3])).max() <= 1.0
+        spread = s.table("spread", "sparse", dtype=np.float64, cols=1000, init=("xavier_normal", 4, 4))
+        assert abs(spread.pull([1, 2, 3]).std() - 0.5) < 0.05
+        he = s.table("he", "sparse", dtype=np.float32, cols=100, init=("kaiming_uniform", 24))
+        assert 0.45 < np.abs(he.pull([1, 2, 3])).max() <= 0.5
+        normal = s.table("normal", "sparse", dtype=np.float32, cols=1000, init=("kaiming_normal", 8))
+        assert abs(normal.pull([1, 2, 3]).std() - 0.5) < 0.05
+        for init in (("kaiming_uniform", 0), ("xavier_normal", 2, 1.5)):
+            raises(ValueError, "from 1 on", lambda: s.table("no", "sparse", dtype=np.float64, cols=1, init=init))
+
+
 def test_push_buffers_merge_updates():
     with session() as s:
         t = s.table("t", "sparse", dtype=np.int64, cols=2)
@@ -780,12 +794,6 @@ def test_push_buffers_merge_updates():
         average.add(np.array([[3.0], [5.0]]), [1, 1])
         average.flush().wait()
         assert mean.pull([1]).tolist() == [[2.0]]
-        glorot = s.table("glorot", "sparse", cols=100, init=("xavier_uniform", 4, 2))
-        rows = glorot.pull([1, 2, 3])
-        assert 0.9 < np.abs(rows).max() <= 1.0
-        he = s.table("he", "sparse", cols=1000, init=("kaiming_normal", 8))
-        assert abs(he.pull([1, 2, 3]).std() - 0.5) < 0.05
-        raises(ValueError, "give a count from 1 on", lambda: s.table("no", "sparse", cols=1, init=("kaiming_uniform", 0)))
 
         raises(ValueError, "op is 'assign'; a buffer merges", lambda: tidewater.PushBuffer(t, "assign"))
         raises(TypeError, "values holds float64, the table int64", lambda: b.add(np.zeros((1, 2)), [1]))
