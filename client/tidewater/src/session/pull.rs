@@ -106,7 +106,7 @@ impl Client {
     /// # let mut client = job.client_of(0, SyncMode::Asp)?;
     /// let table = client.create_table::<f32>(TableBuilder::blocks::<f32>("w", 1000, 1).spec())?;
     /// let pull = client.start_pull_dense(&table, 100, 500, PullOptions::default())?;
-    /// let mut elements = [1.0; 500]; // compute meanwhile
+    /// let mut elements = [1f32; 500]; // compute meanwhile
     /// client.finish_pull(pull, &mut elements)?;
     /// assert_eq!(elements, [0.0; 500]);
     /// # client.finish()
