@@ -31,9 +31,10 @@ RUN=
 ONLY=()
 RECORD=0
 PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
-# What a group of `when = "changed"` depends on.
-SOURCES=(transport server client/bookkeeping client/tidewater client/vectors client/data client/train client/rdma-check tests Cargo.toml Cargo.lock rust-toolchain.toml
-    ci/lib.sh ci/softroce ci/softroce.sh ci/softroce-two.sh)
+# What each group of `when = "changed"` depends on, besides its own `sources`: the guest and the verbs stack. What lies
+# above runs in the groups of each run.
+SOURCES=(ci/softroce ci/softroce.sh ci/softroce-two.sh)
+STACK=(transport/verbs transport/lanes transport/runtime transport/protocol transport/topology transport/conformance)
 declare -A CFG # "group.fabric.command" -> ...
 GROUPS_=()
 declare -A RESULT SECONDS_OF TESTS
@@ -105,10 +106,13 @@ boot_group() {
     fi
 }
 
-# sources: a name for the contents of SOURCES; none if they differ from the commit.
+# sources GROUP: a name for the contents of what it depends on; `changed` if they differ from the commit.
 sources() {
-    [[ -z $(git -C "$REPO_ROOT" status --porcelain -- "${SOURCES[@]}") ]] || { say changed; return; }
-    git -C "$REPO_ROOT" ls-tree HEAD -- "${SOURCES[@]}" | sha256sum | cut -c1-16
+    local of=("${SOURCES[@]}") own
+    read -ra own <<<"${CFG[group.$1.sources]-${STACK[*]}}"
+    of+=("${own[@]}")
+    [[ -z $(git -C "$REPO_ROOT" status --porcelain -- "${of[@]}") ]] || { say changed; return; }
+    git -C "$REPO_ROOT" ls-tree HEAD -- "${of[@]}" | sha256sum | cut -c1-16
 }
 
 # is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed, one of
@@ -117,15 +121,20 @@ is_due() {
     ((RECORD == 0 && FULL == 0 && ${#ONLY[@]} == 0)) || return 0
     [[ ${CFG[group.$1.when]:-} != full ]] || return 1
     [[ ${CFG[group.$1.when]:-} == changed ]] || return 0
-    ! grep -qsxF -- "$1"$'\t'"$NOW" "$PASSED"
+    ! grep -qsxF -- "$1"$'\t'"$(sources "$1")" "$PASSED"
 }
 
 # record: writes which groups passed on the sources of now.
 record() {
-    local group
-    [[ $NOW != changed ]] || { warn "not recorded: the sources differ from the commit" && return; }
+    local group now
     for group in "${GROUPS_[@]}"; do
-        [[ ${CFG[group.$group.when]:-} != changed || ${RESULT[$group]} != ok ]] || printf '%s\t%s\n' "$group" "$NOW"
+        [[ ${CFG[group.$group.when]:-} == changed && ${RESULT[$group]} == ok ]] || continue
+        now=$(sources "$group")
+        if [[ $now == changed ]]; then
+            warn "$group is not recorded: its sources differ from the commit"
+        else
+            printf '%s\t%s\n' "$group" "$now"
+        fi
     done >"$PASSED"
 }
 
@@ -180,7 +189,6 @@ run_groups() {
     ((FULL == 0)) || export TIDEWATER_TEST_FULL=1
     build_if_needed
     cd "$REPO_ROOT"
-    NOW=$(sources)
     for group in "${GROUPS_[@]}"; do
         if is_due "$group"; then
             run_group "$group"
