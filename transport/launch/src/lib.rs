@@ -95,6 +95,10 @@ pub const VARIABLES: &[Variable] = &[
         "defect switched on for a test, builds with feature `mutants`",
     ),
     variable(
+        "TIDEWATER_MUTANTS_REACHED",
+        "file for the defects that a test looks at, builds with feature `mutants`",
+    ),
+    variable(
         "TIDEWATER_NIC",
         "network or RDMA device to place a server's threads and memory near; else that of its address",
     ),

@@ -2,6 +2,7 @@
 //!
 //! With the cargo feature `mutants`, the environment variable `TIDEWATER_MUTANT` names one of
 //! [`Mutant`]. Without the feature, [`on`] is `false` at compile time and costs nothing.
+//! `TIDEWATER_MUTANTS_REACHED` names a file for the mutants that a process looks at.
 
 /// Defines [`Mutant`] and the list of its names: one entry per defect, below its doc comment.
 macro_rules! mutants {
@@ -483,22 +484,72 @@ pub const fn device_mask() -> DeviceMask {
     }
 }
 
-/// Whether the mutant `plant` is active in this process.
+/// The chosen mutant of this process, from its first look on; never set while looks are recorded.
 #[cfg(feature = "mutants")]
-pub fn on(plant: Mutant) -> bool {
-    static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
-    *CHOSEN.get_or_init(|| {
-        let name = std::env::var("TIDEWATER_MUTANT").ok()?;
+static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
+
+/// Whether `mutant` is active in this process.
+///
+/// With `TIDEWATER_MUTANTS_REACHED=FILE` none is. Instead, the name of each mutant that the process looks at is appended
+/// to the file: a test that does not look at a mutant cannot detect it.
+///
+/// # Panics
+/// If that file cannot be written.
+#[cfg(feature = "mutants")]
+pub fn on(mutant: Mutant) -> bool {
+    match CHOSEN.get() {
+        Some(chosen) => *chosen == Some(mutant),
+        None => first_look(mutant),
+    }
+}
+
+/// Chooses the mutant of this process, or records the look.
+#[cfg(feature = "mutants")]
+#[cold]
+fn first_look(mutant: Mutant) -> bool {
+    static FILE: std::sync::OnceLock<Option<std::ffi::OsString>> = std::sync::OnceLock::new();
+    if let Some(file) = FILE.get_or_init(|| std::env::var_os("TIDEWATER_MUTANTS_REACHED")) {
+        record(mutant, file.as_ref());
+        return false;
+    }
+    let named = |name: String| {
         Mutant::ALL
             .iter()
             .find(|(n, _)| *n == name)
-            .map(|&(_, p)| p)
-    }) == Some(plant)
+            .map(|&(_, m)| m)
+    };
+    *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_MUTANT").ok().and_then(named)) == Some(mutant)
 }
 
-/// Whether the mutant `plant` is active: never, in a build without the feature `mutants`.
+/// Appends the name of a mutant to the file, once in this process.
+#[cfg(feature = "mutants")]
+fn record(mutant: Mutant, file: &std::path::Path) {
+    use std::io::Write as _;
+    static SEEN: std::sync::Mutex<Vec<Mutant>> = std::sync::Mutex::new(Vec::new());
+    let mut seen = SEEN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    if seen.contains(&mutant) {
+        return;
+    }
+    seen.push(mutant);
+    let name = Mutant::ALL
+        .iter()
+        .find(|(_, m)| *m == mutant)
+        .map_or("", |(name, _)| name);
+    let line = format!("{name}\n");
+    let written = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file);
+    written
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .unwrap_or_else(|e| panic!("{} cannot be written: {e}", file.display()));
+}
+
+/// Whether `mutant` is active: never, in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
-pub const fn on(_plant: Mutant) -> bool {
+pub const fn on(_mutant: Mutant) -> bool {
     false
 }
