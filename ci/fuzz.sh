@@ -4,11 +4,13 @@
 # server, lines, tables and replies of the client. Then cargo fuzz where a nightly toolchain and
 # cargo-fuzz are present.
 #
-# TIDEWATER_FUZZ_EXECS    executions of each target (default 1000000); targets that run whole calls
-#                         take a fixed fraction of it
+# TIDEWATER_FUZZ_EXECS    executions of each target (default 200000, 1000000 with --full); targets that run whole calls
+#                         take a fixed fraction of it. The seed is fixed: ci/nightly.sh takes new ones
 # TIDEWATER_FUZZ_SECONDS  seconds of cargo fuzz, at most (default 60)
 source "$(dirname "$0")/lib.sh"
-export TIDEWATER_FUZZ_EXECS=${TIDEWATER_FUZZ_EXECS:-1000000}
+default=200000
+[[ ${TIDEWATER_TEST_FULL:-} != 1 ]] || default=1000000
+export TIDEWATER_FUZZ_EXECS=${TIDEWATER_FUZZ_EXECS:-$default}
 seconds=${TIDEWATER_FUZZ_SECONDS:-60}
 build_tests
 grep -q $'\tfuzz\t' "$TEST_BINARIES" || nothing_to_run "no test target named fuzz"

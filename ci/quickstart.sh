@@ -4,8 +4,9 @@
 # With --full (TIDEWATER_TEST_FULL=1) it is the user's command to the letter, with a build of its own: a release build
 # without the mutants, which is what is shipped. The tests of processes run on that build.
 #
-# Otherwise the compiler only checks what that command builds (the same packages, profile and features, from the clone),
-# and the programs that then make a data set and train on it are those of the one build. So a file that was not
+# Otherwise the compiler only checks what that command builds (the same packages and features, from the clone; the profile
+# is that of the one build, whose checks of dependencies serve it), and the programs that then make a data set and train
+# on it are those of the one build. So a file that was not
 # committed, a lock file that is not up to date, code that needs the feature `mutants`, a broken script, a wrong figure
 # and a warning are found each time. Not found is what only the machine code of a release build does: linking,
 # overflows that wrap, assertions that are compiled out.
@@ -27,7 +28,7 @@ else
     read -ra arguments < <(sed -n 's/^ *cargo build //p' scripts/quickstart.sh)
     [[ " ${arguments[*]} " == *" --release "* ]] || die "scripts/quickstart.sh has no line: cargo build ... --release"
     {
-        cargo check "${arguments[@]}"
+        CARGO_TARGET_DIR=$REPO_ROOT/target cargo check "${arguments[@]/#--release/--profile=ci}"
         QUICKSTART_PROGRAMS=$REPO_ROOT/target/ci ./scripts/quickstart.sh
     } 2>&1 | tee "$SCRATCH/log"
 fi
