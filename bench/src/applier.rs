@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tidewater::TableBuilder;
 use tidewater_engine::apply::engine::Engine;
-use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_engine::apply::table::{Store, Table};
+use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prepare::Preparer;

@@ -14,5 +14,6 @@
 pub mod apply;
 pub mod functions;
 pub mod inbox;
+pub mod kernels;
 pub mod namespace;
 pub mod store;

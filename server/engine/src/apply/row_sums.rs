@@ -19,8 +19,8 @@ use tidewater_protocol::ids::{PartitionId, TableId, WorkerThread};
 use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::WordsMut;
 
-use super::kernels::accumulate;
 use super::reduce::Threads;
+use crate::kernels::accumulate;
 use crate::store::StoreError;
 use crate::store::index::Index;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};

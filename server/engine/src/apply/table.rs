@@ -7,8 +7,8 @@ use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::table::{Apply, DenseLayout, Durability, Optimizer, Shape, TableSpec};
 
 use super::Refusal;
-use super::kernels::{KernelError, RowKernel};
 use super::records::RecordError;
+use crate::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
 use crate::store::cut::{Cut, Outlet};
 use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
@@ -75,7 +75,7 @@ impl Table {
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        super::kernels::init::check(&spec.init, spec.dtype)?;
+        crate::kernels::init::check(&spec.init, spec.dtype)?;
         if spec.durability == Durability::Warm && !memory.is_held() {
             let table = spec.name.clone();
             return Err(ShardError::NotHeld { table });

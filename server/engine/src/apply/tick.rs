@@ -21,7 +21,6 @@ use tidewater_protocol::table::{Durability, PushOp, Reduce};
 use super::Refusal;
 use super::deletion::note_deletions;
 use super::engine::{Effect, Engine};
-use super::kernels::scale;
 use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
@@ -32,6 +31,7 @@ use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
 use super::warm_ticks::Steps;
+use crate::kernels::scale;
 use crate::namespace::{FrameSender, NamespaceId};
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 

@@ -16,7 +16,6 @@ use tidewater_protocol::table::{DType, Durability, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::Engine;
-use super::kernels::{accumulate, scale};
 use super::pending::{Held, Pending};
 use super::push::{FIRST_BYTES, word};
 use super::push_values::weight_of;
@@ -24,6 +23,7 @@ use super::reduce::{Threads, tick_order};
 use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
+use crate::kernels::{accumulate, scale};
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
 

@@ -39,7 +39,7 @@ use super::files::ResumeError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
 pub use error::BlocksError;
 use error::length;
 pub use part::BlocksKept;

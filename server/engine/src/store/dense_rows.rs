@@ -19,7 +19,7 @@ use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 use super::rows::RowWriter;
 use super::sparse::ShardError;
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 
 /// Memory of one partition's rows.
 #[derive(Debug)]
@@ -352,7 +352,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::apply::kernels::RowKernel;
+    use crate::kernels::RowKernel;
     use crate::store::redo::{Progress, Redo};
 
     const ADAM: Optimizer = Optimizer::Adam {

@@ -14,7 +14,7 @@ use super::cut::{Cut, Outlet, Span};
 use super::memory::ServerMemory;
 use super::redo::{Progress, Redo, RowPlace, RowWords};
 use super::sparse::FIND_AHEAD;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
 
 /// One applier's access to one table's rows: the kernel and the private lines it works in.
 #[derive(Debug)]
@@ -288,7 +288,7 @@ impl RowWriter {
     /// The initial values that a key would have, without creating it.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
-        crate::apply::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
+        crate::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
     /// Copies a row's values out; the caller owns the row, so it is untorn.

@@ -17,7 +17,7 @@ use super::memory::{BlockKind, BlockOwner, ServerMemory};
 use super::prepare::Preparer;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
 
 /// Least and greatest number of slots that a partition takes at once: its rows then lie together, in
 /// the order of their creation. In between it takes one for each [`RUN_PART`] rows that it has.

@@ -8,7 +8,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_runtime::mem::versioned::{publish_snapshot, void};
 
 use super::BlocksDescriptor;
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::redo_block::{PIECES, StatePiece};

@@ -15,7 +15,7 @@ use super::part::{Part, Sizes};
 use super::rotation::Rotation;
 use super::steps::{StepRun, Steps};
 use super::{BlocksError, DenseBlocks, length};
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 use crate::store::redo::{Progress, Redo};
