@@ -93,17 +93,6 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// Access that a peer has to a registered region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessFlags {
-    /// Read only: parameters and META.
-    Read,
-    /// The peer may write. Only the inbox of its own session allows it.
-    Write,
-    /// Read and atomics: advisory counters.
-    Atomic,
-}
-
 /// An address in a peer's registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
@@ -613,6 +602,6 @@ impl Inbox {
 }
 
 pub use crate::region_table::{
-    AccessDenied, ExportError, INBOX_KEY, Mapped, ReadChecks, RegionTable, RegionTableView,
-    RegisteredRegion, Registrar, RegistrarError,
+    AccessDenied, AccessFlags, ExportError, INBOX_KEY, Mapped, ReadChecks, RegionTable,
+    RegionTableView, RegisteredRegion, Registrar, RegistrarError,
 };
