@@ -1,9 +1,8 @@
 //! The launchers, one function each: interpretation of their documented variables.
 
-use super::detect::{
-    Decision, DetectError, LaunchEnv, Place, Rendezvous, Source, Verdict, invalid,
-};
+use super::environment::{DetectError, LaunchEnv, invalid};
 use super::hostlist;
+use super::place::{Decision, Place, Rendezvous, Source};
 use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
 /// Evidence of a source.
@@ -447,15 +446,5 @@ pub(super) fn file_name(name: &str) -> String {
     match plain.as_str() {
         "" | "." | ".." => "_".into(),
         _ => plain,
-    }
-}
-
-impl Verdict {
-    /// The verdict as a word or sentence.
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Taken => "decides",
-            Self::Passed(why) => why,
-        }
     }
 }
