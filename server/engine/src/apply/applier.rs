@@ -30,8 +30,8 @@ use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
-use crate::inbox::{Next, Ring, RingRecord};
 use crate::namespace::{FrameSender, NamespaceId};
+use crate::ring_reader::{Next, Ring, RingRecord};
 use crate::store::prepare::Preparer;
 use crate::store::{ResumeError, ServerMemory, StoreError};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tidewater_engine::inbox::{Next, Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::ring_reader::{Next, Ring, RingOwner};
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};

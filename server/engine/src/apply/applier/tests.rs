@@ -24,8 +24,8 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::*;
 use crate::apply::table::{Store, Table};
-use crate::inbox::RingOwner;
 use crate::namespace::NamespaceId;
+use crate::ring_reader::RingOwner;
 use crate::store::prepare::Preparer;
 
 const RING_BYTES: usize = 16 << 10;

@@ -28,8 +28,8 @@ use super::*;
 use crate::apply::Refusal;
 use crate::apply::applier::Applier;
 use crate::apply::command::Command;
-use crate::inbox::{Ring, RingOwner};
 use crate::namespace::FrameSender;
+use crate::ring_reader::{Ring, RingOwner};
 use crate::store::{Backing, Hugepages, MemoryFiles};
 
 const RING_BYTES: usize = 16 << 10;

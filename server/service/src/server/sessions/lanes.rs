@@ -28,8 +28,8 @@ use crate::server::connects::{Asked, End, Make};
 use crate::server::handle::{ApplierControl, Counts, ticket};
 use crate::server::parked_flag_at;
 use tidewater_engine::apply::command::{Command, Reply};
-use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::ring_reader::{Ring, RingOwner};
 
 impl Sessions {
     /// Adds one ring at each applier, all or none. On shm they come with their lanes.
