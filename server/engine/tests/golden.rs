@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::index::Index;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_protocol::ids::Incarnation;
@@ -43,7 +43,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         .unwrap();
     let mut index = Index::new(
         Arc::clone(&memory),
-        Preparer::none(),
+        Preallocator::none(),
         owner(BlockKind::Index, 3),
     )
     .unwrap();

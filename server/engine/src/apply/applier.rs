@@ -32,7 +32,7 @@ use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::ring_reader::{Next, Ring, RingRecord};
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 use crate::store::{ResumeError, ServerMemory, StoreError};
 
 /// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
@@ -125,11 +125,11 @@ impl Applier {
         number: u32,
         workers: impl IntoIterator<Item = WorkerId>,
         commands: Receiver<Command>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         inbox: impl FnMut(&RingRecord) -> Result<Inbox, StoreError>,
     ) -> Result<Self, ResumeError> {
         let workers = workers.into_iter().collect();
-        let mut resumed = Engine::resume(&memory, number, workers, preparer)?;
+        let mut resumed = Engine::resume(&memory, number, workers, preallocator)?;
         let rings = Ring::resume_all(&memory, number, resumed.push, inbox)?;
         let applied = rings.iter().map(|(ring, _)| ring);
         let applied = applied.map(|ring| (ring.session.0, ring.state().applied_seq));

@@ -24,7 +24,7 @@ use crate::kernels::accumulate;
 use crate::store::StoreError;
 use crate::store::index::Index;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 
 const PAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slot before its values.
@@ -67,7 +67,7 @@ impl RowSums {
         let slot_bytes = HEAD_BYTES + row_bytes.next_multiple_of(8);
         Ok(Self {
             owner,
-            index: Index::new(Arc::clone(memory), Preparer::none(), owner)?,
+            index: Index::new(Arc::clone(memory), Preallocator::none(), owner)?,
             slots: Slots {
                 memory: Arc::clone(memory),
                 pages: Vec::new(),

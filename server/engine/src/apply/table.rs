@@ -15,7 +15,7 @@ use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
 use crate::store::dense_rows::{DenseRows, RowsKept};
 use crate::store::extents::ExtentsPlace;
 use crate::store::memory::Block;
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
@@ -70,7 +70,7 @@ impl Table {
     /// [`ShardError`].
     pub fn new(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         (id, applier): (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
@@ -85,7 +85,11 @@ impl Table {
         let shard_id = (id, applier);
         let store = match spec.shape {
             Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
-                memory, preparer, shard_id, spec, partitions,
+                memory,
+                preallocator,
+                shard_id,
+                spec,
+                partitions,
             )?),
             Shape::Dense {
                 layout: DenseLayout::Rows,
@@ -109,7 +113,7 @@ impl Table {
     /// The share that a dead process left. Cost: that of reading each row of a sparse table.
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
@@ -119,7 +123,12 @@ impl Table {
         let partitions = own.iter().copied();
         let store = match place {
             KeptPlace::Sparse(place) => Store::Sparse(SparseShard::resume(
-                memory, preparer, shard_id, spec, partitions, place,
+                memory,
+                preallocator,
+                shard_id,
+                spec,
+                partitions,
+                place,
             )?),
             KeptPlace::Rows(place) => Store::Rows(DenseRows::resume(memory, spec, place)?),
             KeptPlace::Blocks(place) => Store::Blocks(DenseBlocks::resume(

@@ -24,7 +24,7 @@ use super::warm_ticks::CloseProgress;
 use crate::namespace::NamespaceId;
 use crate::store::journal::Journal;
 use crate::store::memory::{Block, BlockKind, BlockOwner};
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, ServerMemory, StoreError};
 use tidewater_clocks::{ClockChange, Clocks};
@@ -325,7 +325,7 @@ impl Engine {
         memory: &Arc<ServerMemory>,
         applier: u32,
         workers: Vec<WorkerId>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
     ) -> Result<Resumed, ResumeError> {
         let redo = redo_of(memory, applier)?;
         let (lsn, push) = redo.interrupted()?;
@@ -358,7 +358,7 @@ impl Engine {
             let own = kept_table.partitions.into_iter().map(PartitionId);
             let place = kept_table.place;
             let shard_id = (TableId(id), applier);
-            let table = Table::resume(memory, preparer, shard_id, &spec, own, place)?;
+            let table = Table::resume(memory, preallocator, shard_id, &spec, own, place)?;
             let mut table = table.of(NamespaceId(kept_table.namespace));
             if let Some(optimizer) = replayed.rules.get(&id).filter(|rule| table.takes(rule)) {
                 table

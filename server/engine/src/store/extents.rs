@@ -6,7 +6,7 @@
 //! `PAGE_SLOTS` itself.
 //!
 //! An extent is an eighth of those before it, so that little is resident that holds no row. The
-//! helper thread prepares the next extent ahead (present, registered), so that an applier that runs
+//! helper thread preallocates the next extent ahead (present, registered), so that an applier that runs
 //! out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::cut::Span;
 use super::extent_records::{ExtentRecord, ExtentRecords};
 use super::index::Index;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
-use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
+use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, Urgency};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 
@@ -156,7 +156,7 @@ pub struct Extents {
     bytes: usize,
     entries: Block,
     entries_key: RegionKey,
-    preparer: Preparer,
+    preallocator: Preallocator,
     coming: Option<Order<Extent>>,
     /// Of a table that outlives its process.
     kept: Option<ExtentRecords>,
@@ -177,7 +177,7 @@ impl Extents {
     /// [`StoreError`] when memory is used up.
     pub fn new(
         memory: Arc<ServerMemory>,
-        preparer: Preparer,
+        preallocator: Preallocator,
         (table, applier): (TableId, u32),
         layout: RowLayout,
         state_bytes: usize,
@@ -198,7 +198,7 @@ impl Extents {
             bytes: 0,
             entries,
             entries_key,
-            preparer,
+            preallocator,
             coming: None,
             kept: None,
         })
@@ -230,7 +230,7 @@ impl Extents {
     /// [`StoreError`] when memory or keys are used up, or `place` is none of this memory.
     pub(super) fn resume(
         memory: Arc<ServerMemory>,
-        preparer: Preparer,
+        preallocator: Preallocator,
         (table, applier): (TableId, u32),
         (layout, state_bytes): (RowLayout, usize),
         place: ExtentsPlace,
@@ -246,7 +246,7 @@ impl Extents {
             bytes: 0,
             entries: place.entries,
             entries_key,
-            preparer,
+            preallocator,
             coming: None,
             kept: None,
             memory,
@@ -348,7 +348,7 @@ impl Extents {
     fn order(&mut self) {
         let plan = self.next_plan();
         let make = move |memory: &ServerMemory, pace: &mut Pace| plan.make(memory, Some(pace));
-        self.coming = self.preparer.order(&self.memory, Urgency::Soon, make);
+        self.coming = self.preallocator.order(&self.memory, Urgency::Soon, make);
     }
 
     fn grow(&mut self) -> Result<(), StoreError> {
@@ -584,7 +584,14 @@ mod tests {
     /// Extents that grow without a helper, of rows with a KiB of state.
     fn extents(memory: &Arc<ServerMemory>) -> Extents {
         let (shard_id, layout) = ((TableId(1), 0), RowLayout::new(16));
-        Extents::new(Arc::clone(memory), Preparer::none(), shard_id, layout, 1024).unwrap()
+        Extents::new(
+            Arc::clone(memory),
+            Preallocator::none(),
+            shard_id,
+            layout,
+            1024,
+        )
+        .unwrap()
     }
 
     fn usage(memory: &ServerMemory) -> [(usize, usize); 2] {
@@ -672,7 +679,7 @@ mod tests {
     #[test]
     fn a_late_helper_is_done_without() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(9)).unwrap());
-        let helper = Preparer::start().unwrap();
+        let helper = Preallocator::start().unwrap();
         let (open, gate) = crossbeam_channel::bounded::<()>(0);
         let busy = |gate: crossbeam_channel::Receiver<()>| {
             helper.order::<Extent>(&memory, Urgency::Soon, move |_, _| {
@@ -686,9 +693,9 @@ mod tests {
         };
         let _first = busy(gate.clone()).unwrap();
         let shard_id = (TableId(1), 0);
-        let (layout, preparer) = (RowLayout::new(16), helper.clone());
+        let (layout, preallocator) = (RowLayout::new(16), helper.clone());
         let mut extents =
-            Extents::new(Arc::clone(&memory), preparer, shard_id, layout, 16).unwrap();
+            Extents::new(Arc::clone(&memory), preallocator, shard_id, layout, 16).unwrap();
         let mut slots = 0;
         while slots < 2_000_000 {
             let (number, first, n) = extents.take(1_000).unwrap();

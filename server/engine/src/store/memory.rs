@@ -28,7 +28,7 @@ use tidewater_runtime::sync::device_release_fence;
 use super::StoreError;
 use super::files::{MemoryFile, MemoryFiles};
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages};
-use super::prepare::{Pace, STEP_BYTES};
+use super::prealloc::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
 /// Offset of the first parked flag line in public memory.

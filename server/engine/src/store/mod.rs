@@ -20,7 +20,7 @@ pub mod hugepages;
 pub mod index;
 pub(crate) mod journal;
 pub mod memory;
-pub mod prepare;
+pub mod prealloc;
 pub mod redo;
 pub mod redo_block;
 mod release;

@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
     use crate::store::dense_rows::DenseRows;
-    use crate::store::prepare::Preparer;
+    use crate::store::prealloc::Preallocator;
     use crate::store::redo::{Progress, Redo};
     use crate::store::sparse::SparseShard;
 
@@ -153,8 +153,8 @@ mod tests {
         let partitions = || (0..4).map(PartitionId);
 
         let sparse = spec(Shape::Sparse { dim: 16 });
-        let preparer = Preparer::none();
-        let shard = SparseShard::new(&memory, &preparer, shard_id, &sparse, partitions());
+        let preallocator = Preallocator::none();
+        let shard = SparseShard::new(&memory, &preallocator, shard_id, &sparse, partitions());
         let mut shard = shard.unwrap();
         let mut places = Vec::new();
         for key in 0..ROWS {

@@ -14,7 +14,7 @@ use super::expiry::Expiry;
 use super::extents::Extents;
 use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
-use super::prepare::Preparer;
+use super::prealloc::Preallocator;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
 use crate::kernels::{KernelError, RowKernel};
@@ -106,7 +106,7 @@ impl SparseShard {
     /// [`ShardError`]; no memory is kept then.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
@@ -117,13 +117,13 @@ impl SparseShard {
         let layout = rows.layout();
         let extents = Extents::new(
             Arc::clone(memory),
-            preparer.clone(),
+            preallocator.clone(),
             shard_id,
             layout,
             state_bytes,
         )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
-        let index = match Index::new(Arc::clone(memory), preparer.clone(), owner) {
+        let index = match Index::new(Arc::clone(memory), preallocator.clone(), owner) {
             Ok(index) => index,
             Err(e) => {
                 extents.release()?;
@@ -487,7 +487,7 @@ mod tests {
         let all = (0..16).map(PartitionId);
         let shard = SparseShard::new(
             &memory,
-            &Preparer::start().unwrap(),
+            &Preallocator::start().unwrap(),
             (TableId(1), 0),
             &spec(dim),
             all,
@@ -612,8 +612,8 @@ mod tests {
             memory.private.free(block).unwrap();
         }
         let make = || {
-            let (preparer, all) = (Preparer::none(), (0..16).map(PartitionId));
-            SparseShard::new(&memory, &preparer, (TableId(2), 0), &spec(1), all)
+            let (preallocator, all) = (Preallocator::none(), (0..16).map(PartitionId));
+            SparseShard::new(&memory, &preallocator, (TableId(2), 0), &spec(1), all)
         };
         assert!(make().is_err());
         let taken = |arena: &Arena| {
@@ -641,8 +641,8 @@ mod tests {
                 ..(*spec(1)).clone()
             });
             let shard = |table| {
-                let (preparer, all) = (Preparer::none(), (0..partitions).map(PartitionId));
-                SparseShard::new(&memory, &preparer, (TableId(table), 0), &spec, all).unwrap()
+                let (preallocator, all) = (Preallocator::none(), (0..partitions).map(PartitionId));
+                SparseShard::new(&memory, &preallocator, (TableId(table), 0), &spec, all).unwrap()
             };
             let mut shards: Vec<SparseShard> = (0..tables).map(shard).collect();
             for key in 0..keys {

@@ -16,7 +16,7 @@ use super::extents::{Extents, ExtentsPlace};
 use super::files::ResumeError;
 use super::index::Index;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use super::prepare::Preparer;
+use super::prealloc::Preallocator;
 use super::rows::RowWriter;
 use super::sparse::{NO_KEY, Run, SparseShard, own_partitions};
 
@@ -44,7 +44,7 @@ impl SparseShard {
     /// The share that a dead process left. Cost: reads and hashes each row.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         shard_id: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
@@ -53,10 +53,15 @@ impl SparseShard {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))
             .map_err(super::sparse::ShardError::from)?;
         let sizes = (rows.layout(), rows.kernel().state_bytes());
-        let extents =
-            Extents::resume(Arc::clone(memory), preparer.clone(), shard_id, sizes, place)?;
+        let extents = Extents::resume(
+            Arc::clone(memory),
+            preallocator.clone(),
+            shard_id,
+            sizes,
+            place,
+        )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
-        let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
+        let index = Index::new(Arc::clone(memory), preallocator.clone(), owner)?;
         let own = own_partitions(spec, partitions);
         let mut shard = Self::of_parts(extents, index, own, rows, spec);
         let slots = shard.extents.slots_of_all();

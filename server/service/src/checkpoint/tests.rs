@@ -29,7 +29,7 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 
 /// The appliers of a server, without threads.
 struct Local(RefCell<Vec<Engine>>);
@@ -114,7 +114,7 @@ impl Cluster {
             spec,
         });
         let tables: Vec<TableInfo> = tables.collect();
-        let preparer = Preparer::start().unwrap();
+        let preallocator = Preallocator::start().unwrap();
         let server = |(server, &count): (usize, &u16)| {
             let incarnation = Incarnation(server as u64 + 1);
             let memory = Arc::new(ServerMemory::new(64 << 20, incarnation).unwrap());
@@ -128,7 +128,7 @@ impl Cluster {
                     };
                     let (spec, who) = (Arc::new(table.spec.clone()), (table.id, applier.into()));
                     let mine = table.placement.owned_by(owner);
-                    engine.add_table(Table::new(&memory, &preparer, who, &spec, mine).unwrap());
+                    engine.add_table(Table::new(&memory, &preallocator, who, &spec, mine).unwrap());
                 }
                 engine
             };

@@ -29,7 +29,7 @@ use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::NamespaceId;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{ServerMemory, StoreError};
 
 /// State that all threads of a server share.
@@ -37,7 +37,7 @@ use tidewater_engine::store::{ServerMemory, StoreError};
 pub(super) struct Shared {
     pub(super) config: ServerConfig,
     pub(super) memory: Arc<ServerMemory>,
-    pub(super) preparer: Preparer,
+    pub(super) preallocator: Preallocator,
     /// One for each applier.
     pub(super) appliers: Vec<ApplierControl>,
     /// Why the server cannot continue, if an applier has ended.
@@ -261,7 +261,7 @@ impl ServerHandle {
             let who = (info.id, u32::from(a));
             let made = Table::new(
                 &shared.memory,
-                &shared.preparer,
+                &shared.preallocator,
                 who,
                 &spec,
                 owned.into_iter().map(PartitionId),

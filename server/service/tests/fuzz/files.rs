@@ -11,7 +11,7 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_lanes::tcp::op::DECODERS as TCP;
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
 use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
@@ -108,7 +108,13 @@ impl Server {
         let mut engine = Engine::new(Arc::clone(&memory), 0, [WorkerId(0)]).unwrap();
         for TableInfo { id, spec, .. } in tables() {
             let mine = (0..spec.partitions).map(PartitionId);
-            let table = Table::new(&memory, &Preparer::none(), (id, 0), &Arc::new(spec), mine);
+            let table = Table::new(
+                &memory,
+                &Preallocator::none(),
+                (id, 0),
+                &Arc::new(spec),
+                mine,
+            );
             engine.add_table(table.unwrap());
         }
         Self(RefCell::new(engine))

@@ -26,7 +26,7 @@ use super::*;
 use crate::apply::table::{Store, Table};
 use crate::namespace::NamespaceId;
 use crate::ring_reader::RingOwner;
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 
 const RING_BYTES: usize = 16 << 10;
 const TABLE: u32 = 1;
@@ -194,7 +194,13 @@ impl Rig {
             durability: Default::default(),
         };
         let (shard_id, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
-        let table = Table::new(&memory, &Preparer::none(), shard_id, &Arc::new(spec), mine);
+        let table = Table::new(
+            &memory,
+            &Preallocator::none(),
+            shard_id,
+            &Arc::new(spec),
+            mine,
+        );
         applier.engine().add_table(table.unwrap());
         let hands = [0, 1].map(|rank| {
             let session = SessionId(u64::from(rank) + 5);
@@ -419,7 +425,7 @@ fn pins_end_with_their_session() {
         ..(*engine.table(TableId(TABLE)).unwrap().spec).clone()
     };
     let (id, mine) = ((TableId(RANGES), 0), [PartitionId(0)].into_iter());
-    let table = Table::new(&memory, &Preparer::none(), id, &Arc::new(spec), mine);
+    let table = Table::new(&memory, &Preallocator::none(), id, &Arc::new(spec), mine);
     engine.add_table(table.unwrap());
     let pinned = |rig: &mut Rig| match &rig.applier.engine().table(TableId(RANGES)).unwrap().store {
         Store::Blocks(blocks) => blocks.pinned(),

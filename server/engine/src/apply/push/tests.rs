@@ -14,7 +14,7 @@ use tidewater_protocol::table::{
 
 use super::*;
 use crate::store::ServerMemory;
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 
 /// Elements of each of the two partitions.
 const PART: u64 = 2 * 1024;
@@ -47,7 +47,7 @@ fn engine() -> Engine {
         durability: Default::default(),
     });
     let mine = [PartitionId(0)].into_iter();
-    let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);
+    let table = Table::new(&memory, &Preallocator::none(), (TableId(1), 0), &spec, mine);
     let mut engine = Engine::new(memory, 0, [WorkerId(0)]).unwrap();
     engine.add_table(table.unwrap());
     engine

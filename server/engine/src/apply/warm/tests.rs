@@ -419,7 +419,7 @@ impl World {
         let (commands, rx) = unbounded();
         let resumed = run_for(words, || {
             let memory = Arc::new(ServerMemory::resume(files, incarnation).unwrap());
-            let none = Preparer::none();
+            let none = Preallocator::none();
             Applier::resume(memory, 0, [], rx, &none, |record| {
                 Ok(inbox(record.session.0))
             })
@@ -521,7 +521,7 @@ fn assert_same(there: &Records, here: &Records, what: &str) {
 fn table(memory: &Arc<ServerMemory>, id: u32, rule: (Optimizer, Apply)) -> Table {
     let spec = Arc::new(spec(id, rule));
     let all = (0..spec.partitions).map(PartitionId);
-    let made = Table::new(memory, &Preparer::none(), (TableId(id), 0), &spec, all);
+    let made = Table::new(memory, &Preallocator::none(), (TableId(id), 0), &spec, all);
     made.unwrap().of(JOB)
 }
 
@@ -618,7 +618,8 @@ fn table_cut_in_creation_or_release_leaves_no_block() {
                 let spec = Arc::new(spec(id, AT_ONCE));
                 let own = (0..spec.partitions).map(PartitionId);
                 let shard_id = (TableId(other), 0);
-                let table = Table::new(&memory, &Preparer::none(), shard_id, &spec, own).unwrap();
+                let table =
+                    Table::new(&memory, &Preallocator::none(), shard_id, &spec, own).unwrap();
                 applier.engine().add_table(table);
                 let table = applier.engine().take_table(TableId(other)).unwrap();
                 table.release().unwrap();
@@ -710,7 +711,7 @@ fn warm_table_without_holder_is_refused() {
     for id in [SPARSE, ROWS, RANGES] {
         let spec = Arc::new(spec(id, AT_ONCE));
         let all = (0..spec.partitions).map(PartitionId);
-        let refused = Table::new(&memory, &Preparer::none(), (TableId(id), 0), &spec, all);
+        let refused = Table::new(&memory, &Preallocator::none(), (TableId(id), 0), &spec, all);
         let text = refused.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains("no holder keeps the memory"), "{text}");
     }
