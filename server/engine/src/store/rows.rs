@@ -266,7 +266,7 @@ impl RowWriter {
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
-    pub fn vacate(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
+    pub fn remove(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
         if self.cut.is_some() {
             self.copy_before_write(&[place])?;
         }

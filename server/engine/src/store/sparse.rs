@@ -402,7 +402,7 @@ impl SparseShard {
         };
         partition.len -= 1;
         if let Some(place) = self.extents.place(loc) {
-            let next: RowVersion = self.rows.vacate(place)?;
+            let next: RowVersion = self.rows.remove(place)?;
             self.extents.set_key(loc, NO_KEY)?;
             partition.vacant.push_back(RowLocation::new(
                 next.generation(),

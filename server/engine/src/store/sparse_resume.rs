@@ -168,7 +168,7 @@ impl SparseShard {
         if ver == RowVersion(0) && place.key == NO_KEY && chk == 0 {
             return Ok(Slot::Free(ver));
         }
-        let next = self.rows().vacate(place)?;
+        let next = self.rows().remove(place)?;
         self.extents.set_key(loc, NO_KEY)?;
         Ok(Slot::Free(next))
     }
