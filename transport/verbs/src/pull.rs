@@ -287,7 +287,7 @@ impl Pulls {
                 continue;
             };
             let ops = &posted.batch.ops;
-            let landed = &Payload::Lent(&mut []);
+            let landed = &Payload::Copied(&mut []);
             let (whose, progress) = (Whose::Batch(place), &mut posted.progress);
             let all = self.ask_list(keys, whose, (ops, landed), progress);
             let done = posted.progress.is_done(ops);
@@ -431,7 +431,7 @@ impl Pulls {
                     if let Some(caller) = caller {
                         let into = &mut ReadDest {
                             head: caller.head,
-                            body: caller.payload.lent(),
+                            body: caller.payload.slice(),
                         };
                         piece.copy_to(region, caller.ops, into);
                         caller.progress.out -= 1;

@@ -88,7 +88,7 @@ impl Known {
                 at,
                 _borrowed: PhantomData,
             },
-            None => Payload::Lent(body),
+            None => Payload::Copied(body),
         }
     }
 
@@ -113,7 +113,7 @@ impl Known {
 #[derive(Debug)]
 pub(super) enum Payload<'a> {
     /// The payload arrives in the lane's memory and is copied here.
-    Lent(&'a mut [u8]),
+    Copied(&'a mut [u8]),
     /// The device writes the payload in place. Only the device uses the slice meanwhile.
     Registered {
         memory: Arc<MemoryRegion>,
@@ -156,9 +156,9 @@ impl Payload<'_> {
     }
 
     /// Returns the slice into which arrived bytes are copied.
-    pub(super) fn lent(&mut self) -> &mut [u8] {
+    pub(super) fn slice(&mut self) -> &mut [u8] {
         match self {
-            Self::Lent(body) => body,
+            Self::Copied(body) => body,
             Self::Registered { .. } => &mut [],
         }
     }

@@ -155,7 +155,7 @@ impl SimClientLane {
 
     /// Ends a direct receive: bodies go to the caller's memory, heads to the batch, and the batch's body is
     /// overwritten.
-    fn lend(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
+    fn finish_direct(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
         let mut whole = whole;
         let mut owned = whole.take_owned()?;
         let head = &mut owned.head[..];
@@ -330,7 +330,7 @@ impl ClientLane for SimClientLane {
             }
             _ => return Ok(None),
         }
-        oldest.lent = true;
+        oldest.is_direct = true;
         oldest.move_taken(ops, body, false);
         core.send_reads(id);
         drop(core);
@@ -345,13 +345,13 @@ impl ClientLane for SimClientLane {
             batches[at].is_whole().then(|| batches.remove(at))
         });
         match waited {
-            Ok(Some(whole)) => Ok(self.lend(whole, ops, body)),
+            Ok(Some(whole)) => Ok(self.finish_direct(whole, ops, body)),
             late => {
                 let mut core = self.world.0.lock();
                 let left = core.link(id).batches.iter_mut().find(|b| b.id == batch);
                 if let Some(left) = left {
                     left.move_taken(ops, body, true);
-                    left.lent = false;
+                    left.is_direct = false;
                 }
                 core.finish_batches(id);
                 drop(core);

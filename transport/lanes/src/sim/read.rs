@@ -35,7 +35,7 @@ pub(super) struct Batch {
     /// Whether the batch was handed over to the network.
     sent: bool,
     /// A call waits for the batch, and takes it itself when it is complete.
-    pub(super) lent: bool,
+    pub(super) is_direct: bool,
 }
 
 /// A read that is complete.
@@ -164,7 +164,7 @@ impl Core {
             done: Vec::with_capacity(left),
             owned,
             sent,
-            lent: false,
+            is_direct: false,
         });
         // An end that does not know yet that the link is broken waits in vain.
         let lost = link.error.is_some();
@@ -341,7 +341,7 @@ impl Core {
             batches, finished, ..
         } = link;
         batches.retain_mut(|batch| {
-            if !(batch.sent && batch.is_whole()) || batch.lent {
+            if !(batch.sent && batch.is_whole()) || batch.is_direct {
                 return true;
             }
             let Some(mut owned) = batch.owned.take() else {

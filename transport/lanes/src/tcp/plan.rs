@@ -158,7 +158,7 @@ impl Target<'_> {
             ops: self.ops,
             head: self.head,
             body: self.body,
-            taker: lent(&mut self.taker),
+            taker: reborrow(&mut self.taker),
         }
     }
 
@@ -266,7 +266,7 @@ impl Target<'_> {
 }
 
 /// Reborrows a taker for a shorter lifetime.
-pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
+pub(super) fn reborrow<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
     match taker {
         Some(taker) => Some(&mut **taker),
         None => None,
