@@ -42,7 +42,7 @@ impl Source {
             Self::Slurm => "Slurm",
             Self::Torchrun => "torchrun",
             Self::Dmlc => "DMLC",
-            Self::BootstrapRecord => "a card",
+            Self::BootstrapRecord => "a bootstrap record",
         }
     }
 }

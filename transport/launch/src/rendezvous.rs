@@ -89,7 +89,7 @@ pub enum RendezvousError {
     },
     /// The record is of another launch.
     #[error(
-        "the card in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
+        "the bootstrap record in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
          needs a meeting place of its own"
     )]
     OtherSize {
@@ -167,7 +167,7 @@ pub fn register_by(
 ) -> Result<Membership, RendezvousError> {
     let (rank, size) = (place.rank, place.size);
     let origin = place.rendezvous.as_ref();
-    let origin = origin.map_or_else(|| "a card".to_owned(), ToString::to_string);
+    let origin = origin.map_or_else(|| "a bootstrap record".to_owned(), ToString::to_string);
     if record.size != size {
         return Err(RendezvousError::OtherSize {
             origin,

@@ -256,9 +256,9 @@ pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
 "Launchers":
 
 /// Bytes of a bootstrap record. The longest value of PMI-1 is 1,024 bytes with its final zero.
-pub const CARD_BYTES_MAX: usize = 1_000;
+pub const BOOTSTRAP_BYTES_MAX: usize = 1_000;
 /// Addresses in a bootstrap record. A joining process tries each of them, which takes time.
-pub const CARD_ADDRESSES_MAX: usize = 8;
+pub const BOOTSTRAP_ADDRESSES_MAX: usize = 8;
 /// Bytes of a PMI-1 line: the longest value, key and name, with room for the separators.
 pub const PMI_LINE_BYTES_MAX: usize = 4 << 10;
 /// Default time within which all processes of a launch must register.

@@ -53,7 +53,7 @@ struct QuestionArgs {
 /// The arguments of `info`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example: what four appliers near the card with this address would choose
+Example: what four appliers near the NIC with this address would choose
   tidewater info --appliers 4 --listen 10.0.0.7")]
 pub(crate) struct InfoArgs {
     #[command(flatten)]

@@ -346,7 +346,7 @@ fn choices(question: &Question, chosen: &Chosen, topology: &Topology) -> Vec<Lin
         (Some(name), Some(node)) => format!("{name} on node {node}"),
         (Some(name), None) => format!("{name}, whose node is not known"),
         (None, Some(node)) => format!("node {node}"),
-        (None, None) => "no card".into(),
+        (None, None) => "no NIC".into(),
     };
     line("near", format!("{near}: {}", chosen.near.why));
     let mut marks = MARKS.iter();

@@ -327,8 +327,8 @@ mod tests {
             panic!("{placement:?}")
         };
         assert!(topology.allowed().any(|ours| ours.id == cpu));
-        config.nic = Some("no-such-card".into());
+        config.nic = Some("no-such-nic".into());
         let error = place(&config, &topology).unwrap_err();
-        assert!(error.to_string().contains("no-such-card"), "{error}");
+        assert!(error.to_string().contains("no-such-nic"), "{error}");
     }
 }

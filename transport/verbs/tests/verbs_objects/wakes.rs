@@ -95,8 +95,8 @@ fn a_queue_with_an_event_that_nobody_took_can_go() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_port_that_goes_down_and_up_says_so() {
-    let card = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
-    let adapter = Adapter::for_address(card, Some("rxe1")).expect("rxe1 on dummy0, 10.9.0.1");
+    let local = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+    let adapter = Adapter::for_address(local, Some("rxe1")).expect("rxe1 on dummy0, 10.9.0.1");
     let device = adapter.device();
     let quiet = Duration::from_millis(50);
     while is_readable(device.events(), quiet) {
