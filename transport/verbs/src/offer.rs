@@ -58,13 +58,13 @@ impl LaneOffer {
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
         let queues = (&sends, &arrivals);
-        let (pd, adapter) = (domain.pd(), domain.adapter());
-        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.settings()))?;
+        let (pd, open_port) = (domain.pd(), domain.open_port());
+        let pairs = Pairs::new(pd, open_port, queues, pulls, (ROLES, domain.settings()))?;
         // A client trusts its server. Order is strict, because records and words of the mailbox
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (region, registered) = memory(pd, mailbox_bytes, access)?;
-        let whole = |_| adapter.device().failed("mmap", rustix::io::Errno::NOMEM);
+        let whole = |_| open_port.device().failed("mmap", rustix::io::Errno::NOMEM);
         Ok(Self {
             pairs,
             sends,
@@ -76,7 +76,7 @@ impl LaneOffer {
             registered,
             mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(whole)?,
             domain: Arc::clone(domain),
-            atomics: adapter.device().limits().atomics,
+            atomics: open_port.device().limits().atomics,
         })
     }
 
@@ -107,7 +107,7 @@ impl LaneOffer {
     /// # Errors
     /// [`VerbsError`]: the answer has impossible values, or there is no route to the server.
     pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
-        let adapter = self.domain.adapter();
+        let open_port = self.domain.open_port();
         let mut peers = peers(
             self.pairs.push.path(),
             &told.end,
@@ -116,12 +116,12 @@ impl LaneOffer {
         .into_iter();
         // The server has them in use by now.
         if told.end.ece.is_some() && !self.pairs.set_ece(told.end.ece)? {
-            return Err(adapter
+            return Err(open_port
                 .device()
                 .failed("ibv_set_ece", rustix::io::Errno::INVAL));
         }
         let mut next = || {
-            let none = || adapter.device().failed("pair", rustix::io::Errno::INVAL);
+            let none = || open_port.device().failed("pair", rustix::io::Errno::INVAL);
             peers.next().ok_or_else(none)
         };
         let push = self.pairs.push.connect(&next()?)?;
@@ -138,7 +138,9 @@ impl LaneOffer {
         if told.tails == VerbsTails::Polled {
             sender.set_polled();
         }
-        sender.greet().map_err(|fault| fault.into_verbs(adapter))?;
+        sender
+            .greet()
+            .map_err(|fault| fault.into_verbs(open_port))?;
         let directory = Target {
             rkey: told.directory.key.0,
             address: told.directory.address,
@@ -147,7 +149,7 @@ impl LaneOffer {
         let inbox_rkey = told.inbox.key.0;
         let engine = Engine {
             sender,
-            pulls: Pulls::new(pulls, adapter.device().limits()),
+            pulls: Pulls::new(pulls, open_port.device().limits()),
             arrivals: self.arrivals,
             keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
             batch: [Completion::EMPTY; BATCH],

@@ -168,15 +168,15 @@ impl Payload<'_> {
 mod tests {
     use tidewater_conformance::test_device::{address, device};
 
-    use super::super::Adapter;
+    use super::super::OpenPort;
     use super::*;
 
     /// Slices that are registered in part, as no safe program can make one of two allocations.
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn a_slice_that_is_registered_in_part_is_copied_to() {
-        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
-        let pd = ProtectionDomain::new(adapter.device()).unwrap();
+        let open_port = OpenPort::for_address(address(), device().as_deref()).unwrap();
+        let pd = ProtectionDomain::new(open_port.device()).unwrap();
         let mut buffer = Buffer::new(3 * 4096).unwrap();
         let region = buffer.region();
         let middle =

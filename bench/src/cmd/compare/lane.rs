@@ -60,16 +60,17 @@ impl Ends {
     /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
         let failed = |e: VerbsError| other(&e);
-        let adapter = test_device::adapter();
-        let adapter = adapter.map_err(failed)?;
+        let open_port = test_device::open_port();
+        let open_port = open_port.map_err(failed)?;
         let exports = Arc::new(RegionTable::new(KEYS));
         let data = export(&exports, DATA, AccessFlags::Read, 0)?;
         let counter = export(&exports, COUNTERS, AccessFlags::Atomic, 1)?;
-        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).map_err(failed)?;
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).map_err(failed)?;
+        let domain = Domain::new(&open_port, &exports, RetryTimeout::default()).map_err(failed)?;
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).map_err(failed)?;
         let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
         let parkers = [parker()?, parker()?];
-        let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(failed);
+        let thread =
+            |s: &OsParker| Notifier::new(&open_port, s.reactor(), s.arms()).map_err(failed);
         let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
         let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
         let (lane, port, inbox) = ends.map_err(failed)?;

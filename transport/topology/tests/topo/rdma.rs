@@ -175,7 +175,7 @@ fn two_roce_ports_in_one_subnet_begin_with_the_control_port_and_are_spread() {
 #[test]
 fn rails_are_paired_within_their_subnets() {
     let rails = |last| {
-        let nics = [1, 2].map(|rail| [10, 0, rail, last]);
+        let nics = [1, 2].map(|subnet| [10, 0, subnet, last]);
         Machine::of(1, 4, 1)
             .nic("ens1", 0, 9000, nics[0])
             .nic("ens2", 0, 9000, nics[1])
