@@ -325,7 +325,7 @@ impl CoordinatorConn {
                     | ConnError::Handshake(
                         HandshakeError::RefusedByPeer(_)
                         | HandshakeError::TokenRefused
-                        | HandshakeError::PeerUnproven
+                        | HandshakeError::PeerUnauthenticated
                         | HandshakeError::Version { .. },
                     )),
                 ..

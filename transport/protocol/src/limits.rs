@@ -105,7 +105,7 @@ pub const WORKER_THREADS_MAX: u32 = 256;
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
 /// Unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
 /// and leaves room for all threads of a large job to connect at once.
-pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
+pub const UNAUTHENTICATED_CONNECTIONS_MAX: usize = 512;
 /// Jobs (namespaces) that one coordinator serves at a time.
 pub const JOBS_MAX: usize = 256;
 /// Bytes of values that a worker may give to one collective call. More belongs in a table.
@@ -314,7 +314,7 @@ pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 pub const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a control frame's body before the peer is authenticated by the job's token. The largest
 /// handshake message is under 512 bytes, later versions may grow.
-pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;
+pub const UNAUTHENTICATED_BYTES_MAX: usize = 4 << 10;
 /// Bytes queued for a control peer that does not read: two of the largest messages. Past this the
 /// connection is closed, so that memory does not grow.
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;

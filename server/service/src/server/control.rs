@@ -19,7 +19,9 @@ use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, WorkerId};
-use tidewater_protocol::limits::{CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::limits::{
+    CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNAUTHENTICATED_CONNECTIONS_MAX,
+};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::SessionStatus;
 use tidewater_protocol::wire::handshake::ServerPolicy;
@@ -88,8 +90,8 @@ pub(super) struct Control {
     pub(super) conns: HashMap<ConnId, Conn>,
     next: ConnId,
     /// Connections that had not authenticated, oldest first; those that have by now are skipped.
-    unproven: VecDeque<(Deadline, ConnId)>,
-    unproven_count: usize,
+    unauthenticated: VecDeque<(Deadline, ConnId)>,
+    unauthenticated_count: usize,
     pub(super) sessions: Sessions,
     /// Lanes of sessions that are being made.
     pub(super) connects: Connects,
@@ -128,8 +130,8 @@ impl Control {
             not_accepted: WarnLimit::new(WARN_EVERY),
             conns: HashMap::new(),
             next: FIRST_CONN,
-            unproven: VecDeque::new(),
-            unproven_count: 0,
+            unauthenticated: VecDeque::new(),
+            unauthenticated_count: 0,
             lingering: VecDeque::new(),
             stopped: false,
             kept_until,
@@ -187,10 +189,16 @@ impl Control {
 
     fn next_deadline(&self) -> Deadline {
         let mut next = Deadline::after(IDLE);
-        let unproven = self.unproven.front().map(|(d, _)| *d);
+        let unauthenticated = self.unauthenticated.front().map(|(d, _)| *d);
         let lingering = self.lingering.front().map(|(d, ..)| *d);
         let news = self.connects.news_at();
-        let deadlines = [unproven, lingering, self.paused, self.kept_until, news];
+        let deadlines = [
+            unauthenticated,
+            lingering,
+            self.paused,
+            self.kept_until,
+            news,
+        ];
         for deadline in deadlines.into_iter().flatten() {
             next = next.min(deadline);
         }
@@ -229,8 +237,8 @@ impl Control {
 
     /// Ends whatever has passed its deadline.
     fn expire(&mut self) {
-        while let Some((_, id)) = self.unproven.pop_front_if(|(d, _)| d.passed()) {
-            self.close_unproven(id, "it did not prove itself in time");
+        while let Some((_, id)) = self.unauthenticated.pop_front_if(|(d, _)| d.passed()) {
+            self.close_unauthenticated(id, "it did not authenticate in time");
         }
         while let Some((_, id, cut)) = self.lingering.pop_front_if(|(d, ..)| d.passed()) {
             self.sessions.expire(id, cut);
@@ -248,7 +256,7 @@ impl Control {
     }
 
     /// Closes a connection that is still unauthenticated, or refused.
-    fn close_unproven(&mut self, id: ConnId, why: &str) -> bool {
+    fn close_unauthenticated(&mut self, id: ConnId, why: &str) -> bool {
         let is_due = |c: &Conn| c.hello.is_none() || c.refused;
         let due = self.conns.get(&id).is_some_and(is_due);
         if due {
@@ -283,9 +291,10 @@ impl Control {
                             "cannot accept; raise the limit of open files (ulimit -n)"
                         );
                     }
-                    let oldest = self.unproven.pop_front();
-                    if !oldest.is_some_and(|(_, id)| self.close_unproven(id, "descriptors ran out"))
-                    {
+                    let oldest = self.unauthenticated.pop_front();
+                    if !oldest.is_some_and(|(_, id)| {
+                        self.close_unauthenticated(id, "descriptors ran out")
+                    }) {
                         self.pause();
                         return;
                     }
@@ -306,25 +315,26 @@ impl Control {
         if getrandom::fill(&mut random).is_err() {
             return;
         }
-        while self.unproven_count >= UNPROVEN_CONNECTIONS_MAX {
-            let Some((_, id)) = self.unproven.pop_front() else {
+        while self.unauthenticated_count >= UNAUTHENTICATED_CONNECTIONS_MAX {
+            let Some((_, id)) = self.unauthenticated.pop_front() else {
                 break;
             };
-            self.close_unproven(id, "too many connections have not proven themselves");
+            self.close_unauthenticated(id, "too many connections are not authenticated");
         }
-        if self.unproven.len() >= 2 * UNPROVEN_CONNECTIONS_MAX {
+        if self.unauthenticated.len() >= 2 * UNAUTHENTICATED_CONNECTIONS_MAX {
             // A connection that came and went leaves no entry until its handshake would have
             // expired.
             let conns = &self.conns;
-            self.unproven.retain(|(_, id)| conns.contains_key(id));
+            self.unauthenticated
+                .retain(|(_, id)| conns.contains_key(id));
         }
         let id = self.next;
         self.next += 1;
         if self.watch(&socket, id).is_ok() {
             self.conns.insert(id, Conn::new(socket, from, random));
-            self.unproven_count += 1;
+            self.unauthenticated_count += 1;
             let deadline = Deadline::after(self.shared.config.handshake);
-            self.unproven.push_back((deadline, id));
+            self.unauthenticated.push_back((deadline, id));
         }
     }
 
@@ -338,7 +348,7 @@ impl Control {
     fn closed(&mut self, id: ConnId, conn: &Conn, why: &str) {
         tracing::debug!(from = conn.from, why, "connection closed");
         if conn.hello.is_none() {
-            self.unproven_count -= 1;
+            self.unauthenticated_count -= 1;
         }
         if let Some(session) = conn.session
             && let Some(cut) = self.sessions.cut(id, session)
@@ -442,10 +452,10 @@ impl Control {
     /// The next message of a peer. The peer gets the reason of a failed handshake.
     fn next(&self, conn: &mut Conn) -> Result<Option<Said>, String> {
         let is_unix = matches!(conn.socket, Socket::Unix(_));
-        let proven = self.conns.len() - self.unproven_count.min(self.conns.len());
+        let authenticated = self.conns.len() - self.unauthenticated_count.min(self.conns.len());
         let admit = |hello: &Hello| match hello.purpose {
-            Purpose::Control if proven >= CONNECTIONS_MAX => {
-                let numbers = [proven as u64, CONNECTIONS_MAX as u64, 0, 0];
+            Purpose::Control if authenticated >= CONNECTIONS_MAX => {
+                let numbers = [authenticated as u64, CONNECTIONS_MAX as u64, 0, 0];
                 Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
             }
             Purpose::Control => Ok(()),
@@ -475,7 +485,7 @@ impl Control {
         hello: Hello,
         quiet: bool,
     ) -> Result<Option<Turn>, String> {
-        self.unproven_count -= 1;
+        self.unauthenticated_count -= 1;
         let purpose = hello.purpose;
         tracing::debug!(from = conn.from, role = ?hello.role, rank = hello.rank, ?purpose, "peer");
         conn.hello = Some(hello);

@@ -200,7 +200,10 @@ impl Control {
         if conn.session.is_some_and(|own| own != session) {
             return Err(bad("the connection has a session"));
         }
-        let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
+        let hello = conn
+            .hello
+            .as_ref()
+            .ok_or_else(|| bad("not authenticated"))?;
         let is_unix = matches!(conn.socket, Socket::Unix(_));
         let before = self.sessions.resume(id, hello, session, is_unix)?;
         self.goes_on(conn, session, before);
@@ -230,7 +233,10 @@ impl Control {
         // They are all there, as counted.
         let fds = conn.fds.take(count).unwrap_or_default();
         let owner = (id, conn.socket.local());
-        let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
+        let hello = conn
+            .hello
+            .as_ref()
+            .ok_or_else(|| bad("not authenticated"))?;
         let before = self.sessions.reattach(owner, hello, session, attach, fds)?;
         self.goes_on(conn, session, before);
         Ok(())

@@ -418,7 +418,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     let (mut a, mut b, mut c, mut d) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     hello.encode(&mut a).unwrap();
     Challenge { random: [0xa5; 32] }.encode(&mut b);
-    welcome.encode_proven(&mut c);
+    welcome.encode_authenticated(&mut c);
     c.extend(welcome.mac);
     Refused {
         version: PROTOCOL_VERSION,
@@ -554,7 +554,10 @@ fn limits_and_magics() -> Vec<(&'static str, u64)> {
         ),
         ("LANE_READV_BYTES_MAX", limits::LANE_READV_BYTES_MAX as u64),
         ("LANE_WRITE_BYTES_MAX", limits::LANE_WRITE_BYTES_MAX as u64),
-        ("UNPROVEN_BYTES_MAX", limits::UNPROVEN_BYTES_MAX as u64),
+        (
+            "UNAUTHENTICATED_BYTES_MAX",
+            limits::UNAUTHENTICATED_BYTES_MAX as u64,
+        ),
         ("CONTROL_BYTES_MAX", limits::CONTROL_BYTES_MAX as u64),
     ]
 }
