@@ -180,7 +180,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
                 };
                 client.lane.read(&[first, second], into, late()).unwrap();
                 // Cells with a wrong checksum are torn and skipped.
-                if let (Some(y), Some(x)) = (proven(&body[..16]), proven(&body[16..])) {
+                if let (Some(y), Some(x)) = (validated(&body[..16]), validated(&body[16..])) {
                     assert!(x >= y, "the fenced read is older: y {y}, then x {x}");
                     compared += 1;
                 }
@@ -198,7 +198,7 @@ fn publish(server: &Server, place: usize, n: u64) {
     cell.store_release(8, chk);
 }
 
-fn proven(bytes: &[u8]) -> Option<u64> {
+fn validated(bytes: &[u8]) -> Option<u64> {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     CheckedU64([word(0), word(8)]).value(SALT)
 }

@@ -167,11 +167,11 @@ fn no_change_inside_a_look_is_seen(check_frames: bool) {
             frames += 1;
             let len = payload.len();
             let is_one = header.payload_len as usize == len && LENS.contains(&len);
-            let is_proven = || {
+            let checksum_matches = || {
                 header.hasher().finish_bytes(&payload) == header.chk
                     && payload.ends_with(&payload[..8])
             };
-            if !is_one || (check_frames && !is_proven()) {
+            if !is_one || (check_frames && !checksum_matches()) {
                 bad = Some((header, len));
             }
         }

@@ -441,7 +441,7 @@ mod tests {
             }
             let (mut out, mut state) = (vec![0; kernel.row_bytes()], vec![0; kernel.state_bytes()]);
             for (row, (payload, moments)) in (0..).zip(&model) {
-                prop_assert!(pull(&memory, &shard, row, &mut out), "row {} does not prove itself", row);
+                prop_assert!(pull(&memory, &shard, row, &mut out), "checksum of row {} does not match", row);
                 prop_assert_eq!(&out, payload);
                 let place = shard.place(row).unwrap();
                 shard.rows().read_state(place, &mut state).unwrap();
@@ -491,6 +491,10 @@ mod tests {
         shard.release().unwrap();
         assert_eq!(used(&memory), 0);
         let words = memory.public.region().words(at.row_at, 16).unwrap();
-        assert_eq!(words.load(0), 0, "the released row still proves itself");
+        assert_eq!(
+            words.load(0),
+            0,
+            "the checksum of the released row still matches"
+        );
     }
 }

@@ -27,7 +27,7 @@ use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
-const PROOF_AT: usize = 56;
+const CHECKSUM_AT: usize = 56;
 /// Offset of the number of stored rows in the line that names the push.
 const STORED_AT: usize = 24;
 /// Set in the row number of a record that makes a row: no push is in it.
@@ -343,7 +343,7 @@ impl Redo {
             .private
             .region()
             .words_mut(self.block.at, LINE_BYTES)?;
-        area.store(PROOF_AT, 0);
+        area.store(CHECKSUM_AT, 0);
         fence(Ordering::Release);
         Ok(())
     }
@@ -410,7 +410,7 @@ impl RedoLine<'_> {
         state: &[u8],
     ) {
         Redo::note_stored(self.name, progress);
-        self.line.store(PROOF_AT, 0);
+        self.line.store(CHECKSUM_AT, 0);
         // SYNC: redo. A header is never valid over bytes of another row: it is void first.
         fence(Ordering::Release);
         self.payload.copy_in(0, payload);
@@ -424,10 +424,10 @@ impl RedoLine<'_> {
             chk,
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let proof = line_chk(REDO, words[1], &words);
+        let checksum = line_chk(REDO, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
-        self.line.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        self.line.store_line(0, &[a, b, c, d, e, f, g, checksum]);
         fence(Ordering::Release);
         row.store([ver, chk], payload, state);
     }

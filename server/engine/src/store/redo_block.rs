@@ -117,10 +117,10 @@ impl Redo {
             place.versions[1],
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let proof = line_chk(REDO_BLOCK, words[1], &words);
+        let checksum = line_chk(REDO_BLOCK, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
-        area.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        area.store_line(0, &[a, b, c, d, e, f, g, checksum]);
         fence(Ordering::Release);
         Ok(())
     }

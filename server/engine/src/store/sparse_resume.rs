@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::layout::row::{RowLocation, RowVersion, is_proven, row_chk};
+use tidewater_protocol::layout::row::{RowLocation, RowVersion, checksum_matches, row_chk};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 
@@ -161,7 +161,7 @@ impl SparseShard {
         let ver = self.rows().version(place)?;
         let chk = memory.public.region().words(place.row_at, 16)?.load(8);
         self.rows().read(place, payload)?;
-        let is_row = is_proven(ver, chk, || row_chk(place.salt, place.key, ver, payload));
+        let is_row = checksum_matches(ver, chk, || row_chk(place.salt, place.key, ver, payload));
         if is_row || (mutants::on(Mutant::RemovedRowsIndexed) && ver.is_valid()) {
             return Ok(Slot::Row(place.key));
         }

@@ -485,7 +485,7 @@ impl Server {
             .iter()
             .filter(|(_, c)| c.handshake.is_some_and(|at| at.passed()));
         for token in late.map(|(&token, _)| token).collect::<Vec<_>>() {
-            tracing::debug!(token, "a peer did not prove itself in time");
+            tracing::debug!(token, "a peer did not authenticate in time");
             self.conns.remove(&token);
         }
         let unauthenticated = self

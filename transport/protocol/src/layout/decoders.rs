@@ -334,12 +334,12 @@ fn row(bytes: &[u8]) {
     if let Some(ver) = verify_row(SALT, key, head, payload) {
         debug_assert!(ver.is_valid());
         let told = row_head(ver, row_chk(SALT, key, ver, payload));
-        debug_assert!(told == *head, "a row without proof");
+        debug_assert!(told == *head, "a row with a wrong checksum");
     }
     let mut out = vec![0; payload.len()];
     let copy = copy_verifying(SALT, key, head, payload, &mut out);
     let told = verify_row(SALT, key, head, payload);
-    debug_assert!(copy.proven.then_some(copy.ver) == told && out == payload);
+    debug_assert!(copy.validated.then_some(copy.ver) == told && out == payload);
     let ver = RowVersion::of_head(head);
     let sealed = row_head(ver, row_chk(SALT, key, ver, payload));
     let found = verify_row(SALT, key, &sealed, payload);

@@ -113,8 +113,8 @@ pub fn verify_row(
     payload: &[u8],
 ) -> Option<RowVersion> {
     let ver = RowVersion::of_head(head);
-    let proven = is_proven(ver, word_at(head, 8), || row_chk(salt, key, ver, payload));
-    proven.then_some(ver)
+    let validated = checksum_matches(ver, word_at(head, 8), || row_chk(salt, key, ver, payload));
+    validated.then_some(ver)
 }
 
 /// Version and validity of a copied row.
@@ -123,7 +123,7 @@ pub struct RowCopy {
     /// Version word in the row's header.
     pub ver: RowVersion,
     /// Whether the checksum matches, as in [`verify_row`].
-    pub proven: bool,
+    pub validated: bool,
 }
 
 /// Copies the payload of a row that was read remotely into `out` and hashes it in the same pass;
@@ -139,18 +139,18 @@ pub fn copy_verifying(
 ) -> RowCopy {
     let ver = RowVersion::of_head(head);
     if payload.len() != out.len() {
-        let proven = false;
-        return RowCopy { ver, proven };
+        let validated = false;
+        return RowCopy { ver, validated };
     }
     let chk = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
-    let proven = is_proven(ver, word_at(head, 8), || chk);
-    RowCopy { ver, proven }
+    let validated = checksum_matches(ver, word_at(head, 8), || chk);
+    RowCopy { ver, validated }
 }
 
 /// Whether the version is valid and the header's checksum `told` equals the one that `chk` computes.
 /// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
 #[inline(always)]
-pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
+pub fn checksum_matches(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
         return false;
     }
@@ -249,15 +249,15 @@ mod tests {
             torn[byte] ^= 1;
             assert_eq!(verify_row(1, 2, &head, &torn), None);
             let mut out = [0; 200];
-            assert!(!copy_verifying(1, 2, &head, &torn, &mut out).proven);
+            assert!(!copy_verifying(1, 2, &head, &torn, &mut out).validated);
         }
         let mut out = [0; 200];
         let copy = copy_verifying(1, 2, &head, &row, &mut out);
-        assert_eq!((copy.ver, copy.proven, out), (ver, true, row));
-        assert!(!copy_verifying(2, 2, &head, &row, &mut out).proven);
-        assert!(!copy_verifying(1, 3, &head, &row, &mut out).proven);
-        assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).proven);
-        assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).proven);
+        assert_eq!((copy.ver, copy.validated, out), (ver, true, row));
+        assert!(!copy_verifying(2, 2, &head, &row, &mut out).validated);
+        assert!(!copy_verifying(1, 3, &head, &row, &mut out).validated);
+        assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).validated);
+        assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).validated);
         let never = RowVersion::new(1, 0);
         let head = row_head(never, row_chk(1, 2, never, &row));
         assert_eq!(verify_row(1, 2, &head, &row), None);

@@ -94,7 +94,7 @@ fn row(accept: fn(u64, u64, bool) -> bool) {
         let row = Words::new(&*memory);
         let mut out = [0; 16];
         let copy = copy_row(row, SALT, KEY, &mut out);
-        if accept(copy.ver.0, row.load(0), copy.proven) {
+        if accept(copy.ver.0, row.load(0), copy.validated) {
             let complete = bytes(&payload(copy.ver.counter()));
             assert_eq!(out.to_vec(), complete, "mixture of versions");
         }
@@ -104,7 +104,7 @@ fn row(accept: fn(u64, u64, bool) -> bool) {
 
 #[test]
 fn loom_a_row_that_proves_itself_is_whole() {
-    row(|_, _, proven| proven);
+    row(|_, _, validated| validated);
 }
 
 #[test]

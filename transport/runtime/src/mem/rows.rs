@@ -2,7 +2,7 @@
 
 use super::Words;
 use tidewater_protocol::layout::row::{
-    ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher,
+    ROW_HEADER_BYTES, RowCopy, RowVersion, checksum_matches, row_hasher,
 };
 
 /// Copies the payload of the row that begins with `row` into `out` and hashes the copied bytes, for `key`
@@ -16,8 +16,8 @@ pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy 
     let (ver, told) = (RowVersion(row.load(0)), row.load(8));
     let hash = row_hasher(salt, key, ver, out.len());
     let chk = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
-    let proven = is_proven(ver, told, || chk);
-    RowCopy { ver, proven }
+    let validated = checksum_matches(ver, told, || chk);
+    RowCopy { ver, validated }
 }
 
 /// Copies the payload without validation; returns the version that stood in the header before. Cost: a
@@ -26,7 +26,7 @@ pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy 
 /// # Panics
 /// When `row` is shorter than a header and `out`.
 #[inline]
-pub fn copy_row_unproven(row: Words<'_>, out: &mut [u8]) -> RowVersion {
+pub fn copy_row_unvalidated(row: Words<'_>, out: &mut [u8]) -> RowVersion {
     let ver = RowVersion(row.load(0));
     row.copy_out(ROW_HEADER_BYTES, out);
     ver
@@ -63,10 +63,10 @@ mod tests {
             prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
             let head = bytes.first_chunk().unwrap();
             let told = verify_row(5, 6, head, &out);
-            prop_assert_eq!(copy.proven.then_some(copy.ver), told);
-            prop_assert!(flipped.is_none() || !copy.proven);
+            prop_assert_eq!(copy.validated.then_some(copy.ver), told);
+            prop_assert!(flipped.is_none() || !copy.validated);
             out.fill(0);
-            prop_assert_eq!(copy_row_unproven(row, &mut out), copy.ver);
+            prop_assert_eq!(copy_row_unvalidated(row, &mut out), copy.ver);
             prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
         }
     }

@@ -336,7 +336,7 @@ fn two_fabrics_with_the_default_prefix_are_said_and_paired_by_manager() {
         "mlx5_1:1-mlx5_0:1",
     ];
     assert_eq!(pairs(&client, &server), expected);
-    // A LID that exists twice proves it, too; and then rails are paired by position.
+    // A LID that exists twice proves it, too; and then ports are paired by position.
     let twice = ranked(&rails(7, [5, 5], ["0x1", "0x1"]), &wish("192.0.2.7"));
     assert_eq!(twice.warnings.len(), 1);
     assert_eq!(pairs(&twice, &twice)[0], "mlx5_0:1-mlx5_0:1");
