@@ -185,7 +185,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
                     compared += 1;
                 }
             }
-            assert!(compared > 0, "no read was whole");
+            assert!(compared > 0, "no read was untorn");
         })],
     );
 }

@@ -69,9 +69,9 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
             continue;
         };
         let lane = (ver.counter() as u32).to_le_bytes();
-        let whole = payload.chunks(4).all(|l| l == lane);
+        let untorn = payload.chunks(4).all(|l| l == lane);
         seen.accepted += 1;
-        seen.torn += u64::from(!whole);
+        seen.torn += u64::from(!untorn);
     }
 }
 

@@ -56,7 +56,7 @@ fn stream(
                         bytes = slot_bytes(&server, checked);
                     }
                     let all = bytes.iter().all(|b| *b == checked as u8);
-                    assert!(all, "write {checked} of {tail} is not whole: {bytes:?}");
+                    assert!(all, "write {checked} of {tail} is not complete: {bytes:?}");
                 }
                 if fresh {
                     server.tell(0, 0, checked);

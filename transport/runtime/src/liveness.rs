@@ -186,7 +186,7 @@ impl LivenessView {
     /// A window of the complete memory.
     #[inline]
     pub fn memory(&self) -> Words<'_> {
-        self.region.whole()
+        self.region.all_words()
     }
 
     /// Whether the applier has ended. Cost: a load.

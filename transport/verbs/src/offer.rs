@@ -64,7 +64,7 @@ impl LaneOffer {
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (region, registered) = memory(pd, mailbox_bytes, access)?;
-        let whole = |_| open_port.device().failed("mmap", rustix::io::Errno::NOMEM);
+        let unmapped = |_| open_port.device().failed("mmap", rustix::io::Errno::NOMEM);
         Ok(Self {
             pairs,
             sends,
@@ -74,7 +74,7 @@ impl LaneOffer {
                 .map(|_| LandingMemory::new(pd))
                 .collect::<Result<_, _>>()?,
             registered,
-            mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(whole)?,
+            mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(unmapped)?,
             domain: Arc::clone(domain),
             atomics: open_port.device().limits().atomics,
         })

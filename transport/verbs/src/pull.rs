@@ -321,12 +321,12 @@ impl Pulls {
             _ => None,
         };
         while let Some(op) = ops.get(progress.op) {
-            let (from, whole) = (progress.from, op.len as usize);
-            let len = (whole - from).min(payload.cut(op, from, self.gathers));
+            let (from, op_len) = (progress.from, op.len as usize);
+            let len = (op_len - from).min(payload.cut(op, from, self.gathers));
             if len > 0 {
                 let piece = Piece {
                     whose,
-                    request: Request::new("read", op.from, whole),
+                    request: Request::new("read", op.from, op_len),
                     op: progress.op,
                     from,
                     len,
@@ -334,7 +334,7 @@ impl Pulls {
                     at: 0,
                     end: 0,
                 };
-                let by_device = self.fences && len == whole;
+                let by_device = self.fences && len == op_len;
                 let fence = match (op.fence && from == 0, by_device) {
                     (false, _) => Fence::No,
                     (true, true) => Fence::Device,
@@ -347,7 +347,7 @@ impl Pulls {
                 progress.out += 1;
             }
             progress.from += len;
-            if progress.from == whole {
+            if progress.from == op_len {
                 (progress.op, progress.from) = (progress.op + 1, 0);
             }
         }

@@ -76,7 +76,7 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
         path: path.to_owned(),
         source,
     };
-    let whole = |what: &str| HostfileError::Whole {
+    let file_error = |what: &str| HostfileError::Whole {
         path: path.to_owned(),
         what: what.to_owned(),
     };
@@ -86,9 +86,9 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
         .read_to_end(&mut bytes)
         .map_err(failed)?;
     if bytes.len() as u64 > HOSTFILE_BYTES_MAX {
-        return Err(whole("it is too long"));
+        return Err(file_error("it is too long"));
     }
-    let text = String::from_utf8(bytes).map_err(|_| whole("it is no text"))?;
+    let text = String::from_utf8(bytes).map_err(|_| file_error("it is no text"))?;
     let hosts = parse(&text).map_err(|(line, what)| HostfileError::Line {
         path: path.to_owned(),
         line,
@@ -99,7 +99,7 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
             .map_or_else(String::new, |text| text.chars().take(80).collect()),
     })?;
     match hosts.is_empty() {
-        true => Err(whole("it names no host")),
+        true => Err(file_error("it names no host")),
         false => Ok(hosts),
     }
 }

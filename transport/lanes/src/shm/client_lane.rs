@@ -373,7 +373,7 @@ impl ClientLane for ShmClientLane {
     }
 
     fn mapping(&self) -> Option<Mapping> {
-        let whole = self.broken.is_none();
-        whole.then(|| Mapping::new(self.alive.clone(), &self.mailbox, self.key_check))
+        let usable = self.broken.is_none();
+        usable.then(|| Mapping::new(self.alive.clone(), &self.mailbox, self.key_check))
     }
 }

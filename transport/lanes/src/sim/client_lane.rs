@@ -136,11 +136,11 @@ impl SimClientLane {
             if let Some(taker) = &mut taker {
                 batches[at].offer(rng, &mut **taker, body);
             }
-            batches[at].is_whole().then(|| batches.swap_remove(at))
+            batches[at].is_complete().then(|| batches.swap_remove(at))
         });
         match read {
-            Ok(whole) => {
-                whole.deliver(&mut into);
+            Ok(complete) => {
+                complete.deliver(&mut into);
                 Ok(())
             }
             Err(error) => {
@@ -155,11 +155,11 @@ impl SimClientLane {
 
     /// Ends a direct receive: bodies go to the caller's memory, heads to the batch, and the batch's body is
     /// overwritten.
-    fn finish_direct(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
-        let mut whole = whole;
-        let mut owned = whole.take_owned()?;
+    fn finish_direct(&self, complete: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
+        let mut complete = complete;
+        let mut owned = complete.take_owned()?;
         let head = &mut owned.head[..];
-        whole.deliver_as(ops, &mut ReadDest { head, body });
+        complete.deliver_as(ops, &mut ReadDest { head, body });
         self.spoil(&owned.ops, &mut owned.body, 1);
         Some(owned)
     }
@@ -342,10 +342,10 @@ impl ClientLane for SimClientLane {
             if let Some(taker) = &mut taker {
                 batches[at].offer(rng, &mut **taker, landing);
             }
-            batches[at].is_whole().then(|| batches.remove(at))
+            batches[at].is_complete().then(|| batches.remove(at))
         });
         match waited {
-            Ok(Some(whole)) => Ok(self.finish_direct(whole, ops, body)),
+            Ok(Some(complete)) => Ok(self.finish_direct(complete, ops, body)),
             late => {
                 let mut core = self.world.0.lock();
                 let left = core.link(id).batches.iter_mut().find(|b| b.id == batch);

@@ -37,10 +37,10 @@ impl Core {
             return;
         }
         self.note(5, post.to.addr);
-        let whole = self.move_words(id, way, &mut post);
-        if whole && place > 0 {
+        let complete = self.move_words(id, way, &mut post);
+        if complete && place > 0 {
             self.passed(id, way, place, &post);
-        } else if whole {
+        } else if complete {
             self.finish_post(id, way, &post);
         } else {
             self.link(id).stream(way).flying.insert(place, post);

@@ -65,7 +65,7 @@ impl Done {
 
 impl Batch {
     /// Whether all its reads are complete.
-    pub(super) const fn is_whole(&self) -> bool {
+    pub(super) const fn is_complete(&self) -> bool {
         self.left == 0
     }
 
@@ -128,9 +128,9 @@ impl Batch {
                     break;
                 }
                 let cut = rng.below(next.data.len() as u64 + 1) as usize;
-                let whole = rng.below(2) == 0;
-                raw.extend_from_slice(&next.data[..if whole { next.data.len() } else { cut }]);
-                if !whole {
+                let complete = rng.below(2) == 0;
+                raw.extend_from_slice(&next.data[..if complete { next.data.len() } else { cut }]);
+                if !complete {
                     break;
                 }
             }
@@ -226,8 +226,8 @@ impl Core {
             Err(error) => return self.break_with(id, error),
         };
         self.note(6, read.op.from.addr);
-        let whole = self.sample_lines(&export, &mut read);
-        let event = if whole {
+        let complete = self.sample_lines(&export, &mut read);
+        let event = if complete {
             Event::Complete(id, read.id)
         } else {
             Event::Sample(id, read.id)
@@ -341,7 +341,7 @@ impl Core {
             batches, finished, ..
         } = link;
         batches.retain_mut(|batch| {
-            if !(batch.sent && batch.is_whole()) || batch.is_direct {
+            if !(batch.sent && batch.is_complete()) || batch.is_direct {
                 return true;
             }
             let Some(mut owned) = batch.owned.take() else {

@@ -87,10 +87,10 @@ impl Plan {
         while let (Some(op), Some(place)) = (ops.get(self.asked.op), list.get_mut(entries)) {
             let at = self.asked.at;
             let room = count(LANE_READV_BYTES_MAX) - bytes;
-            let whole = op.len - at <= room;
+            let complete = op.len - at <= room;
             // A part ends at a whole word, so that the next one is aligned.
-            let len = if whole { op.len - at } else { room & !7 };
-            if len == 0 && !whole {
+            let len = if complete { op.len - at } else { room & !7 };
+            if len == 0 && !complete {
                 break;
             }
             let entry = Entry {
@@ -101,7 +101,7 @@ impl Plan {
             };
             *place = entry.to_bytes();
             (entries, bytes) = (entries + 1, bytes + len);
-            self.asked = match whole {
+            self.asked = match complete {
                 true => Cursor {
                     op: self.asked.op + 1,
                     at: 0,
@@ -125,9 +125,9 @@ impl Plan {
 
     /// Copies the bodies that have arrived to the offsets that the same reads have in another buffer.
     pub(super) fn move_landed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
-        let Cursor { op: whole, at } = self.landed;
-        for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(whole + 1) {
-            let landed = if n < whole { was.len } else { at };
+        let Cursor { op: current, at } = self.landed;
+        for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(current + 1) {
+            let landed = if n < current { was.len } else { at };
             let len = landed.saturating_sub(was.head_len) as usize;
             to.1[is.body_at..is.body_at + len]
                 .copy_from_slice(&from.1[was.body_at..was.body_at + len]);

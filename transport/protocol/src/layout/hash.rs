@@ -149,9 +149,9 @@ impl H64 {
     fn finish_tail(self, tail: &[u8]) -> u64 {
         let mut rest = [0; 8];
         let words = tail.len().div_ceil(8).min(8);
-        let (whole, part) = tail.as_chunks::<8>();
+        let (complete, part) = tail.as_chunks::<8>();
         let mut n = 0;
-        while let (Some(to), Some(word)) = (rest.get_mut(n), whole.get(n)) {
+        while let (Some(to), Some(word)) = (rest.get_mut(n), complete.get(n)) {
             *to = u64::from_le_bytes(*word);
             n += 1;
         }

@@ -211,11 +211,11 @@ impl Decoder {
     /// these takes nothing of what follows the frame.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
-        let whole = match u32_at(head, 4) {
+        let frame_bytes = match u32_at(head, 4) {
             Some(len) if head.len() >= HEADER_BYTES => HEADER_BYTES.saturating_add(len as usize),
             _ => HEADER_BYTES,
         };
-        whole.saturating_sub(head.len())
+        frame_bytes.saturating_sub(head.len())
     }
 
     /// Returns the bytes that are buffered and not yet returned.

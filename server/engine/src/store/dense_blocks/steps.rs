@@ -286,8 +286,8 @@ fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
         }
         runs.push(run);
     }
-    let whole = runs.last().is_some_and(|run| run.last + 1 == used);
-    (n >= 2 && runs.len() == n && whole && bytes.is_empty()).then_some(runs)
+    let complete = runs.last().is_some_and(|run| run.last + 1 == used);
+    (n >= 2 && runs.len() == n && complete && bytes.is_empty()).then_some(runs)
 }
 
 /// Appends runs in the form of a saved block: neighbours with an equal count are one.

@@ -179,7 +179,7 @@ impl DenseBlocks {
             let from = |start: usize| bytes.start - start..bytes.end - start;
             ((from(window.start), from(wide.start)), from(range.start))
         };
-        let (whole, lines) = (self.kernel, (sizes, wide.len()));
+        let (block_kernel, lines) = (self.kernel, (sizes, wide.len()));
         if sizes.counts && op == PushOp::Gradient {
             let steps = Steps::of(&self.memory, (&*part, sizes, cut.block))?;
             let first = steps.find(&self.memory, cut.from)?;
@@ -198,7 +198,7 @@ impl DenseBlocks {
                     run.last,
                     range.end / size
                 );
-                let kernel = whole.of_length(&self.spec.optimizer, bytes.len() / size);
+                let kernel = block_kernel.of_length(&self.spec.optimizer, bytes.len() / size);
                 let (place, from) = places(bytes);
                 let count = w.step(&kernel, op, lines, place, (&values[from], run.count));
                 w.steps.push(steps.stored(StepRun { count, ..run }));
@@ -209,7 +209,7 @@ impl DenseBlocks {
                 w.state.extend_from_slice(&word.to_le_bytes());
             }
         } else {
-            let kernel = whole.of_length(&self.spec.optimizer, cut.count);
+            let kernel = block_kernel.of_length(&self.spec.optimizer, cut.count);
             let (place, _) = places(range.clone());
             w.step(&kernel, op, lines, place, (values, 0));
         }
