@@ -148,8 +148,8 @@ struct Posted {
 struct Puller {
     pair: QueuePair<ReadyToSend>,
     chain: SendBatch,
-    flight: InFlight<Piece>,
-    silence: StallDetector,
+    in_flight: InFlight<Piece>,
+    stall: StallDetector,
     landing: LandingMemory,
 }
 
@@ -180,8 +180,8 @@ impl Pulls {
     ) -> Self {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
-            flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
-            silence: StallDetector::new(pair.granted().patience),
+            in_flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
+            stall: StallDetector::new(pair.granted().patience),
             pair,
             landing,
         };
@@ -250,7 +250,7 @@ impl Pulls {
             at: 0,
             end: 0,
         };
-        if puller.flight.room() == 0 || !puller.landing.space.fits(piece.len) {
+        if puller.in_flight.room() == 0 || !puller.landing.space.fits(piece.len) {
             return Ok(false);
         }
         puller.put(0, piece, from, false, &mut self.counters)?;
@@ -384,15 +384,17 @@ impl Pulls {
 
     /// Whether no read is in flight.
     pub(super) fn are_idle(&self) -> bool {
-        self.pullers.iter().all(|puller| puller.flight.is_empty())
+        self.pullers
+            .iter()
+            .all(|puller| puller.in_flight.is_empty())
     }
 
     /// Call this with `now` when a poll has found no completion.
     pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.pullers.iter_mut().try_for_each(|puller| {
             puller
-                .silence
-                .look(&puller.flight, now, |piece| piece.request)
+                .stall
+                .look(&puller.in_flight, now, |piece| piece.request)
         })
     }
 
@@ -417,7 +419,7 @@ impl Pulls {
             return Err(LaneFailure::Ended(None, completion.status));
         };
         if !completion.status.is_success() {
-            let piece = puller.flight.get(number);
+            let piece = puller.in_flight.get(number);
             return Err(LaneFailure::Ended(
                 piece.map(|p| p.request),
                 completion.status,
@@ -425,7 +427,7 @@ impl Pulls {
         }
         self.counters.completions += 1;
         let LandingMemory { region, space, .. } = &mut puller.landing;
-        for piece in puller.flight.retire(number) {
+        for piece in puller.in_flight.retire(number) {
             match piece.whose {
                 Whose::Caller => {
                     if let Some(caller) = caller {
@@ -470,8 +472,8 @@ impl Puller {
     /// State for the planner, for a piece that takes `landed` bytes of the pair's memory.
     fn load(&self, landed: usize) -> Load {
         Load {
-            busy: !self.flight.is_empty(),
-            room: self.flight.room() > 0 && self.landing.space.fits(landed),
+            busy: !self.in_flight.is_empty(),
+            room: self.in_flight.room() > 0 && self.landing.space.fits(landed),
         }
     }
 
@@ -500,7 +502,7 @@ impl Puller {
             Some(payload) if landed == 0 => &[payload],
             Some(payload) => &[land, payload],
         };
-        let wr_id = (number as u64) << PAIR_SHIFT | self.flight.next();
+        let wr_id = (number as u64) << PAIR_SHIFT | self.in_flight.next();
         let flags = Flags {
             signal: false,
             fence,
@@ -508,7 +510,7 @@ impl Puller {
         self.chain.read(wr_id, to, from, flags)?;
         counters.reads += 1;
         counters.scattered += u64::from(piece.payload.is_some());
-        self.flight.push(piece);
+        self.in_flight.push(piece);
         Ok(())
     }
 
