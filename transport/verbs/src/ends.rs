@@ -49,7 +49,7 @@ impl Pairs {
             elements: 1,
             inline_bytes: SIGNAL_BYTES_MAX as u32,
             remote: roles.push,
-            patience: settings.retry,
+            retry: settings.retry,
         };
         let mut push = QueuePair::new(pd, &path, sends.raw(), arrivals.raw(), &options)?;
         push.post_receives(RECEIVE, usize::from(VERBS_RECEIVES))?;

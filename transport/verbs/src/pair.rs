@@ -55,7 +55,7 @@ pub struct PairOptions {
     /// Access of the peer through this pair, to regions that allow it too.
     pub remote: Access,
     /// Retry timeout towards a silent peer.
-    pub patience: RetryTimeout,
+    pub retry: RetryTimeout,
 }
 
 /// Attributes that a device has for a connected pair.
@@ -219,7 +219,7 @@ impl QueuePair<Init> {
         answer.dest_qp_num = peer.qpn;
         answer.rq_psn = peer.psn;
         answer.max_dest_rd_atomic = limits.reads.min(peer.reads_out);
-        answer.min_rnr_timer = inner.options.patience.rnr_timer;
+        answer.min_rnr_timer = inner.options.retry.rnr_timer;
         let path = &inner.path;
         answer.ah_attr.port_num = path.open_port().port();
         let from = (path.gid(), path.gid_index());
@@ -235,9 +235,9 @@ impl QueuePair<Init> {
         send.qp_state = bits::STATE_RTS;
         send.sq_psn = inner.psn;
         send.max_rd_atomic = limits.reads_out.min(peer.reads);
-        send.timeout = inner.options.patience.timeout;
-        send.retry_cnt = inner.options.patience.retries;
-        send.rnr_retry = inner.options.patience.rnr_retries;
+        send.timeout = inner.options.retry.timeout;
+        send.retry_cnt = inner.options.retry.retries;
+        send.rnr_retry = inner.options.retry.rnr_retries;
         inner.modify(&mut send, bits::TO_RTS, "ibv_modify_qp to RTS")?;
         Ok(QueuePair {
             inner,

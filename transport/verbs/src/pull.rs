@@ -181,7 +181,7 @@ impl Pulls {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
             in_flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
-            stall: StallDetector::new(pair.granted().patience),
+            stall: StallDetector::new(pair.granted().retry),
             pair,
             landing,
         };

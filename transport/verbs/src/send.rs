@@ -133,7 +133,7 @@ impl Sender {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, 1, inline),
             // Limited by the requested size: completions of more might not fit their queue.
             in_flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
-            stall: StallDetector::new(granted.patience),
+            stall: StallDetector::new(granted.retry),
             pair,
             queue,
             credits,

@@ -282,7 +282,7 @@ mod tests {
         let busy = move |_: &ServerMemory, _: &mut Pace| -> Result<Thing, StoreError> {
             let _ = gate.recv();
             Err(StoreError::Limit {
-                what: "patience",
+                what: "tests",
                 have: 1,
                 limit: 0,
             })

@@ -253,8 +253,8 @@ impl Coordinator {
             self.fail_gathering(&refusal);
             return Err(refusal);
         }
-        let patience = now.saturating_add(Duration::from_millis(register.timeout_ms));
-        gathering.deadline = Some(gathering.deadline.map_or(patience, |at| at.min(patience)));
+        let deadline = now.saturating_add(Duration::from_millis(register.timeout_ms));
+        gathering.deadline = Some(gathering.deadline.map_or(deadline, |at| at.min(deadline)));
         let arrival = Arrival {
             asker,
             register,

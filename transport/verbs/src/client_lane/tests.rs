@@ -23,8 +23,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// Both ends retransmit only as `patience` specifies.
-    fn new(patience: RetryTimeout) -> Self {
+    /// Both ends retransmit only as `retry` specifies.
+    fn new(retry: RetryTimeout) -> Self {
         let open_port = OpenPort::for_address(address(), device().as_deref()).unwrap();
         let exports = Arc::new(RegionTable::new(1));
         let data = Arc::new(Region::anonymous(4096).unwrap());
@@ -38,8 +38,8 @@ impl Rig {
             memory: 0,
         };
         let key = exports.add(export).unwrap();
-        let domain = Domain::new(&open_port, &exports, patience).unwrap();
-        let client = ClientDomain::new(&open_port, patience).unwrap();
+        let domain = Domain::new(&open_port, &exports, retry).unwrap();
+        let client = ClientDomain::new(&open_port, retry).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
         let (lane, port, inbox) =

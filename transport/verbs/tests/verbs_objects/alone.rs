@@ -77,7 +77,7 @@ fn settings_reach_the_device() {
     let attributes = |fabric: FabricSettings| {
         let path = PortPath::new(&open_port, &fabric).unwrap();
         let options = PairOptions {
-            patience: PairSettings::from(fabric).retry,
+            retry: PairSettings::from(fabric).retry,
             ..options()
         };
         let (near, _) = unconnected_on(&path, &pd, &options, None);

@@ -165,7 +165,7 @@ fn a_peer_without_a_receive_is_not_waited_for_long() {
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_peer_that_is_gone_is_not_waited_for_long() {
     let hasty = PairOptions {
-        patience: RetryTimeout {
+        retry: RetryTimeout {
             timeout: 10,
             retries: 1,
             ..RetryTimeout::default()

@@ -97,7 +97,7 @@ pub(crate) fn options() -> PairOptions {
         elements: 2,
         inline_bytes: 64,
         remote: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
-        patience: RetryTimeout::default(),
+        retry: RetryTimeout::default(),
     }
 }
 
