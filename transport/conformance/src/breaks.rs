@@ -171,12 +171,12 @@ pub(crate) fn destroyed(rig: &dyn Rig) {
             let before = ring_of(&lane.inbox);
             server.machine.nap(Duration::from_millis(20));
             let after = ring_of(&server.lanes[0].inbox);
-            let landed = before
+            let placed = before
                 .chunks(64)
                 .zip(after.chunks(64))
                 .filter(|(b, a)| b != a);
-            let landed = landed.count();
-            assert!(landed <= under_way, "{landed} writes landed");
+            let placed = placed.count();
+            assert!(placed <= under_way, "{placed} writes were placed");
             server.serve();
         }),
         vec![Box::new(move |mut client| {

@@ -177,11 +177,11 @@ impl ClientLane for BadLane {
         if self.defect == Defect::FenceIgnored {
             ops.iter_mut().for_each(|op| op.fence = false);
         }
-        let landing = ReadDest {
+        let dest = ReadDest {
             head,
             body: &mut *body,
         };
-        let done = self.inner.read(&ops, landing, deadline);
+        let done = self.inner.read(&ops, dest, deadline);
         if let (Defect::ReadChangesAByte, Some(last)) = (self.defect, body.last_mut()) {
             *last ^= 0x10;
         }

@@ -414,7 +414,7 @@ pub const VERBS_READ_BYTES: usize = VERBS_CHAIN_BYTES + 4096;
 /// and each further READ costs a request and an answer. Devices support far larger messages.
 pub const VERBS_SCATTER_BYTES: usize = 1 << 20;
 /// Registered bytes of each pulling pair that its READs write: four of the longest.
-pub const VERBS_LANDING_BYTES: usize = 4 * VERBS_READ_BYTES;
+pub const VERBS_STAGING_BYTES: usize = 4 * VERBS_READ_BYTES;
 /// Registered bytes for a server's copies of what it posts to a client, until the device completes
 /// them: the bytes in flight on 100 Gbit/s in 20 us.
 pub const VERBS_SEND_BYTES: usize = 256 << 10;

@@ -81,7 +81,7 @@ impl Engine {
             for completion in &self.batch[..got] {
                 match completion.wr_id {
                     RECEIVE => self.sender.heard(completion)?,
-                    _ => self.pulls.landed(completion, &mut caller)?,
+                    _ => self.pulls.arrived(completion, &mut caller)?,
                 }
             }
             any |= got > 0;
@@ -507,7 +507,7 @@ fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<()
     if ops.iter().all(fits) {
         return Ok(());
     }
-    let what = "a read that does not fit its landing";
+    let what = "a read that does not fit its destination";
     Err(LaneError::Usage { op, what })
 }
 

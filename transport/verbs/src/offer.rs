@@ -10,7 +10,7 @@ use super::error::VerbsError;
 use super::keys::Keys;
 use super::memory::{Access, MemoryRegion, Target};
 use super::notifier::{Notifier, Queue, Waiter};
-use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
+use super::pull::{Pulls, READ_ELEMENTS, StagingMemory};
 use super::queue::Completion;
 use super::send::{Copies, Sender, memory};
 use tidewater_lanes::fabric::{Mailbox, SPIN};
@@ -35,7 +35,7 @@ pub struct LaneOffer {
     sends: Queue,
     arrivals: Queue,
     copies: Copies,
-    landings: Vec<LandingMemory>,
+    staging: Vec<StagingMemory>,
     registered: Arc<MemoryRegion>,
     mailbox: Mailbox,
     domain: Arc<ClientDomain>,
@@ -70,8 +70,8 @@ impl LaneOffer {
             sends,
             arrivals,
             copies: Copies::new(pd, VERBS_PUSH_BYTES)?,
-            landings: (0..pulls)
-                .map(|_| LandingMemory::new(pd))
+            staging: (0..pulls)
+                .map(|_| StagingMemory::new(pd))
                 .collect::<Result<_, _>>()?,
             registered,
             mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(unmapped)?,
@@ -125,9 +125,9 @@ impl LaneOffer {
             peers.next().ok_or_else(none)
         };
         let push = self.pairs.push.connect(&next()?)?;
-        let mut pulls = Vec::with_capacity(self.landings.len());
-        for (pair, landing) in self.pairs.pulls.into_iter().zip(self.landings) {
-            pulls.push((pair.connect(&next()?)?, landing));
+        let mut pulls = Vec::with_capacity(self.staging.len());
+        for (pair, staging) in self.pairs.pulls.into_iter().zip(self.staging) {
+            pulls.push((pair.connect(&next()?)?, staging));
         }
         // On one core a spinning thread keeps the peer from answering.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

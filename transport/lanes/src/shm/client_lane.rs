@@ -166,7 +166,7 @@ impl ShmClientLane {
         let (head, body) = (into.head.len(), into.body.len());
         for op in ops {
             if !op.fits(head, body) {
-                return Err(usage(OP, "a landing too short for its reads"));
+                return Err(usage(OP, "a destination too short for its reads"));
             }
             if !op.head_len.is_multiple_of(8) {
                 return Err(usage(OP, "a head that is not whole words"));

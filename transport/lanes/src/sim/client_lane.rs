@@ -165,12 +165,12 @@ impl SimClientLane {
     }
 
     /// Overwrites the ranges of `ops` in a destination, heads or bodies, with other values.
-    fn spoil(&self, ops: &[ReadOp], landing: &mut [u8], part: usize) {
+    fn spoil(&self, ops: &[ReadOp], dest: &mut [u8], part: usize) {
         let noise = self.world.rng().bits() as u8;
         for op in ops {
             let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
             let (at, len) = [(op.head_at, head), (op.body_at, body)][part];
-            let bytes = landing[at..][..len].iter_mut();
+            let bytes = dest[at..][..len].iter_mut();
             bytes.step_by(3 + 2 * part).for_each(|b| *b ^= noise);
         }
     }
@@ -228,7 +228,7 @@ const fn post(to: RemoteAddr, action: Action) -> Post {
 fn check_ops(op: &'static str, ops: &[ReadOp], head: usize, body: usize) -> Result<(), LaneError> {
     let fits = ops.iter().all(|o| o.fits(head, body));
     if !fits {
-        let what = "a landing that is too short";
+        let what = "a destination that is too short";
         return Err(LaneError::Usage { op, what });
     }
     if !ops.iter().all(|o| o.head_len.is_multiple_of(8)) {
@@ -334,13 +334,13 @@ impl ClientLane for SimClientLane {
         oldest.move_taken(ops, body, false);
         core.send_reads(id);
         drop(core);
-        let landing = &mut *body;
+        let dest = &mut *body;
         let waited = self.wait_until("wait_read", deadline, |core| {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
             if let Some(taker) = &mut taker {
-                batches[at].offer(rng, &mut **taker, landing);
+                batches[at].offer(rng, &mut **taker, dest);
             }
             batches[at].is_complete().then(|| batches.remove(at))
         });

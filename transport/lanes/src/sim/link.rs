@@ -218,10 +218,10 @@ impl Core {
         let stream = self.link(id).stream(way);
         let Stream { held, flying, .. } = stream;
         flying.append(held);
-        self.schedule_landing(id, way);
+        self.schedule_placement(id, way);
     }
 
-    pub(super) fn schedule_landing(&mut self, id: LinkId, way: Way) {
+    pub(super) fn schedule_placement(&mut self, id: LinkId, way: Way) {
         let stream = self.link(id).stream(way);
         if !stream.scheduled && !stream.flying.is_empty() {
             stream.scheduled = true;

@@ -45,7 +45,7 @@ impl Core {
         } else {
             self.link(id).stream(way).flying.insert(place, post);
         }
-        self.schedule_landing(id, way);
+        self.schedule_placement(id, way);
     }
 
     /// A WRITE is complete before earlier posts: its owner may see it. If it is a signal, the wake-up keeps

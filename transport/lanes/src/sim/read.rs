@@ -52,7 +52,7 @@ struct Done {
 
 impl Done {
     /// Places the data at the offsets of `op`. A read that was taken gets [`NO_VALUE`] as its head.
-    fn land(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
+    fn place(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
         if self.taken {
@@ -72,14 +72,14 @@ impl Batch {
     /// Places the data of reads that were not taken.
     pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
-            done.land(&done.op, into);
+            done.place(&done.op, into);
         }
     }
 
     /// Places the data like [`Self::deliver`], at the offsets of the same reads in `ops`.
     pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
-            done.land(&ops[done.nth], into);
+            done.place(&ops[done.nth], into);
         }
     }
 

@@ -172,7 +172,7 @@ impl Inbound {
                     let moved = moved?;
                     if let Moved::Bytes(n) = moved {
                         let here = n.min(named);
-                        target.landed(here);
+                        target.received(here);
                         *left -= here;
                         self.input.arrived(n - here);
                     }

@@ -54,7 +54,7 @@ impl TcpClientLane {
             return Err(e);
         }
         let Posted { plan, batch } = &mut posted;
-        plan.move_landed((&batch.ops, &batch.body), (ops, body));
+        plan.move_placed((&batch.ops, &batch.body), (ops, body));
         self.inbound.batches_asked = self.inbound.batches_asked.saturating_sub(1);
         self.inbound.is_direct = true;
         let mut caller = Some(Target {
@@ -72,7 +72,7 @@ impl TcpClientLane {
         // The rest is received into the batch's own memory.
         let Posted { plan, batch } = &mut posted;
         if !on(Mutant::LatePartNotMoved) {
-            plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
+            plan.move_placed((ops, body), (&batch.ops, &mut batch.body));
         }
         self.inbound.batches_asked += usize::from(plan.is_asked(ops));
         self.inbound.batches.push_front(posted);
