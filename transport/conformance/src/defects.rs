@@ -193,14 +193,14 @@ impl ClientLane for BadLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         if matches!(self.defect, Defect::ReadChangesAByte | Defect::FenceIgnored) {
-            taker.restart();
+            unpacker.restart();
             return self.read(ops, into, deadline);
         }
-        let done = self.inner.read_unpack(ops, into, taker, deadline);
+        let done = self.inner.read_unpack(ops, into, unpacker, deadline);
         self.change(done)
     }
 
@@ -213,10 +213,10 @@ impl ClientLane for BadLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        let done = self.inner.wait_read(tag, ops, body, taker, deadline);
+        let done = self.inner.wait_read(tag, ops, body, unpacker, deadline);
         let mut batch = self.change(done)?;
         if let Some(batch) = &mut batch {
             batch.tag ^= u64::from(self.defect == Defect::BatchesMixed);

@@ -270,7 +270,7 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Reads like [`ClientLane::read`], but first offers data to `taker`, where it arrives complete in
+    /// Reads like [`ClientLane::read`], but first offers data to `unpacker`, where it arrives complete in
     /// memory of the lane.
     ///
     /// # Errors
@@ -279,7 +279,7 @@ pub trait ClientLane: Send {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
@@ -294,12 +294,12 @@ pub trait ClientLane: Send {
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
     /// Waits for the batch `tag` and places its remaining bodies in `body`. Afterwards `body` holds all
-    /// bodies (F13) and the returned batch holds the heads, except those of reads that `taker` took. `ops`
+    /// bodies (F13) and the returned batch holds the heads, except those of reads that `unpacker` took. `ops`
     /// are the reads of the batch with their offsets in `body`.
     ///
     /// Returns `None` where the transport places reads only in the submitted memory. Also for a batch that
     /// is not the oldest under way, and at the deadline. The batch then stays under way and `body` is
-    /// unspecified. Bytes that `taker` wrote were copied from `body` to their offsets in the batch.
+    /// unspecified. Bytes that `unpacker` wrote were copied from `body` to their offsets in the batch.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -308,7 +308,7 @@ pub trait ClientLane: Send {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError>;
 

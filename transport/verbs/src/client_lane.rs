@@ -377,10 +377,10 @@ impl ClientLane for VerbsClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
+        unpacker.restart();
         self.read(ops, into, deadline)
     }
 
@@ -403,7 +403,7 @@ impl ClientLane for VerbsClientLane {
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Unpack>,
+        _unpacker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         Ok(None)

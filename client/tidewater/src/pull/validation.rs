@@ -75,7 +75,7 @@ impl Unpack for RowValidator<'_> {
         self.rows.iter_mut().for_each(|row| row.taken = None);
     }
 
-    fn take(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
+    fn unpack(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
         let row_bytes = self.row_bytes;
         let whole = raw.chunks_exact(ROW_HEADER_BYTES + row_bytes);
         let mut taken = 0;

@@ -274,10 +274,10 @@ impl ClientLane for ShmClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         _deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
+        unpacker.restart();
         self.run(ops, into)
     }
 
@@ -302,7 +302,7 @@ impl ClientLane for ShmClientLane {
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Unpack>,
+        _unpacker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.open("wait_read").map(|()| None)

@@ -118,7 +118,7 @@ impl SimClientLane {
         &mut self,
         ops: &[ReadOp],
         mut into: ReadDest<'_>,
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         check_ops("read", ops, into.head.len(), into.body.len())?;
@@ -133,8 +133,8 @@ impl SimClientLane {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
-            if let Some(taker) = &mut taker {
-                batches[at].offer(rng, &mut **taker, body);
+            if let Some(unpacker) = &mut unpacker {
+                batches[at].offer(rng, &mut **unpacker, body);
             }
             batches[at].is_complete().then(|| batches.swap_remove(at))
         });
@@ -273,11 +273,11 @@ impl ClientLane for SimClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
-        self.read_as(ops, into, Some(taker), deadline)
+        unpacker.restart();
+        self.read_as(ops, into, Some(unpacker), deadline)
     }
 
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -310,7 +310,7 @@ impl ClientLane for SimClientLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.begin("wait_read")?;
@@ -339,8 +339,8 @@ impl ClientLane for SimClientLane {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
-            if let Some(taker) = &mut taker {
-                batches[at].offer(rng, &mut **taker, dest);
+            if let Some(unpacker) = &mut unpacker {
+                batches[at].offer(rng, &mut **unpacker, dest);
             }
             batches[at].is_complete().then(|| batches.remove(at))
         });

@@ -44,9 +44,9 @@ struct Done {
     nth: usize,
     op: ReadOp,
     data: Vec<u8>,
-    /// Whether the read was offered to a taker.
+    /// Whether the read was offered to a unpacker.
     offered: bool,
-    /// Whether a taker has the read: it is not placed.
+    /// Whether a unpacker has the read: it is not placed.
     taken: bool,
 }
 
@@ -93,7 +93,7 @@ impl Batch {
         self.owned.take()
     }
 
-    /// Copies bytes that takers put into the batch's own memory to `body`, at the offsets of the same reads
+    /// Copies bytes that unpackers put into the batch's own memory to `body`, at the offsets of the same reads
     /// in `ops`; or back.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
@@ -111,9 +111,9 @@ impl Batch {
         }
     }
 
-    /// Offers complete reads to a taker, some with the bytes that follow them. A read is offered at most
+    /// Offers complete reads to a unpacker, some with the bytes that follow them. A read is offered at most
     /// once, so that others are placed.
-    pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Unpack, body: &mut [u8]) {
+    pub(super) fn offer(&mut self, rng: &mut Rng, unpacker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
         while at < self.done.len() {
@@ -134,7 +134,7 @@ impl Batch {
                     break;
                 }
             }
-            let taken = taker.take(first, &raw, body);
+            let taken = unpacker.unpack(first, &raw, body);
             for done in self.done.iter_mut().skip(at).take(taken) {
                 (done.offered, done.taken) = (true, true);
             }

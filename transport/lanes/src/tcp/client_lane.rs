@@ -109,7 +109,7 @@ impl Posted {
             ops: &self.batch.ops,
             head: &mut self.batch.head,
             body: &mut self.batch.body,
-            taker: None,
+            unpacker: None,
         }
     }
 }
@@ -434,7 +434,7 @@ impl TcpClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.begin("read")?;
@@ -445,7 +445,7 @@ impl TcpClientLane {
             ops,
             head: into.head,
             body: into.body,
-            taker: reborrow(&mut taker),
+            unpacker: reborrow(&mut unpacker),
         });
         let result = self.wait(&mut caller, deadline, |_, caller| {
             caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
@@ -510,11 +510,11 @@ impl ClientLane for TcpClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
-        self.read_as(ops, into, Some(taker), deadline)
+        unpacker.restart();
+        self.read_as(ops, into, Some(unpacker), deadline)
     }
 
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -538,11 +538,11 @@ impl ClientLane for TcpClientLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.begin("wait_read")?;
-        let finished = self.recv_direct(tag, ops, body, taker, deadline);
+        let finished = self.recv_direct(tag, ops, body, unpacker, deadline);
         self.end(finished)
     }
 

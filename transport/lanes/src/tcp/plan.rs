@@ -147,7 +147,7 @@ pub(super) struct Target<'a> {
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
     /// Receives the offer of data that is not placed yet.
-    pub(super) taker: Option<&'a mut dyn Unpack>,
+    pub(super) unpacker: Option<&'a mut dyn Unpack>,
 }
 
 impl Target<'_> {
@@ -158,24 +158,24 @@ impl Target<'_> {
             ops: self.ops,
             head: self.head,
             body: self.body,
-            taker: reborrow(&mut self.taker),
+            unpacker: reborrow(&mut self.unpacker),
         }
     }
 
     /// Consumes the next bytes of an answer, of which `missing` more bytes follow; returns the number
-    /// consumed. A short read that is cut stays in the input until it is complete, so that the taker can be
+    /// consumed. A short read that is cut stays in the input until it is complete, so that the unpacker can be
     /// offered it.
     pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
         let mut rest = bytes;
         while !rest.is_empty()
-            && let Some(taker) = &mut self.taker
+            && let Some(unpacker) = &mut self.unpacker
             && let Some(op) = self.plan.placed.settle(self.ops)
         {
             let Cursor { op: first, at } = self.plan.placed;
             let left = (op.len - at) as usize;
             if at == 0 && left <= TAKEN_BYTES_MAX {
                 if left <= rest.len() {
-                    let taken = taker.take(first, rest, self.body);
+                    let taken = unpacker.unpack(first, rest, self.body);
                     let reads = self.ops.iter().skip(first).take(taken);
                     let bytes: usize = reads.map(|op| op.len as usize).sum();
                     if let (1.., Some(behind)) = (taken, rest.get(bytes..)) {
@@ -265,10 +265,12 @@ impl Target<'_> {
     }
 }
 
-/// Reborrows a taker for a shorter lifetime.
-pub(super) fn reborrow<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
-    match taker {
-        Some(taker) => Some(&mut **taker),
+/// Reborrows a unpacker for a shorter lifetime.
+pub(super) fn reborrow<'a>(
+    unpacker: &'a mut Option<&mut dyn Unpack>,
+) -> Option<&'a mut dyn Unpack> {
+    match unpacker {
+        Some(unpacker) => Some(&mut **unpacker),
         None => None,
     }
 }
@@ -333,7 +335,7 @@ mod tests {
                 }
             }
             let (mut head, mut body) = (vec![0; head_at], vec![0; body_at]);
-            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body, taker: None };
+            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body, unpacker: None };
             let (mut rest, mut cuts) = (&stream[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(cuts.next().unwrap() * 7));

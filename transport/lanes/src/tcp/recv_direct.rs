@@ -35,7 +35,7 @@ impl TcpClientLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         let oldest = self.inbound.batches.front();
@@ -62,7 +62,7 @@ impl TcpClientLane {
             ops,
             head: &mut batch.head,
             body,
-            taker: reborrow(&mut taker),
+            unpacker: reborrow(&mut unpacker),
         });
         let waited = self.wait_direct(&mut caller, deadline);
         self.inbound.is_direct = false;
