@@ -89,7 +89,7 @@ struct ReactorState {
 }
 
 /// Token of the waker.
-const BELL: u64 = u64::MAX;
+const WAKER: u64 = u64::MAX;
 /// Token of descriptors that have owners which poll at each wake-up anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
@@ -211,18 +211,18 @@ impl Reactor {
         // An interrupted or failed wait is a spurious wake-up: each owner polls again anyway.
         let woken = epoll::wait(&self.0.epoll, &mut events, Some(&rest));
         self.0.sleeps.fetch_add(1, Ordering::Relaxed);
-        let mut rang = false;
+        let mut is_woken = false;
         if let Ok((events, _)) = woken {
             let all = self.told();
             for event in &*events {
                 let token = event.data.u64();
-                rang |= token == BELL;
+                is_woken |= token == WAKER;
                 if let Some(Some(told)) = all.get(usize::try_from(token).unwrap_or(usize::MAX)) {
                     told.set(true);
                 }
             }
         }
-        rang
+        is_woken
     }
 
     /// Number of sleeps that have ended. A descriptor that was not marked since the last sleep had no input
@@ -378,7 +378,7 @@ impl OsParker {
     fn with(spin: Duration, awake: bool) -> io::Result<Self> {
         let watch = Reactor::new(awake)?;
         let waker = Waker::new()?;
-        watch.add_as(&waker, BELL, false)?;
+        watch.add_as(&waker, WAKER, false)?;
         Ok(Self {
             watch,
             waker,

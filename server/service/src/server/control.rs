@@ -52,7 +52,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
-const BELL: ConnId = 2;
+const WAKER: ConnId = 2;
 /// Number for the RDMA devices that have events.
 pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
@@ -137,7 +137,7 @@ impl Control {
             kept_until,
         };
         control
-            .watch(&control.waker, BELL)
+            .watch(&control.waker, WAKER)
             .map_err(system(failed))?;
         control.listen().map_err(system(failed))?;
         Ok(control)
@@ -176,7 +176,7 @@ impl Control {
             for (id, flags) in ready {
                 match id {
                     TCP | UNIX => self.accept(id),
-                    BELL => self.obey(),
+                    WAKER => self.obey(),
                     DEVICES => self.sessions.hear_devices(),
                     _ => self.serve(id, flags),
                 }

@@ -513,7 +513,7 @@ impl ServerLane for SimServerLane {
     fn signal(&mut self) -> Result<(), LaneError> {
         self.begin("signal")?;
         let mut core = self.world.0.lock();
-        core.post(self.id, Way::ToClient, post(mail(0), Action::Ring), true);
+        core.post(self.id, Way::ToClient, post(mail(0), Action::Signal), true);
         Ok(())
     }
 

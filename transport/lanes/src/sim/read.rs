@@ -335,8 +335,8 @@ impl Core {
     /// finds them.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
-        let parker = link.client_sleeper;
-        let mut rings = false;
+        let parker = link.client_parker;
+        let mut wakes = false;
         let Link {
             batches, finished, ..
         } = link;
@@ -350,12 +350,12 @@ impl Core {
             let (head, body) = (&mut owned.head[..], &mut owned.body[..]);
             batch.deliver(&mut ReadDest { head, body });
             finished.push_back(owned);
-            rings = true;
+            wakes = true;
             false
         });
         self.wake_client(id);
-        if rings {
-            self.ring(parker);
+        if wakes {
+            self.wake_parker(parker);
         }
     }
 }
