@@ -284,7 +284,7 @@ impl Client {
     }
 
     /// A cell of the mailbox, if its checksum matches.
-    pub(crate) fn told(&self, cell: usize) -> Option<u64> {
+    pub(crate) fn posted(&self, cell: usize) -> Option<u64> {
         let words = self.lane.mailbox().words(MAIL_AT + cell * 64, 16);
         let pair = [words.load_acquire(0), words.load_acquire(8)];
         CheckedU64(pair).value(SALT).filter(|_| pair[0] != 0)

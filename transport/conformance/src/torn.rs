@@ -79,12 +79,12 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
 /// the reads, and it cannot tear its own writes.
 pub(crate) fn rows(rig: &dyn Rig, reads: u64) -> Seen {
     let memory = Arc::new(OnceLock::new());
-    let (told, done) = (Arc::clone(&memory), Arc::new(AtomicBool::new(false)));
+    let (shared, done) = (Arc::clone(&memory), Arc::new(AtomicBool::new(false)));
     let stop = Arc::clone(&done);
     let total = Arc::new(Mutex::new(Seen::default()));
     let sum = Arc::clone(&total);
     let server = Box::new(move |server: Server| {
-        told.get_or_init(|| Arc::clone(&server.public));
+        shared.get_or_init(|| Arc::clone(&server.public));
         server.serve();
     });
     let writer = Box::new(move |client: Client| {

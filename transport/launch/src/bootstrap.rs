@@ -42,7 +42,7 @@ impl BootstrapRecord {
     /// The record of a launch of `size` processes with this process as rank 0. It listens at `addresses`;
     /// the first that fit are included.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
-        let is_told = |address: &String| is_address(address) && !address.contains(',');
+        let is_usable = |address: &String| is_address(address) && !address.contains(',');
         let host: String = tidewater_topology::hostinfo::host_name();
         let mut record = Self {
             size,
@@ -51,7 +51,7 @@ impl BootstrapRecord {
             host: host.chars().filter(|&c| is_plain(c)).collect(),
             addresses: addresses
                 .into_iter()
-                .filter(is_told)
+                .filter(is_usable)
                 .take(BOOTSTRAP_ADDRESSES_MAX)
                 .collect(),
         };

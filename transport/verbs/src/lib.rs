@@ -122,7 +122,7 @@ pub fn pair(
     let offer = LaneOffer::new(client, thread, pulls, mailbox_bytes(ring_bytes))?;
     let connect = offer.connect(ApplierId(0), salt);
     let name = "loopback client".to_owned();
-    let (port, told) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;
-    let lane = offer.open(&told, "loopback server".to_owned())?;
+    let (port, connected) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;
+    let lane = offer.open(&connected, "loopback server".to_owned())?;
     Ok((lane, port, inbox))
 }

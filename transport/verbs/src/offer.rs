@@ -106,16 +106,20 @@ impl LaneOffer {
     ///
     /// # Errors
     /// [`VerbsError`]: the answer has impossible values, or there is no route to the server.
-    pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
+    pub fn open(
+        self,
+        connected: &VerbsConnected,
+        peer: String,
+    ) -> Result<VerbsClientLane, VerbsError> {
         let open_port = self.domain.open_port();
         let mut peers = peers(
             self.pairs.push.path(),
-            &told.end,
+            &connected.end,
             1 + self.pairs.pulls.len(),
         )?
         .into_iter();
         // The server has them in use by now.
-        if told.end.ece.is_some() && !self.pairs.set_ece(told.end.ece)? {
+        if connected.end.ece.is_some() && !self.pairs.set_ece(connected.end.ece)? {
             return Err(open_port
                 .device()
                 .failed("ibv_set_ece", rustix::io::Errno::INVAL));
@@ -133,25 +137,26 @@ impl LaneOffer {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if cores > 1 { SPIN } else { Duration::ZERO };
         let waiter = Waiter::new(&self.arrivals, &self.sends, spin);
-        let credits = Credits::new(told.end.receives, VERBS_RECEIVES);
+        let credits = Credits::new(connected.end.receives, VERBS_RECEIVES);
         let mut sender = Sender::new(push, self.sends, self.copies, credits);
-        if told.tails == VerbsTails::Polled {
+        if connected.tails == VerbsTails::Polled {
             sender.set_polled();
         }
         sender
             .greet()
             .map_err(|fault| fault.into_verbs(open_port))?;
         let directory = Target {
-            rkey: told.directory.key.0,
-            address: told.directory.address,
+            rkey: connected.directory.key.0,
+            address: connected.directory.address,
         };
-        let cells = (told.directory.len / KEY_CELL_BYTES as u64).min(u64::from(u32::MAX)) as u32;
-        let inbox_rkey = told.inbox.key.0;
+        let cells =
+            (connected.directory.len / KEY_CELL_BYTES as u64).min(u64::from(u32::MAX)) as u32;
+        let inbox_rkey = connected.inbox.key.0;
         let engine = Engine {
             sender,
             pulls: Pulls::new(pulls, open_port.device().limits()),
             arrivals: self.arrivals,
-            keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
+            keys: Keys::new(inbox_rkey, directory, cells, connected.directory_salt),
             batch: [Completion::EMPTY; BATCH],
             probe_at: None,
         };
@@ -165,7 +170,7 @@ impl LaneOffer {
             self.mailbox,
             Box::new(live),
             self.domain,
-            self.atomics && told.atomics,
+            self.atomics && connected.atomics,
         ))
     }
 }

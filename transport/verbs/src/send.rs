@@ -214,7 +214,7 @@ impl Sender {
         to: Target,
         bytes: &[u8],
     ) -> Result<bool, LaneFailure> {
-        if self.polled && !(self.credits.is_worth_telling() && self.credits.may_signal()) {
+        if self.polled && !(self.credits.is_worth_announcing() && self.credits.may_signal()) {
             return self.write(request, to, bytes);
         }
         if !self.credits.may_signal() || !self.has_room(2)? {

@@ -151,7 +151,7 @@ impl VerbsServerLane {
         };
         let (registered, rkey) = open_inbox(domain, inbox, &mut push, &sends)?;
         let (directory, directory_salt) = domain.directory();
-        let told = VerbsConnected {
+        let connected = VerbsConnected {
             applier: offer.applier,
             end,
             inbox: Remote {
@@ -191,7 +191,7 @@ impl VerbsServerLane {
             ending: None,
             broken: None,
         };
-        Ok((port, told))
+        Ok((port, connected))
     }
 
     /// Returns the number of requests to the device so far; zeros once it is destroyed.

@@ -184,9 +184,9 @@ mod tests {
     fn hosts_slots_and_comments() {
         let text = "# two\n\nnode1 slots=4  # the first\n\tuser@node-2.cluster\nfe80::7 slots=1\n";
         let hosts = parse(text).unwrap();
-        let told: Vec<_> = hosts.iter().map(|h| (h.name.as_str(), h.slots)).collect();
+        let found: Vec<_> = hosts.iter().map(|h| (h.name.as_str(), h.slots)).collect();
         let expected = [("node1", 4), ("user@node-2.cluster", 1), ("fe80::7", 1)];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         assert!(parse("#\n").unwrap().is_empty());
     }
 
@@ -220,16 +220,16 @@ mod tests {
     fn a_file_that_is_none_is_told_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
-        let told = |path: &Path| read(path).unwrap_err().to_string();
-        assert!(told(&path).contains("cannot read the hostfile"));
+        let error_of = |path: &Path| read(path).unwrap_err().to_string();
+        assert!(error_of(&path).contains("cannot read the hostfile"));
         std::fs::write(&path, "a\nb c\n").unwrap();
-        assert!(told(&path).contains("hosts, line 2: \"c\" is not slots=N"));
+        assert!(error_of(&path).contains("hosts, line 2: \"c\" is not slots=N"));
         std::fs::write(&path, "# nobody\n").unwrap();
-        assert!(told(&path).contains("names no host"));
+        assert!(error_of(&path).contains("names no host"));
         std::fs::write(&path, b"\xff").unwrap();
-        assert!(told(&path).contains("no text"));
+        assert!(error_of(&path).contains("no text"));
         std::fs::write(&path, vec![b'\n'; HOSTFILE_BYTES_MAX as usize + 1]).unwrap();
-        assert!(told(&path).contains("too long"));
+        assert!(error_of(&path).contains("too long"));
     }
 
     #[test]

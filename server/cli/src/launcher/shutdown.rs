@@ -178,8 +178,8 @@ impl Job {
     }
 
     fn step_starting(&mut self) -> bool {
-        if let Some(told) = self.spawner.coordinator.take() {
-            self.spawner.coordinator = Some(self.far.listens(told));
+        if let Some(address) = self.spawner.coordinator.take() {
+            self.spawner.coordinator = Some(self.far.listens(address));
             self.stage = Stage::Running;
             self.deadline = None;
             self.start_members();

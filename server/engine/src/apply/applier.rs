@@ -586,8 +586,8 @@ impl Applier {
             let (before, from) = self.rings.split_at_mut(last_to_tick);
             for ring in from.iter_mut().chain(before).filter(of_job) {
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
-                let told = ring.post(mailbox_clock_at(domain.0), &bytes);
-                let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
+                let posted = ring.post(mailbox_clock_at(domain.0), &bytes);
+                let sent = posted.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
                 if sent.is_err() {
                     ring.end_port();
                 }

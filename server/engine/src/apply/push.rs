@@ -56,10 +56,10 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
     if (flags.weight || flags.encoding.is_some()) && !is_sum_of_floats {
         return Err(wrong_operation(header));
     }
-    let told = header.flags.dtype.map_or(0, |d| d.code());
-    if told != table.spec.dtype.code() {
+    let dtype_code = header.flags.dtype.map_or(0, |d| d.code());
+    if dtype_code != table.spec.dtype.code() {
         return Err(RejectReason::WrongDType {
-            frame: told.into(),
+            frame: dtype_code.into(),
             table: table.spec.dtype.code().into(),
         });
     }
@@ -236,11 +236,11 @@ impl Engine {
         hints: bool,
     ) -> Result<(), Refusal> {
         let (keys, _) = payload.as_chunks::<8>();
-        let told = match hints {
+        let locs = match hints {
             true => &payload[parts.locs_at..],
             false => &[],
         };
-        let (locs, _) = told.as_chunks::<8>();
+        let (locs, _) = locs.as_chunks::<8>();
         let hint = |row: usize| match hints {
             true => RowLocation(u64::from_le_bytes(locs[row])),
             false => RowLocation(0),

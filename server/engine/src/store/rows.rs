@@ -175,7 +175,7 @@ impl RowWriter {
             (128, 128) => self.apply_sized(&push, Known::<128, 128>),
             (256, 0) => self.apply_sized(&push, Known::<256, 0>),
             (256, 256) => self.apply_sized(&push, Known::<256, 256>),
-            (payload, state) => self.apply_sized(&push, Told { payload, state }),
+            (payload, state) => self.apply_sized(&push, Measured { payload, state }),
         }
     }
 
@@ -397,7 +397,7 @@ trait Size {
 
 struct Known<const PAYLOAD: usize, const STATE: usize>;
 
-struct Told {
+struct Measured {
     payload: usize,
     state: usize,
 }
@@ -413,7 +413,7 @@ impl<const PAYLOAD: usize, const STATE: usize> Size for Known<PAYLOAD, STATE> {
     }
 }
 
-impl Size for Told {
+impl Size for Measured {
     #[inline(always)]
     fn payload(&self) -> usize {
         self.payload

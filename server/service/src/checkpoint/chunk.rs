@@ -96,8 +96,8 @@ impl Line {
 
     /// `None` for anything but line `number` of the file of this nonce, within limits.
     pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
-        let [kind, a, b, c, d, told_number, told_nonce] = open(bytes)?;
-        if (told_number, told_nonce) != (number, nonce) {
+        let [kind, a, b, c, d, stored_number, stored_nonce] = open(bytes)?;
+        if (stored_number, stored_nonce) != (number, nonce) {
             return None;
         }
         match kind {

@@ -468,9 +468,9 @@ impl Coordinator {
             .collect();
         let (rows, clocks) = (manifest.rows(), manifest.clocks());
         if let Some(job) = self.jobs.get_mut(&namespace) {
-            for told in &clocks {
-                let base = job.base.entry(told.domain).or_default();
-                *base = told.clock.max(*base);
+            for entry in &clocks {
+                let base = job.base.entry(entry.domain).or_default();
+                *base = entry.clock.max(*base);
             }
         }
         self.actions.push(Action::Files(op, FileTask::EndLoad));

@@ -356,7 +356,7 @@ impl Coordinator {
     }
 
     /// Whether the end of a failed launch waits for processes that have yet to get the reason.
-    pub(super) fn is_still_telling(&self) -> bool {
+    pub(super) fn is_still_sending(&self) -> bool {
         let failed = self.gathering.as_ref().is_some_and(|g| g.failed.is_some());
         failed && !self.peers.is_empty()
     }

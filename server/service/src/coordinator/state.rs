@@ -151,9 +151,9 @@ pub(super) struct Server {
     /// `None` until the server has joined.
     pub(super) member: Option<ServerMember>,
     /// A notification of members is under way; there is one at a time.
-    pub(super) telling: bool,
+    pub(super) sending: bool,
     /// Jobs with members that changed meanwhile, the longest ago first.
-    pub(super) untold: VecDeque<String>,
+    pub(super) unsent: VecDeque<String>,
     /// Process id on its host.
     pub(super) pid: u32,
     /// Successors that its holder starts if a signal ends it.
@@ -387,7 +387,7 @@ impl Coordinator {
             Purpose::Create(table) => self.table_created(table, server, answer),
             Purpose::Release(table) => self.table_released(table, server),
             Purpose::Cleanup => {}
-            Purpose::Members => self.members_told(server),
+            Purpose::Members => self.members_sent(server),
             Purpose::EndJob(job) => self.job_let_go(job, server),
             Purpose::Save(op) => self.part_saved(op, server, answer),
             Purpose::Load(op) => self.part_loaded(op, server, answer),
@@ -427,7 +427,7 @@ impl Coordinator {
             // No process waits for an observer.
             Role::Observer => {}
         }
-        let is_left = self.servers.is_empty() && !self.is_still_telling() && !self.awaits_servers();
+        let is_left = self.servers.is_empty() && !self.is_still_sending() && !self.awaits_servers();
         if matches!(self.phase, Phase::Stopping(_)) && is_left {
             self.phase = Phase::Ended;
         }
@@ -522,7 +522,7 @@ impl Coordinator {
         };
         match request {
             Ask::Join(join) => self.join(asker, join),
-            Ask::Register(told) => self.rendezvous(asker, told),
+            Ask::Register(register) => self.rendezvous(asker, register),
             Ask::Status { server } => self.status(asker, server),
             Ask::CreateTable(spec) => self.create_table(asker, namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, namespace, &name),

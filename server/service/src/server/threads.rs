@@ -251,8 +251,8 @@ pub(super) fn check_busy_poll(
 
 /// The address that clients use, if it is known.
 fn listens(config: &ServerConfig) -> Option<IpAddr> {
-    let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
-    told.or_else(|| config.tcp.map(|address| address.ip()))
+    let advertised = config.advertise.as_ref().and_then(|host| host.parse().ok());
+    advertised.or_else(|| config.tcp.map(|address| address.ip()))
 }
 
 /// How long an applier spins before it parks.

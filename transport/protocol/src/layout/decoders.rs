@@ -288,8 +288,8 @@ fn key_cell(bytes: &[u8]) {
     };
     let index = word_at(rest, 0) as u32;
     if let Some(cell) = KeyCell::from_bytes(raw, SALT, index) {
-        let told = cell.to_bytes(SALT, index);
-        debug_assert_eq!(told, *raw, "two encodings of {cell:?}");
+        let encoded = cell.to_bytes(SALT, index);
+        debug_assert_eq!(encoded, *raw, "two encodings of {cell:?}");
     }
     let (key, rkey) = (word_at(raw, 0) as u32, word_at(raw, 8) as u32);
     let key = RegionKey(key);
@@ -333,13 +333,13 @@ fn row(bytes: &[u8]) {
     };
     if let Some(ver) = verify_row(SALT, key, head, payload) {
         debug_assert!(ver.is_valid());
-        let told = row_head(ver, row_chk(SALT, key, ver, payload));
-        debug_assert!(told == *head, "a row with a wrong checksum");
+        let encoded = row_head(ver, row_chk(SALT, key, ver, payload));
+        debug_assert!(encoded == *head, "a row with a wrong checksum");
     }
     let mut out = vec![0; payload.len()];
     let copy = copy_verifying(SALT, key, head, payload, &mut out);
-    let told = verify_row(SALT, key, head, payload);
-    debug_assert!(copy.validated.then_some(copy.ver) == told && out == payload);
+    let verified = verify_row(SALT, key, head, payload);
+    debug_assert!(copy.validated.then_some(copy.ver) == verified && out == payload);
     let ver = RowVersion::of_head(head);
     let sealed = row_head(ver, row_chk(SALT, key, ver, payload));
     let found = verify_row(SALT, key, &sealed, payload);

@@ -126,8 +126,8 @@ mod tests {
         };
         let payload = [5u8; 8];
         let chk = header.hasher(11).finish_bytes(&payload);
-        let (back, told) = ReplyHeader::from_line(&header.to_line(chk)).unwrap();
-        assert_eq!((back, told), (header, chk));
+        let (back, stored) = ReplyHeader::from_line(&header.to_line(chk)).unwrap();
+        assert_eq!((back, stored), (header, chk));
         for other in [
             ReplyHeader {
                 user_tag: 78,

@@ -147,17 +147,17 @@ pub fn copy_verifying(
     RowCopy { ver, validated }
 }
 
-/// Whether the version is valid and the header's checksum `told` equals the one that `chk` computes.
+/// Whether the version is valid and the header's checksum `stored` equals the one that `chk` computes.
 /// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
 #[inline(always)]
-pub fn checksum_matches(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
+pub fn checksum_matches(ver: RowVersion, stored: u64, chk: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
         return false;
     }
     if mutants::on(Mutant::AcceptWithoutHash) {
         return true;
     }
-    chk() == told
+    chk() == stored
 }
 
 /// Encodes the header of a row, in memory order.

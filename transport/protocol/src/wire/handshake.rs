@@ -340,7 +340,7 @@ impl ServerHandshake {
         if let Err(error) = &result {
             let refused = Refused {
                 version: PROTOCOL_VERSION,
-                refusal: told(error),
+                refusal: refusal_for(error),
             };
             frame::append_with(out, kind::REFUSED, |body| {
                 refused.encode(body);
@@ -423,7 +423,7 @@ impl ServerHandshake {
 
 /// Refusal that the peer receives for `error`: complete once authenticated, else only a version
 /// mismatch.
-fn told(error: &HandshakeError) -> Refusal {
+fn refusal_for(error: &HandshakeError) -> Refusal {
     match error {
         HandshakeError::Rejected { refusal, .. } => refusal.clone(),
         HandshakeError::Version { ours, theirs } => Refusal::new(

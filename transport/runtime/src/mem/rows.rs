@@ -13,10 +13,10 @@ use tidewater_protocol::layout::row::{
 /// When `row` is shorter than a header and `out`.
 #[inline]
 pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy {
-    let (ver, told) = (RowVersion(row.load(0)), row.load(8));
+    let (ver, stored) = (RowVersion(row.load(0)), row.load(8));
     let hash = row_hasher(salt, key, ver, out.len());
     let chk = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
-    let validated = checksum_matches(ver, told, || chk);
+    let validated = checksum_matches(ver, stored, || chk);
     RowCopy { ver, validated }
 }
 
@@ -62,8 +62,8 @@ mod tests {
             let copy = copy_row(row, 5, 6, &mut out);
             prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
             let head = bytes.first_chunk().unwrap();
-            let told = verify_row(5, 6, head, &out);
-            prop_assert_eq!(copy.validated.then_some(copy.ver), told);
+            let verified = verify_row(5, 6, head, &out);
+            prop_assert_eq!(copy.validated.then_some(copy.ver), verified);
             prop_assert!(flipped.is_none() || !copy.validated);
             out.fill(0);
             prop_assert_eq!(copy_row_unvalidated(row, &mut out), copy.ver);
