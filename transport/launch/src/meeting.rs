@@ -19,8 +19,10 @@ use tidewater_runtime::clock::Deadline;
 
 /// Key of the record at the launcher.
 const KEY: &str = "tidewater-card";
-/// First and longest pause between two reads of a directory.
-const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+/// First pause between two reads of a directory.
+const PAUSE_FIRST: Duration = Duration::from_millis(5);
+/// Longest pause between two reads of a directory.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// Reason why the rendezvous failed.
 #[derive(Debug, thiserror::Error)]
@@ -114,10 +116,10 @@ impl Pending {
         let Some(path) = self.theirs else { return };
         let limit = Deadline::after(LINGER);
         while !limit.passed() && path.exists() {
-            std::thread::sleep(PAUSE[0]);
+            std::thread::sleep(PAUSE_FIRST);
         }
         // The folder around it is removed last.
-        std::thread::sleep(PAUSE[1].min(limit.left()));
+        std::thread::sleep(PAUSE_MAX.min(limit.left()));
     }
 }
 
@@ -208,7 +210,7 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending)
 
 /// The record in a directory, present or written before the deadline.
 fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, MeetError> {
-    let mut pause = PAUSE[0];
+    let mut pause = PAUSE_FIRST;
     loop {
         if let Some((record, _)) = directory::read(path)? {
             return Ok(Some(record));
@@ -217,7 +219,7 @@ fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, M
             return Ok(None);
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE[1]);
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
