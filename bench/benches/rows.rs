@@ -9,6 +9,7 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use tidewater::TableBuilder;
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::index::Index;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
 use tidewater_engine::store::prealloc::Preallocator;
@@ -58,7 +59,7 @@ impl Shard {
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).expect("two pages");
         let all = (0..PARTITIONS).map(PartitionId);
         let preallocator = Preallocator::start().expect("a thread");
-        let shard_id = (TableId(1), 0);
+        let shard_id = ShardId::new(TableId(1), 0);
         let mut shard =
             SparseShard::new(&memory, &preallocator, shard_id, &spec, all).expect("a shard");
         let create = |row| {

@@ -8,8 +8,8 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::{Store, Table};
 use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
-use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -144,7 +144,7 @@ impl Applier {
             source,
         })?;
         let all = (0..PARTITIONS).map(PartitionId);
-        let table = Table::new(&memory, &preallocator, (TABLE, 0), &spec, all);
+        let table = Table::new(&memory, &preallocator, ShardId::new(TABLE, 0), &spec, all);
         engine.add_table(table.map_err(store)?);
         let kernel = RowKernel::new(&rule.optimizer, DType::F32, 1).map_err(store)?;
         let mut applier = Self {

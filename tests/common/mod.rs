@@ -33,9 +33,9 @@ use tidewater_engine::apply::command::{ApplierHandle, Command};
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::ring_reader::{Ring, RingOwner};
-use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::memory::DOZE_AT;
 use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_lanes::fabric::{ClientLane, Inbox, Mailbox, RemoteAddr, ServerLane, TransportKind};
 use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane};
@@ -544,10 +544,10 @@ impl CoordinatorLink for Coordinator {
                     server: ServerId(s as u32),
                     applier: ApplierId(a as u16),
                 };
-                let who = (id, a as u32);
+                let shard_id = ShardId::new(id, a as u32);
                 let mine = placement.owned_by(owner);
-                let table =
-                    Table::new(&server.memory, &self.preallocator, who, &shared, mine).unwrap();
+                let table = Table::new(&server.memory, &self.preallocator, shard_id, &shared, mine)
+                    .unwrap();
                 seat.handle
                     .ask(|tx| Command::AddTable(Box::new(table), tx))
                     .unwrap();

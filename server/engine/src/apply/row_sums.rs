@@ -15,12 +15,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId, WorkerThread};
+use tidewater_protocol::ids::{PartitionId, WorkerThread};
 use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::WordsMut;
 
 use super::reduce::Threads;
 use crate::kernels::accumulate;
+use crate::store::ShardId;
 use crate::store::StoreError;
 use crate::store::index::Index;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
@@ -60,10 +61,10 @@ impl RowSums {
     /// [`StoreError`] when memory is used up.
     pub(super) fn new(
         memory: &Arc<ServerMemory>,
-        (table, applier): (TableId, u32),
+        shard_id: ShardId,
         row_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner::of((table, applier), BlockKind::Pending, PartitionId(0));
+        let owner = BlockOwner::of(shard_id, BlockKind::Pending, PartitionId(0));
         let slot_bytes = HEAD_BYTES + row_bytes.next_multiple_of(8);
         Ok(Self {
             owner,
@@ -331,13 +332,13 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_protocol::ids::{Incarnation, WorkerId};
+    use tidewater_protocol::ids::{Incarnation, TableId, WorkerId};
 
     use super::*;
 
     fn sums(capacity: usize) -> (Arc<ServerMemory>, RowSums) {
         let memory = Arc::new(ServerMemory::new(capacity, Incarnation(5)).unwrap());
-        let sums = RowSums::new(&memory, (TableId(1), 0), 8).unwrap();
+        let sums = RowSums::new(&memory, ShardId::new(TableId(1), 0), 8).unwrap();
         (memory, sums)
     }
 

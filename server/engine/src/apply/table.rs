@@ -10,6 +10,7 @@ use super::Refusal;
 use super::records::RecordError;
 use crate::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
+use crate::store::ShardId;
 use crate::store::cut::{Cut, Outlet};
 use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
 use crate::store::dense_rows::{DenseRows, RowsKept};
@@ -71,7 +72,7 @@ impl Table {
     pub fn new(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
-        (id, applier): (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -82,7 +83,6 @@ impl Table {
         }
         let own: Vec<PartitionId> = partitions.collect();
         let partitions = own.iter().copied();
-        let shard_id = (id, applier);
         let store = match spec.shape {
             Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
                 memory,
@@ -101,7 +101,7 @@ impl Table {
             } => Store::Blocks(DenseBlocks::new(memory, shard_id, spec, partitions)?),
         };
         Ok(Self {
-            id,
+            id: shard_id.table,
             namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
             optimizer: spec.optimizer,
@@ -114,7 +114,7 @@ impl Table {
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: KeptPlace,
@@ -136,7 +136,7 @@ impl Table {
             )?),
         };
         Ok(Self {
-            id: shard_id.0,
+            id: shard_id.table,
             namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
             optimizer: spec.optimizer,

@@ -33,6 +33,7 @@ use super::tick_steps::SumsPlace;
 use super::warm_ticks::Steps;
 use crate::kernels::scale;
 use crate::namespace::{FrameSender, NamespaceId};
+use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
 /// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
@@ -359,7 +360,7 @@ impl Engine {
             .get(&id)
             .map_or(0, |table| table.spec.row_bytes());
         let memory = Arc::clone(&self.memory);
-        let shard = (TableId(id), self.pending.applier());
+        let shard = ShardId::new(TableId(id), self.pending.applier());
         let no_memory = |_| {
             let (used, capacity) = memory.private.usage();
             RejectReason::NoMemory {

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::dense::BlockLayout;
 use tidewater_protocol::layout::frame::{FrameKind, WEIGHT_BYTES};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -24,6 +25,7 @@ use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
 use crate::kernels::{accumulate, scale};
+use crate::store::ShardId;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
 
@@ -309,8 +311,8 @@ impl Engine {
         }
         let block_bytes = blocks.layout().block_bytes;
         let count = blocks.partitions().map(|p| p.blocks as usize).sum();
-        let shard = (id, self.pending.applier());
-        let new = || BlockSums::new(Arc::clone(&self.memory), shard, (count, block_bytes));
+        let shard = ShardId::new(TableId(id), self.pending.applier());
+        let new = || BlockSums::new(Arc::clone(&self.memory), shard, count, block_bytes);
         let sums = self.sums.entry(id).or_insert_with(|| Sums::Blocks(new()));
         let Sums::Blocks(sums) = sums else {
             unreachable!("table {id} is by ranges and has sums of rows");

@@ -22,6 +22,7 @@ use super::engine::Engine;
 use super::table::{KeptPlace, Table};
 use super::warm_ticks::CloseProgress;
 use crate::namespace::NamespaceId;
+use crate::store::ShardId;
 use crate::store::journal::Journal;
 use crate::store::memory::{Block, BlockKind, BlockOwner};
 use crate::store::prealloc::Preallocator;
@@ -357,7 +358,7 @@ impl Engine {
             let spec = Arc::new(kept_table.spec);
             let own = kept_table.partitions.into_iter().map(PartitionId);
             let place = kept_table.place;
-            let shard_id = (TableId(id), applier);
+            let shard_id = ShardId::new(TableId(id), applier);
             let table = Table::resume(memory, preallocator, shard_id, &spec, own, place)?;
             let mut table = table.of(NamespaceId(kept_table.namespace));
             if let Some(optimizer) = replayed.rules.get(&id).filter(|rule| table.takes(rule)) {

@@ -27,7 +27,7 @@ mod window;
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::limits::VERSIONS_MAX;
@@ -40,6 +40,7 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
 use crate::kernels::{KernelError, RowKernel};
+use crate::store::ShardId;
 pub use error::BlocksError;
 use error::length;
 pub use part::BlocksKept;
@@ -106,7 +107,7 @@ impl DenseBlocks {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -151,7 +152,7 @@ impl DenseBlocks {
     /// free step tables are not found, and are used again when the table is released.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: BlocksKept,

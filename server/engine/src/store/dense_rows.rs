@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
@@ -20,6 +20,7 @@ use super::release::{RowSlab, release_rows};
 use super::rows::RowWriter;
 use super::sparse::ShardError;
 use crate::kernels::RowKernel;
+use crate::store::ShardId;
 
 /// Memory of one partition's rows.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl DenseRows {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -346,7 +347,7 @@ impl DenseRows {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::ids::{DomainId, Incarnation, TableId};
     use tidewater_protocol::table::{
         Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
     };
@@ -419,7 +420,7 @@ mod tests {
             let (memory, spec) = (memory(), spec(rows, cols, partitions));
             let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
             let all = (0..partitions).map(PartitionId);
-            let mut shard = DenseRows::new(&memory, (TableId(1), 0), &spec, all).unwrap();
+            let mut shard = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec, all).unwrap();
             prop_assert_eq!(shard.partitions().map(|d| d.rows).sum::<u64>(), rows);
             let kernel = RowKernel::new(&spec.optimizer, spec.dtype, cols as usize).unwrap();
             let mut model: Vec<(Vec<u8>, Vec<u8>)> = (0..rows).map(|row| {
@@ -454,7 +455,7 @@ mod tests {
     fn a_cursor_meets_the_rows_of_a_partition_once_and_in_order() {
         let (memory, spec) = (memory(), spec(100, 3, 7));
         let mine = [1, 4, 6].map(PartitionId).into_iter();
-        let shard = DenseRows::new(&memory, (TableId(1), 0), &spec, mine).unwrap();
+        let shard = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec, mine).unwrap();
         let mut seen = Vec::new();
         for p in 0..8 {
             let mut cursor = 0;
@@ -478,12 +479,14 @@ mod tests {
         };
         for rows in [1 << 30, u64::MAX] {
             let all = (0..4).map(PartitionId);
-            let e = DenseRows::new(&memory, (TableId(1), 0), &spec(rows, 8, 4), all).unwrap_err();
+            let e = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec(rows, 8, 4), all)
+                .unwrap_err();
             assert!(matches!(e, ShardError::Store(_)), "{e}");
             assert_eq!(used(&memory), 0);
         }
         let all = (0..4).map(PartitionId);
-        let shard = DenseRows::new(&memory, (TableId(1), 0), &spec(100, 8, 4), all).unwrap();
+        let shard =
+            DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec(100, 8, 4), all).unwrap();
         let mut out = [0; 32];
         assert_eq!(used(&memory), 4);
         assert!(pull(&memory, &shard, 99, &mut out));

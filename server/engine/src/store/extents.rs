@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{RegionKey, TableId};
+use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::reject::RowResource;
@@ -27,6 +27,7 @@ use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
 use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, Urgency};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
+use crate::store::ShardId;
 
 /// Bytes of a table's first extents. All sizes are multiples of it, so that freed extents serve tables
 /// with other rows.
@@ -74,7 +75,7 @@ struct Plan {
 
 impl Plan {
     /// The plan of a table's first extent.
-    const fn first((table, applier): (TableId, u32), layout: RowLayout, state: usize) -> Self {
+    const fn first(ShardId { table, applier }: ShardId, layout: RowLayout, state: usize) -> Self {
         Self {
             owner: BlockOwner {
                 kind: BlockKind::Extent,
@@ -178,11 +179,11 @@ impl Extents {
     pub fn new(
         memory: Arc<ServerMemory>,
         preallocator: Preallocator,
-        (table, applier): (TableId, u32),
+        shard_id: ShardId,
         layout: RowLayout,
         state_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let plan = Plan::first((table, applier), layout, state_bytes);
+        let plan = Plan::first(shard_id, layout, state_bytes);
         let meta = BlockOwner {
             kind: BlockKind::Meta,
             ..plan.owner
@@ -231,11 +232,12 @@ impl Extents {
     pub(super) fn resume(
         memory: Arc<ServerMemory>,
         preallocator: Preallocator,
-        (table, applier): (TableId, u32),
-        (layout, state_bytes): (RowLayout, usize),
+        shard_id: ShardId,
+        layout: RowLayout,
+        state_bytes: usize,
         place: ExtentsPlace,
     ) -> Result<Self, StoreError> {
-        let plan = Plan::first((table, applier), layout, state_bytes);
+        let plan = Plan::first(shard_id, layout, state_bytes);
         let entries_key = memory.export(place.entries)?;
         let kept = ExtentRecords::attach(&memory, place.records);
         let mut extents = Self {
@@ -576,14 +578,14 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use tidewater_lanes::fabric::{RegisteredRegion, Registrar, RegistrarError};
-    use tidewater_protocol::ids::Incarnation;
+    use tidewater_protocol::ids::{Incarnation, TableId};
     use tidewater_runtime::sync::{AtomicBool, Ordering};
 
     use super::*;
 
     /// Extents that grow without a helper, of rows with a KiB of state.
     fn extents(memory: &Arc<ServerMemory>) -> Extents {
-        let (shard_id, layout) = ((TableId(1), 0), RowLayout::new(16));
+        let (shard_id, layout) = (ShardId::new(TableId(1), 0), RowLayout::new(16));
         Extents::new(
             Arc::clone(memory),
             Preallocator::none(),
@@ -692,7 +694,7 @@ mod tests {
             })
         };
         let _first = busy(gate.clone()).unwrap();
-        let shard_id = (TableId(1), 0);
+        let shard_id = ShardId::new(TableId(1), 0);
         let (layout, preallocator) = (RowLayout::new(16), helper.clone());
         let mut extents =
             Extents::new(Arc::clone(&memory), preallocator, shard_id, layout, 16).unwrap();

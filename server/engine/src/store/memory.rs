@@ -82,6 +82,22 @@ pub enum BlockKind {
     Held = 10,
 }
 
+/// One applier's share of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardId {
+    /// The table.
+    pub table: TableId,
+    /// Number of the applier.
+    pub applier: u32,
+}
+
+impl ShardId {
+    /// The share of `table` that the applier with this number has.
+    pub const fn new(table: TableId, applier: u32) -> Self {
+        Self { table, applier }
+    }
+}
+
 /// The owner of a block; part of the directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOwner {
@@ -114,11 +130,11 @@ impl BlockOwner {
     }
 
     /// The owner of a partition's block on an applier.
-    pub const fn of((table, applier): (TableId, u32), kind: BlockKind, part: PartitionId) -> Self {
+    pub const fn of(shard: ShardId, kind: BlockKind, part: PartitionId) -> Self {
         Self {
             kind,
-            table: table.0,
-            applier,
+            table: shard.table.0,
+            applier: shard.applier,
             part: part.0,
         }
     }

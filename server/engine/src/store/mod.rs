@@ -32,4 +32,4 @@ pub mod status;
 pub use error::StoreError;
 pub use files::{MemoryFile, MemoryFiles, ResumeError};
 pub use hugepages::{Backing, Hugepages, NoHugepages};
-pub use memory::ServerMemory;
+pub use memory::{ServerMemory, ShardId};

@@ -84,6 +84,7 @@ mod tests {
     use tidewater_runtime::clock::Deadline;
 
     use super::*;
+    use crate::store::ShardId;
     use crate::store::dense_rows::DenseRows;
     use crate::store::prealloc::Preallocator;
     use crate::store::redo::{Progress, Redo};
@@ -149,7 +150,7 @@ mod tests {
     fn all_rows_void_before_any_block_freed() {
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
-        let shard_id = (TableId(1), 0);
+        let shard_id = ShardId::new(TableId(1), 0);
         let partitions = || (0..4).map(PartitionId);
 
         let sparse = spec(Shape::Sparse { dim: 16 });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::ids::PartitionId;
 use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
@@ -18,6 +18,7 @@ use super::prealloc::Preallocator;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
 use crate::kernels::{KernelError, RowKernel};
+use crate::store::ShardId;
 
 /// Least and greatest number of slots that a partition takes at once: its rows then lie together, in
 /// the order of their creation. In between it takes one for each [`RUN_PART`] rows that it has.
@@ -107,7 +108,7 @@ impl SparseShard {
     pub fn new(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -452,7 +453,7 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::ids::{DomainId, Incarnation, TableId};
     use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
     use tidewater_protocol::table::{
         Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape,
@@ -488,7 +489,7 @@ mod tests {
         let shard = SparseShard::new(
             &memory,
             &Preallocator::start().unwrap(),
-            (TableId(1), 0),
+            ShardId::new(TableId(1), 0),
             &spec(dim),
             all,
         )
@@ -601,7 +602,11 @@ mod tests {
     #[test]
     fn a_refused_table_keeps_no_memory() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
-        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        let owner = BlockOwner::of(
+            ShardId::new(TableId(9), 0),
+            BlockKind::Index,
+            PartitionId(0),
+        );
         let room: Vec<_> = (0..4)
             .map(|_| memory.private.alloc(64 * 16, owner).unwrap())
             .collect();
@@ -613,7 +618,13 @@ mod tests {
         }
         let make = || {
             let (preallocator, all) = (Preallocator::none(), (0..16).map(PartitionId));
-            SparseShard::new(&memory, &preallocator, (TableId(2), 0), &spec(1), all)
+            SparseShard::new(
+                &memory,
+                &preallocator,
+                ShardId::new(TableId(2), 0),
+                &spec(1),
+                all,
+            )
         };
         assert!(make().is_err());
         let taken = |arena: &Arena| {
@@ -642,7 +653,14 @@ mod tests {
             });
             let shard = |table| {
                 let (preallocator, all) = (Preallocator::none(), (0..partitions).map(PartitionId));
-                SparseShard::new(&memory, &preallocator, (TableId(table), 0), &spec, all).unwrap()
+                SparseShard::new(
+                    &memory,
+                    &preallocator,
+                    ShardId::new(TableId(table), 0),
+                    &spec,
+                    all,
+                )
+                .unwrap()
             };
             let mut shards: Vec<SparseShard> = (0..tables).map(shard).collect();
             for key in 0..keys {
@@ -669,7 +687,11 @@ mod tests {
     fn a_full_directory_is_named() {
         let (memory, redo, mut shard) = shard(1);
         shard.find_or_create(0, &redo, Progress::default()).unwrap();
-        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        let owner = BlockOwner::of(
+            ShardId::new(TableId(9), 0),
+            BlockKind::Index,
+            PartitionId(0),
+        );
         while memory.private.alloc(64, owner).is_ok() {}
         let refused = (1..10_000).find_map(|key| {
             let created = shard.find_or_create(key, &redo, Progress::default());

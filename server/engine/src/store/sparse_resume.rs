@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::ids::PartitionId;
 use tidewater_protocol::layout::row::{RowLocation, RowVersion, checksum_matches, row_chk};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
@@ -19,6 +19,7 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::prealloc::Preallocator;
 use super::rows::RowWriter;
 use super::sparse::{NO_KEY, Run, SparseShard, own_partitions};
+use crate::store::ShardId;
 
 /// What a slot holds.
 enum Slot {
@@ -45,19 +46,19 @@ impl SparseShard {
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: ExtentsPlace,
     ) -> Result<Self, ResumeError> {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))
             .map_err(super::sparse::ShardError::from)?;
-        let sizes = (rows.layout(), rows.kernel().state_bytes());
         let extents = Extents::resume(
             Arc::clone(memory),
             preallocator.clone(),
             shard_id,
-            sizes,
+            rows.layout(),
+            rows.kernel().state_bytes(),
             place,
         )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));

@@ -29,6 +29,7 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::prealloc::Preallocator;
 
 /// The appliers of a server, without threads.
@@ -126,9 +127,12 @@ impl Cluster {
                         server: ServerId(server as u32),
                         applier: ApplierId(applier),
                     };
-                    let (spec, who) = (Arc::new(table.spec.clone()), (table.id, applier.into()));
+                    let spec = Arc::new(table.spec.clone());
+                    let shard_id = ShardId::new(table.id, applier.into());
                     let mine = table.placement.owned_by(owner);
-                    engine.add_table(Table::new(&memory, &preallocator, who, &spec, mine).unwrap());
+                    engine.add_table(
+                        Table::new(&memory, &preallocator, shard_id, &spec, mine).unwrap(),
+                    );
                 }
                 engine
             };

@@ -29,6 +29,7 @@ use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::NamespaceId;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{ServerMemory, StoreError};
 
@@ -258,11 +259,11 @@ impl ServerHandle {
             if owned.is_empty() {
                 return Ok(None);
             }
-            let who = (info.id, u32::from(a));
+            let shard_id = ShardId::new(info.id, u32::from(a));
             let made = Table::new(
                 &shared.memory,
                 &shared.preallocator,
-                who,
+                shard_id,
                 &spec,
                 owned.into_iter().map(PartitionId),
             );

@@ -11,6 +11,7 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_lanes::tcp::op::DECODERS as TCP;
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
@@ -111,7 +112,7 @@ impl Server {
             let table = Table::new(
                 &memory,
                 &Preallocator::none(),
-                (id, 0),
+                ShardId::new(id, 0),
                 &Arc::new(spec),
                 mine,
             );

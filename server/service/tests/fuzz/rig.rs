@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::{Store, Table};
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::cursor::RowCursor;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
@@ -127,7 +128,7 @@ pub(crate) fn engine() -> (Arc<ServerMemory>, Engine) {
 pub(crate) fn add_tables(memory: &Arc<ServerMemory>, engine: &mut Engine) {
     for (id, spec) in specs() {
         let mine = (0..PARTITIONS - 1).map(PartitionId);
-        let who = (TableId(id), 0);
+        let who = ShardId::new(TableId(id), 0);
         let table = Table::new(memory, &Preallocator::none(), who, &Arc::new(spec), mine).unwrap();
         engine.add_table(table);
     }

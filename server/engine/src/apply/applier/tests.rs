@@ -26,6 +26,7 @@ use super::*;
 use crate::apply::table::{Store, Table};
 use crate::namespace::NamespaceId;
 use crate::ring_reader::RingOwner;
+use crate::store::ShardId;
 use crate::store::prealloc::Preallocator;
 
 const RING_BYTES: usize = 16 << 10;
@@ -193,7 +194,10 @@ impl Rig {
             versions: 2,
             durability: Default::default(),
         };
-        let (shard_id, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
+        let (shard_id, mine) = (
+            ShardId::new(TableId(TABLE), 0),
+            [PartitionId(0)].into_iter(),
+        );
         let table = Table::new(
             &memory,
             &Preallocator::none(),
@@ -424,7 +428,10 @@ fn pins_end_with_their_session() {
         versions: 4,
         ..(*engine.table(TableId(TABLE)).unwrap().spec).clone()
     };
-    let (id, mine) = ((TableId(RANGES), 0), [PartitionId(0)].into_iter());
+    let (id, mine) = (
+        ShardId::new(TableId(RANGES), 0),
+        [PartitionId(0)].into_iter(),
+    );
     let table = Table::new(&memory, &Preallocator::none(), id, &Arc::new(spec), mine);
     engine.add_table(table.unwrap());
     let pinned = |rig: &mut Rig| match &rig.applier.engine().table(TableId(RANGES)).unwrap().store {

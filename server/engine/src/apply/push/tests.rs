@@ -14,6 +14,7 @@ use tidewater_protocol::table::{
 
 use super::*;
 use crate::store::ServerMemory;
+use crate::store::ShardId;
 use crate::store::prealloc::Preallocator;
 
 /// Elements of each of the two partitions.
@@ -47,7 +48,13 @@ fn engine() -> Engine {
         durability: Default::default(),
     });
     let mine = [PartitionId(0)].into_iter();
-    let table = Table::new(&memory, &Preallocator::none(), (TableId(1), 0), &spec, mine);
+    let table = Table::new(
+        &memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(1), 0),
+        &spec,
+        mine,
+    );
     let mut engine = Engine::new(memory, 0, [WorkerId(0)]).unwrap();
     engine.add_table(table.unwrap());
     engine

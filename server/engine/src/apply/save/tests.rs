@@ -18,8 +18,8 @@ use super::*;
 use crate::apply::engine::Effect;
 use crate::apply::records::RecordShape;
 use crate::namespace::{FrameSender, NamespaceId};
-use crate::store::ServerMemory;
 use crate::store::prealloc::Preallocator;
+use crate::store::{ServerMemory, ShardId};
 
 const PARTITIONS: u32 = 5;
 const DIM: u32 = 8;
@@ -98,7 +98,13 @@ impl Rig {
         let specs = specs();
         for (id, spec) in (1..).map(TableId).zip(&specs) {
             let (spec, all) = (Arc::new(spec.clone()), (0..PARTITIONS).map(PartitionId));
-            let table = Table::new(&memory, &Preallocator::none(), (id, 0), &spec, all);
+            let table = Table::new(
+                &memory,
+                &Preallocator::none(),
+                ShardId::new(id, 0),
+                &spec,
+                all,
+            );
             engine.add_table(table.unwrap());
         }
         let mut rig = Self {
@@ -449,7 +455,7 @@ fn slow_writer_delays_the_cursor_only() {
     let table = Table::new(
         &memory,
         &Preallocator::none(),
-        (id, 0),
+        ShardId::new(id, 0),
         &Arc::new(large.clone()),
         all,
     );
@@ -487,7 +493,7 @@ fn save_that_is_ended_is_not_done() {
     let table = Table::new(
         &memory,
         &Preallocator::none(),
-        (id, 0),
+        ShardId::new(id, 0),
         &Arc::new(spec.clone()),
         parts,
     );

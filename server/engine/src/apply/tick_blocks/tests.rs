@@ -15,6 +15,7 @@ use super::super::pending::{Stream, StreamKey};
 use super::*;
 use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
+use crate::store::ShardId;
 
 const DOMAIN: DomainId = DomainId(0);
 /// Blocks of 1,024 elements, the last one not full, in three partitions.
@@ -147,7 +148,7 @@ fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
 fn a_tick_is_what_a_loop_over_elements_gives() {
     let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
     let redo = Redo::new(Arc::clone(&memory), 0, 4096, 4096).unwrap();
-    let (spec, shard_id) = (Arc::new(spec()), (TableId(1), 0));
+    let (spec, shard_id) = (Arc::new(spec()), ShardId::new(TableId(1), 0));
     let all = (0..spec.partitions).map(PartitionId);
     let mut blocks = DenseBlocks::new(&memory, shard_id, &spec, all).unwrap();
     let rules = Rules {
@@ -157,8 +158,9 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
     let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
     let mut sums = BlockSums::new(
         Arc::clone(&memory),
-        (1, 0),
-        (ELEMENTS.div_ceil(BLOCK), 4096),
+        ShardId::new(TableId(1), 0),
+        ELEMENTS.div_ceil(BLOCK),
+        4096,
     );
     (0..3).for_each(|order| sums.reserve(order).unwrap());
     let mut model = vec![0.0; ELEMENTS];
@@ -206,7 +208,7 @@ fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
         ..spec()
     });
     let all = (0..spec.partitions).map(PartitionId);
-    DenseBlocks::new(memory, (TableId(1), 0), &spec, all).unwrap()
+    DenseBlocks::new(memory, ShardId::new(TableId(1), 0), &spec, all).unwrap()
 }
 
 const RULES: [Optimizer; 5] = [
@@ -256,7 +258,12 @@ fn ticks_move_what_they_touch_as_pushes_do() {
         };
         let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
         let blocks = ELEMENTS.div_ceil(BLOCK);
-        let mut sums = BlockSums::new(Arc::clone(&memory), (1, 0), (blocks, 4096));
+        let mut sums = BlockSums::new(
+            Arc::clone(&memory),
+            ShardId::new(TableId(1), 0),
+            blocks,
+            4096,
+        );
         // All of a partition, a part of its blocks, a part of one block: in three frames each.
         let ranges = [0..2 * BLOCK, 100..BLOCK + 1, 300..307, BLOCK..BLOCK + 9];
         for (lsn, range) in (1..).zip(ranges.iter().cycle().take(12)) {

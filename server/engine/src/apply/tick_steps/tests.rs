@@ -17,6 +17,7 @@ use crate::apply::row_sums::RowSums;
 use crate::apply::table::Table;
 use crate::namespace::FrameSender;
 use crate::store::ServerMemory;
+use crate::store::ShardId;
 use crate::store::prealloc::Preallocator;
 
 const RANKS: u32 = 3;
@@ -55,7 +56,13 @@ fn engine_with(keys: KeyOptions) -> Engine {
         durability: Default::default(),
     });
     let all = (0..2).map(PartitionId);
-    let table = Table::new(&memory, &Preallocator::none(), (TableId(1), 0), &spec, all);
+    let table = Table::new(
+        &memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(1), 0),
+        &spec,
+        all,
+    );
     let mut engine = Engine::new(memory, 0, (0..RANKS).map(WorkerId)).unwrap();
     engine.add_table(table.unwrap());
     engine

@@ -30,6 +30,7 @@ use crate::apply::applier::Applier;
 use crate::apply::command::Command;
 use crate::namespace::FrameSender;
 use crate::ring_reader::{Ring, RingOwner};
+use crate::store::ShardId;
 use crate::store::{Backing, Hugepages, MemoryFiles};
 
 const RING_BYTES: usize = 16 << 10;
@@ -521,7 +522,13 @@ fn assert_same(there: &Records, here: &Records, what: &str) {
 fn table(memory: &Arc<ServerMemory>, id: u32, rule: (Optimizer, Apply)) -> Table {
     let spec = Arc::new(spec(id, rule));
     let all = (0..spec.partitions).map(PartitionId);
-    let made = Table::new(memory, &Preallocator::none(), (TableId(id), 0), &spec, all);
+    let made = Table::new(
+        memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(id), 0),
+        &spec,
+        all,
+    );
     made.unwrap().of(JOB)
 }
 
@@ -617,7 +624,7 @@ fn table_cut_in_creation_or_release_leaves_no_block() {
             let cut = run_for(n * n * 3, || {
                 let spec = Arc::new(spec(id, AT_ONCE));
                 let own = (0..spec.partitions).map(PartitionId);
-                let shard_id = (TableId(other), 0);
+                let shard_id = ShardId::new(TableId(other), 0);
                 let table =
                     Table::new(&memory, &Preallocator::none(), shard_id, &spec, own).unwrap();
                 applier.engine().add_table(table);
@@ -711,7 +718,13 @@ fn warm_table_without_holder_is_refused() {
     for id in [SPARSE, ROWS, RANGES] {
         let spec = Arc::new(spec(id, AT_ONCE));
         let all = (0..spec.partitions).map(PartitionId);
-        let refused = Table::new(&memory, &Preallocator::none(), (TableId(id), 0), &spec, all);
+        let refused = Table::new(
+            &memory,
+            &Preallocator::none(),
+            ShardId::new(TableId(id), 0),
+            &spec,
+            all,
+        );
         let text = refused.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains("no holder keeps the memory"), "{text}");
     }
