@@ -10,6 +10,7 @@ use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::mem::versioned::BlockVersions;
 
 use super::part::{Part, Sizes};
 use super::rotation::Rotation;
@@ -332,10 +333,14 @@ impl Part {
     }
 }
 
-/// The version word while the block is being written, and after.
-fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<[u64; 2], StoreError> {
+/// The version words of a block's next write.
+fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<BlockVersions, StoreError> {
     let word = memory.public.region().words(at, 8)?.load(0);
     // The applier alone writes it, tagged; its sequence is even here, or the redo was not finished.
     let seq = (word as u32) & !1;
-    Ok([1, 2].map(|n| TaggedU32::new(seq.wrapping_add(n), salt).0))
+    let after = |n| TaggedU32::new(seq.wrapping_add(n), salt).0;
+    Ok(BlockVersions {
+        writing: after(1),
+        done: after(2),
+    })
 }
