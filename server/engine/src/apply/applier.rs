@@ -30,7 +30,7 @@ use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::ring_reader::{Next, Ring, RingRecord};
 use crate::store::prealloc::Preallocator;
 use crate::store::{ResumeError, ServerMemory, StoreError};
@@ -432,7 +432,11 @@ impl Applier {
         }
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;
-        let clock_moved = self.engine.moved.iter().any(|&(of, _)| of == namespace);
+        let clock_moved = self
+            .engine
+            .moved
+            .iter()
+            .any(|key| key.namespace == namespace);
         // A clock that moved is announced at the end of this step, and the state goes with it.
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
             && !clock_moved
@@ -579,7 +583,7 @@ impl Applier {
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
-        for &(namespace, domain) in &moved {
+        for &DomainKey { namespace, domain } in &moved {
             let line = self.engine.clock_line(namespace, domain);
             let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
             let last_to_tick = self.last_to_tick.min(self.rings.len());

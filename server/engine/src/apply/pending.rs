@@ -17,7 +17,7 @@ use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::mutants::{self, Mutant};
 
 use super::Refusal;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
@@ -312,7 +312,7 @@ impl Pending {
     }
 
     /// Stages a rank in an iteration of a job's domain: the frames of its threads leave the budget.
-    pub fn stage(&mut self, job: (NamespaceId, DomainId), iteration: u64, rank: WorkerId) {
+    pub fn stage(&mut self, job: DomainKey, iteration: u64, rank: WorkerId) {
         for (key, mut stream) in self.take_rank(job, iteration, rank) {
             self.stage_stream(&mut stream);
             self.streams.insert(key, stream);
@@ -322,7 +322,7 @@ impl Pending {
     /// Takes out the streams of a rank's threads in an iteration.
     fn take_rank(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         rank: WorkerId,
     ) -> Vec<(StreamKey, Stream)> {
@@ -370,7 +370,7 @@ impl Pending {
     /// stay in memory until [`Pending::free`].
     pub fn take(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         end: Option<WorkerId>,
     ) -> Vec<Stream> {
@@ -393,7 +393,7 @@ impl Pending {
     /// ticks.
     pub fn streams_of(
         &self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
     ) -> impl Iterator<Item = &Stream> {
         let of_domain =
             move |(key, _): &(&StreamKey, _)| (key.namespace, key.domain) == (namespace, domain);
@@ -455,7 +455,7 @@ impl Pending {
     /// faster thread of it has begun; not those of finished tasks.
     pub fn forget_rank(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         rank: WorkerId,
     ) {

@@ -32,7 +32,7 @@ use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
 use super::warm_ticks::Steps;
 use crate::kernels::scale;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
@@ -108,7 +108,7 @@ impl Engine {
         let has_moved = moved.is_some();
         let now = tidewater_runtime::clock::now();
         self.pace
-            .ticked((namespace, domain), thread, has_moved, now);
+            .ticked(DomainKey::new(namespace, domain), thread, has_moved, now);
         self.advance(namespace, moved);
         self.next_turn(namespace, domain);
         // All of a small tick.
@@ -202,7 +202,7 @@ impl Engine {
         self.drop_tasks(namespace, rank);
         for (domain, iteration) in self.clocks(namespace).open_iterations(rank) {
             if !mutants::on(Mutant::LostIterationKept) {
-                let of = (namespace, domain);
+                let of = DomainKey::new(namespace, domain);
                 self.pending.forget_rank(of, iteration, rank);
                 self.held_functions.forget_rank(of, iteration, rank);
                 self.recount_sums(namespace, domain);
@@ -248,7 +248,7 @@ impl Engine {
         if !self.deferred.is_empty() {
             return;
         }
-        self.queue_turn((namespace, domain), iteration, rank);
+        self.queue_turn(DomainKey::new(namespace, domain), iteration, rank);
     }
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
@@ -256,11 +256,11 @@ impl Engine {
             if mutants::on(Mutant::TickBeforeApply) {
                 // The mutant: announced now, applied at the next call.
                 self.deferred.push((namespace, moved));
-                self.moved.push((namespace, moved.domain));
+                self.moved.push(DomainKey::new(namespace, moved.domain));
                 continue;
             }
             for iteration in moved.from..moved.to {
-                self.queue_close((namespace, moved.domain), iteration);
+                self.queue_close(DomainKey::new(namespace, moved.domain), iteration);
             }
         }
     }
@@ -269,7 +269,7 @@ impl Engine {
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
             for iteration in moved.from..moved.to {
-                self.queue_close((namespace, moved.domain), iteration);
+                self.queue_close(DomainKey::new(namespace, moved.domain), iteration);
             }
             self.tick_all();
         }

@@ -21,7 +21,7 @@ use tidewater_protocol::table::{Durability, Optimizer, TableSpec};
 use super::engine::Engine;
 use super::table::{KeptPlace, Table};
 use super::warm_ticks::CloseProgress;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ShardId;
 use crate::store::journal::Journal;
 use crate::store::memory::{Block, BlockKind, BlockOwner};
@@ -94,7 +94,7 @@ pub(super) struct Resumed {
 /// Tables of a journal, with their rules.
 #[derive(Debug, Default)]
 struct Replayed {
-    closed: BTreeMap<(NamespaceId, DomainId), u64>,
+    closed: BTreeMap<DomainKey, u64>,
     /// Of the last entry.
     lost: Option<LostWorker>,
     clocks: BTreeMap<NamespaceId, Clocks>,
@@ -136,7 +136,7 @@ impl Replayed {
             }
             Entry::JobEnded { namespace } => {
                 self.clocks.remove(&NamespaceId(namespace));
-                self.closed.retain(|(of, _), _| of.0 != namespace);
+                self.closed.retain(|key, _| key.namespace.0 != namespace);
                 self.released.retain(|(of, _)| of.0 != namespace);
             }
             Entry::Table(table) => {
@@ -155,8 +155,8 @@ impl Replayed {
                 domain,
                 iterations,
             } => {
-                let domain = (NamespaceId(namespace), domain);
-                self.closed.insert(domain, iterations);
+                let key = DomainKey::new(NamespaceId(namespace), domain);
+                self.closed.insert(key, iterations);
             }
         }
     }
@@ -225,7 +225,7 @@ impl Engine {
     }
 
     /// Writes down that an iteration is closed: a successor drops its pushes.
-    pub(super) fn note_closed(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+    pub(super) fn note_closed(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_some() {
             self.note(&closed_entry(job, iteration + 1));
             self.closed.insert(job, iteration + 1);
@@ -270,8 +270,8 @@ impl Engine {
             encode(&Entry::Clocks { namespace, clocks })
         });
         let closed = self.closed.iter();
-        let closed = closed.map(|(&(namespace, domain), &iterations)| {
-            encode(&closed_entry((namespace, domain), iterations))
+        let closed = closed.map(|(&DomainKey { namespace, domain }, &iterations)| {
+            encode(&closed_entry(DomainKey::new(namespace, domain), iterations))
         });
         let frames = self.clock_frames.iter();
         let frames = frames.map(|(&session, &seq)| encode(&Entry::ClockFrame { session, seq }));
@@ -387,7 +387,7 @@ impl Engine {
     }
 }
 
-const fn closed_entry((namespace, domain): (NamespaceId, DomainId), iterations: u64) -> Entry {
+const fn closed_entry(DomainKey { namespace, domain }: DomainKey, iterations: u64) -> Entry {
     Entry::Closed {
         namespace: namespace.0,
         domain,

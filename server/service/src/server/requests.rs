@@ -18,6 +18,7 @@ use super::control::Control;
 use super::recoveries::Recovery;
 use super::sessions::bad;
 use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::DomainKey;
 
 /// An answer, and the memory to send the descriptors of.
 pub(super) type Answer = (ServerAnswer, Option<SessionMemory>);
@@ -263,7 +264,7 @@ impl Control {
                 let min = engine.clock_line(job, domain).min;
                 let live: Vec<(WorkerThread, u64)> = engine.clocks(job).live(domain).collect();
                 let pace = |(thread, clock)| {
-                    let step_us = engine.pace.median_us((job, domain), thread);
+                    let step_us = engine.pace.median_us(DomainKey::new(job, domain), thread);
                     (thread, clock, step_us)
                 };
                 let live: Vec<_> = live.into_iter().map(pace).collect();

@@ -22,7 +22,7 @@ use tidewater_runtime::mem::WordsMut;
 use tidewater_runtime::sync::{Ordering, fence};
 
 use super::{Budget, Held, PAGE_BYTES, Pending, Stream, StreamKey, cost};
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ResumeError;
 use crate::store::memory::{Block, BlockOwner};
 
@@ -93,7 +93,7 @@ impl Pending {
     /// Keeps streams that are in the sums of an open iteration.
     pub(in crate::apply) fn keep_folded(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         mut streams: Vec<Stream>,
     ) {
@@ -108,7 +108,7 @@ impl Pending {
     /// The streams that are in the sums of an iteration.
     pub(in crate::apply) fn folded(
         &self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
     ) -> &[Stream] {
         let found = self.folded.get(&(namespace, domain, iteration));
@@ -118,7 +118,7 @@ impl Pending {
     /// Frees the streams that are in the sums of an iteration.
     pub(in crate::apply) fn free_folded(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
     ) {
         if let Some(streams) = self.folded.remove(&(namespace, domain, iteration)) {
@@ -188,9 +188,10 @@ impl Pending {
     }
 
     /// The domains that these streams are of.
-    pub(in crate::apply) fn domains(&self) -> BTreeSet<(NamespaceId, DomainId)> {
+    pub(in crate::apply) fn domains(&self) -> BTreeSet<DomainKey> {
         let keys = self.streams.keys();
-        keys.map(|key| (key.namespace, key.domain)).collect()
+        keys.map(|key| DomainKey::new(key.namespace, key.domain))
+            .collect()
     }
 
     /// Number of the applier.

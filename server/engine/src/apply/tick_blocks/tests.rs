@@ -13,7 +13,7 @@ use tidewater_protocol::table::{
 
 use super::super::pending::{Stream, StreamKey};
 use super::*;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ServerMemory;
 use crate::store::ShardId;
 
@@ -138,7 +138,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
 
 /// Takes out the pushes of ranks below `end`, or of all.
 fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
-    let job = (NamespaceId::default(), DOMAIN);
+    let job = DomainKey::new(NamespaceId::default(), DOMAIN);
     let streams = pending.take(job, 0, end.map(WorkerId));
     let held = streams.iter().flat_map(Stream::frames).copied().collect();
     (streams, held)
