@@ -37,8 +37,8 @@ fn wire(open_port: &Arc<OpenPort>, memory: &Memory, owner: &mut OsParker) -> Con
     let client = ClientDomain::new(&open_port, RetryTimeout::default()).unwrap();
     Box::new(move |parker, _owner| {
         let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
-        let (server, client) = ((&domain, &applier), (&client, &thread));
-        let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
+        let pair = verbs::pair(&domain, &applier, &client, &thread, PULLS, RING_BYTES, SALT);
+        let (lane, port, inbox) = pair.unwrap();
         (Box::new(lane), Box::new(port), inbox)
     })
 }

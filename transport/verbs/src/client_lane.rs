@@ -233,7 +233,9 @@ impl Live {
         };
         let signal = |sender: &mut Sender| match count {
             None => sender.signal(request, to, bytes),
-            Some(count) => sender.signal_count(request, to, bytes, count),
+            Some((counted, counter, add)) => {
+                sender.signal_count(request, to, bytes, counted, counter, add)
+            }
         };
         if !signal(&mut self.engine.sender)? {
             self.engine.sender.stalled();

@@ -38,9 +38,11 @@ impl Pairs {
     pub(super) fn new(
         pd: &Arc<ProtectionDomain>,
         open_port: &Arc<OpenPort>,
-        (sends, arrivals): (&Queue, &Queue),
+        sends: &Queue,
+        arrivals: &Queue,
         pulls: usize,
-        (roles, settings): (Roles, &PairSettings),
+        roles: Roles,
+        settings: &PairSettings,
     ) -> Result<Self, VerbsError> {
         let path = Path::new(open_port, &settings.fabric)?;
         let options = PairOptions {

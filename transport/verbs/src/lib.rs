@@ -106,8 +106,10 @@ use tidewater_runtime::sync::Arc;
 /// # Errors
 /// [`VerbsError`], also for a ring that is not a power of two.
 pub fn pair(
-    (domain, applier): (&Arc<Domain>, &Arc<Notifier>),
-    (client, thread): (&Arc<ClientDomain>, &Arc<Notifier>),
+    domain: &Arc<Domain>,
+    applier: &Arc<Notifier>,
+    client: &Arc<ClientDomain>,
+    thread: &Arc<Notifier>,
     pulls: usize,
     ring_bytes: usize,
     salt: u64,

@@ -57,9 +57,16 @@ impl LaneOffer {
         let pulls = pulls.clamp(1, VERBS_PAIRS_MAX - 1);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
-        let queues = (&sends, &arrivals);
         let (pd, open_port) = (domain.pd(), domain.open_port());
-        let pairs = Pairs::new(pd, open_port, queues, pulls, (ROLES, domain.settings()))?;
+        let pairs = Pairs::new(
+            pd,
+            open_port,
+            &sends,
+            &arrivals,
+            pulls,
+            ROLES,
+            domain.settings(),
+        )?;
         // A client trusts its server. Order is strict, because records and words of the mailbox
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

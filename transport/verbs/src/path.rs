@@ -64,7 +64,9 @@ impl Path {
         let known = (open_port.gid_index(), open_port.gid());
         let gid = find_gid(
             &Sysfs::host(),
-            (device.name(), port, state.link),
+            device.name(),
+            port,
+            state.link,
             fabric.gid_index,
             known,
         )?;
@@ -113,7 +115,9 @@ impl Path {
 /// the subnet manager has changed it. `known` is the port's index and address.
 fn find_gid(
     sysfs: &Sysfs,
-    (device, port, link): (&str, u8, Link),
+    device: &str,
+    port: u8,
+    link: Link,
     set: Option<GidIndex>,
     known: (u8, Gid),
 ) -> Result<GidEntry, VerbsError> {
@@ -162,10 +166,16 @@ mod tests {
     #[test]
     fn moved_address_is_found_at_its_new_index() {
         let tree = Tree::new();
-        let port = ("mlx5_0", 1, Link::Ethernet);
         let find = |set: Option<&str>| {
             let set = set.map(|n| n.parse().unwrap());
-            find_gid(&tree.sysfs(), port, set, (1, address()))
+            find_gid(
+                &tree.sysfs(),
+                "mlx5_0",
+                1,
+                Link::Ethernet,
+                set,
+                (1, address()),
+            )
         };
         tree.gid("mlx5_0", 1, 0, NATIVE, "IB/RoCE v1", "eth0");
         tree.gid("mlx5_0", 1, 1, ADDRESS, "RoCE v2", "eth0");
@@ -203,8 +213,8 @@ mod tests {
         let moved = "fec0:0000:0000:0001:0202:03ff:fe04:0506";
         tree.gid("mlx5_0", 1, 0, moved, "IB/RoCE v1", "");
         let before = Gid::of("fe80::202:3ff:fe04:506".parse().unwrap());
-        let port = ("mlx5_0", 1, Link::InfiniBand);
-        let now = find_gid(&tree.sysfs(), port, None, (0, before)).unwrap();
+        let (sysfs, link) = (tree.sysfs(), Link::InfiniBand);
+        let now = find_gid(&sysfs, "mlx5_0", 1, link, None, (0, before)).unwrap();
         assert_eq!(
             now.gid,
             Gid::of("fec0::1:202:3ff:fe04:506".parse().unwrap())

@@ -274,7 +274,7 @@ impl Pulls {
         let all = self.ask_batches(keys)?;
         if let (true, Some(caller)) = (all, caller) {
             let Caller { ops, payload, .. } = caller;
-            self.ask_list(keys, Whose::Caller, (ops, payload), &mut caller.progress)?;
+            self.ask_list(keys, Whose::Caller, ops, payload, &mut caller.progress)?;
         }
         self.post()
     }
@@ -289,7 +289,7 @@ impl Pulls {
             let ops = &posted.batch.ops;
             let payload = &Payload::Copied(&mut []);
             let (whose, progress) = (Whose::Batch(place), &mut posted.progress);
-            let all = self.ask_list(keys, whose, (ops, payload), progress);
+            let all = self.ask_list(keys, whose, ops, payload, progress);
             let done = posted.progress.is_done(ops);
             if done {
                 self.done.push_back(posted.batch);
@@ -309,7 +309,8 @@ impl Pulls {
         &mut self,
         keys: &Keys,
         whose: Whose,
-        (ops, payload): (&[ReadOp], &Payload<'_>),
+        ops: &[ReadOp],
+        payload: &Payload<'_>,
         progress: &mut Progress,
     ) -> Result<bool, LaneFailure> {
         if progress.is_asked(ops) {

@@ -238,7 +238,9 @@ impl Sender {
         request: Request,
         to: Target,
         bytes: &[u8],
-        (counted, counter, add): (Request, Target, u64),
+        counted: Request,
+        counter: Target,
+        add: u64,
     ) -> Result<bool, LaneFailure> {
         // Room for all of it, so that the batch is not split.
         if !self.has_room(3)? || !self.signal(request, to, bytes)? {
@@ -272,9 +274,8 @@ impl Sender {
                 .chain
                 .fetch_add(number, old, at, operand, Flags::SIGNAL)?,
             Some(expected) => {
-                let operands = [expected, operand];
                 self.chain
-                    .compare_swap(number, old, at, operands, Flags::SIGNAL)?;
+                    .compare_swap(number, old, at, expected, operand, Flags::SIGNAL)?;
             }
         }
         self.counters.atomics += 1;

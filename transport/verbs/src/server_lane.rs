@@ -132,9 +132,15 @@ impl VerbsServerLane {
         let count = offer.end.pairs.len().clamp(2, VERBS_PAIRS_MAX);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(count - 1, roles), true)?;
-        let queues = (&sends, &arrivals);
-        let how = (roles, domain.settings());
-        let pairs = Pairs::new(domain.pd(), open_port, queues, count - 1, how)?;
+        let pairs = Pairs::new(
+            domain.pd(),
+            open_port,
+            &sends,
+            &arrivals,
+            count - 1,
+            roles,
+            domain.settings(),
+        )?;
         let mut end = pairs.end();
         let peers = peers(pairs.push.path(), &offer.end, count)?;
         let has_ece = pairs.set_ece(offer.end.ece)?;
@@ -554,7 +560,7 @@ mod tests {
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
         let (mut lane, mut port, inbox) =
-            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+            pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let at = |addr| RemoteAddr {
             key: INBOX_KEY,
             addr,
@@ -610,7 +616,7 @@ mod tests {
         let client = ClientDomain::new(&open_port, RetryTimeout::default()).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
-        let lane = |_| pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let lane = |_| pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let mut lanes: Vec<_> = (0..16).map(lane).collect();
         let (gate, closed) = channel();
         let gated = domain.reaper().reap(Box::new(Gate(closed)));

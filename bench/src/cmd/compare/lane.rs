@@ -72,7 +72,7 @@ impl Ends {
         let thread =
             |s: &OsParker| Notifier::new(&open_port, s.reactor(), s.arms()).map_err(failed);
         let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
-        let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
+        let ends = pair(&domain, &applier, &client, &thread, PULLS, RING, SALT);
         let (lane, port, inbox) = ends.map_err(failed)?;
         Ok(Self {
             lane,

@@ -42,8 +42,7 @@ impl Rig {
         let client = ClientDomain::new(&open_port, retry).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
-        let (lane, port, inbox) =
-            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let (lane, port, inbox) = pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let op = |n: usize| ReadOp {
             from: RemoteAddr {
                 key,

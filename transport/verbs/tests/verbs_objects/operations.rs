@@ -193,10 +193,10 @@ fn atomics_return_what_was_there() {
         .fetch_add(2, old(8), at, u64::MAX, Flags::NONE)
         .unwrap();
     chain
-        .compare_swap(3, old(16), at, [41, 1 << 40], Flags::NONE)
+        .compare_swap(3, old(16), at, 41, 1 << 40, Flags::NONE)
         .unwrap();
     chain
-        .compare_swap(4, old(24), at, [41, 7], Flags::NONE)
+        .compare_swap(4, old(24), at, 41, 7, Flags::NONE)
         .unwrap();
     let done = rig.near.run(&mut chain);
     assert_eq!((done.wr_id, done.operation), (4, Operation::CompareSwap));
