@@ -13,9 +13,9 @@ pub struct NamespaceId(pub u64);
 /// A clock domain of one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DomainKey {
-    /// The job.
+    /// Namespace of the job on this server.
     pub namespace: NamespaceId,
-    /// Its clock domain.
+    /// Clock domain of the job.
     pub domain: DomainId,
 }
 

@@ -565,7 +565,7 @@ impl Enlisted {
             };
             let is_end = order == Command::Shutdown;
             tracing::debug!(id, ?order, "an order");
-            let done = self.carry_out(node, files, (id, order));
+            let done = self.carry_out(node, files, id, order);
             let answer = done.unwrap_or_else(|refusal| {
                 tracing::warn!(%refusal, "an order cannot be carried out");
                 Some(CommandReply::Refused(refusal))
@@ -601,7 +601,8 @@ impl Enlisted {
         &mut self,
         node: &dyn Orders,
         files: &mut ModelFiles,
-        (id, order): (u64, Command),
+        id: u64,
+        order: Command,
     ) -> Result<Option<CommandReply>, Refusal> {
         match order {
             Command::CreateTable { namespace, table } => self.make_table(node, namespace, table)?,

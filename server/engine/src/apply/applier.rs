@@ -383,7 +383,7 @@ impl Applier {
         // One ring's worth, so that a client that still writes (shared memory cannot be taken away)
         // does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
-        if let Err(why) = self.consume(n, (most, usize::MAX)) {
+        if let Err(why) = self.consume(n, most, usize::MAX) {
             // The client sends again what could not be consumed.
             tracing::debug!(session = %session, why, "the rest of a lane is not consumed");
         }
@@ -423,7 +423,7 @@ impl Applier {
         };
         let mut moved = polled.map_err(|e| e.to_string())?;
         let clocks_moved = self.engine.moved.len();
-        moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
+        moved |= self.consume(n, APPLY_BATCH_BYTES, APPLY_BATCH_ROWS)?;
         if self.engine.moved.len() > clocks_moved {
             self.last_to_tick = n;
         }
@@ -447,9 +447,9 @@ impl Applier {
         Ok(moved)
     }
 
-    /// Takes frames out of a ring up to a number of bytes or rows. An error ends the session's
+    /// Takes frames out of a ring until they have `bytes_max` bytes or `rows_max` rows. An error ends the session's
     /// lane: its client must recover it, or is not a Tidewater client.
-    fn consume(&mut self, n: usize, most: (usize, usize)) -> Result<bool, String> {
+    fn consume(&mut self, n: usize, bytes_max: usize, rows_max: usize) -> Result<bool, String> {
         if self.rings[n].waiting == Some(self.engine.changes()) {
             // Its next frame waits for its rank's turn, and nothing has changed.
             return Ok(false);
@@ -458,7 +458,7 @@ impl Applier {
         let mut payload = std::mem::take(&mut self.payload);
         let (mut bytes, mut rows) = (0, 0);
         let mut result = Ok(());
-        while bytes < most.0 && rows < most.1 {
+        while bytes < bytes_max && rows < rows_max {
             match self.rings[n].next(&mut payload) {
                 Ok(Next::Empty) => break,
                 Ok(Next::Skipped) => bytes += LINE_BYTES,
@@ -466,7 +466,7 @@ impl Applier {
                     match header.kind {
                         FrameKind::PushDense => {}
                         // A function may take as long as a full batch: the other rings come next.
-                        FrameKind::Update | FrameKind::Reduce => rows = most.1,
+                        FrameKind::Update | FrameKind::Reduce => rows = rows_max,
                         _ => rows += header.count as usize,
                     }
                     // A frame with an unsent answer is not done: it would be taken again and again.

@@ -114,19 +114,15 @@ impl Pending {
     /// Holds nothing; has the default budget. Where a holder keeps the memory, a successor finds what it holds.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
         let is_kept = memory.is_held();
-        Self::of_kind(memory, applier, (BlockKind::Held, is_kept))
+        Self::of_kind(memory, applier, BlockKind::Held, is_kept)
     }
 
     /// As [`Self::new`], for frames that end with the process: a successor frees their pages.
     pub(super) fn of_process(memory: Arc<ServerMemory>, applier: u32) -> Self {
-        Self::of_kind(memory, applier, (BlockKind::Pending, false))
+        Self::of_kind(memory, applier, BlockKind::Pending, false)
     }
 
-    fn of_kind(
-        memory: Arc<ServerMemory>,
-        applier: u32,
-        (kind, is_kept): (BlockKind, bool),
-    ) -> Self {
+    fn of_kind(memory: Arc<ServerMemory>, applier: u32, kind: BlockKind, is_kept: bool) -> Self {
         let owner = BlockOwner {
             kind,
             table: 0,
@@ -223,7 +219,7 @@ impl Pending {
         if staged {
             self.stage_stream(&mut stream);
         }
-        let result = self.hold_in(&mut stream, (key.thread, Some(&key)), header, payload);
+        let result = self.hold_in(&mut stream, key.thread, Some(&key), header, payload);
         if !stream.frames.is_empty() {
             self.streams.insert(key, stream);
         }
@@ -233,7 +229,8 @@ impl Pending {
     fn hold_in(
         &mut self,
         stream: &mut Stream,
-        (thread, key): (WorkerThread, Option<&StreamKey>),
+        thread: WorkerThread,
+        key: Option<&StreamKey>,
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
@@ -263,7 +260,7 @@ impl Pending {
         }
         stream.used += len;
         if self.is_kept && key.is_some() {
-            self.keep_frame(page, (at - before, stream.used), &header);
+            self.keep_frame(page, at - before, stream.used, &header);
         }
         stream.bytes += bytes;
         self.bytes += bytes;

@@ -153,7 +153,8 @@ impl BlockSums {
         key: BlockKey,
         before: Option<BlockSum>,
         values: &[u8],
-        (runs, threads): (&[Range<usize>], Threads),
+        runs: &[Range<usize>],
+        threads: Threads,
     ) {
         let slot = before.map_or(self.used, |before| before.slot);
         self.used = self.used.max(slot + 1);

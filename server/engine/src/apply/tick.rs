@@ -25,7 +25,7 @@ use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
 use super::reduce::tick_order;
-use super::row_sums::{AHEAD, RowSums};
+use super::row_sums::{AHEAD, PushedRow, RowSums};
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
@@ -178,7 +178,8 @@ impl Engine {
         &mut self,
         namespace: NamespaceId,
         thread: WorkerThread,
-        (domain, clock): (DomainId, u64),
+        domain: DomainId,
+        clock: u64,
     ) {
         let here = self.clocks(namespace).clock(domain, thread);
         if here.and_then(|here| here.checked_add(1)) != Some(clock) {
@@ -329,15 +330,19 @@ impl Engine {
             if weight != 1.0 {
                 scale(dtype, values, weight);
             }
-            let from = (h.thread, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
                 let key = |row: usize| word(keys, row * 8);
                 if row.is_multiple_of(AHEAD) {
                     sums.prefetch((row..count.min(row + AHEAD)).map(key));
                 }
-                let key = key(row);
-                let values = (values, op == PushOp::Assign);
-                sums.add(dtype, (key, from), values, &mut sum);
+                let row = PushedRow {
+                    key: key(row),
+                    thread: h.thread,
+                    weight,
+                    values,
+                    replaces: op == PushOp::Assign,
+                };
+                sums.add(dtype, row, &mut sum);
             }
         }
         (self.scratch, self.tick.part) = (payload, sum);
@@ -352,7 +357,8 @@ impl Engine {
         &mut self,
         id: u32,
         op: PushOp,
-        (payload, count): (&[u8], usize),
+        payload: &[u8],
+        count: usize,
         iteration: u64,
     ) -> Result<(), Refusal> {
         let row_bytes = self
@@ -415,7 +421,7 @@ impl Engine {
                     let slots = slots.clone();
                     let mut steps = Steps::default();
                     stepped = stepped.and_then(|()| {
-                        self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
+                        self.step_slots(id, iteration, *op, sums, slots, &mut steps)
                     });
                 }
                 (false, true) => sums.sweep(slots.clone()),
@@ -433,8 +439,10 @@ impl Engine {
     /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
     pub(super) fn step_slots(
         &mut self,
-        (id, iteration): (u32, u64),
-        (op, sums): (PushOp, &mut RowSums),
+        id: u32,
+        iteration: u64,
+        op: PushOp,
+        sums: &mut RowSums,
         slots: impl IntoIterator<Item = usize>,
         steps: &mut Steps,
     ) -> Result<(), String> {
@@ -466,9 +474,7 @@ impl Engine {
             keys.drain(..done);
             values.drain(..done * row_bytes);
             self.lsn += 1;
-            let named = self
-                .closing
-                .name_rows(&self.redo, (id, steps.done), self.lsn);
+            let named = self.closing.name_rows(&self.redo, id, steps.done, self.lsn);
             named.map_err(|e| format!("rows of a tick of table {id} could not be named: {e}"))?;
         }
         // Rows exist since their pushes were held. One that was removed meanwhile is created again;
@@ -490,7 +496,7 @@ impl Engine {
         });
         if is_warm && !keys.is_empty() && stored.is_ok() {
             steps.done += keys.len() as u32;
-            let noted = self.closing.note_rows(&self.redo, (id, steps.done));
+            let noted = self.closing.note_rows(&self.redo, id, steps.done);
             noted.map_err(|e| format!("rows of a tick of table {id} could not be noted: {e}"))?;
         }
         if expires {

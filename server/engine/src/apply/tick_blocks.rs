@@ -29,6 +29,13 @@ use crate::store::ShardId;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
 
+/// Held frames of a table, and the memory with their bytes.
+#[derive(Clone, Copy)]
+struct Pushes<'a> {
+    pending: &'a Pending,
+    held: &'a [Held],
+}
+
 /// The part of one held frame in one block. Sorted in the order of its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Segment {
@@ -135,12 +142,14 @@ impl Buffers {
     /// Returns the sum that was taken out.
     fn reduce(
         &mut self,
-        (pending, held): (&Pending, &[Held]),
-        (sums, key): (&mut BlockSums, BlockKey),
+        pushes: Pushes<'_>,
+        sums: &mut BlockSums,
+        key: BlockKey,
         of: Range<usize>,
         used: usize,
         rules: Rules,
     ) -> Option<BlockSum> {
+        let Pushes { pending, held } = pushes;
         let size = rules.dtype.size();
         self.values.clear();
         self.values.resize(used * size, 0);
@@ -189,7 +198,7 @@ impl Buffers {
     /// Adds the segments to `sums`.
     fn fold(
         &mut self,
-        pushes: (&Pending, &[Held]),
+        pushes: Pushes<'_>,
         sums: &mut BlockSums,
         layout: BlockLayout,
         rules: Rules,
@@ -200,19 +209,21 @@ impl Buffers {
             let group = self.group(from, key);
             from = group.end;
             let used = layout.used(block) as usize;
-            let before = self.reduce(pushes, (sums, key), group, used, rules);
-            sums.put(key, before, &self.values, (&self.runs, self.threads));
+            let before = self.reduce(pushes, sums, key, group, used, rules);
+            sums.put(key, before, &self.values, &self.runs, self.threads);
         }
     }
 
     /// Reduces and stores one block after the other: the segments, after the content of `sums`.
-    /// Each run of elements is a row of `lsn`; the first `done` of them are stored. Returns the number of rows.
+    /// Each run of elements is a row of the frame of `start`; the rows before `start` are stored. Returns the
+    /// number of rows.
     fn step(
         &mut self,
-        pushes: (&Pending, &[Held]),
+        pushes: Pushes<'_>,
         sums: &mut BlockSums,
-        (blocks, redo): (&mut DenseBlocks, &Redo),
-        (lsn, done): (u64, u32),
+        blocks: &mut DenseBlocks,
+        redo: &Redo,
+        start: Progress,
         rules: Rules,
     ) -> Result<u32, BlocksError> {
         let layout = blocks.layout();
@@ -227,7 +238,7 @@ impl Buffers {
             let group = self.group(from, key);
             from = group.end;
             let used = layout.used(block) as usize;
-            self.reduce(pushes, (sums, key), group, used, rules);
+            self.reduce(pushes, sums, key, group, used, rules);
             let op = tick_order()[usize::from(order)];
             if op == PushOp::Gradient {
                 if rules.reduce == Reduce::Mean && !self.threads.mean(rules.dtype, &mut self.values)
@@ -243,8 +254,8 @@ impl Buffers {
             for run in &self.runs {
                 let values = &self.values[run.start * size..run.end * size];
                 let first = base + run.start as u64;
-                let progress = Progress { lsn, row };
-                if row >= done {
+                let progress = Progress { row, ..start };
+                if row >= start.row {
                     blocks.apply_range(redo, progress, first, op, values)?;
                 }
                 row += 1;
@@ -289,7 +300,10 @@ impl Engine {
         };
         let layout = blocks.layout();
         self.tick.cut(&self.pending, held, layout);
-        let pushes = (&self.pending, held);
+        let pushes = Pushes {
+            pending: &self.pending,
+            held,
+        };
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
@@ -342,7 +356,7 @@ impl Engine {
             0
         };
         if is_warm {
-            self.closing.name_rows(&self.redo, (id, 0), self.lsn)?;
+            self.closing.name_rows(&self.redo, id, 0, self.lsn)?;
         }
         let snapshot = blocks.is_snapshot();
         // A load from a saved model took an epoch before the first tick.
@@ -351,15 +365,21 @@ impl Engine {
             blocks.begin_epoch(epoch)?;
         }
         self.tick.cut(&self.pending, held, blocks.layout());
-        let pushes = (&self.pending, held);
+        let pushes = Pushes {
+            pending: &self.pending,
+            held,
+        };
         match self.sums.get_mut(&id) {
             Some(Sums::Blocks(sums)) => {
-                let store = (&mut *blocks, &self.redo);
+                let start = Progress {
+                    lsn: self.lsn,
+                    row: done,
+                };
                 let rows = self
                     .tick
-                    .step(pushes, sums, store, (self.lsn, done), rules)?;
+                    .step(pushes, sums, blocks, &self.redo, start, rules)?;
                 if is_warm {
-                    self.closing.note_rows(&self.redo, (id, rows))?;
+                    self.closing.note_rows(&self.redo, id, rows)?;
                 }
             }
             // No push ever reached the table.

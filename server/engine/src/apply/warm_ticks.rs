@@ -61,7 +61,8 @@ impl CloseProgress {
     pub(super) fn name_rows(
         &self,
         redo: &Redo,
-        (id, done): (u32, u32),
+        id: u32,
+        done: u32,
         lsn: u64,
     ) -> Result<(), StoreError> {
         redo.begin(PushName {
@@ -72,7 +73,7 @@ impl CloseProgress {
     }
 
     /// Notes that the first `done` rows of a table are stepped: pushes that come before its next rows take the name.
-    pub(super) fn note_rows(&self, redo: &Redo, (id, done): (u32, u32)) -> Result<(), StoreError> {
+    pub(super) fn note_rows(&self, redo: &Redo, id: u32, done: u32) -> Result<(), StoreError> {
         // All rows of a table before the resumed one count as done already.
         redo.note_close(pack(done, id).max(self.before))
     }
@@ -211,9 +212,8 @@ impl Engine {
             *rows -= slots.len();
             if let Some(sums) = sums {
                 let slots = slots.drain(..);
-                stepped = stepped.and_then(|()| {
-                    self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
-                });
+                stepped = stepped
+                    .and_then(|()| self.step_slots(id, iteration, *op, sums, slots, &mut steps));
             }
         }
         self.sums.insert(id, Sums::Rows(all));
@@ -312,7 +312,7 @@ impl Engine {
             }
             _ => {
                 self.pending.payload_part(held, 0..count * 8, &mut payload);
-                self.reserve_row_sums(header.table, op, (&payload, count), header.clock)
+                self.reserve_row_sums(header.table, op, &payload, count, header.clock)
             }
         };
         self.scratch = payload;

@@ -116,13 +116,13 @@ impl DenseBlocks {
         let mine = sorted(spec, partitions);
         let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
         let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
-        let ground = Ground::new(memory, owner, sizes, (mine.len() as u64, blocks))?;
+        let ground = Ground::new(memory, owner, sizes, mine.len() as u64, blocks)?;
         let mut parts = Vec::new();
         parts.resize_with(spec.partitions as usize, || None);
         let (mut given, salt) = (Given::default(), memory.salt());
         for p in mine {
-            let range = (ranges.start(p), ranges.len(p));
-            let part = Part::new(&ground, &mut given, sizes, range);
+            let (first, blocks) = (ranges.start(p), ranges.len(p));
+            let part = Part::new(&ground, &mut given, sizes, first, blocks);
             let filled = part.fill(memory, spec, sizes, salt);
             if let Err(e) = filled {
                 ground.release(memory)?;
@@ -165,8 +165,8 @@ impl DenseBlocks {
         parts.resize_with(spec.partitions as usize, || None);
         let mut given = Given::default();
         for p in sorted(spec, partitions) {
-            let range = (ranges.start(p), ranges.len(p));
-            parts[p as usize] = Some(Part::new(&ground, &mut given, sizes, range));
+            let (first, blocks) = (ranges.start(p), ranges.len(p));
+            parts[p as usize] = Some(Part::new(&ground, &mut given, sizes, first, blocks));
         }
         if !ground.holds(given, sizes) {
             let what = format!("the blocks of table {}", spec.name);

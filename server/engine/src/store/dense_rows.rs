@@ -94,7 +94,7 @@ impl DenseRows {
         };
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
         let ranges = Ranges::new(count, spec.partitions);
-        let mut shard = Self::empty(memory, spec, (ranges, memory.salt()), rows);
+        let mut shard = Self::empty(memory, spec, ranges, memory.salt(), rows);
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
             let owner = BlockOwner::of(shard_id, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner).and_then(|()| shard.fill(spec, partition)) {
@@ -109,7 +109,8 @@ impl DenseRows {
     fn empty(
         memory: &Arc<ServerMemory>,
         spec: &TableSpec,
-        (ranges, salt): (Ranges, u64),
+        ranges: Ranges,
+        salt: u64,
         rows: RowWriter,
     ) -> Self {
         let mut slabs = Vec::new();
@@ -138,7 +139,7 @@ impl DenseRows {
         let rows =
             RowWriter::new(Arc::clone(memory), Arc::clone(spec)).map_err(ShardError::from)?;
         let ranges = Ranges::new(count, spec.partitions);
-        let mut shard = Self::empty(memory, spec, (ranges, place.salt), rows);
+        let mut shard = Self::empty(memory, spec, ranges, place.salt, rows);
         for (partition, payload, state) in place.slabs {
             let slab = Slab {
                 first: shard.ranges.start(partition),

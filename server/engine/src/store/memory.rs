@@ -85,7 +85,7 @@ pub enum BlockKind {
 /// One applier's share of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardId {
-    /// The table.
+    /// Number of the table that it is a part of.
     pub table: TableId,
     /// Number of the applier.
     pub applier: u32,

@@ -257,7 +257,8 @@ impl SparseShard {
         &mut self,
         count: usize,
         row: impl Fn(usize) -> (u64, RowLocation),
-        (redo, progress): (&Redo, Progress),
+        redo: &Redo,
+        progress: Progress,
         places: &mut Vec<RowPlace>,
     ) -> Result<(), StoreError> {
         places.reserve(count);

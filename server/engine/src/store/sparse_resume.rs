@@ -71,7 +71,7 @@ impl SparseShard {
         let last = slots.len() as u16;
         for (extent, slots) in (1u16..).zip(slots) {
             let is_last = extent == last;
-            end = shard.resume_extent(memory, (extent, slots, is_last), &mut payload)?;
+            end = shard.resume_extent(memory, extent, slots, is_last, &mut payload)?;
         }
         shard.extents.end_at(end);
         Ok(shard)
@@ -82,7 +82,9 @@ impl SparseShard {
     fn resume_extent(
         &mut self,
         memory: &ServerMemory,
-        (extent, slots, is_last): (u16, u32, bool),
+        extent: u16,
+        slots: u32,
+        is_last: bool,
         payload: &mut [u8],
     ) -> Result<u32, ResumeError> {
         let mut all = Vec::with_capacity(slots as usize);

@@ -97,7 +97,8 @@ impl PartWriter {
     /// Error of the file system.
     pub fn records(
         &mut self,
-        (table, partition): (u32, u32),
+        table: u32,
+        partition: u32,
         records: u64,
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {

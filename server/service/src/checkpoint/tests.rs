@@ -199,7 +199,7 @@ impl Cluster {
                             assert!(twice.is_none(), "{} {key}", table.spec.name);
                             Ok(())
                         };
-                        let copied = engine.copy_records((table.id, partition), |e| e, sink);
+                        let copied = engine.copy_records(table.id, partition, |e| e, sink);
                         copied.unwrap();
                     }
                 }

@@ -134,7 +134,7 @@ impl Coordinator {
                 (dir, Step::BeginLoad, task)
             }
         };
-        self.begin_op(By::Worker(asker), namespace, dir, (step, task));
+        self.begin_op(By::Worker(asker), namespace, dir, step, task);
         Ok(())
     }
 
@@ -151,7 +151,8 @@ impl Coordinator {
         by: By,
         namespace: &str,
         dir: String,
-        (step, task): (Step, FileTask),
+        step: Step,
+        task: FileTask,
     ) {
         self.last_model += 1;
         let (namespace, deadline) = (namespace.to_owned(), self.now + FILE_ORDERS_TIMEOUT);

@@ -457,8 +457,8 @@ impl Coordinator {
             return Err(bad("unknown peer"));
         };
         let namespace = peer.namespace.clone();
-        let place = (peer.role, peer.joined, peer.rank);
-        match self.answer_by_role(asker.peer, &request, place, &namespace)? {
+        let (role, joined, rank) = (peer.role, peer.joined, peer.rank);
+        match self.answer_by_role(asker.peer, &request, role, joined, rank, &namespace)? {
             Some(answer) => Ok(Some(answer)),
             None => self.carry_out(asker, &namespace, request),
         }
@@ -470,7 +470,9 @@ impl Coordinator {
         &mut self,
         id: PeerId,
         request: &CoordinatorRequest,
-        (role, joined, rank): (Role, bool, u32),
+        role: Role,
+        joined: bool,
+        rank: u32,
         namespace: &str,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         use CoordinatorRequest as Ask;

@@ -100,7 +100,7 @@ impl Coordinator {
             TaskRequest::Take { queue, wait_ms } => {
                 match self.take_task(asker, namespace, queue)? {
                     TaskAnswer::Wait if wait_ms > 0 => {
-                        self.wait_for_task(asker, namespace, (queue, wait_ms));
+                        self.wait_for_task(asker, namespace, queue, wait_ms);
                         return Ok(None);
                     }
                     answer @ TaskAnswer::Task(_) => {
@@ -161,7 +161,7 @@ impl Coordinator {
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let (now, worker) = (self.now, self.worker_key(asker.peer));
         let queue = self.queue(namespace, number)?;
-        let done = queue.done(now, worker, delivery, (records, pushed));
+        let done = queue.done(now, worker, delivery, records, pushed);
         self.note_queue(namespace, || QueueCall::Done {
             queue: number,
             now,
@@ -177,7 +177,7 @@ impl Coordinator {
                 TaskAnswer::Reported { counted: true }
             }
             Done::Apply => {
-                self.finish_task(asker, namespace, (number, delivery, thread))?;
+                self.finish_task(asker, namespace, number, delivery, thread)?;
                 return Ok(None);
             }
         };
@@ -245,7 +245,7 @@ impl Coordinator {
         Ok(taken)
     }
 
-    fn wait_for_task(&mut self, asker: Asker, namespace: &str, (queue, wait_ms): (u32, u64)) {
+    fn wait_for_task(&mut self, asker: Asker, namespace: &str, queue: u32, wait_ms: u64) {
         self.tasks.waiting.push(Waiting {
             asker,
             namespace: namespace.to_owned(),
@@ -320,7 +320,9 @@ impl Coordinator {
         &mut self,
         asker: Asker,
         namespace: &str,
-        (queue, delivery, thread): (u32, u64, u32),
+        queue: u32,
+        delivery: u64,
+        thread: u32,
     ) -> Result<(), Refusal> {
         match self.tasks.finishing.get_mut(&delivery) {
             Some(finishing) if finishing.asker.peer == ABSENT => {

@@ -18,7 +18,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{SessionId, WorkerId};
+use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
 use tidewater_protocol::limits::{
     CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNAUTHENTICATED_CONNECTIONS_MAX,
 };
@@ -109,7 +109,8 @@ impl Control {
         shared: Arc<Shared>,
         policy: ServerPolicy,
         listeners: Listeners,
-        (waker, orders): (Waker, Receiver<ControlCommand>),
+        waker: Waker,
+        orders: Receiver<ControlCommand>,
     ) -> Result<Self, ServerError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
@@ -373,8 +374,8 @@ impl Control {
         {
             result = match self.hear(id, &mut conn) {
                 Ok(Turn::Go) => Ok(()),
-                Ok(Turn::Lane(session)) => {
-                    self.hand_over(session, conn);
+                Ok(Turn::Lane(session, applier)) => {
+                    self.hand_over(session, applier, conn);
                     return;
                 }
                 Err(why) => Err(why),
@@ -464,7 +465,7 @@ impl Control {
                 session,
                 applier,
                 nonce,
-            } => self.sessions.check_lane(hello, (session, applier, nonce)),
+            } => self.sessions.check_lane(hello, session, applier, nonce),
         };
         match conn.next(&self.policy, admit) {
             Ok(said) => Ok(said),
@@ -504,17 +505,17 @@ impl Control {
         if !sent || !quiet {
             return Err("a lane's client spoke before it was welcomed".into());
         }
-        Ok(Some(Turn::Lane((session, applier))))
+        Ok(Some(Turn::Lane(session, applier)))
     }
 
     /// Gives a lane's connection to its applier.
-    fn hand_over(&mut self, lane: (SessionId, tidewater_protocol::ids::ApplierId), conn: Conn) {
+    fn hand_over(&mut self, session: SessionId, applier: ApplierId, conn: Conn) {
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let from = conn.from.clone();
         if let (Socket::Tcp(stream), true) = conn.into_lane()
-            && let Err(e) = self.sessions.connect_lane(lane, stream, from)
+            && let Err(e) = self.sessions.connect_lane(session, applier, stream, from)
         {
-            tracing::warn!(session = %lane.0, error = %e, "lane not opened");
+            tracing::warn!(%session, error = %e, "lane not opened");
         }
     }
 }
@@ -524,7 +525,7 @@ impl Control {
 enum Turn {
     Go,
     /// The connection is a lane.
-    Lane((SessionId, tidewater_protocol::ids::ApplierId)),
+    Lane(SessionId, ApplierId),
 }
 
 impl Listeners {

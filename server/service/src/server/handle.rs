@@ -422,7 +422,7 @@ impl ServerHandle {
                         rank: worker,
                         thread: at.thread,
                     };
-                    engine.complete_tick(job, thread, (at.domain, at.clock));
+                    engine.complete_tick(job, thread, at.domain, at.clock);
                 }
                 // The caller waits for it.
                 let _ = tx.send(());

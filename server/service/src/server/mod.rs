@@ -136,7 +136,7 @@ impl Server {
             appliers,
         };
         let policy = policy(&shared.config);
-        let mut control = Control::new(shared, policy, listeners, (waker, orders))?;
+        let mut control = Control::new(shared, policy, listeners, waker, orders)?;
         let thread = std::thread::Builder::new().name("tw-control".into());
         let thread = thread.spawn(move || control.run());
         node.control = Some(thread.map_err(system("start the control thread"))?);

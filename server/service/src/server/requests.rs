@@ -33,7 +33,7 @@ impl Control {
         number: u64,
         request: ServerRequest,
     ) -> Result<(), String> {
-        match self.answer((id, number), conn, request) {
+        match self.answer(id, number, conn, request) {
             Ok(None) => Ok(()),
             Ok(Some(answer)) => send(conn, number, answer),
             Err(no) => send(conn, number, refused(no)),
@@ -43,7 +43,8 @@ impl Control {
     /// The answer to one request; none if it comes later.
     fn answer(
         &mut self,
-        (id, number): (ConnId, u64),
+        id: ConnId,
+        number: u64,
         conn: &mut Conn,
         request: ServerRequest,
     ) -> Result<Option<Answer>, Refusal> {
@@ -59,8 +60,8 @@ impl Control {
                 }
                 let count = conn.fds.len();
                 let fds = conn.fds.take(count).unwrap_or_default();
-                let owner = (id, conn.socket.local());
-                let (attached, memory) = self.sessions.attach(owner, hello, attach, fds)?;
+                let local = conn.socket.local();
+                let (attached, memory) = self.sessions.attach(id, local, hello, attach, fds)?;
                 conn.session = Some(attached.session);
                 Ok((ServerAnswer::Attached(attached), memory))
             }
@@ -81,11 +82,11 @@ impl Control {
                 return Ok(None);
             }
             ServerRequest::ConnectVerbs(offer) => {
-                self.connect_verbs((id, number), conn, vec![offer], true)?;
+                self.connect_verbs(id, number, conn, vec![offer], true)?;
                 return Ok(None);
             }
             ServerRequest::ConnectLanes(offers) => {
-                self.connect_verbs((id, number), conn, offers, false)?;
+                self.connect_verbs(id, number, conn, offers, false)?;
                 return Ok(None);
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
@@ -105,7 +106,8 @@ impl Control {
     /// Queues a request for lanes; it is answered when they are made. [`Control::go_connects`] starts it.
     fn connect_verbs(
         &mut self,
-        (id, number): (ConnId, u64),
+        id: ConnId,
+        number: u64,
         conn: &Conn,
         offers: Vec<VerbsConnect>,
         single: bool,
@@ -233,12 +235,14 @@ impl Control {
         let count = conn.fds.len();
         // They are all there, as counted.
         let fds = conn.fds.take(count).unwrap_or_default();
-        let owner = (id, conn.socket.local());
+        let local = conn.socket.local();
         let hello = conn
             .hello
             .as_ref()
             .ok_or_else(|| bad("not authenticated"))?;
-        let before = self.sessions.reattach(owner, hello, session, attach, fds)?;
+        let before = self
+            .sessions
+            .reattach(id, local, hello, session, attach, fds)?;
         self.goes_on(conn, session, before);
         Ok(())
     }

@@ -205,8 +205,8 @@ impl Verbs {
             return Ok(());
         }
         let open_port = OpenPort::open(&session.port).map_err(unfit)?;
-        let ports = (session.port.clone(), session.path);
-        let mut renewed = self.session(shared, open_port, ports, &session.namespace)?;
+        let (port, path) = (session.port.clone(), session.path);
+        let mut renewed = self.session(shared, open_port, port, path, &session.namespace)?;
         renewed.inboxes = std::mem::take(&mut session.inboxes);
         *session = renewed;
         Ok(())
@@ -218,18 +218,20 @@ impl Verbs {
         &mut self,
         shared: &Shared,
         local: IpAddr,
-        (namespace, attach): (&str, &Attach),
+        namespace: &str,
+        attach: &Attach,
     ) -> Result<VerbsSession, Refusal> {
         self.drop_failed();
         let (open_port, port, path) = select(shared, local, attach)?;
-        self.session(shared, open_port, (port, path), namespace)
+        self.session(shared, open_port, port, path, namespace)
     }
 
     fn session(
         &mut self,
         shared: &Shared,
         open_port: Arc<OpenPort>,
-        (port, path): (PortCandidate, VerbsPath),
+        port: PortCandidate,
+        path: VerbsPath,
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
         self.drop_failed();

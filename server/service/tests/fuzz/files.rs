@@ -404,7 +404,7 @@ impl Hostile {
             let [table, partition, payload @ ..] = chunk else {
                 continue;
             };
-            let place = (u32::from(*table) + 1, u32::from(*partition));
+            let (number, partition) = (u32::from(*table) + 1, u32::from(*partition));
             // As many records as fit; the bytes are random.
             let spec = &specs()[usize::from(*table) % specs().len()];
             let len = match spec.name.as_str() {
@@ -413,7 +413,7 @@ impl Hostile {
             };
             for record in payload.chunks(len) {
                 if record.len() >= 8 {
-                    part.records(place, 1, record).unwrap();
+                    part.records(number, partition, 1, record).unwrap();
                 }
             }
         }

@@ -61,12 +61,7 @@ impl Pending {
 
     /// Writes the header of a frame at `at`, of which the payload is there, and counts the frame: `used` bytes of its
     /// page are in use.
-    pub(super) fn keep_frame(
-        &self,
-        page: &Block,
-        (at, used): (usize, usize),
-        header: &FrameHeader,
-    ) {
+    pub(super) fn keep_frame(&self, page: &Block, at: usize, used: usize, header: &FrameHeader) {
         self.words(at).store_line(0, &header.to_line());
         fence(Ordering::Release);
         if !mutants::on(Mutant::HeldPushNotKept) {

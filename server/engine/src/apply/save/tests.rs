@@ -214,7 +214,7 @@ impl Rig {
                 };
                 let copied = self
                     .engine
-                    .copy_records((TableId(id), partition), |e| e, sink);
+                    .copy_records(TableId(id), partition, |e| e, sink);
                 copied.unwrap();
             }
         }

@@ -174,13 +174,24 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         let (early, folded) = take(&mut pending, Some(turn));
         assert!(folded.iter().all(|h| h.thread.rank.0 < turn));
         buffers.cut(&pending, &folded, blocks.layout());
-        buffers.fold((&pending, &folded), &mut sums, blocks.layout(), rules);
+        let early_pushes = Pushes {
+            pending: &pending,
+            held: &folded,
+        };
+        buffers.fold(early_pushes, &mut sums, blocks.layout(), rules);
         pending.free(early);
         let (streams, held) = take(&mut pending, None);
         assert_eq!(folded.len() + held.len(), pushes.len());
         buffers.cut(&pending, &held, blocks.layout());
-        let (pushed, store) = ((&pending, &held[..]), (&mut blocks, &redo));
-        let stored = buffers.step(pushed, &mut sums, store, (seed + 1, 0), rules);
+        let pushed = Pushes {
+            pending: &pending,
+            held: &held,
+        };
+        let start = Progress {
+            lsn: seed + 1,
+            row: 0,
+        };
+        let stored = buffers.step(pushed, &mut sums, &mut blocks, &redo, start, rules);
         stored.unwrap();
         pending.free(streams);
         tick(&mut model, &pushes);
@@ -282,8 +293,12 @@ fn ticks_move_what_they_touch_as_pushes_do() {
             }
             let (streams, held) = take(&mut pending, None);
             buffers.cut(&pending, &held, ticked.layout());
-            let (pushes, store) = ((&pending, &held[..]), (&mut ticked, &redo));
-            let stored = buffers.step(pushes, &mut sums, store, (lsn, 0), rules);
+            let pushes = Pushes {
+                pending: &pending,
+                held: &held,
+            };
+            let start = Progress { lsn, row: 0 };
+            let stored = buffers.step(pushes, &mut sums, &mut ticked, &redo, start, rules);
             stored.unwrap();
             pending.free(streams);
             let values = value.to_le_bytes().repeat(range.len());

@@ -120,7 +120,7 @@ fn rows(engine: &mut Engine) -> Rows {
             }
             Ok(())
         };
-        let copied = engine.copy_records((TableId(1), partition), |e| e, sink);
+        let copied = engine.copy_records(TableId(1), partition, |e| e, sink);
         copied.unwrap();
     }
     rows

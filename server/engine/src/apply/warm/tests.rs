@@ -483,9 +483,9 @@ impl World {
         let mut all = BTreeMap::new();
         for id in [SPARSE, ROWS, RANGES] {
             for partition in 0..3 {
-                let which = (TableId(id), PartitionId(partition));
                 let copied = self.applier().engine().copy_records(
-                    which,
+                    TableId(id),
+                    PartitionId(partition),
                     |e| e,
                     |key, values, state| {
                         let before = all.insert((id, key), (values.to_vec(), state.to_vec()));

@@ -55,6 +55,21 @@ pub(super) struct Window {
     steps: Vec<u64>,
 }
 
+/// Elements of one block for one step of a kernel.
+struct Elements<'a> {
+    sizes: Sizes,
+    /// Bytes of each slot in the window.
+    wide: usize,
+    /// Their bytes in the payload.
+    part: Range<usize>,
+    /// Their bytes in each slot.
+    slot: Range<usize>,
+    /// Values of the push.
+    values: &'a [u8],
+    /// Their step count; 0 where there is none.
+    count: u64,
+}
+
 impl Window {
     fn load(
         &mut self,
@@ -100,16 +115,16 @@ impl Window {
         }
     }
 
-    /// One step of `kernel` on `values` at `part` of the payload, which is `slot` of each slot; the
-    /// elements' step count is `count`. Returns their count afterwards.
-    fn step(
-        &mut self,
-        kernel: &RowKernel,
-        op: PushOp,
-        (sizes, wide): (Sizes, usize),
-        (part, slot): (Range<usize>, Range<usize>),
-        (values, count): (&[u8], u64),
-    ) -> u64 {
+    /// One step of `kernel` on some elements. Returns their step count afterwards.
+    fn step(&mut self, kernel: &RowKernel, op: PushOp, elements: Elements<'_>) -> u64 {
+        let Elements {
+            sizes,
+            wide,
+            part,
+            slot,
+            values,
+            count,
+        } = elements;
         if slot == (0..wide) || sizes.slots == 0 {
             let payload = &mut self.payload[part];
             // All of the current state, as it is.
@@ -166,23 +181,27 @@ impl DenseBlocks {
         let range = cut.from * size..(cut.from + cut.count) * size;
         let wide = range.start & !7..range.end.next_multiple_of(8);
         // A snapshot's buffer gets the complete block: its bytes are those of two epochs ago.
-        let window = if sizes.snapshot {
-            0..sizes.used_bytes(cut.block)
-        } else {
-            wide.clone()
+        let window = match sizes.snapshot {
+            true => 0..sizes.used_bytes(cut.block),
+            false => wide.clone(),
         };
         let [source, target] = part.buffers(sizes, cut.block, self.line, &self.rotation);
         let mut pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
         let w = &mut self.window;
         w.load(&self.memory, source + window.start, window.len(), &pieces)?;
-        // Ranges of bytes of the block: in the current payload, in the slots, and in the values.
-        let places = |bytes: Range<usize>| {
-            let from = |start: usize| bytes.start - start..bytes.end - start;
-            ((from(window.start), from(wide.start)), from(range.start))
+        let elements = |bytes: Range<usize>, count: u64| {
+            let within = |start: usize| bytes.start - start..bytes.end - start;
+            Elements {
+                sizes,
+                wide: wide.len(),
+                part: within(window.start),
+                slot: within(wide.start),
+                values: &values[within(range.start)],
+                count,
+            }
         };
-        let (block_kernel, lines) = (self.kernel, (sizes, wide.len()));
         if sizes.counts && op == PushOp::Gradient {
-            let steps = Steps::of(&self.memory, (&*part, sizes, cut.block))?;
+            let steps = Steps::of(&self.memory, &*part, sizes, cut.block)?;
             let first = steps.find(&self.memory, cut.from)?;
             let (mut at, mut n) = (cut.from, first);
             w.steps.clear();
@@ -194,14 +213,12 @@ impl DenseBlocks {
                 let bytes = at * size..(run.last + 1) * size;
                 assert!(
                     bytes.end <= range.end,
-                    "a run of block {} ends at {}, the gradient at {}",
-                    cut.block,
-                    run.last,
-                    range.end / size
+                    "{run:?} of {cut:?} ends behind its bytes {range:?}"
                 );
-                let kernel = block_kernel.of_length(&self.spec.optimizer, bytes.len() / size);
-                let (place, from) = places(bytes);
-                let count = w.step(&kernel, op, lines, place, (&values[from], run.count));
+                let kernel = self
+                    .kernel
+                    .of_length(&self.spec.optimizer, bytes.len() / size);
+                let count = w.step(&kernel, op, elements(bytes, run.count));
                 w.steps.push(steps.stored(StepRun { count, ..run }));
                 (at, n) = (run.last + 1, n + 1);
             }
@@ -210,9 +227,8 @@ impl DenseBlocks {
                 w.state.extend_from_slice(&word.to_le_bytes());
             }
         } else {
-            let kernel = block_kernel.of_length(&self.spec.optimizer, cut.count);
-            let (place, _) = places(range.clone());
-            w.step(&kernel, op, lines, place, (values, 0));
+            let kernel = self.kernel.of_length(&self.spec.optimizer, cut.count);
+            w.step(&kernel, op, elements(range.clone(), 0));
         }
         let version_at = part.version_at(sizes, cut.block);
         let place = BlockPlace {

@@ -204,7 +204,9 @@ impl Sessions {
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
-        (id, applier, nonce): (SessionId, ApplierId, u64),
+        id: SessionId,
+        applier: ApplierId,
+        nonce: u64,
     ) -> Result<(), Refusal> {
         let session = self.all.get(&id);
         let session = session
@@ -223,7 +225,8 @@ impl Sessions {
     /// Hands the connection of a lane, which was checked, to its applier.
     pub(in crate::server) fn connect_lane(
         &mut self,
-        (id, applier): (SessionId, ApplierId),
+        id: SessionId,
+        applier: ApplierId,
         stream: TcpStream,
         from: String,
     ) -> Result<(), ServerError> {
