@@ -45,7 +45,7 @@ pub enum DetectError {
         /// Number of processes of the launch.
         size: u32,
         /// Reason why the launcher has no way of its own.
-        why: String,
+        why: &'static str,
     },
 }
 

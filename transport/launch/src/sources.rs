@@ -87,7 +87,7 @@ impl LauncherValues {
                 source_name,
                 rank,
                 size,
-                why: self.otherwise.to_owned(),
+                why: self.otherwise,
             });
         }
         Ok(Decision::Launched(Place {

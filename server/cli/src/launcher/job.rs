@@ -195,8 +195,8 @@ impl Job {
             .far
             .order(member, run, local, &self.spawner, &self.token)?;
         let until = Deadline::after(self.config.start_timeout);
-        let order = (host.name.as_str(), order);
-        self.spawner.far(member, &self.config.shell, order, until)
+        self.spawner
+            .far(member, &self.config.shell, &host.name, order, until)
     }
 
     /// Replaces a guard that died before its work.

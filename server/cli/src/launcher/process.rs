@@ -252,7 +252,8 @@ impl Spawner {
         &self,
         member: Member,
         shell: &ProcessCommand,
-        (host, order): (&str, Vec<u8>),
+        host: &str,
+        order: Vec<u8>,
         until: Deadline,
     ) -> io::Result<Process> {
         let mut command = self.shim(&shell.program);

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tidewater_launch::rendezvous;
+use tidewater_launch::rendezvous::{self, ReachError};
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, HANDSHAKE_TIMEOUT, KILL_TIMEOUT, REMOTE_ORDER_BYTES_MAX,
 };
@@ -104,13 +104,13 @@ pub enum RemoteError {
     NoOrder(&'static str),
     /// The coordinator cannot be reached from this host.
     #[error(
-        "on {}: the coordinator is not reached from here: {why}. Name the network (tidewater run \
+        "on {}: the coordinator is not reached from here: {source}. Name the network (tidewater run \
          --interface), and look at the firewall",
         hostinfo::host_name()
     )]
     NoWay {
         /// Error of the last try.
-        why: String,
+        source: ReachError,
     },
 }
 
@@ -277,7 +277,7 @@ fn coordinator(order: &Order) -> Result<String, RemoteError> {
     let token =
         JobToken::from_hex(&order.token).ok_or(RemoteError::NoOrder("its token is none"))?;
     let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-    rendezvous::reach(&addresses, &token, deadline).map_err(|why| RemoteError::NoWay { why })
+    rendezvous::reach(&addresses, &token, deadline).map_err(|source| RemoteError::NoWay { source })
 }
 
 #[cfg(test)]
