@@ -6,18 +6,18 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, MemberBarrier,
-    Notice, ServerMember, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Notice,
+    ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::admissions::Admission;
-use super::barriers::{At, Opens, at_of};
 use super::checkpoints::CheckpointPolicy;
 use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
 use super::losses::Loss;
+use super::member_barriers::Arrival;
 use super::membership::Schedule;
 use super::models::{ModelOp, Request};
 use super::recovery::RecoveryState;
@@ -534,27 +534,12 @@ impl Coordinator {
                 count,
                 timeout_ms,
             } => {
-                let barrier = (name, Opens::Count(count), At::new());
-                self.barrier(asker, namespace, barrier, (0, timeout_ms))
-                    .map(|()| None)
+                let arrival = Arrival::of_count(name, count, timeout_ms);
+                self.barrier(asker, namespace, arrival).map(|()| None)
             }
-            Ask::MemberBarrier(MemberBarrier {
-                name,
-                clocks,
-                round,
-                of,
-                timeout_ms,
-            }) => {
-                // Above them later workers begin, and rounds are counted on from them.
-                let most = clocks.iter().map(|at| at.clock).fold(round, u64::max);
-                if most > i64::MAX as u64 {
-                    return Err(bad(&format!(
-                        "barrier \"{name}\": a clock or round of {most}"
-                    )));
-                }
-                let barrier = (name, Opens::Members(of), at_of(&clocks));
-                self.barrier(asker, namespace, barrier, (round, timeout_ms))
-                    .map(|()| None)
+            Ask::MemberBarrier(barrier) => {
+                let arrival = Arrival::of_members(barrier)?;
+                self.barrier(asker, namespace, arrival).map(|()| None)
             }
             Ask::Save { dir, clocks } => {
                 let request = Request::Save { dir, clocks };
