@@ -306,7 +306,7 @@ fn frame(
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     (header, payload)
 }

@@ -192,10 +192,10 @@ pub(crate) fn fence(rig: &dyn Rig) {
 
 /// Stores a number with its checksum.
 fn publish(server: &Server, place: usize, n: u64) {
-    let CheckedU64([v, chk]) = CheckedU64::new(n, SALT);
+    let CheckedU64([v, checksum]) = CheckedU64::new(n, SALT);
     let cell = server.public.words_mut(place, 16).unwrap();
     cell.store_release(0, v);
-    cell.store_release(8, chk);
+    cell.store_release(8, checksum);
 }
 
 fn validated(bytes: &[u8]) -> Option<u64> {

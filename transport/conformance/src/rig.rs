@@ -257,10 +257,10 @@ impl Server {
 }
 
 pub(crate) fn checked(value: u64) -> [u8; 16] {
-    let CheckedU64([v, chk]) = CheckedU64::new(value, SALT);
+    let CheckedU64([v, checksum]) = CheckedU64::new(value, SALT);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&v.to_le_bytes());
-    bytes[8..].copy_from_slice(&chk.to_le_bytes());
+    bytes[8..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 

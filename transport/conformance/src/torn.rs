@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use tidewater_lanes::fabric::*;
 use tidewater_protocol::layout::row::{
-    ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
+    ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
@@ -38,8 +38,8 @@ fn write_row(public: &Region, machine: &dyn Machine, row: usize, counter: u64) {
         words.copy_in(ROW_HEADER_BYTES + n * half.len(), half);
         machine.step();
     }
-    let chk = row_chk(SALT, row as u64, ver, &payload);
-    words.copy_in(0, &row_head(ver, chk));
+    let checksum = row_checksum(SALT, row as u64, ver, &payload);
+    words.copy_in(0, &row_head(ver, checksum));
 }
 
 fn read_rows(client: &mut Client, seen: &mut Seen) {

@@ -578,10 +578,10 @@ impl Inbox {
 
     /// Sets the tail record: to 0 at creation, to the consumed position after recovery.
     pub fn reset_tail(&self, tail: u64) {
-        let [v, chk] = CheckedU64::new(tail, self.salt).0;
+        let [v, checksum] = CheckedU64::new(tail, self.salt).0;
         let w = self.window();
         w.store(INBOX_TAIL_AT, v);
-        w.store_release(INBOX_TAIL_AT + 8, chk);
+        w.store_release(INBOX_TAIL_AT + 8, checksum);
     }
 
     /// The frame header at a monotonic position.

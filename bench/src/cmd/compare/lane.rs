@@ -100,10 +100,10 @@ impl Ends {
         let at = INBOX_RING_AT as u64 + self.tail % ring;
         self.lane.write(inbox(at), frame)?;
         self.tail += len;
-        let [value, chk] = CheckedU64::new(self.tail, SALT).0;
+        let [value, checksum] = CheckedU64::new(self.tail, SALT).0;
         let mut cell = [0; 16];
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         self.lane.write_signal(inbox(INBOX_TAIL_AT as u64), &cell)?;
         // Reposts the receives of the signals, like the applier.
         self.port.poll(&mut self.view, &self.inbox)?;

@@ -573,9 +573,9 @@ impl Applier {
         };
         let at = mailbox_reply_at(slot, self.ring_bytes(n));
         let ring = &mut self.rings[n];
-        let chk = reply.hasher(ring.session.0).finish_bytes(payload);
+        let checksum = reply.hasher(ring.session.0).finish_bytes(payload);
         ring.post(at + REPLY_HEADER_BYTES, payload)?;
-        ring.post(at, &line_bytes(&reply.to_line(chk)))
+        ring.post(at, &line_bytes(&reply.to_line(checksum)))
     }
 
     /// Announces the moved minimums of a job to all of its clients. The worker that ticked last

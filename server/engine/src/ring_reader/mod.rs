@@ -321,7 +321,7 @@ impl Ring {
             None => return self.not_yet(),
         };
         self.copy_payload(&header, payload);
-        if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
+        if self.check_frames && header.hasher().finish_bytes(payload) != header.checksum {
             return self.not_yet();
         }
         let expected = self.state.applied_seq + 1;

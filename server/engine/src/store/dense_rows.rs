@@ -1,4 +1,4 @@
-//! A dense table with layout `rows` on one applier: rows by index, each behind a `{ver, chk}`
+//! A dense table with layout `rows` on one applier: rows by index, each behind a `{ver, checksum}`
 //! header, all of them there from the start.
 //!
 //! A partition is a range of row indices: one public slab of rows and one private slab of their
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::Ranges;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
@@ -225,7 +225,7 @@ impl DenseRows {
             let public = self.memory.public.region();
             let words = public.words_mut(place.row_at, self.layout.stride)?;
             words.store(0, ver.0);
-            words.store(8, row_chk(self.salt, row, ver, &payload));
+            words.store(8, row_checksum(self.salt, row, ver, &payload));
             words.copy_in(ROW_HEADER_BYTES, &payload);
             let private = self.memory.private.region();
             private
@@ -408,7 +408,7 @@ mod tests {
         let words = words.unwrap();
         words.copy_out(ROW_HEADER_BYTES, out);
         let ver = RowVersion(words.load(0));
-        ver.is_valid() && words.load(8) == row_chk(shard.salt(), row, ver, out)
+        ver.is_valid() && words.load(8) == row_checksum(shard.salt(), row, ver, out)
     }
 
     proptest! {

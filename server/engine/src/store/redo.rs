@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::WordsMut;
@@ -369,7 +369,7 @@ impl Redo {
             .region()
             .words(self.block.at, self.block.len)?;
         let line = area.line(0);
-        if line_chk(REDO, line[1], &line[..7]) != line[7] {
+        if line_checksum(REDO, line[1], &line[..7]) != line[7] {
             return self.finish_block();
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
@@ -440,7 +440,7 @@ impl RedoLine<'_> {
             head.checksum,
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let checksum = line_chk(REDO, words[1], &words);
+        let checksum = line_checksum(REDO, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
         self.line.store_line(0, &[a, b, c, d, e, f, g, checksum]);

@@ -4,7 +4,7 @@
 //! word in public memory, and up to four pieces of optimizer state in private memory.
 //!
 //! ```text
-//! line 0   lsn | row | payload at | version at | odd word | even word | lens | chk
+//! line 0   lsn | row | payload at | version at | odd word | even word | lens | checksum
 //! line 1   state pieces: 4 x (at, bytes)
 //! then     payload | state pieces one after the other
 //! ```
@@ -12,7 +12,7 @@
 //! changes.
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_runtime::mem::versioned::{BlockVersions, store_block};
 use tidewater_runtime::sync::{Ordering, fence};
 
@@ -117,7 +117,7 @@ impl Redo {
             place.versions.done,
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let checksum = line_chk(REDO_BLOCK, words[1], &words);
+        let checksum = line_checksum(REDO_BLOCK, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
         area.store_line(0, &[a, b, c, d, e, f, g, checksum]);
@@ -151,7 +151,7 @@ impl Redo {
         let private = self.memory.private.region();
         let area = private.words(self.block.at, self.block.len)?;
         let line = area.line(0);
-        if line_chk(REDO_BLOCK, line[1], &line[..7]) != line[7] {
+        if line_checksum(REDO_BLOCK, line[1], &line[..7]) != line[7] {
             return Ok(None);
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);

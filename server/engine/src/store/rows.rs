@@ -1,10 +1,10 @@
-//! Reading and writing single rows that carry a `{ver, chk}` header: sparse rows, and rows of dense
+//! Reading and writing single rows that carry a `{ver, checksum}` header: sparse rows, and rows of dense
 //! tables with layout `rows`.
 
 use std::sync::Arc;
 
 use tidewater_protocol::layout::dense::Ranges;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Shape, TableSpec};
@@ -219,7 +219,7 @@ impl RowWriter {
                 let ver = row.version().next();
                 let head = RowHead {
                     version: ver.0,
-                    checksum: row_chk(place.salt, place.key, ver, payload),
+                    checksum: row_checksum(place.salt, place.key, ver, payload),
                 };
                 match &record {
                     Some(record) => record.commit(progress, row, head, payload, state),
@@ -287,7 +287,7 @@ impl RowWriter {
             .region()
             .words_mut(place.row_at, ROW_HEADER_BYTES)?;
         // Checksum first: between the two stores the old version has a wrong checksum.
-        row.store_release(8, !row_chk(place.salt, place.key, next, &[]));
+        row.store_release(8, !row_checksum(place.salt, place.key, next, &[]));
         row.store_release(0, next.0);
         Ok(next)
     }
@@ -373,7 +373,7 @@ impl RowWriter {
         let (place, ver) = (row.place(), row.version().next());
         let head = RowHead {
             version: ver.0,
-            checksum: row_chk(place.salt, place.key, ver, &self.payload),
+            checksum: row_checksum(place.salt, place.key, ver, &self.payload),
         };
         if self.spec.keeps_redo() {
             let record = redo.open(self.sizes())?;

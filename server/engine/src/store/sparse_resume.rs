@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::PartitionId;
-use tidewater_protocol::layout::row::{RowLocation, RowVersion, checksum_matches, row_chk};
+use tidewater_protocol::layout::row::{RowLocation, RowVersion, checksum_matches, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 
@@ -162,13 +162,15 @@ impl SparseShard {
         let place = self.extents.place(loc);
         let place = place.ok_or_else(|| damaged(loc, "it lies outside its extent"))?;
         let ver = self.rows().version(place)?;
-        let chk = memory.public.region().words(place.row_at, 16)?.load(8);
+        let checksum = memory.public.region().words(place.row_at, 16)?.load(8);
         self.rows().read(place, payload)?;
-        let is_row = checksum_matches(ver, chk, || row_chk(place.salt, place.key, ver, payload));
+        let is_row = checksum_matches(ver, checksum, || {
+            row_checksum(place.salt, place.key, ver, payload)
+        });
         if is_row || (mutants::on(Mutant::RemovedRowsIndexed) && ver.is_valid()) {
             return Ok(Slot::Row(place.key));
         }
-        if ver == RowVersion(0) && place.key == NO_KEY && chk == 0 {
+        if ver == RowVersion(0) && place.key == NO_KEY && checksum == 0 {
             return Ok(Slot::Free(ver));
         }
         let next = self.rows().remove(place)?;

@@ -161,7 +161,7 @@ impl Server {
                 partition: if by_range { 0 } else { PARTITION_ANY },
                 clock: 0,
                 user_tag: 0,
-                chk: 0,
+                checksum: 0,
             };
             let sender = FrameSender::first(WorkerId(0));
             let done = self.0.borrow_mut().frame(sender, &header, &payload);

@@ -158,7 +158,7 @@ pub(crate) fn header(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

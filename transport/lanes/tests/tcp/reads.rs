@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, ServerLane};
 use tidewater_protocol::layout::dense::TaggedU32;
-use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_chk, row_hasher};
+use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_checksum, row_hasher};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, Ordering, fence};
 
@@ -283,7 +283,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
                     let at = row * layout.stride;
                     words.copy_in(at + 16, &payload);
                     words.store(at, ver.0);
-                    words.store(at + 8, row_chk(1, row as u64, ver, &payload));
+                    words.store(at + 8, row_checksum(1, row as u64, ver, &payload));
                 }
                 ver = ver.next();
             }

@@ -164,7 +164,7 @@ impl H64 {
 
 /// Checksum of a record's words. The seed is the memory's salt and the kind of record (`what`).
 #[inline]
-pub fn line_chk(salt: u64, what: u64, words: &[u64]) -> u64 {
+pub fn line_checksum(salt: u64, what: u64, words: &[u64]) -> u64 {
     H64::new([salt, what, words.len() as u64, 0]).finish(words)
 }
 

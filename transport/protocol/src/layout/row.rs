@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! +0   u64 ver   [63:48] slot generation, [47:0] update counter (starts at 1; 0 is never valid)
-//! +8   u64 chk   H64 seeded with (table salt, key, ver, payload bytes) over the payload
+//! +8   u64 checksum H64 seeded with (table salt, key, ver, payload bytes) over the payload
 //! +16  payload   dim elements
 //! ```
 //! The stride is a multiple of 8 and the base of a slab a multiple of 64, so every word of a row is
@@ -59,7 +59,7 @@ impl RowVersion {
     }
 
     /// Returns the version after the slot changed its key. The counter continues, so that an old (ver,
-    /// chk) never returns.
+    /// checksum) never returns.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self::new(self.generation().wrapping_add(1), self.counter()).next()
@@ -98,7 +98,7 @@ pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) ->
 
 /// Returns the checksum of a row.
 #[inline]
-pub fn row_chk(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
+pub fn row_checksum(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
     row_hasher(salt, key, ver, payload.len()).finish_bytes(payload)
 }
 
@@ -113,7 +113,9 @@ pub fn verify_row(
     payload: &[u8],
 ) -> Option<RowVersion> {
     let ver = RowVersion::of_head(head);
-    let validated = checksum_matches(ver, word_at(head, 8), || row_chk(salt, key, ver, payload));
+    let validated = checksum_matches(ver, word_at(head, 8), || {
+        row_checksum(salt, key, ver, payload)
+    });
     validated.then_some(ver)
 }
 
@@ -142,29 +144,29 @@ pub fn copy_verifying(
         let validated = false;
         return RowCopy { ver, validated };
     }
-    let chk = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
-    let validated = checksum_matches(ver, word_at(head, 8), || chk);
+    let checksum = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
+    let validated = checksum_matches(ver, word_at(head, 8), || checksum);
     RowCopy { ver, validated }
 }
 
-/// Whether the version is valid and the header's checksum `stored` equals the one that `chk` computes.
+/// Whether the version is valid and the header's checksum `stored` equals the one that `checksum` computes.
 /// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
 #[inline(always)]
-pub fn checksum_matches(ver: RowVersion, stored: u64, chk: impl FnOnce() -> u64) -> bool {
+pub fn checksum_matches(ver: RowVersion, stored: u64, checksum: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
         return false;
     }
     if mutants::on(Mutant::AcceptWithoutHash) {
         return true;
     }
-    chk() == stored
+    checksum() == stored
 }
 
 /// Encodes the header of a row, in memory order.
-pub fn row_head(ver: RowVersion, chk: u64) -> [u8; ROW_HEADER_BYTES] {
+pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     let mut head = [0; ROW_HEADER_BYTES];
     head[..8].copy_from_slice(&ver.0.to_le_bytes());
-    head[8..].copy_from_slice(&chk.to_le_bytes());
+    head[8..].copy_from_slice(&checksum.to_le_bytes());
     head
 }
 
@@ -226,11 +228,11 @@ mod tests {
     fn a_row_of_another_key_version_length_or_table_is_refused() {
         let row = [1u8; 20];
         let ver = RowVersion::new(1, 9);
-        let chk = row_chk(1, 2, ver, &row);
-        assert_ne!(chk, row_chk(2, 2, ver, &row));
-        assert_ne!(chk, row_chk(1, 3, ver, &row));
-        assert_ne!(chk, row_chk(1, 2, ver.next(), &row));
-        assert_ne!(chk, row_chk(1, 2, ver, &row[..19]));
+        let checksum = row_checksum(1, 2, ver, &row);
+        assert_ne!(checksum, row_checksum(2, 2, ver, &row));
+        assert_ne!(checksum, row_checksum(1, 3, ver, &row));
+        assert_ne!(checksum, row_checksum(1, 2, ver.next(), &row));
+        assert_ne!(checksum, row_checksum(1, 2, ver, &row[..19]));
     }
 
     /// Catches `TIDEWATER_MUTANT=accept-without-hash` and `TIDEWATER_MUTANT=hash-last-line-only`.
@@ -239,7 +241,7 @@ mod tests {
         let ver = RowVersion::new(1, 9);
         // Three cache lines and a part of one: a change of any byte of any of them is detected.
         let row = [7u8; 200];
-        let head = row_head(ver, row_chk(1, 2, ver, &row));
+        let head = row_head(ver, row_checksum(1, 2, ver, &row));
         assert_eq!(verify_row(1, 2, &head, &row), Some(ver));
         assert_eq!(verify_row(2, 2, &head, &row), None);
         assert_eq!(verify_row(1, 3, &head, &row), None);
@@ -259,7 +261,7 @@ mod tests {
         assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).validated);
         assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).validated);
         let never = RowVersion::new(1, 0);
-        let head = row_head(never, row_chk(1, 2, never, &row));
+        let head = row_head(never, row_checksum(1, 2, never, &row));
         assert_eq!(verify_row(1, 2, &head, &row), None);
     }
 

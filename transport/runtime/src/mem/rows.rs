@@ -15,8 +15,8 @@ use tidewater_protocol::layout::row::{
 pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy {
     let (ver, stored) = (RowVersion(row.load(0)), row.load(8));
     let hash = row_hasher(salt, key, ver, out.len());
-    let chk = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
-    let validated = checksum_matches(ver, stored, || chk);
+    let checksum = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
+    let validated = checksum_matches(ver, stored, || checksum);
     RowCopy { ver, validated }
 }
 
@@ -38,7 +38,7 @@ mod tests {
 
     use super::*;
     use crate::mem::Region;
-    use tidewater_protocol::layout::row::{row_chk, row_head, verify_row};
+    use tidewater_protocol::layout::row::{row_checksum, row_head, verify_row};
 
     proptest! {
         /// The one pass accepts the same rows as a copy followed by a hash, and copies the same bytes.
@@ -49,7 +49,7 @@ mod tests {
             flipped in proptest::option::of((0usize..316, 0u8..8)),
         ) {
             let ver = RowVersion::new(1, counter);
-            let mut bytes = row_head(ver, row_chk(5, 6, ver, &payload)).to_vec();
+            let mut bytes = row_head(ver, row_checksum(5, 6, ver, &payload)).to_vec();
             bytes.extend_from_slice(&payload);
             if let Some((at, bit)) = flipped {
                 let at = at % bytes.len();

@@ -328,9 +328,9 @@ mod tests {
             }
             let mut hashed = vec![0; len];
             let h = H64::new([1, 2, 3, 4]);
-            let chk = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
+            let checksum = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
             prop_assert_eq!(&hashed, &out);
-            prop_assert_eq!(chk, h.finish_bytes(&out));
+            prop_assert_eq!(checksum, h.finish_bytes(&out));
             let target: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(u64::MAX)).collect();
             WordsMut::new(&target).copy_in(at * 8, &out);
             let mut back = vec![0; 512 * 8];

@@ -148,7 +148,7 @@ fn header(kind: FrameKind, table: u32) -> FrameHeader {
         },
         clock: u64::from(kind == FrameKind::Clock),
         user_tag: if kind == FrameKind::Gather { TAG } else { 0 },
-        chk: 0,
+        checksum: 0,
     }
 }
 

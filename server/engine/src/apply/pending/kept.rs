@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! page    u64 magic | u64 namespace | u64 iteration | u32 rank, thread | u32 domain, u32 number of the page |
-//!         u64 chk | 0 | u64 bytes in use        then frames
+//!         u64 checksum | 0 | u64 bytes in use        then frames
 //! frame   its header, 64 bytes | payload, to a multiple of 64
 //! ```
 //! The bytes in use are stored last, in one word: a frame is held from that store on, and a page without any is in
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::FrameHeader;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::{LINE_BYTES, pack, unpack};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::WordsMut;
@@ -52,10 +52,10 @@ impl Pending {
             pack(key.thread.rank.0, key.thread.thread),
             pack(key.domain.0.into(), number as u32),
         ];
-        let chk = line_chk(PAGE, page.at as u64, &words);
+        let checksum = line_checksum(PAGE, page.at as u64, &words);
         let [a, b, c, d, e] = words;
         self.words(page.at)
-            .store_line(0, &[a, b, c, d, e, chk, 0, 0]);
+            .store_line(0, &[a, b, c, d, e, checksum, 0, 0]);
         fence(Ordering::Release);
     }
 
@@ -198,7 +198,8 @@ impl Pending {
     fn name_of(&self, page: &Block) -> Option<(StreamKey, u32)> {
         let line = self.words(page.at).as_read().line(0);
         let used = usize::try_from(line[7]).ok()?;
-        let is_named = line[0] == PAGE && line_chk(PAGE, page.at as u64, &line[..5]) == line[5];
+        let is_named =
+            line[0] == PAGE && line_checksum(PAGE, page.at as u64, &line[..5]) == line[5];
         if !is_named || used <= LINE_BYTES || used > page.len {
             return None;
         }

@@ -90,7 +90,7 @@ fn push_bytes(
         partition: 9,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     engine.frame(FrameSender::first(WorkerId(0)), &header, &payload)
 }
@@ -226,7 +226,7 @@ fn update_of_table_of_ticks_is_refused() {
         partition: 0,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let refused = engine.frame(FrameSender::first(WorkerId(0)), &header, payload);
     let problem = AtTickProblem::Named as u64;
@@ -249,7 +249,7 @@ fn short_range_request_is_refused() {
             partition: 0,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         let sender = FrameSender::first(WorkerId(0));
         let refused = engine.frame(sender, &header, &[0; 9][..bytes]);
@@ -281,7 +281,7 @@ fn observers_frames_change_nothing() {
         partition: 0,
         clock,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let payload = [&5_u64.to_le_bytes()[..], &1_f32.to_le_bytes()].concat();
     let changing = [

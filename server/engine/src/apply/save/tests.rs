@@ -310,7 +310,7 @@ fn push(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

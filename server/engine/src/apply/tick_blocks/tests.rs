@@ -124,7 +124,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
         partition: 0,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let key = StreamKey {
         namespace: NamespaceId::default(),

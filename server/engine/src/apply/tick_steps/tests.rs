@@ -80,7 +80,7 @@ fn header(kind: FrameKind, clock: u64) -> FrameHeader {
         partition: 0,
         clock,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

@@ -306,7 +306,7 @@ fn frames(
             },
             clock: seq / 10,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         all.push((header, payload));
     }
@@ -691,7 +691,7 @@ fn memory_of_another_layout_is_refused() {
         record.store(16, version);
         record.store(
             24,
-            tidewater_protocol::layout::hash::line_chk(magic, layout, &words),
+            tidewater_protocol::layout::hash::line_checksum(magic, layout, &words),
         );
     };
     let version = record.as_read().load(16);
