@@ -288,10 +288,10 @@ impl ClientLane for Cut {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        self.lane.read_unpack(ops, into, taker, deadline)
+        self.lane.read_unpack(ops, into, unpacker, deadline)
     }
 
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -307,10 +307,10 @@ impl ClientLane for Cut {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.lane.wait_read(tag, ops, body, taker, deadline)
+        self.lane.wait_read(tag, ops, body, unpacker, deadline)
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {

@@ -10,6 +10,7 @@ use common::faults::transports;
 use tidewater::{
     Client, ClientError, Missing, PullMode, PullOptions, PushOptions, SyncMode, Table, TableBuilder,
 };
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
 use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::lines::RejectCode;
@@ -288,7 +289,8 @@ fn full_directory_refuses_rows_by_name() {
             table
         });
         let memory = &cluster.servers[0].memory;
-        let owner = BlockOwner::of((TableId(0), 0), BlockKind::Pending, PartitionId(0));
+        let shard = ShardId::new(TableId(0), 0);
+        let owner = BlockOwner::of(shard, BlockKind::Pending, PartitionId(0));
         while memory.public.alloc(64, owner).is_ok() {}
         let refusal = |result: Result<(), ClientError>| match result {
             Err(error @ ClientError::Rejected { reject, .. }) => (reject, error.to_string()),

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use tidewater::TableBuilder;
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::index::Index;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::sparse::SparseShard;
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
@@ -57,10 +58,10 @@ impl Shard {
         );
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).expect("two pages");
         let all = (0..PARTITIONS).map(PartitionId);
-        let preparer = Preparer::start().expect("a thread");
-        let shard_id = (TableId(1), 0);
+        let preallocator = Preallocator::start().expect("a thread");
+        let shard_id = ShardId::new(TableId(1), 0);
         let mut shard =
-            SparseShard::new(&memory, &preparer, shard_id, &spec, all).expect("a shard");
+            SparseShard::new(&memory, &preallocator, shard_id, &spec, all).expect("a shard");
         let create = |row| {
             let progress = Progress { lsn: row, row: 0 };
             let loc = shard.find_or_create(key(row), &redo, progress);
@@ -173,7 +174,10 @@ fn insert(criterion: &mut Criterion) {
     };
     group.bench_function("insert", |b| {
         b.iter_batched(
-            || Index::new(Arc::clone(&memory), Preparer::none(), owner).expect("an empty index"),
+            || {
+                Index::new(Arc::clone(&memory), Preallocator::none(), owner)
+                    .expect("an empty index")
+            },
             |mut index| {
                 for row in 0..CACHED {
                     let done = index.insert(key(row), row as u32 + 1, |n| key(u64::from(n) - 1));

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tidewater_protocol::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
+use tidewater_protocol::layout::row::{RowVersion, row_checksum, row_hasher, row_head, verify_row};
 use tidewater_runtime::mem::Region;
 
 /// Payload bytes of rows, from 8 f32 to 1,024.
@@ -23,14 +23,14 @@ fn hash(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("row");
     for bytes in SIZES {
         let row = payload(bytes);
-        let head = row_head(version, row_chk(SALT, KEY, version, &row));
+        let head = row_head(version, row_checksum(SALT, KEY, version, &row));
         assert!(
             verify_row(SALT, KEY, &head, &row).is_some(),
             "it is measured accepting"
         );
         group.throughput(Throughput::Bytes(bytes as u64));
         group.bench_function(BenchmarkId::new("chk", bytes), |b| {
-            b.iter(|| row_chk(SALT, black_box(KEY), version, black_box(&row)));
+            b.iter(|| row_checksum(SALT, black_box(KEY), version, black_box(&row)));
         });
         group.bench_function(BenchmarkId::new("verify", bytes), |b| {
             b.iter(|| verify_row(SALT, black_box(KEY), black_box(&head), black_box(&row)));

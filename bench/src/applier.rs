@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tidewater::TableBuilder;
 use tidewater_engine::apply::engine::Engine;
-use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_engine::apply::table::{Store, Table};
+use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
-use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -139,12 +139,12 @@ impl Applier {
         let builder = TableBuilder::sparse::<f32>("bench", dim as u32);
         let builder = builder.optimizer(rule.optimizer).partitions(PARTITIONS);
         let spec = Arc::new(builder.spec().clone());
-        let preparer = Preparer::start().map_err(|source| BenchError::System {
+        let preallocator = Preallocator::start().map_err(|source| BenchError::System {
             what: "start a thread".into(),
             source,
         })?;
         let all = (0..PARTITIONS).map(PartitionId);
-        let table = Table::new(&memory, &preparer, (TABLE, 0), &spec, all);
+        let table = Table::new(&memory, &preallocator, ShardId::new(TABLE, 0), &spec, all);
         engine.add_table(table.map_err(store)?);
         let kernel = RowKernel::new(&rule.optimizer, DType::F32, 1).map_err(store)?;
         let mut applier = Self {
@@ -306,7 +306,7 @@ fn frame(
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     (header, payload)
 }

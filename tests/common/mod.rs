@@ -31,11 +31,11 @@ use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
 use tidewater_engine::apply::table::Table;
-use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
-use tidewater_engine::store::ServerMemory;
+use tidewater_engine::ring_reader::{Ring, RingOwner};
 use tidewater_engine::store::memory::DOZE_AT;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_lanes::fabric::{ClientLane, Inbox, Mailbox, RemoteAddr, ServerLane, TransportKind};
 use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane};
@@ -108,7 +108,7 @@ pub struct Cluster {
     pub servers: Arc<Vec<Server>>,
     tables: Catalogue,
     barrier: Arc<Barrier>,
-    preparer: Preparer,
+    preallocator: Preallocator,
     workers: u32,
     sessions: tidewater_runtime::sync::AtomicU64,
 }
@@ -123,7 +123,7 @@ impl Cluster {
             servers: Arc::new(servers),
             tables: Catalogue::default(),
             barrier: Arc::default(),
-            preparer: Preparer::start().unwrap(),
+            preallocator: Preallocator::start().unwrap(),
             workers,
             sessions: tidewater_runtime::sync::AtomicU64::new(1),
         }
@@ -183,7 +183,7 @@ impl Cluster {
             servers: Arc::clone(&self.servers),
             tables: Arc::clone(&self.tables),
             barrier: Arc::clone(&self.barrier),
-            preparer: self.preparer.clone(),
+            preallocator: self.preallocator.clone(),
         });
         Client::from_parts(Parts {
             coordinator,
@@ -518,7 +518,7 @@ struct Coordinator {
     servers: Arc<Vec<Server>>,
     tables: Catalogue,
     barrier: Arc<Barrier>,
-    preparer: Preparer,
+    preallocator: Preallocator,
 }
 
 impl CoordinatorLink for Coordinator {
@@ -544,9 +544,10 @@ impl CoordinatorLink for Coordinator {
                     server: ServerId(s as u32),
                     applier: ApplierId(a as u16),
                 };
-                let who = (id, a as u32);
+                let shard_id = ShardId::new(id, a as u32);
                 let mine = placement.owned_by(owner);
-                let table = Table::new(&server.memory, &self.preparer, who, &shared, mine).unwrap();
+                let table = Table::new(&server.memory, &self.preallocator, shard_id, &shared, mine)
+                    .unwrap();
                 seat.handle
                     .ask(|tx| Command::AddTable(Box::new(table), tx))
                     .unwrap();

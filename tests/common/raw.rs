@@ -68,7 +68,7 @@ impl RawSession {
             partition: PARTITION_ANY,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         let mut frame = line_bytes(&header.to_line()).to_vec();
         frame.extend_from_slice(&payload);
@@ -86,10 +86,10 @@ impl RawSession {
         self.lane
             .write(to(INBOX_RING_AT as u64 + at), bytes)
             .unwrap();
-        let [value, chk] = CheckedU64::new(tail, self.session.0).0;
+        let [value, checksum] = CheckedU64::new(tail, self.session.0).0;
         let mut cell = [0; 16];
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         self.lane
             .write_signal(to(INBOX_TAIL_AT as u64), &cell)
             .unwrap();

@@ -12,14 +12,14 @@ use tidewater_protocol::mutants;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
 use tidewater_verbs::{
-    Adapter, ClientDomain, Domain, LaneOffer, Notifier, RetryTimeout, VerbsServerLane,
+    ClientDomain, Domain, LaneOffer, Notifier, OpenPort, RetryTimeout, VerbsServerLane,
 };
 
 /// Number of a lane's queue pairs that pull.
 const PULLS: usize = 2;
 
-fn adapter() -> Arc<Adapter> {
-    test_device::adapter().expect("these tests need an RDMA device: ci/softroce.sh")
+fn open_port() -> Arc<OpenPort> {
+    test_device::open_port().expect("these tests need an RDMA device: ci/softroce.sh")
 }
 
 /// The server's side of verbs lanes.
@@ -33,10 +33,10 @@ impl Serving {
         memory: &ServerMemory,
         appliers: impl Iterator<Item = (&'a Reactor, &'a Arms)>,
     ) -> Self {
-        let adapter = adapter();
-        let notifier = |(watch, arms)| Notifier::new(&adapter, watch, arms).unwrap();
+        let open_port = open_port();
+        let notifier = |(watch, arms)| Notifier::new(&open_port, watch, arms).unwrap();
         Self {
-            domain: Domain::new(&adapter, &memory.exports, RetryTimeout::default()).unwrap(),
+            domain: Domain::new(&open_port, &memory.exports, RetryTimeout::default()).unwrap(),
             notifiers: appliers.map(notifier).collect(),
         }
     }
@@ -50,10 +50,10 @@ pub struct Asking {
 
 impl Asking {
     pub fn new(parker: &OsParker) -> Self {
-        let adapter = adapter();
+        let open_port = open_port();
         Self {
-            domain: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
-            notifier: Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap(),
+            domain: ClientDomain::new(&open_port, RetryTimeout::default()).unwrap(),
+            notifier: Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap(),
         }
     }
 

@@ -108,20 +108,20 @@ impl HostileLane {
 }
 
 impl HostileLane {
-    /// Fills all reads, and passes half of them to `taker`.
+    /// Fills all reads, and passes half of them to `unpacker`.
     fn fill_taking(
         &self,
         ops: &[ReadOp],
         head: &mut [u8],
         body: &mut [u8],
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
     ) -> Result<(), LaneError> {
         for (n, op) in ops.iter().enumerate() {
             self.fill(&ops[n..=n], head, body)?;
             if self.script.lock().unwrap().random.under(2) == 0 {
                 let head = &head[op.head_at..][..op.head_len as usize];
                 let own = &body[op.body_at..][..(op.len - op.head_len) as usize];
-                assert!(taker.take(n, &[head, own].concat(), body) <= 1);
+                assert!(unpacker.unpack(n, &[head, own].concat(), body) <= 1);
             }
         }
         Ok(())
@@ -146,12 +146,12 @@ impl ClientLane for HostileLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         _: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
+        unpacker.restart();
         self.survives("read")?;
-        self.fill_taking(ops, into.head, into.body, taker)
+        self.fill_taking(ops, into.head, into.body, unpacker)
     }
 
     fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
@@ -176,7 +176,7 @@ impl ClientLane for HostileLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         _: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.survives("wait_read")?;
@@ -186,8 +186,8 @@ impl ClientLane for HostileLane {
             return Ok(None);
         };
         let mut batch = self.landed.remove(at);
-        match taker {
-            Some(taker) => self.fill_taking(ops, &mut batch.head, body, taker)?,
+        match unpacker {
+            Some(unpacker) => self.fill_taking(ops, &mut batch.head, body, unpacker)?,
             None => self.fill(ops, &mut batch.head, body)?,
         }
         Ok(Some(batch))

@@ -145,8 +145,8 @@ fn reply(random: &mut Random, mailbox: &Mailbox, written: &[u8], salt: u64) {
         .words_mut(to, len.next_multiple_of(8))
         .unwrap()
         .copy_in(0, &payload);
-    let chk = header.hasher(salt).finish_bytes(&payload);
-    put(mailbox, at, &header.to_line(chk));
+    let checksum = header.hasher(salt).finish_bytes(&payload);
+    put(mailbox, at, &header.to_line(checksum));
 }
 
 /// Bytes for a read: for a line mostly data with a matching checksum, otherwise noise.

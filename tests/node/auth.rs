@@ -176,7 +176,7 @@ fn silent_peers_are_closed_and_hold_nobody_up() {
 fn strangers_beyond_the_limit_push_out_the_oldest() {
     let rig = Rig::start();
     let at = rig.member().endpoints.tcp;
-    let limit = tidewater_protocol::limits::UNPROVEN_CONNECTIONS_MAX;
+    let limit = tidewater_protocol::limits::UNAUTHENTICATED_CONNECTIONS_MAX;
     let mut crowd: Vec<TcpStream> = (0..limit + 20)
         .map(|_| TcpStream::connect(&at).unwrap())
         .collect();

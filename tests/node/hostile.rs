@@ -321,8 +321,8 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
         use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
         use tidewater_protocol::layout::lines::CheckedU64;
         let (mut link, mut lanes) = rig.link(&config).unwrap();
-        let [value, chk] = CheckedU64::new(4096, link.session().0).0;
-        let cell = [value.to_le_bytes(), chk.to_le_bytes()].concat();
+        let [value, checksum] = CheckedU64::new(4096, link.session().0).0;
+        let cell = [value.to_le_bytes(), checksum.to_le_bytes()].concat();
         let tail = RemoteAddr {
             key: INBOX_KEY,
             addr: 0,

@@ -140,11 +140,11 @@ impl Raw {
             partition: PARTITION_ANY,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         // Checked on verbs only.
-        header.chk = header.hasher().finish_bytes(&payload);
+        header.checksum = header.hasher().finish_bytes(&payload);
         let mut bytes = line_bytes(&header.to_line()).to_vec();
         bytes.extend(payload);
         bytes.resize(bytes.len().next_multiple_of(64), 0);

@@ -29,7 +29,9 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 use tidewater_service::server::BusyPoll;
 use tidewater_topology::{FabricSettings, PortWish};
-use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Path, RetryTimeout, rank_ports};
+use tidewater_verbs::{
+    ClientDomain, LaneOffer, Notifier, OpenPort, Path, RetryTimeout, rank_ports,
+};
 
 use crate::hostile::{connect, left, unharmed};
 use crate::rig::{CLUSTER, Rig, alone, config, soon, token, wait};
@@ -72,18 +74,18 @@ struct Hand {
 
 impl Hand {
     fn new() -> Self {
-        Self::of(test_device::adapter().unwrap())
+        Self::of(test_device::open_port().unwrap())
     }
 
     fn at(address: Ipv4Addr) -> Self {
-        Self::of(Adapter::for_address(IpAddr::V4(address), None).unwrap())
+        Self::of(OpenPort::for_address(IpAddr::V4(address), None).unwrap())
     }
 
-    fn of(adapter: Arc<Adapter>) -> Self {
+    fn of(open_port: Arc<OpenPort>) -> Self {
         let parker = OsParker::new(Duration::ZERO).unwrap();
         Self {
-            domain: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
-            notifier: Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap(),
+            domain: ClientDomain::new(&open_port, RetryTimeout::default()).unwrap(),
+            notifier: Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap(),
             _sleeper: parker,
         }
     }
@@ -352,8 +354,8 @@ fn each_job_has_its_own_domain_and_takes_it_along() {
 /// count for about 10 ms.
 fn sent_packets() -> Option<u64> {
     std::thread::sleep(Duration::from_millis(30));
-    let adapter = test_device::adapter().unwrap();
-    let (device, port) = (adapter.device(), adapter.port());
+    let open_port = test_device::open_port().unwrap();
+    let (device, port) = (open_port.device(), open_port.port());
     let device = device.name();
     let path = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters/sent_pkts");
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -386,8 +388,8 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
             .map(|(after, before)| after - before);
         assert!(out == values, "what was pulled is not what was pushed");
         println!("1 MiB of 64 partitions: {packets:?} packets sent, first: {first}");
-        let adapter = test_device::adapter().unwrap();
-        let payload = (1u64 << 20) / u64::from(adapter.mtu());
+        let open_port = test_device::open_port().unwrap();
+        let payload = (1u64 << 20) / u64::from(open_port.mtu());
         if let (false, Some(packets)) = (first, packets) {
             assert!(packets >= payload, "the device does not count: {packets}");
             assert!(
@@ -632,8 +634,8 @@ fn lane_is_rebuilt_with_the_moved_gid() {
     let rig = on_second_nic(FabricSettings::UNSET);
     let (mut link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
     let mut lane = lanes.remove(0).lane;
-    let adapter = Adapter::for_address(IpAddr::V4(SECOND), None).unwrap();
-    let index = || Path::new(&adapter, &FabricSettings::UNSET).map(|path| path.gid_index());
+    let open_port = OpenPort::for_address(IpAddr::V4(SECOND), None).unwrap();
+    let index = || Path::new(&open_port, &FabricSettings::UNSET).map(|path| path.gid_index());
     let before = index().unwrap();
     ip("addr del 10.9.0.1/24 dev dummy0");
     wait(|| index().is_err(), "the address stays in the table");
@@ -642,7 +644,7 @@ fn lane_is_rebuilt_with_the_moved_gid() {
     let after = index().unwrap();
     println!("GID index {before}, then {after}");
     assert_ne!(before, after, "queue pairs hold the former entry");
-    assert_eq!(adapter.gid_index(), before, "as it was opened");
+    assert_eq!(open_port.gid_index(), before, "as it was opened");
     // The former entry is gone, so that this lane breaks by itself.
     let error = refused_read(&mut *lane);
     assert!(matches!(error, LaneError::Broken { .. }), "{error}");
@@ -663,18 +665,18 @@ fn failed_device_is_opened_again() {
     let rig = Rig::start();
     let (mut link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
     let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let adapter = Adapter::for_address(here, None).unwrap();
+    let open_port = OpenPort::for_address(here, None).unwrap();
     // As a fatal event does; both ends are in this process and share the device.
-    adapter.device().retire();
-    let device = Arc::downgrade(adapter.device());
-    drop(adapter);
+    open_port.device().retire();
+    let device = Arc::downgrade(open_port.device());
+    drop(open_port);
     for (applier, lane) in (0..).map(ApplierId).zip(&mut lanes) {
         let error = refused_read(&mut *lane.lane);
         assert!(matches!(error, LaneError::Access { .. }), "{error}");
         *lane = link.recover(applier, soon()).unwrap();
         lane.lane.poll().unwrap();
     }
-    let now = Arc::clone(Adapter::for_address(here, None).unwrap().device());
+    let now = Arc::clone(OpenPort::for_address(here, None).unwrap().device());
     assert!(!now.has_failed());
     wait(
         || device.upgrade().is_none(),

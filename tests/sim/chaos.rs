@@ -165,7 +165,7 @@ impl Books {
                 thread: 0,
             };
             for seat in rig.seats() {
-                seat.with(move |engine| engine.complete_tick(job, thread, (domain, furthest)));
+                seat.with(move |engine| engine.complete_tick(job, thread, domain, furthest));
             }
         }
         for seat in rig.seats() {

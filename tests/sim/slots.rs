@@ -76,7 +76,7 @@ pub(crate) fn churn(engine: &mut Engine) {
             partition: PARTITION_ANY,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         // Only the keys that this applier owns.
         let _ = engine.frame(

@@ -125,7 +125,7 @@ impl RawPusher {
             partition: PARTITION_ANY,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         }
     }
 
@@ -166,10 +166,10 @@ impl RawPusher {
     }
 
     fn signal(&mut self) -> Result<(), LaneError> {
-        let CheckedU64([value, chk]) = CheckedU64::new(self.at, self.link.session.0);
+        let CheckedU64([value, checksum]) = CheckedU64::new(self.at, self.link.session.0);
         let mut cell = [0; 16];
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         let (key, addr) = (INBOX_KEY, INBOX_TAIL_AT as u64);
         self.lane.write_signal(RemoteAddr { key, addr }, &cell)
     }

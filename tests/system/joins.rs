@@ -183,7 +183,7 @@ fn program_broadcasts_bootstrap_record_itself() {
         assert!(matches!(server.join().unwrap(), Ok(Joined::Served)));
     });
     let error = bootstrapped(&record[..20], 1, None).join().unwrap_err();
-    assert!(error.to_string().contains("no card"), "{error}");
+    assert!(error.to_string().contains("no bootstrap record"), "{error}");
 }
 
 /// Begins a job of processes that count themselves, here threads: process `rank` of `size` with `servers`.

@@ -278,7 +278,7 @@ fn who_does_not_come_is_named_in_time() {
     let (code, said) = &ended[0];
     assert_eq!(*code, 4, "{said}");
     assert!(
-        said.contains("no card of rank 0 in") && said.contains("meet"),
+        said.contains("no bootstrap record of rank 0 in") && said.contains("meet"),
         "{said}"
     );
 }
@@ -315,7 +315,7 @@ fn who_does_not_come_to_the_launchers_barrier_is_named_too() {
         assert_eq!(
             fs::read_dir(folder.path()).unwrap().count(),
             0,
-            "a card is left"
+            "a bootstrap record is left"
         );
         ended
     };
@@ -327,7 +327,7 @@ fn who_does_not_come_to_the_launchers_barrier_is_named_too() {
     for (code, said) in job([1, 2]) {
         assert_eq!(code, 4, "{said}");
         assert!(
-            said.contains("rank 0 has left no card in .tidewater/pmi-kvs_1_0_2_host"),
+            said.contains("rank 0 has left no bootstrap record in .tidewater/pmi-kvs_1_0_2_host"),
             "{said}"
         );
     }
@@ -354,7 +354,7 @@ fn two_processes_with_one_rank_both_end_and_so_does_a_second_job_in_one_place() 
     job.server(0, BY_HAND, &[]);
     let deadline = Deadline::after(LIMIT);
     while !job.folder.path().join("meet/card").exists() {
-        assert!(!deadline.passed(), "no card");
+        assert!(!deadline.passed(), "no bootstrap record");
         std::thread::sleep(Duration::from_millis(5));
     }
     job.server(0, BY_HAND, &[]);

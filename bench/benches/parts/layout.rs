@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_protocol::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
+use tidewater_protocol::layout::row::{RowVersion, row_checksum, row_hasher, row_head, verify_row};
 use tidewater_protocol::layout::{line_bytes, line_from_bytes};
 use tidewater_protocol::table::{DType, PushOp};
 use tidewater_runtime::mem::Region;
@@ -35,14 +35,14 @@ fn hash(bytes: usize) -> Body {
     let row = payload(bytes);
     let version = RowVersion::new(1, 2);
     Box::new(move || {
-        black_box(row_chk(SALT, black_box(KEY), version, black_box(&row)));
+        black_box(row_checksum(SALT, black_box(KEY), version, black_box(&row)));
     })
 }
 
 fn verify() -> Body {
     let row = payload(256);
     let version = RowVersion::new(1, 2);
-    let head = row_head(version, row_chk(SALT, KEY, version, &row));
+    let head = row_head(version, row_checksum(SALT, KEY, version, &row));
     Box::new(move || {
         let told = verify_row(SALT, black_box(KEY), black_box(&head), black_box(&row));
         assert!(told.is_some(), "it is measured accepting");
@@ -100,7 +100,7 @@ pub(super) fn header() -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 9,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

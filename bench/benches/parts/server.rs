@@ -3,9 +3,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use tidewater_engine::apply::kernels::RowKernel;
-use tidewater_engine::inbox::{Next, Ring, RingOwner};
+use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::ring_reader::{Next, Ring, RingOwner};
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 use tidewater_protocol::layout::row::{
-    ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
+    ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 
@@ -64,7 +64,7 @@ impl Shape {
         for row in 0..self.rows {
             payload.fill(byte_of(row));
             let at = row as usize * layout.stride;
-            let head = row_head(version, row_chk(SALT, row, version, &payload));
+            let head = row_head(version, row_checksum(SALT, row, version, &payload));
             words.copy_in(at, &head);
             words.copy_in(at + ROW_HEADER_BYTES, &payload);
         }

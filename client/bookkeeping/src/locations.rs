@@ -322,7 +322,7 @@ impl Locations {
     #[inline]
     fn line(&self, number: u64) -> Option<Words<'_>> {
         let (slab, at) = slab_of(number);
-        self.slabs.get(slab)?.get()?.whole().get(at, LINE_BYTES)
+        self.slabs.get(slab)?.get()?.all_words().get(at, LINE_BYTES)
     }
 
     fn line_mut(&self, number: u64) -> Option<WordsMut<'_>> {

@@ -112,7 +112,7 @@ impl Replies {
     ) -> Option<ReplyHeader> {
         let slot = (tag & 0xff) as usize;
         let at = mailbox_reply_at(slot, self.ring_bytes);
-        let (header, chk) = ReplyHeader::from_line(&mailbox.line(at))?;
+        let (header, checksum) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
         let fits = len <= self.payload_bytes_max();
         let planted = tidewater_protocol::mutants::on(
@@ -124,7 +124,7 @@ impl Replies {
         }
         out.resize(len, 0);
         mailbox.words(at + REPLY_HEADER_BYTES, len).copy_out(0, out);
-        if header.hasher(session.0).finish_bytes(out) != chk {
+        if header.hasher(session.0).finish_bytes(out) != checksum {
             return None;
         }
         if let Some(slot) = self.slot(tag) {

@@ -19,7 +19,7 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    Access, Adapter, ClientDomain, Domain, LaneOffer, Link, MemoryRegion, Notifier,
+    Access, ClientDomain, Domain, LaneOffer, Link, MemoryRegion, Notifier, OpenPort,
     ProtectionDomain, VerbsServerLane,
 };
 
@@ -40,7 +40,7 @@ const REGION_BYTES_MAX: u64 = 1 << 30;
 /// An open device with the port and address of the connection between both ends.
 #[derive(Debug)]
 pub(crate) struct Device {
-    adapter: Arc<Adapter>,
+    open_port: Arc<OpenPort>,
     address: IpAddr,
     wish: Option<String>,
 }
@@ -67,10 +67,10 @@ pub(crate) struct Offer {
 impl Device {
     /// Opens the device that has `address`, or that `wish` names.
     pub(crate) fn open(address: IpAddr, wish: Option<&str>) -> Result<Self, String> {
-        let adapter = Adapter::for_address(address, wish).map_err(|e| e.to_string())?;
+        let open_port = OpenPort::for_address(address, wish).map_err(|e| e.to_string())?;
         let wish = wish.map(str::to_owned);
         Ok(Self {
-            adapter,
+            open_port,
             address,
             wish,
         })
@@ -78,19 +78,19 @@ impl Device {
 
     /// Limits and settings. Cost: a lane within this host, closed again.
     pub(crate) fn facts(&self) -> DeviceFacts {
-        let adapter = &self.adapter;
-        let limits = adapter.device().limits();
+        let open_port = &self.open_port;
+        let limits = open_port.device().limits();
         let mut facts = DeviceFacts {
-            name: adapter.device().name().to_string(),
-            port: adapter.port(),
-            link: match adapter.link() {
+            name: open_port.device().name().to_string(),
+            port: open_port.port(),
+            link: match open_port.link() {
                 Link::Ethernet => "Ethernet".to_owned(),
                 Link::InfiniBand => "InfiniBand".to_owned(),
             },
-            gid: adapter.gid().to_string(),
-            gid_index: adapter.gid_index(),
-            lid: adapter.lid(),
-            mtu: adapter.mtu(),
+            gid: open_port.gid().to_string(),
+            gid_index: open_port.gid_index(),
+            lid: open_port.lid(),
+            mtu: open_port.mtu(),
             atomics: limits.atomics,
             windows: limits.windows,
             reads: limits.reads,
@@ -99,8 +99,8 @@ impl Device {
             region_bytes: limits.region_bytes,
             regions: limits.regions,
             queue_pairs: limits.queue_pairs,
-            vectors: adapter.device().completion_vectors(),
-            ece: adapter.device().has_ece(),
+            vectors: open_port.device().completion_vectors(),
+            ece: open_port.device().has_ece(),
             ..DeviceFacts::default()
         };
         facts.read_files();
@@ -133,7 +133,7 @@ impl Device {
     }
 
     fn is_relaxed(&self) -> Result<bool, String> {
-        let pd = ProtectionDomain::new(self.adapter.device()).map_err(|e| e.to_string())?;
+        let pd = ProtectionDomain::new(self.open_port.device()).map_err(|e| e.to_string())?;
         let region = Arc::new(Region::anonymous(4096).map_err(|e| e.to_string())?);
         let access = Access::REMOTE_READ | Access::RELAXED_ORDERING;
         let region = MemoryRegion::register(&pd, &region, 0..4096, 0, access);
@@ -158,7 +158,7 @@ impl Device {
         });
         let key = key.map_err(|e| e.to_string())?;
         let fabric = fabric_from_env().map_err(|e| e.to_string())?;
-        let domain = Domain::new(&self.adapter, &exports, fabric).map_err(|e| e.to_string())?;
+        let domain = Domain::new(&self.open_port, &exports, fabric).map_err(|e| e.to_string())?;
         let (parker, notifier) = self.notifier()?;
         let ring = RingGeometry::new(RING_BYTES).ok_or("a ring of an impossible size")?;
         let inbox = Region::anonymous(inbox_bytes(RING_BYTES)).map_err(|e| e.to_string())?;
@@ -180,7 +180,7 @@ impl Device {
     /// The client's end of a lane, and the offer to the server.
     pub(crate) fn offer(&self) -> Result<(Offer, VerbsConnect), String> {
         let fabric = fabric_from_env().map_err(|e| e.to_string())?;
-        let domain = ClientDomain::new(&self.adapter, fabric);
+        let domain = ClientDomain::new(&self.open_port, fabric);
         let domain = domain.map_err(|e| e.to_string())?;
         let (parker, notifier) = self.notifier()?;
         let offer = LaneOffer::new(&domain, &notifier, 1, mailbox_bytes(RING_BYTES));
@@ -188,7 +188,7 @@ impl Device {
         let connect = offer.connect(ApplierId(0), 0x7d);
         let offer = Offer {
             offer,
-            mtu: self.adapter.mtu(),
+            mtu: self.open_port.mtu(),
             _domain: domain,
             _notifier: notifier,
             _parker: parker,
@@ -198,15 +198,15 @@ impl Device {
 
     fn notifier(&self) -> Result<(OsParker, Arc<Notifier>), String> {
         let parker = OsParker::new(Duration::ZERO).map_err(|e| e.to_string())?;
-        let notifier = Notifier::new(&self.adapter, parker.reactor(), parker.arms());
+        let notifier = Notifier::new(&self.open_port, parker.reactor(), parker.arms());
         Ok((parker, notifier.map_err(|e| e.to_string())?))
     }
 
     /// Registers and releases `bytes` bytes of present memory.
     pub(crate) fn register(&self, bytes: u64) -> Result<Registered, String> {
-        let most = self.adapter.device().limits().region_bytes;
+        let most = self.open_port.device().limits().region_bytes;
         let chunk = REGION_BYTES_MAX.min(most).max(4096) as usize & !4095;
-        let pd = ProtectionDomain::new(self.adapter.device()).map_err(|e| e.to_string())?;
+        let pd = ProtectionDomain::new(self.open_port.device()).map_err(|e| e.to_string())?;
         let bytes = usize::try_from(bytes).map_err(|e| e.to_string())?;
         let region = Arc::new(Region::anonymous(bytes).map_err(|e| e.to_string())?);
         let began = clock::now();

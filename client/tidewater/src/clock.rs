@@ -383,7 +383,7 @@ fn build_clock(
         partition: u32::from(domain.0),
         clock,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     lanes.wait_room_everywhere(0, deadline)?;
     for lane in 0..lanes.len() {

@@ -694,24 +694,24 @@ fn stopped_job_saves_and_wait_returns() {
     let environment = jobs.cluster.environment().clone();
     let (address, token) = (environment.local.to_string(), environment.token);
     let after = |ms| Deadline::after(Duration::from_millis(ms));
-    let job = (Ids::default(), NAMESPACE_DEFAULT);
-    let error = stop_job(&address, &token, (job.0, "other"), "r", after(9_000)).unwrap_err();
+    let (ids, job) = (Ids::default(), NAMESPACE_DEFAULT);
+    let error = stop_job(&address, &token, ids, "other", "r", after(9_000)).unwrap_err();
     let said = error.to_string();
     assert!(
         said.contains("no job \"other\" runs; jobs that run: \"default\""),
         "{said}"
     );
     assert_eq!(
-        wait_job(&address, &token, job, after(1_000)).unwrap(),
+        wait_job(&address, &token, ids, job, after(1_000)).unwrap(),
         JobEnd::Running
     );
     std::thread::scope(|scope| {
-        let wait = scope.spawn(|| wait_job(&address, &token, job, after(60_000)).unwrap());
+        let wait = scope.spawn(|| wait_job(&address, &token, ids, job, after(60_000)).unwrap());
         // Time for the wait to be there before the stop. On a busy machine it may come later, also after the end: then
         // it is answered at once.
         std::thread::sleep(Duration::from_millis(300));
         assert!(!wait.is_finished(), "the job runs");
-        stop_job(&address, &token, job, "maintenance", after(9_000)).unwrap();
+        stop_job(&address, &token, ids, job, "maintenance", after(9_000)).unwrap();
         for worker in workers {
             let code = jobs.children[worker].wait().unwrap().code();
             assert_eq!(code, Some(143));

@@ -13,6 +13,7 @@
 
 pub mod apply;
 pub mod functions;
-pub mod inbox;
+pub mod kernels;
 pub mod namespace;
+pub mod ring_reader;
 pub mod store;

@@ -14,12 +14,13 @@ use std::sync::Arc;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::index::Index;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_runtime::mem::Region;
+use tidewater_runtime::mem::versioned::{BlockVersions, RowHead};
 
 const DIRECTORY_AT: usize = 8192;
 
@@ -43,7 +44,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         .unwrap();
     let mut index = Index::new(
         Arc::clone(&memory),
-        Preparer::none(),
+        Preallocator::none(),
         owner(BlockKind::Index, 3),
     )
     .unwrap();
@@ -58,7 +59,10 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
     redo.commit(
         Progress { lsn: 77, row: 1 },
         place,
-        [8, 9],
+        RowHead {
+            version: 8,
+            checksum: 9,
+        },
         &[1; 16],
         &[2; 8],
     )
@@ -84,7 +88,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn commit_block(redo: &Redo) {
-    let words = [7, 8].map(|seq| TaggedU32::new(seq, 0x0102_0304_0506_0708).0);
+    let [writing, done] = [7, 8].map(|seq| TaggedU32::new(seq, 0x0102_0304_0506_0708).0);
     let state = StatePiece {
         at: 0x40_5000,
         len: 8,
@@ -93,7 +97,7 @@ fn commit_block(redo: &Redo) {
     let place = BlockPlace {
         payload_at: 0x40_2040,
         version_at: 0x40_2028,
-        versions: words,
+        versions: BlockVersions { writing, done },
         pieces: [state, none, none, none],
     };
     redo.commit_block(Progress { lsn: 78, row: 0 }, place, &[1; 16], &[2; 8])

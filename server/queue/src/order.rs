@@ -47,14 +47,14 @@ impl Cuts {
             .first
             .partition_point(|&first| first <= task)
             .checked_sub(1)?;
-        let (whole, before) = (self.shards.get(at)?, *self.first.get(at)?);
-        let first = whole.first + (task - before) * self.size;
+        let (shard, before) = (self.shards.get(at)?, *self.first.get(at)?);
+        let first = shard.first + (task - before) * self.size;
         Some(TaskShard {
             first,
-            end: whole
+            end: shard
                 .end
                 .min(first.saturating_add(self.size + u64::from(on(Mutant::TasksOverlap)))),
-            ..whole.clone()
+            ..shard.clone()
         })
     }
 }

@@ -323,7 +323,8 @@ impl Queue {
         now: Duration,
         worker: WorkerKey,
         delivery: u64,
-        (records, pushed): (u64, bool),
+        records: u64,
+        pushed: bool,
     ) -> Done {
         self.expire(now);
         let Some(given) = self.of_worker(worker, delivery) else {

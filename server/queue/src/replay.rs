@@ -100,9 +100,8 @@ impl Queues {
                 records,
                 pushed,
             } => {
-                let done = (records, pushed);
                 let queue = self.get(queue)?;
-                queue.done(now, worker, delivery, done);
+                queue.done(now, worker, delivery, records, pushed);
                 Ok(())
             }
             QueueCall::Settle { queue, delivery } => {

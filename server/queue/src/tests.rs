@@ -66,7 +66,7 @@ impl Desk {
 
     fn finish(&mut self, now: Duration, worker: WorkerKey, task: &Task) -> Done {
         self.queue
-            .done(now, worker, task.delivery, (task.shard.size(), false))
+            .done(now, worker, task.delivery, task.shard.size(), false)
     }
 }
 
@@ -130,7 +130,7 @@ proptest! {
             model.held.retain(|_, (_, holder)| *holder != worker);
         }
         while let Some(task) = desk.take(now, 9) {
-            let done = desk.queue.done(now, 9, task.delivery, (task.shard.size(), false));
+            let done = desk.queue.done(now, 9, task.delivery, task.shard.size(), false);
             prop_assert_eq!(done, Done::Finished);
             model.finished(&task)?;
         }
@@ -182,8 +182,8 @@ impl Model {
             }
             (4 | 5, Some(task)) => {
                 self.held.remove(&task.delivery);
-                let report = (task.shard.size(), step == 5);
-                match desk.queue.done(now, worker, task.delivery, report) {
+                let (records, pushed) = (task.shard.size(), step == 5);
+                match desk.queue.done(now, worker, task.delivery, records, pushed) {
                     Done::Finished => self.finished(&task)?,
                     Done::Apply => self.applying.push(task),
                     Done::Late => {}
@@ -247,7 +247,7 @@ fn waiting_tasks_hold_the_end() {
     let mut desk = Desk::new(spec(4), &[4]);
     let task = desk.take(at(0), 1).unwrap();
     assert_eq!(desk.queue.take(at(0), 2, 99), Taken::Wait);
-    let done = desk.queue.done(at(1), 1, task.delivery, (4, true));
+    let done = desk.queue.done(at(1), 1, task.delivery, 4, true);
     assert_eq!(done, Done::Apply);
     let released = desk.queue.release(1, true);
     assert_eq!(
@@ -257,7 +257,7 @@ fn waiting_tasks_hold_the_end() {
     );
     assert_eq!(desk.queue.take(at(900), 2, 100), Taken::Wait);
     assert_eq!(desk.queue.applying().collect::<Vec<_>>(), [(1, 1)]);
-    let again = desk.queue.done(at(2), 1, task.delivery, (4, true));
+    let again = desk.queue.done(at(2), 1, task.delivery, 4, true);
     assert_eq!(again, Done::Apply, "the same report");
     desk.queue.settle(task.delivery);
     assert_eq!(desk.queue.take(at(901), 2, 101), Taken::Over);
@@ -355,7 +355,7 @@ fn worker_waits_at_its_limit_of_tasks() {
     let tasks = [0, 1].map(|_| desk.take(at(0), 1).unwrap());
     assert_eq!(desk.queue.take(at(0), 1, 50), Taken::Wait);
     assert!(desk.take(at(0), 2).is_some(), "the limit is of each worker");
-    let done = desk.queue.done(at(0), 1, tasks[0].delivery, (1, true));
+    let done = desk.queue.done(at(0), 1, tasks[0].delivery, 1, true);
     assert_eq!(done, Done::Apply);
     assert!(desk.take(at(0), 1).is_some());
     assert_eq!(desk.take(at(0), 1), None);

@@ -159,6 +159,35 @@ pub trait Orders {
     fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send>;
 }
 
+/// How the connection to a coordinator ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// The coordinator closed it, or sent what the protocol does not allow here.
+    #[error("{0}")]
+    Peer(&'static str),
+    /// A message could not be written or read.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The connection failed while it was used.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The coordinator did not come back.
+    #[error("it has not returned within {seconds} s: {last}")]
+    NotReturned {
+        /// Time that it had.
+        seconds: u64,
+        /// Result of the last attempt.
+        last: String,
+    },
+}
+
+impl From<&'static str> for LostCause {
+    fn from(text: &'static str) -> Self {
+        Self::Peer(text)
+    }
+}
+
 /// Why a server is no part of its cluster.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -175,12 +204,12 @@ pub enum AgentError {
         source: ConnError,
     },
     /// The connection to the coordinator ended.
-    #[error("lost the coordinator at {address}: {why}; look at its output")]
+    #[error("lost the coordinator at {address}: {source}; look at its output")]
     Lost {
         /// Address of the coordinator.
         address: String,
         /// How the connection ended.
-        why: String,
+        source: LostCause,
     },
     /// The job has failed, and with it ends this server, which is healthy.
     #[error("{0}")]
@@ -391,10 +420,10 @@ impl Agent {
         self.conn.welcome().features.offered & Features::RESUMES != 0
     }
 
-    fn lost(&self, why: &str) -> AgentError {
+    fn lost(&self, cause: &'static str) -> AgentError {
         AgentError::Lost {
             address: self.address.clone(),
-            why: why.to_owned(),
+            source: cause.into(),
         }
     }
 }
@@ -448,8 +477,8 @@ impl Enlisted {
     ) -> Result<Ended, AgentError> {
         loop {
             match self.obey_connection(node, files, stop) {
-                Err(AgentError::Lost { why, .. }) if self.return_address.is_some() => {
-                    if let Some(ended) = self.reconnect(node, stop, &why)? {
+                Err(AgentError::Lost { source, .. }) if self.return_address.is_some() => {
+                    if let Some(ended) = self.reconnect(node, stop, &source)? {
                         return Ok(ended);
                     }
                 }
@@ -565,7 +594,7 @@ impl Enlisted {
             };
             let is_end = order == Command::Shutdown;
             tracing::debug!(id, ?order, "an order");
-            let done = self.carry_out(node, files, (id, order));
+            let done = self.carry_out(node, files, id, order);
             let answer = done.unwrap_or_else(|refusal| {
                 tracing::warn!(%refusal, "an order cannot be carried out");
                 Some(CommandReply::Refused(refusal))
@@ -601,7 +630,8 @@ impl Enlisted {
         &mut self,
         node: &dyn Orders,
         files: &mut ModelFiles,
-        (id, order): (u64, Command),
+        id: u64,
+        order: Command,
     ) -> Result<Option<CommandReply>, Refusal> {
         match order {
             Command::CreateTable { namespace, table } => self.make_table(node, namespace, table)?,
@@ -792,10 +822,10 @@ impl Enlisted {
         }
     }
 
-    fn lost(&self, why: impl ToString) -> AgentError {
+    fn lost(&self, cause: impl Into<LostCause>) -> AgentError {
         AgentError::Lost {
             address: self.address.clone(),
-            why: why.to_string(),
+            source: cause.into(),
         }
     }
 

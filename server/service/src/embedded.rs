@@ -220,9 +220,9 @@ impl Cluster {
             workers: config.workers,
             transport: config.transport,
         };
-        let (stop, told) = UnixStream::pair().map_err(system("make a socket pair"))?;
+        let (stop, stopped) = UnixStream::pair().map_err(system("make a socket pair"))?;
         let coordinator = spawn("tw-coordinator", move || {
-            if let Err(error) = serve(listening, &[told.as_fd()]) {
+            if let Err(error) = serve(listening, &[stopped.as_fd()]) {
                 tracing::error!(%error, "the coordinator has failed");
             }
         })?;
@@ -315,12 +315,12 @@ impl Drop for Cluster {
 
 /// The host part of the advertised address: servers have ports of their own.
 fn host_of(advertise: Option<&str>) -> Option<String> {
-    let told = advertise?;
+    let advertised = advertise?;
     let is_port = |port: &str| port.parse::<u16>().is_ok();
-    let host = told
+    let host = advertised
         .rsplit_once(':')
         .filter(|(_, port)| is_port(port))
-        .map_or(told, |(h, _)| h);
+        .map_or(advertised, |(h, _)| h);
     Some(host.to_owned())
 }
 

@@ -302,7 +302,7 @@ impl FileThread {
                 begun,
             } => {
                 self.model = None;
-                let part = self.save((&tables, &clocks), &dir, begun)?;
+                let part = self.save(&tables, &clocks, &dir, begun)?;
                 Ok(CommandReply::Saved(part))
             }
             FileOrder::Load { table, dir } => {
@@ -320,7 +320,8 @@ impl FileThread {
 
     fn save(
         &self,
-        (tables, clocks): (&[TableInfo], &[DomainClock]),
+        tables: &[TableInfo],
+        clocks: &[DomainClock],
         dir: &Path,
         begun: Option<BegunSave>,
     ) -> Result<SavedPart, Refusal> {

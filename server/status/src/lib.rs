@@ -269,7 +269,8 @@ fn operator(meant: Ids, namespace: &str) -> Claims {
 pub fn stop_job(
     address: &str,
     token: &JobToken,
-    (meant, namespace): (Ids, &str),
+    meant: Ids,
+    namespace: &str,
     reason: &str,
     deadline: Deadline,
 ) -> Result<(), StatusError> {
@@ -299,7 +300,8 @@ pub enum JobEnd {
 pub fn wait_job(
     address: &str,
     token: &JobToken,
-    (meant, namespace): (Ids, &str),
+    meant: Ids,
+    namespace: &str,
     deadline: Deadline,
 ) -> Result<JobEnd, StatusError> {
     let ask = CoordinatorRequest::WaitJob;

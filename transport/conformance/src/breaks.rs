@@ -171,16 +171,16 @@ pub(crate) fn destroyed(rig: &dyn Rig) {
             let before = ring_of(&lane.inbox);
             server.machine.nap(Duration::from_millis(20));
             let after = ring_of(&server.lanes[0].inbox);
-            let landed = before
+            let placed = before
                 .chunks(64)
                 .zip(after.chunks(64))
                 .filter(|(b, a)| b != a);
-            let landed = landed.count();
-            assert!(landed <= under_way, "{landed} writes landed");
+            let placed = placed.count();
+            assert!(placed <= under_way, "{placed} writes were placed");
             server.serve();
         }),
         vec![Box::new(move |mut client| {
-            let mut told = None;
+            let mut failed = None;
             for n in 1..=rounds {
                 let to = at(INBOX_KEY, INBOX_RING_AT + (n as usize % 64) * 64);
                 let sent = client
@@ -188,11 +188,11 @@ pub(crate) fn destroyed(rig: &dyn Rig) {
                     .write(to, &[n as u8; 64])
                     .and_then(|()| client.signal_tail(n));
                 if let Err(error) = sent {
-                    told = Some(error);
+                    failed = Some(error);
                     break;
                 }
             }
-            let error = told.unwrap_or_else(|| client.wait_for_the_break());
+            let error = failed.unwrap_or_else(|| client.wait_for_the_break());
             assert!(matches!(error, LaneError::Broken { .. }), "{error}");
         })],
     );
@@ -276,8 +276,8 @@ pub(crate) fn allocations_none(rig: &dyn Rig) {
                     body: &mut body,
                 };
                 client.lane.read(&[op], into, late()).unwrap();
-                let told = |c: &mut Client| c.told(0) == Some(n);
-                assert!(client.sleep_until(late(), told).unwrap());
+                let arrived = |c: &mut Client| c.posted(0) == Some(n);
+                assert!(client.sleep_until(late(), arrived).unwrap());
             }
             assert_eq!(allocations() - before, 0, "of the client's thread");
         })],

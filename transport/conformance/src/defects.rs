@@ -177,11 +177,11 @@ impl ClientLane for BadLane {
         if self.defect == Defect::FenceIgnored {
             ops.iter_mut().for_each(|op| op.fence = false);
         }
-        let landing = ReadDest {
+        let dest = ReadDest {
             head,
             body: &mut *body,
         };
-        let done = self.inner.read(&ops, landing, deadline);
+        let done = self.inner.read(&ops, dest, deadline);
         if let (Defect::ReadChangesAByte, Some(last)) = (self.defect, body.last_mut()) {
             *last ^= 0x10;
         }
@@ -193,14 +193,14 @@ impl ClientLane for BadLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         if matches!(self.defect, Defect::ReadChangesAByte | Defect::FenceIgnored) {
-            taker.restart();
+            unpacker.restart();
             return self.read(ops, into, deadline);
         }
-        let done = self.inner.read_unpack(ops, into, taker, deadline);
+        let done = self.inner.read_unpack(ops, into, unpacker, deadline);
         self.change(done)
     }
 
@@ -213,10 +213,10 @@ impl ClientLane for BadLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        let done = self.inner.wait_read(tag, ops, body, taker, deadline);
+        let done = self.inner.wait_read(tag, ops, body, unpacker, deadline);
         let mut batch = self.change(done)?;
         if let Some(batch) = &mut batch {
             batch.tag ^= u64::from(self.defect == Defect::BatchesMixed);

@@ -196,7 +196,7 @@ impl ClientLane for FaultyLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         let when = self.draw("read", self.faults.one_in)?;
@@ -205,7 +205,7 @@ impl ClientLane for FaultyLane {
         } else {
             ops
         };
-        self.lane.read_unpack(ops, into, taker, deadline)?;
+        self.lane.read_unpack(ops, into, unpacker, deadline)?;
         self.ended("read", when, ())
     }
 
@@ -220,7 +220,7 @@ impl ClientLane for FaultyLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         let when = self.draw("wait_read", self.faults.one_in)?;
@@ -228,7 +228,7 @@ impl ClientLane for FaultyLane {
             When::Midway => deadline.min(Deadline::after(Duration::from_micros(50))),
             _ => deadline,
         };
-        let finished = self.lane.wait_read(tag, ops, body, taker, deadline)?;
+        let finished = self.lane.wait_read(tag, ops, body, unpacker, deadline)?;
         self.ended("wait_read", when, finished)
     }
 

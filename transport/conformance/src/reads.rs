@@ -180,25 +180,25 @@ pub(crate) fn fence(rig: &dyn Rig) {
                 };
                 client.lane.read(&[first, second], into, late()).unwrap();
                 // Cells with a wrong checksum are torn and skipped.
-                if let (Some(y), Some(x)) = (proven(&body[..16]), proven(&body[16..])) {
+                if let (Some(y), Some(x)) = (validated(&body[..16]), validated(&body[16..])) {
                     assert!(x >= y, "the fenced read is older: y {y}, then x {x}");
                     compared += 1;
                 }
             }
-            assert!(compared > 0, "no read was whole");
+            assert!(compared > 0, "no read was untorn");
         })],
     );
 }
 
 /// Stores a number with its checksum.
 fn publish(server: &Server, place: usize, n: u64) {
-    let CheckedU64([v, chk]) = CheckedU64::new(n, SALT);
+    let CheckedU64([v, checksum]) = CheckedU64::new(n, SALT);
     let cell = server.public.words_mut(place, 16).unwrap();
     cell.store_release(0, v);
-    cell.store_release(8, chk);
+    cell.store_release(8, checksum);
 }
 
-fn proven(bytes: &[u8]) -> Option<u64> {
+fn validated(bytes: &[u8]) -> Option<u64> {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     CheckedU64([word(0), word(8)]).value(SALT)
 }

@@ -257,10 +257,10 @@ impl Server {
 }
 
 pub(crate) fn checked(value: u64) -> [u8; 16] {
-    let CheckedU64([v, chk]) = CheckedU64::new(value, SALT);
+    let CheckedU64([v, checksum]) = CheckedU64::new(value, SALT);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&v.to_le_bytes());
-    bytes[8..].copy_from_slice(&chk.to_le_bytes());
+    bytes[8..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
@@ -284,7 +284,7 @@ impl Client {
     }
 
     /// A cell of the mailbox, if its checksum matches.
-    pub(crate) fn told(&self, cell: usize) -> Option<u64> {
+    pub(crate) fn posted(&self, cell: usize) -> Option<u64> {
         let words = self.lane.mailbox().words(MAIL_AT + cell * 64, 16);
         let pair = [words.load_acquire(0), words.load_acquire(8)];
         CheckedU64(pair).value(SALT).filter(|_| pair[0] != 0)

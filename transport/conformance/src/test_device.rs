@@ -31,7 +31,7 @@ pub fn device() -> Option<String> {
 /// # Errors
 /// There is no such device.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-pub fn adapter()
--> Result<tidewater_runtime::sync::Arc<tidewater_verbs::Adapter>, tidewater_verbs::VerbsError> {
-    tidewater_verbs::Adapter::for_address(address(), device().as_deref())
+pub fn open_port()
+-> Result<tidewater_runtime::sync::Arc<tidewater_verbs::OpenPort>, tidewater_verbs::VerbsError> {
+    tidewater_verbs::OpenPort::for_address(address(), device().as_deref())
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use tidewater_lanes::fabric::*;
 use tidewater_protocol::layout::row::{
-    ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
+    ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
@@ -38,8 +38,8 @@ fn write_row(public: &Region, machine: &dyn Machine, row: usize, counter: u64) {
         words.copy_in(ROW_HEADER_BYTES + n * half.len(), half);
         machine.step();
     }
-    let chk = row_chk(SALT, row as u64, ver, &payload);
-    words.copy_in(0, &row_head(ver, chk));
+    let checksum = row_checksum(SALT, row as u64, ver, &payload);
+    words.copy_in(0, &row_head(ver, checksum));
 }
 
 fn read_rows(client: &mut Client, seen: &mut Seen) {
@@ -69,9 +69,9 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
             continue;
         };
         let lane = (ver.counter() as u32).to_le_bytes();
-        let whole = payload.chunks(4).all(|l| l == lane);
+        let untorn = payload.chunks(4).all(|l| l == lane);
         seen.accepted += 1;
-        seen.torn += u64::from(!whole);
+        seen.torn += u64::from(!untorn);
     }
 }
 
@@ -79,12 +79,12 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
 /// the reads, and it cannot tear its own writes.
 pub(crate) fn rows(rig: &dyn Rig, reads: u64) -> Seen {
     let memory = Arc::new(OnceLock::new());
-    let (told, done) = (Arc::clone(&memory), Arc::new(AtomicBool::new(false)));
+    let (shared, done) = (Arc::clone(&memory), Arc::new(AtomicBool::new(false)));
     let stop = Arc::clone(&done);
     let total = Arc::new(Mutex::new(Seen::default()));
     let sum = Arc::clone(&total);
     let server = Box::new(move |server: Server| {
-        told.get_or_init(|| Arc::clone(&server.public));
+        shared.get_or_init(|| Arc::clone(&server.public));
         server.serve();
     });
     let writer = Box::new(move |client: Client| {

@@ -56,7 +56,7 @@ fn stream(
                         bytes = slot_bytes(&server, checked);
                     }
                     let all = bytes.iter().all(|b| *b == checked as u8);
-                    assert!(all, "write {checked} of {tail} is not whole: {bytes:?}");
+                    assert!(all, "write {checked} of {tail} is not complete: {bytes:?}");
                 }
                 if fresh {
                     server.tell(0, 0, checked);
@@ -70,7 +70,7 @@ fn stream(
         }),
         vec![Box::new(move |mut client| {
             for n in 1..=rounds {
-                let room = |c: &mut Client| n - c.told(0).unwrap_or(0) <= SLOTS;
+                let room = |c: &mut Client| n - c.posted(0).unwrap_or(0) <= SLOTS;
                 assert!(
                     client.sleep_until(late(), room).unwrap(),
                     "no credit for {n}"
@@ -84,7 +84,7 @@ fn stream(
                 }
                 announce(&mut client, n).unwrap();
             }
-            let all = |c: &mut Client| c.told(0) == Some(rounds);
+            let all = |c: &mut Client| c.posted(0) == Some(rounds);
             assert!(client.sleep_until(late(), all).unwrap());
         })],
     );
@@ -143,14 +143,14 @@ pub(crate) fn source_is_copied(rig: &dyn Rig) {
         }),
         vec![Box::new(move |mut client| {
             for n in 1..=rounds {
-                let told = |c: &mut Client| c.told(0) == Some(n);
-                assert!(client.sleep_until(late(), told).unwrap(), "round {n}");
+                let arrived = |c: &mut Client| c.posted(0) == Some(n);
+                assert!(client.sleep_until(late(), arrived).unwrap(), "round {n}");
                 let mut bytes = crate::rig::checked(n);
                 client.lane.write_signal(at(INBOX_KEY, 0), &bytes).unwrap();
                 bytes.fill(0xdd);
             }
             // A lane dropped at once may lose its last write.
-            let done = |c: &mut Client| c.told(1) == Some(rounds);
+            let done = |c: &mut Client| c.posted(1) == Some(rounds);
             assert!(client.sleep_until(late(), done).unwrap());
         })],
     );
@@ -219,8 +219,8 @@ fn refused_atomics(rig: &dyn Rig) {
             );
         }
         client.signal_tail(1).unwrap();
-        let told = |c: &mut Client| c.told(0) == Some(1);
-        assert!(client.sleep_until(late(), told).unwrap());
+        let arrived = |c: &mut Client| c.posted(0) == Some(1);
+        assert!(client.sleep_until(late(), arrived).unwrap());
     });
     rig.run(
         Box::new(|mut server| {
@@ -299,9 +299,9 @@ pub(crate) fn mail_in_order(rig: &dyn Rig) {
         vec![Box::new(move |mut client| {
             let began = clock::now();
             let all = client.sleep_until(Deadline::after(2 * LOST), |c| {
-                let second = c.told(1).unwrap_or(0);
+                let second = c.posted(1).unwrap_or(0);
                 // The first may be under way again, then its checksum does not match.
-                let first = c.told(0);
+                let first = c.posted(0);
                 if let (Some(first), true) = (first, in_order) {
                     assert!(first >= second, "post {first} after post {second}");
                 }
@@ -321,12 +321,12 @@ pub(crate) fn sleeping(rig: &dyn Rig) {
     let rounds = rig.rounds();
     rig.run(
         Box::new(move |mut server| {
-            let mut told = 0;
-            while told < rounds {
+            let mut seen = 0;
+            while seen < rounds {
                 server.poll();
                 let tail = server.tail(0);
-                if tail > told {
-                    told = tail;
+                if tail > seen {
+                    seen = tail;
                     server.tell(0, 0, tail);
                     server.lanes[0].port.signal().unwrap();
                 } else {
@@ -339,8 +339,12 @@ pub(crate) fn sleeping(rig: &dyn Rig) {
             for n in 1..=rounds {
                 client.signal_tail(n).unwrap();
                 let began = clock::now();
-                let told = |c: &mut Client| c.told(0) == Some(n);
-                assert!(client.sleep_until(Deadline::after(2 * LOST), told).unwrap());
+                let arrived = |c: &mut Client| c.posted(0) == Some(n);
+                assert!(
+                    client
+                        .sleep_until(Deadline::after(2 * LOST), arrived)
+                        .unwrap()
+                );
                 assert!(
                     clock::now().duration_since(began) < LOST,
                     "a wake-up was lost"

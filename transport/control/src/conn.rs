@@ -129,7 +129,7 @@ impl<S: TimedStream> ControlConn<S> {
         hello: Hello,
         left: impl Fn() -> Duration,
     ) -> Result<Self, ConnError> {
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         let mut out = Vec::new();
         let mut handshake = ClientHandshake::start(token, hello, &mut out)?;
         let welcome = loop {
@@ -371,7 +371,7 @@ impl<S: TimedStream> ControlConn<S> {
     /// The stream and an event loop's buffers for it, for a process that also handles requests over the
     /// connection it opened. Notices not taken are lost.
     pub fn into_peer(self) -> (S, ControlPeer) {
-        (self.stream, ControlPeer::proven(self.decoder))
+        (self.stream, ControlPeer::authenticated(self.decoder))
     }
 
     fn await_answer<A: Answer>(

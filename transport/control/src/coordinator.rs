@@ -28,9 +28,10 @@ use crate::dial::{self, Claims, DialError};
 
 /// Pause between two attempts to reach a coordinator that is absent.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Shortest and longest time of an attempt. A caller that only looks whether the job goes on spends the
-/// shortest.
-const ATTEMPT: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+/// Shortest time of an attempt: that of a caller that only looks whether the job goes on.
+const ATTEMPT_MIN: Duration = Duration::from_millis(50);
+/// Longest time of an attempt.
+const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// A coordinator that cannot be reached.
 #[derive(Debug)]
@@ -275,7 +276,7 @@ impl CoordinatorConn {
             if !absent.next.passed() {
                 return Ok(());
             }
-            let time = until.left().clamp(ATTEMPT[0], ATTEMPT[1]);
+            let time = until.left().clamp(ATTEMPT_MIN, ATTEMPT_MAX);
             self.dial(Deadline::after(time))?;
         }
         let Some(id) = self.joining else {
@@ -325,7 +326,7 @@ impl CoordinatorConn {
                     | ConnError::Handshake(
                         HandshakeError::RefusedByPeer(_)
                         | HandshakeError::TokenRefused
-                        | HandshakeError::PeerUnproven
+                        | HandshakeError::PeerUnauthenticated
                         | HandshakeError::Version { .. },
                     )),
                 ..
@@ -351,7 +352,7 @@ impl CoordinatorConn {
 
     /// Sends the unanswered requests again, under their numbers.
     fn send_pending(&mut self) -> Result<(), ConnError> {
-        let deadline = Deadline::after(ATTEMPT[1]);
+        let deadline = Deadline::after(ATTEMPT_MAX);
         for (&id, pending) in &self.pending {
             let mut request = pending.request.clone();
             if let CoordinatorRequest::Barrier { timeout_ms, .. }

@@ -11,8 +11,10 @@ use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTE
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
-/// First and longest pause between two attempts.
-const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+/// First pause between two attempts.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+/// Longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Identity that a process claims on a control connection.
 #[derive(Debug, Clone)]
@@ -105,7 +107,7 @@ pub fn connect(address: &str, deadline: Deadline) -> Result<TcpStream, DialError
             return Err(DialError::Unresolved { address, source });
         }
     };
-    let mut pause = PAUSE[0];
+    let mut pause = PAUSE_FIRST;
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for target in &targets {
@@ -123,7 +125,7 @@ pub fn connect(address: &str, deadline: Deadline) -> Result<TcpStream, DialError
             });
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE[1]);
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -93,17 +93,6 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// Access that a peer has to a registered region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessFlags {
-    /// Read only: parameters and META.
-    Read,
-    /// The peer may write. Only the inbox of its own session allows it.
-    Write,
-    /// Read and atomics: advisory counters.
-    Atomic,
-}
-
 /// An address in a peer's registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
@@ -281,7 +270,7 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Reads like [`ClientLane::read`], but first offers data to `taker`, where it arrives complete in
+    /// Reads like [`ClientLane::read`], but first offers data to `unpacker`, where it arrives complete in
     /// memory of the lane.
     ///
     /// # Errors
@@ -290,7 +279,7 @@ pub trait ClientLane: Send {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
@@ -305,12 +294,12 @@ pub trait ClientLane: Send {
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
     /// Waits for the batch `tag` and places its remaining bodies in `body`. Afterwards `body` holds all
-    /// bodies (F13) and the returned batch holds the heads, except those of reads that `taker` took. `ops`
+    /// bodies (F13) and the returned batch holds the heads, except those of reads that `unpacker` took. `ops`
     /// are the reads of the batch with their offsets in `body`.
     ///
     /// Returns `None` where the transport places reads only in the submitted memory. Also for a batch that
     /// is not the oldest under way, and at the deadline. The batch then stays under way and `body` is
-    /// unspecified. Bytes that `taker` wrote were copied from `body` to their offsets in the batch.
+    /// unspecified. Bytes that `unpacker` wrote were copied from `body` to their offsets in the batch.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -319,7 +308,7 @@ pub trait ClientLane: Send {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError>;
 
@@ -589,10 +578,10 @@ impl Inbox {
 
     /// Sets the tail record: to 0 at creation, to the consumed position after recovery.
     pub fn reset_tail(&self, tail: u64) {
-        let [v, chk] = CheckedU64::new(tail, self.salt).0;
+        let [v, checksum] = CheckedU64::new(tail, self.salt).0;
         let w = self.window();
         w.store(INBOX_TAIL_AT, v);
-        w.store_release(INBOX_TAIL_AT + 8, chk);
+        w.store_release(INBOX_TAIL_AT + 8, checksum);
     }
 
     /// The frame header at a monotonic position.
@@ -613,6 +602,6 @@ impl Inbox {
 }
 
 pub use crate::region_table::{
-    AccessDenied, ExportError, INBOX_KEY, Mapped, ReadChecks, RegionTable, RegionTableView,
-    RegisteredRegion, Registrar, RegistrarError,
+    AccessDenied, AccessFlags, ExportError, INBOX_KEY, Mapped, ReadChecks, RegionTable,
+    RegionTableView, RegisteredRegion, Registrar, RegistrarError,
 };

@@ -4,13 +4,23 @@
 use std::error::Error;
 use std::sync::{Mutex, MutexGuard, RwLock, Weak};
 
-use crate::fabric::AccessFlags;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
 /// Key by which every lane names its own inbox; each server lane knows only the inbox of its session.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
+
+/// Access that a peer has to a registered region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessFlags {
+    /// Read only: parameters and META.
+    Read,
+    /// The peer may write. Only the inbox of its own session allows it.
+    Write,
+    /// Read and atomics: advisory counters.
+    Atomic,
+}
 
 /// One registered region: a range of memory and the access that peers have to it.
 #[derive(Debug, Clone)]

@@ -81,7 +81,7 @@ pub struct Reactor(Arc<ReactorState>);
 struct ReactorState {
     epoll: OwnedFd,
     /// Readiness of each registered descriptor; a token is an index here.
-    told: Mutex<Vec<Option<Readiness>>>,
+    registered: Mutex<Vec<Option<Readiness>>>,
     /// Number of sleeps that have ended.
     sleeps: AtomicU64,
     /// Whether the thread never sleeps.
@@ -89,7 +89,7 @@ struct ReactorState {
 }
 
 /// Token of the waker.
-const BELL: u64 = u64::MAX;
+const WAKER: u64 = u64::MAX;
 /// Token of descriptors that have owners which poll at each wake-up anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
@@ -122,7 +122,7 @@ impl Reactor {
     fn new(awake: bool) -> io::Result<Self> {
         Ok(Self(Arc::new(ReactorState {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            told: Mutex::default(),
+            registered: Mutex::default(),
             sleeps: AtomicU64::new(0),
             awake,
         })))
@@ -151,27 +151,32 @@ impl Reactor {
     /// # Errors
     /// The error of the system call.
     pub(crate) fn add_readiness(&self, fd: impl AsFd) -> io::Result<Readiness> {
-        let mut all = self.told();
+        let mut all = self.registered();
         let free = all.iter().position(Option::is_none);
         let at = free.unwrap_or(all.len());
-        let told = Readiness {
+        let readiness = Readiness {
             token: at as u64,
             readable: Arc::new(AtomicBool::new(true)),
         };
-        self.add_as(fd, told.token, false)?;
+        self.add_as(fd, readiness.token, false)?;
         match all.get_mut(at) {
-            Some(place) => *place = Some(told.clone()),
-            None => all.push(Some(told.clone())),
+            Some(place) => *place = Some(readiness.clone()),
+            None => all.push(Some(readiness.clone())),
         }
-        Ok(told)
+        Ok(readiness)
     }
 
     /// Changes whether writability wakes the thread.
     ///
     /// # Errors
     /// The error of the system call.
-    pub(crate) fn change(&self, fd: impl AsFd, told: &Readiness, output: bool) -> io::Result<()> {
-        self.modify(fd, told, flags(output))
+    pub(crate) fn change(
+        &self,
+        fd: impl AsFd,
+        readiness: &Readiness,
+        output: bool,
+    ) -> io::Result<()> {
+        self.modify(fd, readiness, flags(output))
     }
 
     /// Wakes on writable only: for a peer that has to read its answers before it may send requests. Input
@@ -179,20 +184,25 @@ impl Reactor {
     ///
     /// # Errors
     /// The error of the system call.
-    pub(crate) fn output_only(&self, fd: impl AsFd, told: &Readiness) -> io::Result<()> {
-        self.modify(fd, told, epoll::EventFlags::OUT)
+    pub(crate) fn output_only(&self, fd: impl AsFd, readiness: &Readiness) -> io::Result<()> {
+        self.modify(fd, readiness, epoll::EventFlags::OUT)
     }
 
-    fn modify(&self, fd: impl AsFd, told: &Readiness, flags: epoll::EventFlags) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(told.token);
+    fn modify(
+        &self,
+        fd: impl AsFd,
+        readiness: &Readiness,
+        flags: epoll::EventFlags,
+    ) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(readiness.token);
         Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
     }
 
     /// Removes a descriptor that was added with a [`Readiness`].
-    pub(crate) fn remove(&self, fd: impl AsFd, told: &Readiness) {
+    pub(crate) fn remove(&self, fd: impl AsFd, readiness: &Readiness) {
         // The kernel has already removed a descriptor that was closed.
         let _ = epoll::delete(&self.0.epoll, fd);
-        if let Some(place) = self.told().get_mut(told.token as usize) {
+        if let Some(place) = self.registered().get_mut(readiness.token as usize) {
             *place = None;
         }
     }
@@ -211,18 +221,19 @@ impl Reactor {
         // An interrupted or failed wait is a spurious wake-up: each owner polls again anyway.
         let woken = epoll::wait(&self.0.epoll, &mut events, Some(&rest));
         self.0.sleeps.fetch_add(1, Ordering::Relaxed);
-        let mut rang = false;
+        let mut is_woken = false;
         if let Ok((events, _)) = woken {
-            let all = self.told();
+            let all = self.registered();
             for event in &*events {
                 let token = event.data.u64();
-                rang |= token == BELL;
-                if let Some(Some(told)) = all.get(usize::try_from(token).unwrap_or(usize::MAX)) {
-                    told.set(true);
+                is_woken |= token == WAKER;
+                if let Some(Some(readiness)) = all.get(usize::try_from(token).unwrap_or(usize::MAX))
+                {
+                    readiness.set(true);
                 }
             }
         }
-        rang
+        is_woken
     }
 
     /// Number of sleeps that have ended. A descriptor that was not marked since the last sleep had no input
@@ -233,8 +244,8 @@ impl Reactor {
     }
 
     /// Locked at a sleep, and when a socket is added or removed.
-    fn told(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
-        match self.0.told.lock() {
+    fn registered(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
+        match self.0.registered.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         }
@@ -378,7 +389,7 @@ impl OsParker {
     fn with(spin: Duration, awake: bool) -> io::Result<Self> {
         let watch = Reactor::new(awake)?;
         let waker = Waker::new()?;
-        watch.add_as(&waker, BELL, false)?;
+        watch.add_as(&waker, WAKER, false)?;
         Ok(Self {
             watch,
             waker,
@@ -402,7 +413,7 @@ impl OsParker {
 
     /// Whether the thread polls sockets or queues of a device.
     fn looks_far(&self) -> bool {
-        self.watch.told().iter().any(Option::is_some) || !self.arms.lock().is_empty()
+        self.watch.registered().iter().any(Option::is_some) || !self.arms.lock().is_empty()
     }
 
     /// The thread's waker, for producers.

@@ -144,7 +144,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "client_lane::TcpClientLane::early",
         "keeps bytes that came with the handshake for the lane's own parser",
     ),
-    ("plan::fits", "checks the caller's own landing"),
+    ("plan::fits", "checks the caller's own destination"),
     (
         "coordinator::worker_of",
         "the checks of a namespace and a rank, which the validation of an order runs",

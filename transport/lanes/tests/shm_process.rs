@@ -198,12 +198,12 @@ fn two_processes_read_write_count_and_wake_each_other() {
         body_at: 0,
         fence: false,
     };
-    let landing = ReadDest {
+    let dest = ReadDest {
         head: &mut [],
         body: &mut body,
     };
     // The server may have ended already: its memory is still there, and its lane is marked closed.
-    let read = lane.read(&[op], landing, soon());
+    let read = lane.read(&[op], dest, soon());
     assert!(child.wait().unwrap().success());
     match read {
         Ok(()) => assert_eq!(u64::from_le_bytes(body), 4711),

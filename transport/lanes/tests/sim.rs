@@ -222,7 +222,7 @@ fn a_ring_is_heard_only_when_announced() {
         });
         world.spawn("ringer", move || {
             w.pause(Duration::from_millis(1));
-            waker.ring();
+            waker.wake();
         });
         assert_eq!(world.run().timeouts, timeouts);
     }

@@ -11,7 +11,7 @@ use tidewater_lanes::sim::{
     Faults, LinkSpec, SimClientLane, SimParker, SimQueue, SimWaker, World, sweep,
 };
 use tidewater_protocol::layout::Line;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -26,10 +26,10 @@ const FRAMES: u64 = 60;
 const WAIT: Duration = Duration::from_secs(30);
 
 fn cell(value: u64) -> [u8; 16] {
-    let CheckedU64([v, chk]) = CheckedU64::new(value, SALT);
+    let CheckedU64([v, checksum]) = CheckedU64::new(value, SALT);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&v.to_le_bytes());
-    bytes[8..].copy_from_slice(&chk.to_le_bytes());
+    bytes[8..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
@@ -38,7 +38,16 @@ const fn slot(seq: u64) -> usize {
 }
 
 fn frame(seq: u64, value: u64) -> Line {
-    [seq, value, line_chk(SALT, 1, &[seq, value]), 0, 0, 0, 0, 0]
+    [
+        seq,
+        value,
+        line_checksum(SALT, 1, &[seq, value]),
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
 }
 
 /// The server's end: applies frames in order, each once.

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::is_address;
 use tidewater_protocol::limits::{
-    CARD_ADDRESSES_MAX, CARD_BYTES_MAX, HOST_BYTES_MAX, LAUNCHED_MAX,
+    BOOTSTRAP_ADDRESSES_MAX, BOOTSTRAP_BYTES_MAX, HOST_BYTES_MAX, LAUNCHED_MAX,
 };
 use tidewater_protocol::wire::handshake::JobToken;
 
@@ -32,7 +32,7 @@ pub struct BootstrapRecord {
 
 /// Reason why bytes are no bootstrap record. They may be a secret and are not quoted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes that are no card of this version of Tidewater: {why}")]
+#[error("{bytes} bytes that are no bootstrap record of this version of Tidewater: {why}")]
 pub struct BootstrapError {
     bytes: usize,
     why: &'static str,
@@ -42,23 +42,23 @@ impl BootstrapRecord {
     /// The record of a launch of `size` processes with this process as rank 0. It listens at `addresses`;
     /// the first that fit are included.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
-        let is_told = |address: &String| is_address(address) && !address.contains(',');
+        let is_usable = |address: &String| is_address(address) && !address.contains(',');
         let host: String = tidewater_topology::hostinfo::host_name();
-        let mut card = Self {
+        let mut record = Self {
             size,
             token,
             pid: std::process::id(),
             host: host.chars().filter(|&c| is_plain(c)).collect(),
             addresses: addresses
                 .into_iter()
-                .filter(is_told)
-                .take(CARD_ADDRESSES_MAX)
+                .filter(is_usable)
+                .take(BOOTSTRAP_ADDRESSES_MAX)
                 .collect(),
         };
-        while card.encode().len() > CARD_BYTES_MAX && card.addresses.len() > 1 {
-            card.addresses.pop();
+        while record.encode().len() > BOOTSTRAP_BYTES_MAX && record.addresses.len() > 1 {
+            record.addresses.pop();
         }
-        card
+        record
     }
 
     /// Encodes the record as one word.
@@ -82,7 +82,7 @@ impl BootstrapRecord {
             .rposition(|b| *b != 0)
             .map_or(0, |last| last + 1);
         let text = text.get(..end).unwrap_or_default().trim_ascii();
-        if text.len() > CARD_BYTES_MAX {
+        if text.len() > BOOTSTRAP_BYTES_MAX {
             return Err(error("too many"));
         }
         let text = std::str::from_utf8(text).map_err(|_| error("not text"))?;
@@ -106,7 +106,7 @@ impl BootstrapRecord {
         let addresses: Vec<String> = words.map(str::to_owned).collect();
         let count = addresses.len();
         let sane = addresses.iter().all(|address| is_address(address));
-        if !(1..=CARD_ADDRESSES_MAX).contains(&count) || !sane || size == 0 {
+        if !(1..=BOOTSTRAP_ADDRESSES_MAX).contains(&count) || !sane || size == 0 {
             return Err(error("an address that is none"));
         }
         Ok(Self {
@@ -138,7 +138,7 @@ const fn is_plain(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn card(addresses: &[&str]) -> BootstrapRecord {
+    fn record(addresses: &[&str]) -> BootstrapRecord {
         let addresses = addresses.iter().map(|a| (*a).to_owned());
         BootstrapRecord::new(6, JobToken::new([7; 32]), addresses)
     }
@@ -155,10 +155,10 @@ mod tests {
             ],
             &[&long, &long, &long, &long, &long],
         ] {
-            let made = card(addresses);
+            let made = record(addresses);
             let text = made.encode();
             assert!(
-                text.len() <= CARD_BYTES_MAX && !text.contains(' '),
+                text.len() <= BOOTSTRAP_BYTES_MAX && !text.contains(' '),
                 "{text}"
             );
             let read = BootstrapRecord::parse(format!("{text}\n\0\0").as_bytes()).unwrap();
@@ -173,10 +173,10 @@ mod tests {
 
     #[test]
     fn what_is_none_is_refused() {
-        let good = card(&["h:1"]).encode();
+        let good = record(&["h:1"]).encode();
         let mut bad = vec![
             String::new(),
-            "x".repeat(CARD_BYTES_MAX + 1),
+            "x".repeat(BOOTSTRAP_BYTES_MAX + 1),
             good.replace("h:1", "h:0"),
             good.replace("h:1", "h"),
             good.replace(",6,", ",0,"),
@@ -184,11 +184,11 @@ mod tests {
             good.replace(",6,", ",999999999,"),
             good.replace("card-1", "card-2"),
             good.replace("0707", "07g7"),
-            format!("{good}{}", ",h:1".repeat(CARD_ADDRESSES_MAX)),
+            format!("{good}{}", ",h:1".repeat(BOOTSTRAP_ADDRESSES_MAX)),
         ];
         bad.extend((0..good.len()).map(|end| good[..end].to_owned()));
         for bad in bad {
-            let error = BootstrapRecord::parse(bad.as_bytes()).map(|card| card.encode());
+            let error = BootstrapRecord::parse(bad.as_bytes()).map(|record| record.encode());
             let error = error.expect_err(&bad).to_string();
             assert!(!error.contains("0707"), "{error}");
         }
@@ -199,11 +199,11 @@ mod tests {
         #[test]
         fn no_bytes_harm(bytes: Vec<u8>, at: usize, byte: u8) {
             let _ = BootstrapRecord::parse(&bytes);
-            let mut changed = card(&["[fe80::1]:4000", "h:1"]).encode().into_bytes();
+            let mut changed = record(&["[fe80::1]:4000", "h:1"]).encode().into_bytes();
             let at = at % changed.len();
             changed[at] = byte;
-            if let Ok(card) = BootstrapRecord::parse(&changed) {
-                assert!(card.addresses.iter().all(|address| is_address(address)));
+            if let Ok(record) = BootstrapRecord::parse(&changed) {
+                assert!(record.addresses.iter().all(|address| is_address(address)));
             }
         }
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::bootstrap::{BootstrapError, BootstrapRecord};
-use tidewater_protocol::limits::CARD_BYTES_MAX;
+use tidewater_protocol::limits::BOOTSTRAP_BYTES_MAX;
 
 /// File name of the record.
 const NAME: &str = "card";
@@ -52,7 +52,7 @@ pub enum DirectoryError {
     },
     /// The file there is no bootstrap record.
     #[error("{}: {source}; remove the file, or meet in another directory", path.display())]
-    NoCard {
+    NoRecord {
         /// Path of the file.
         path: PathBuf,
         /// Defect of the file.
@@ -64,14 +64,14 @@ pub enum DirectoryError {
 #[derive(Debug)]
 pub struct Posted {
     directory: PathBuf,
-    card: String,
+    record: String,
 }
 
 /// Writes a record, replacing an existing one. Creates the directory, for its owner alone.
 ///
 /// # Errors
 /// [`DirectoryError::System`].
-pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, DirectoryError> {
+pub fn post(directory: &Path, record: &BootstrapRecord) -> Result<Posted, DirectoryError> {
     let mut make = fs::DirBuilder::new();
     make.recursive(true).mode(0o700);
     make.create(directory)
@@ -80,14 +80,14 @@ pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, Director
     let beside = directory.join(format!("{NAME}.{}", std::process::id()));
     // A file of this name comes from a process that died in the middle of this.
     let _ = fs::remove_file(&beside);
-    let card = card.encode();
+    let record = record.encode();
     let written = File::options()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(&beside)
         .and_then(|mut file| {
-            file.write_all(format!("{card}\n").as_bytes())?;
+            file.write_all(format!("{record}\n").as_bytes())?;
             file.sync_all()
         })
         .and_then(|()| fs::rename(&beside, &name));
@@ -96,7 +96,7 @@ pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, Director
         return Err(system("write", &name)(source));
     }
     let directory = directory.to_owned();
-    Ok(Posted { directory, card })
+    Ok(Posted { directory, record })
 }
 
 /// The record in the directory, if there is one, and its modification time (seconds since 1970).
@@ -129,20 +129,20 @@ pub fn read(directory: &Path) -> Result<Option<(BootstrapRecord, i64)>, Director
         return Err(DirectoryError::Exposed { path, mode, owner });
     }
     let mut text = Vec::new();
-    file.take(CARD_BYTES_MAX as u64 + 2)
+    file.take(BOOTSTRAP_BYTES_MAX as u64 + 2)
         .read_to_end(&mut text)
         .map_err(system("read", &path))?;
     match BootstrapRecord::parse(&text) {
-        Ok(card) => Ok(Some((card, found.mtime()))),
-        Err(source) => Err(DirectoryError::NoCard { path, source }),
+        Ok(record) => Ok(Some((record, found.mtime()))),
+        Err(source) => Err(DirectoryError::NoRecord { path, source }),
     }
 }
 
 impl Drop for Posted {
     fn drop(&mut self) {
         // A record of a later process stays.
-        if let Ok(Some((card, _))) = read(&self.directory)
-            && card.encode() == self.card
+        if let Ok(Some((record, _))) = read(&self.directory)
+            && record.encode() == self.record
         {
             let _ = fs::remove_file(self.directory.join(NAME));
             // The last process removes the folders: these calls fail while other files are there.
@@ -172,16 +172,16 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn card(port: u16) -> BootstrapRecord {
+    fn record(port: u16) -> BootstrapRecord {
         BootstrapRecord::new(2, JobToken::new([3; 32]), [format!("127.0.0.1:{port}")])
     }
 
     #[test]
-    fn a_card_is_private_whole_and_gone_with_its_owner() {
+    fn record_private_complete_gone_with_owner() {
         let home = tempfile::tempdir().unwrap();
         let place = home.path().join(".tidewater/job");
         assert!(read(&place).unwrap().is_none(), "no directory");
-        let posted = post(&place, &card(7)).unwrap();
+        let posted = post(&place, &record(7)).unwrap();
         let file = fs::metadata(place.join(NAME)).unwrap();
         assert_eq!(file.mode() & 0o7777, 0o600);
         assert_eq!(fs::metadata(&place).unwrap().mode() & 0o077, 0);
@@ -198,8 +198,8 @@ mod tests {
     #[test]
     fn who_comes_later_replaces_it_and_it_is_not_removed_by_the_earlier_one() {
         let place = tempfile::tempdir().unwrap();
-        let earlier = post(place.path(), &card(7)).unwrap();
-        let later = post(place.path(), &card(8)).unwrap();
+        let earlier = post(place.path(), &record(7)).unwrap();
+        let later = post(place.path(), &record(8)).unwrap();
         drop(earlier);
         assert_eq!(
             read(place.path()).unwrap().unwrap().0.addresses,
@@ -213,7 +213,7 @@ mod tests {
     fn what_others_could_have_laid_there_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let name = place.path().join(NAME);
-        let posted = post(place.path(), &card(7)).unwrap();
+        let posted = post(place.path(), &record(7)).unwrap();
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(&name, fs::Permissions::from_mode(mode)).unwrap();
             let error = read(place.path()).unwrap_err();
@@ -224,7 +224,7 @@ mod tests {
         fs::write(&name, "something else").unwrap();
         fs::set_permissions(&name, fs::Permissions::from_mode(0o600)).unwrap();
         let error = read(place.path()).unwrap_err();
-        assert!(matches!(error, DirectoryError::NoCard { .. }), "{error}");
+        assert!(matches!(error, DirectoryError::NoRecord { .. }), "{error}");
         fs::remove_file(&name).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &name).unwrap();
         assert!(read(place.path()).is_err(), "a link leads elsewhere");

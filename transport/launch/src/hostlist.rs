@@ -35,7 +35,7 @@ pub fn expand(list: &str, max: usize) -> Result<Vec<String>, HostlistError> {
                 depth = depth.checked_sub(1).ok_or(bad)?;
             }
             ',' if depth == 0 => {
-                expand_one(list, (begin, at), max, &mut hosts)?;
+                expand_one(list, begin, at, max, &mut hosts)?;
                 begin = at + 1;
             }
             _ => {}
@@ -81,7 +81,8 @@ pub fn tasks_of(counts: &str, node: u32) -> Option<u32> {
 /// One name of the list, `list[begin..end]`, with brackets or without.
 fn expand_one(
     list: &str,
-    (begin, end): (usize, usize),
+    begin: usize,
+    end: usize,
     max: usize,
     hosts: &mut Vec<String>,
 ) -> Result<(), HostlistError> {

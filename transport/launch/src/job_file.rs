@@ -234,7 +234,9 @@ impl JobFile {
             }
             DialError::Handshake {
                 source:
-                    ConnError::Handshake(HandshakeError::TokenRefused | HandshakeError::PeerUnproven),
+                    ConnError::Handshake(
+                        HandshakeError::TokenRefused | HandshakeError::PeerUnauthenticated,
+                    ),
                 ..
             } => Some(self.stale("a coordinator with another token runs there".to_owned())),
             DialError::Handshake {

@@ -12,12 +12,14 @@ pub mod detect;
 mod detect_tests;
 mod device;
 pub mod directory;
+mod environment;
 pub mod fabric;
 pub mod hostlist;
 #[allow(unsafe_code, reason = "a launcher names a descriptor by its number")]
 mod inherited;
 pub mod job_file;
 pub mod meeting;
+mod place;
 mod pmi1;
 pub mod rendezvous;
 mod sources;
@@ -30,13 +32,12 @@ use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
 pub use bootstrap::{BootstrapError, BootstrapRecord};
-pub use detect::{
-    Decision, DetectError, Detection, Explicit, Finding, LaunchEnv, Place, Rendezvous, Source,
-    Verdict, detect,
-};
+pub use detect::{Detection, Finding, Verdict, detect};
 pub use device::RdmaDevice;
+pub use environment::{DetectError, Explicit, LaunchEnv};
 pub use fabric::{FabricError, fabric_from_env, fabric_from_text, fabric_from_vars, set_fabric};
 pub use job_file::{JobFile, JobFileError};
+pub use place::{Decision, Place, Rendezvous, Source};
 pub use pmi1::PmiError;
 pub use tidewater_topology::FabricSettings;
 pub use token::TokenError;

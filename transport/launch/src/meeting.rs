@@ -19,8 +19,10 @@ use tidewater_runtime::clock::Deadline;
 
 /// Key of the record at the launcher.
 const KEY: &str = "tidewater-card";
-/// First and longest pause between two reads of a directory.
-const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+/// First pause between two reads of a directory.
+const PAUSE_FIRST: Duration = Duration::from_millis(5);
+/// Longest pause between two reads of a directory.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// Reason why the rendezvous failed.
 #[derive(Debug, thiserror::Error)]
@@ -50,10 +52,10 @@ pub enum MeetError {
     },
     /// No process left a bootstrap record.
     #[error(
-        "no card of rank 0 in {place} for {waited:?}: has rank 0 been started, and do all processes \
+        "no bootstrap record of rank 0 in {place} for {waited:?}: has rank 0 been started, and do all processes \
          see the same directory?"
     )]
-    NoCard {
+    NoRecord {
         /// Place that was searched.
         place: String,
         /// Time waited for the record.
@@ -61,7 +63,7 @@ pub enum MeetError {
     },
     /// A process has not arrived at the launcher's barrier, and rank 0 cannot be asked for its name.
     #[error(
-        "PMI: not all processes have come to the barrier within {waited:?}, and rank 0 has left no card in \
+        "PMI: not all processes have come to the barrier within {waited:?}, and rank 0 has left no bootstrap record in \
          {place}: either it has not come itself, or it has another working directory; look whether all \
          were started"
     )]
@@ -72,10 +74,12 @@ pub enum MeetError {
         waited: Duration,
     },
     /// The launcher has no bootstrap record.
-    #[error("rank 0 left no card with the launcher; is it a program that meets by PMI too?")]
+    #[error(
+        "rank 0 left no bootstrap record with the launcher; is it a program that meets by PMI too?"
+    )]
     NotPut,
     /// The launcher's value is no bootstrap record.
-    #[error("the launcher's card: {0}")]
+    #[error("the launcher's bootstrap record: {0}")]
     Garbled(#[from] super::bootstrap::BootstrapError),
     /// The launch has no other process.
     #[error("a job of one process has no rendezvous")]
@@ -112,10 +116,10 @@ impl Pending {
         let Some(path) = self.theirs else { return };
         let limit = Deadline::after(LINGER);
         while !limit.passed() && path.exists() {
-            std::thread::sleep(PAUSE[0]);
+            std::thread::sleep(PAUSE_FIRST);
         }
         // The folder around it is removed last.
-        std::thread::sleep(PAUSE[1].min(limit.left()));
+        std::thread::sleep(PAUSE_MAX.min(limit.left()));
     }
 }
 
@@ -128,26 +132,26 @@ impl Pending {
 /// By PMI it waits until every process is there to read it, or for three quarters of the time.
 pub fn publish(
     place: &Place,
-    card: &BootstrapRecord,
+    record: &BootstrapRecord,
     deadline: Deadline,
 ) -> Result<Pending, MeetError> {
     match &place.rendezvous {
         None => Err(MeetError::Alone),
         Some(Rendezvous::Directory(path)) => Ok(Pending {
-            _posted: Some(directory::post(path, card)?),
+            _posted: Some(directory::post(path, record)?),
             ..Pending::default()
         }),
         // All processes know the address.
         Some(Rendezvous::Address(_)) => Ok(Pending::default()),
         Some(Rendezvous::Pmi { fd }) => {
             let mut pmi = begin(*fd, deadline)?;
-            pmi.put(KEY, &card.encode())?;
+            pmi.put(KEY, &record.encode())?;
             if pmi.barrier(most_of(deadline))? {
                 pmi.finish()?;
                 return Ok(Pending::default());
             }
             // A failed write is no reason to fail: the missing process may still arrive at the barrier.
-            let posted = directory::post(&beside(&pmi), card);
+            let posted = directory::post(&beside(&pmi), record);
             Ok(Pending {
                 _posted: posted.ok(),
                 barrier: Some(pmi),
@@ -163,7 +167,7 @@ pub fn publish(
 /// # Errors
 /// [`MeetError`].
 pub fn find(place: &Place, deadline: Deadline) -> Result<(BootstrapRecord, Pending), MeetError> {
-    let card = match &place.rendezvous {
+    let record = match &place.rendezvous {
         None => return Err(MeetError::Alone),
         Some(Rendezvous::Pmi { fd }) => return find_by_pmi(*fd, deadline),
         Some(Rendezvous::Address(address)) => {
@@ -173,13 +177,13 @@ pub fn find(place: &Place, deadline: Deadline) -> Result<(BootstrapRecord, Pendi
         Some(Rendezvous::Directory(path)) => {
             let waited = deadline.left();
             let found = find_in(path, deadline)?;
-            found.ok_or_else(|| MeetError::NoCard {
+            found.ok_or_else(|| MeetError::NoRecord {
                 place: path.display().to_string(),
                 waited,
             })?
         }
     };
-    Ok((card, Pending::default()))
+    Ok((record, Pending::default()))
 }
 
 fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending), MeetError> {
@@ -192,7 +196,7 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending)
     }
     let path = beside(&pmi);
     let found = find_in(&path, deadline)?;
-    let card = found.ok_or_else(|| MeetError::NotAll {
+    let record = found.ok_or_else(|| MeetError::NotAll {
         place: path.display().to_string(),
         waited,
     })?;
@@ -201,21 +205,21 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending)
         barrier: Some(pmi),
         theirs: Some(path),
     };
-    Ok((card, pending))
+    Ok((record, pending))
 }
 
 /// The record in a directory, present or written before the deadline.
 fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, MeetError> {
-    let mut pause = PAUSE[0];
+    let mut pause = PAUSE_FIRST;
     loop {
-        if let Some((card, _)) = directory::read(path)? {
-            return Ok(Some(card));
+        if let Some((record, _)) = directory::read(path)? {
+            return Ok(Some(record));
         }
         if deadline.left() <= pause {
             return Ok(None);
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE[1]);
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -40,7 +40,7 @@ pub enum RendezvousError {
     Meet(#[from] MeetError),
     /// Rank 0 is not reachable at the addresses of its record.
     #[error(
-        "rank {rank} of {size} does not reach {record} (from {origin}): {why}. Is it of an earlier \
+        "rank {rank} of {size} does not reach {record} (from {origin}): {source}. Is it of an earlier \
          job? Else look whether rank 0 lives, and at the firewall; --interface names the network"
     )]
     Unreached {
@@ -53,7 +53,7 @@ pub enum RendezvousError {
         /// Origin of the record.
         origin: String,
         /// Result of the last try.
-        why: String,
+        source: ReachError,
     },
     /// The coordinator refuses: a process is missing, or two have one rank.
     #[error("rank {rank} of {size}: {refusal}")]
@@ -89,7 +89,7 @@ pub enum RendezvousError {
     },
     /// The record is of another launch.
     #[error(
-        "the card in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
+        "the bootstrap record in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
          needs a meeting place of its own"
     )]
     OtherSize {
@@ -100,6 +100,21 @@ pub enum RendezvousError {
         /// Number of processes of this launch.
         ours: u32,
     },
+}
+
+/// Reason why no coordinator was reached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReachError {
+    /// There is no address.
+    #[error("no address was tried")]
+    NoAddress,
+    /// Error of the last try.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// The coordinator refuses this process.
+    #[error("{0}")]
+    Refused(Refusal),
 }
 
 /// Membership of a process among the servers or workers of a job. While it is kept the coordinator sees
@@ -167,7 +182,7 @@ pub fn register_by(
 ) -> Result<Membership, RendezvousError> {
     let (rank, size) = (place.rank, place.size);
     let origin = place.rendezvous.as_ref();
-    let origin = origin.map_or_else(|| "a card".to_owned(), ToString::to_string);
+    let origin = origin.map_or_else(|| "a bootstrap record".to_owned(), ToString::to_string);
     if record.size != size {
         return Err(RendezvousError::OtherSize {
             origin,
@@ -177,18 +192,18 @@ pub fn register_by(
     }
     let token = record.token.clone();
     let (coordinator, mut conn) =
-        reach_one(&record.addresses, &token, reach).map_err(|why| match why {
-            Unreached::Refused(refusal) => RendezvousError::Refused {
+        reach_one(&record.addresses, &token, reach).map_err(|source| match source {
+            ReachError::Refused(refusal) => RendezvousError::Refused {
                 rank,
                 size,
                 refusal,
             },
-            Unreached::Nobody(why) => RendezvousError::Unreached {
+            ReachError::Dial(_) | ReachError::NoAddress => RendezvousError::Unreached {
                 rank,
                 size,
                 record: record.to_string(),
                 origin,
-                why,
+                source,
             },
         })?;
     let lost = |source| RendezvousError::Lost {
@@ -238,12 +253,12 @@ pub fn register_by(
 ///
 /// # Errors
 /// Result of the last try before the deadline.
-pub fn reach(addresses: &[String], token: &JobToken, deadline: Deadline) -> Result<String, String> {
-    match reach_one(addresses, token, deadline) {
-        Ok((address, _)) => Ok(address),
-        Err(Unreached::Nobody(why)) => Err(why),
-        Err(Unreached::Refused(refusal)) => Err(refusal.to_string()),
-    }
+pub fn reach(
+    addresses: &[String],
+    token: &JobToken,
+    deadline: Deadline,
+) -> Result<String, ReachError> {
+    reach_one(addresses, token, deadline).map(|(address, _)| address)
 }
 
 /// Checks whether a coordinator listens at the addresses of the record in the directory of `place`: a job
@@ -272,32 +287,30 @@ pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
     Ok(lives.then_some(record))
 }
 
-enum Unreached {
-    Refused(Refusal),
-    Nobody(String),
-}
-
 /// The first address at which a peer authenticates as the coordinator.
 fn reach_one(
     addresses: &[String],
     token: &JobToken,
     deadline: Deadline,
-) -> Result<(String, ControlConn<TcpStream>), Unreached> {
-    let mut why = "no address was tried".to_owned();
+) -> Result<(String, ControlConn<TcpStream>), ReachError> {
+    let mut last = ReachError::NoAddress;
     loop {
         for address in addresses {
             let limit = deadline.min(Deadline::after(TRY));
             match dial::control(address, token, &claims(), limit) {
                 Ok(conn) => return Ok((address.clone(), conn)),
-                Err(DialError::Handshake { source, address }) => match is_word(&source) {
-                    Some(refusal) => return Err(Unreached::Refused(refusal)),
-                    None => why = format!("{address}: {source}"),
-                },
-                Err(error) => why = error.to_string(),
+                Err(error) => {
+                    if let DialError::Handshake { source, .. } = &error
+                        && let Some(refusal) = is_word(source)
+                    {
+                        return Err(ReachError::Refused(refusal));
+                    }
+                    last = error.into();
+                }
             }
         }
         if deadline.left() <= PAUSE {
-            return Err(Unreached::Nobody(why));
+            return Err(last);
         }
         std::thread::sleep(PAUSE);
     }

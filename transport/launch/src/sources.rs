@@ -1,9 +1,8 @@
 //! The launchers, one function each: interpretation of their documented variables.
 
-use super::detect::{
-    Decision, DetectError, LaunchEnv, Place, Rendezvous, Source, Verdict, invalid,
-};
+use super::environment::{DetectError, LaunchEnv, invalid};
 use super::hostlist;
+use super::place::{Decision, Place, Rendezvous, Source};
 use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
 /// Evidence of a source.
@@ -31,7 +30,7 @@ pub(super) const ALL: &[Detector] = &[
 ];
 
 /// Values of one launcher for a process, before the rendezvous is chosen.
-struct Told {
+struct LauncherValues {
     source: Source,
     rank: Option<u32>,
     size: Option<u32>,
@@ -45,7 +44,7 @@ struct Told {
     otherwise: &'static str,
 }
 
-impl Told {
+impl LauncherValues {
     const fn by(source: Source) -> Self {
         Self {
             source,
@@ -88,7 +87,7 @@ impl Told {
                 source_name,
                 rank,
                 size,
-                why: self.otherwise.to_owned(),
+                why: self.otherwise,
             });
         }
         Ok(Decision::Launched(Place {
@@ -109,14 +108,14 @@ fn sight(
     around: &LaunchEnv<'_>,
     source: Source,
     names: &[&str],
-    fill: impl FnOnce(&mut Told) -> Result<(), DetectError>,
+    fill: impl FnOnce(&mut LauncherValues) -> Result<(), DetectError>,
 ) -> Sight {
-    let mut told = Told::by(source);
-    let filled = fill(&mut told);
+    let mut values = LauncherValues::by(source);
+    let filled = fill(&mut values);
     Sight {
         source,
         seen: around.seen(names),
-        says: Evidence::Decided(filled.and_then(|()| told.decide(around))),
+        says: Evidence::Decided(filled.and_then(|()| values.decide(around))),
     }
 }
 
@@ -131,13 +130,13 @@ fn passed(around: &LaunchEnv<'_>, source: Source, names: &[&str], why: &str) -> 
 fn flags(around: &LaunchEnv<'_>) -> Option<Sight> {
     let explicit = &around.explicit;
     let (rank, size) = (explicit.rank?, explicit.size?);
-    let mut sight = sight(around, Source::Flags, &[], |told| {
+    let mut sight = sight(around, Source::Flags, &[], |values| {
         if size == 0 || size > LAUNCHED_MAX {
             let expected = format!("a number from 1 to {LAUNCHED_MAX}");
             return Err(invalid("--size", &size.to_string(), expected));
         }
-        (told.rank, told.size) = (Some(rank), Some(size));
-        told.otherwise = "--rendezvous is not given";
+        (values.rank, values.size) = (Some(rank), Some(size));
+        values.otherwise = "--rendezvous is not given";
         Ok(())
     });
     let flag = |name: &str, value: &dyn ToString| (name.to_owned(), value.to_string());
@@ -169,10 +168,10 @@ fn tidewater(around: &LaunchEnv<'_>) -> Option<Sight> {
         let why = "TIDEWATER_RANK is not set: the size is for the launcher that says the rank only";
         return Some(passed(around, Source::Tidewater, &names, why));
     }
-    Some(sight(around, Source::Tidewater, &names, |told| {
-        told.size = around.count("TIDEWATER_SIZE")?;
-        told.rank = around.rank("TIDEWATER_RANK", told.size.unwrap_or(1))?;
-        told.otherwise = "TIDEWATER_RENDEZVOUS is not set";
+    Some(sight(around, Source::Tidewater, &names, |values| {
+        values.size = around.count("TIDEWATER_SIZE")?;
+        values.rank = around.rank("TIDEWATER_RANK", values.size.unwrap_or(1))?;
+        values.otherwise = "TIDEWATER_RENDEZVOUS is not set";
         Ok(())
     }))
 }
@@ -207,22 +206,22 @@ fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
         );
         return Some(passed(around, source, &names, &why));
     }
-    Some(sight(around, source, &names, |told| {
+    Some(sight(around, source, &names, |values| {
         let fd = fd?;
-        told.size = around.count("PMI_SIZE")?;
-        told.rank = around.rank("PMI_RANK", told.size.unwrap_or(1))?;
+        values.size = around.count("PMI_SIZE")?;
+        values.rank = around.rank("PMI_RANK", values.size.unwrap_or(1))?;
         let [local_rank, local_size] = match source {
             Source::Flux => ["FLUX_TASK_LOCAL_ID", ""],
             Source::Slurm => ["SLURM_LOCALID", ""],
             _ => ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         };
-        told.local_rank = around.rank(local_rank, told.size.unwrap_or(1))?;
-        told.local_size = around.count(local_size)?;
+        values.local_rank = around.rank(local_rank, values.size.unwrap_or(1))?;
+        values.local_size = around.count(local_size)?;
         if source == Source::Slurm {
-            told.local_size = slurm_local_size(around);
-            told.hosts = slurm_hosts(around);
+            values.local_size = slurm_local_size(around);
+            values.hosts = slurm_hosts(around);
         }
-        told.own = fd.map(|fd| Rendezvous::Pmi { fd });
+        values.own = fd.map(|fd| Rendezvous::Pmi { fd });
         Ok(())
     }))
 }
@@ -231,9 +230,9 @@ fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
 fn pmi_port(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMI_PORT", "PMI_ID"];
     around.raw("PMI_PORT")?;
-    let mut sight = sight(around, Source::Hydra, &names, |told| {
-        told.rank = around.number("PMI_ID", LAUNCHED_MAX - 1)?;
-        told.otherwise = "PMI over a port is not spoken here; start without -pmi-port";
+    let mut sight = sight(around, Source::Hydra, &names, |values| {
+        values.rank = around.number("PMI_ID", LAUNCHED_MAX - 1)?;
+        values.otherwise = "PMI over a port is not spoken here; start without -pmi-port";
         Ok(())
     });
     if around.explicit.size.is_none()
@@ -253,15 +252,15 @@ fn open_mpi(around: &LaunchEnv<'_>) -> Option<Sight> {
         "PMIX_NAMESPACE",
     ];
     around.raw("OMPI_COMM_WORLD_RANK")?;
-    Some(sight(around, Source::OpenMpi, &names, |told| {
-        told.size = around.count("OMPI_COMM_WORLD_SIZE")?;
-        let size = told.size.unwrap_or(1);
-        told.rank = around.rank("OMPI_COMM_WORLD_RANK", size)?;
-        told.local_rank = around.rank("OMPI_COMM_WORLD_LOCAL_RANK", size)?;
-        told.local_size = around.count("OMPI_COMM_WORLD_LOCAL_SIZE")?;
+    Some(sight(around, Source::OpenMpi, &names, |values| {
+        values.size = around.count("OMPI_COMM_WORLD_SIZE")?;
+        let size = values.size.unwrap_or(1);
+        values.rank = around.rank("OMPI_COMM_WORLD_RANK", size)?;
+        values.local_rank = around.rank("OMPI_COMM_WORLD_LOCAL_RANK", size)?;
+        values.local_size = around.count("OMPI_COMM_WORLD_LOCAL_SIZE")?;
         let name = around.text("PMIX_NAMESPACE");
-        told.job = name.map(|name| format!("ompi-{name}"));
-        told.otherwise = "PMIX_NAMESPACE, which names the job, is not set";
+        values.job = name.map(|name| format!("ompi-{name}"));
+        values.otherwise = "PMIX_NAMESPACE, which names the job, is not set";
         Ok(())
     }))
 }
@@ -274,14 +273,14 @@ fn flux(around: &LaunchEnv<'_>) -> Option<Sight> {
         "FLUX_JOB_ID",
     ];
     around.raw("FLUX_TASK_RANK")?;
-    Some(sight(around, Source::Flux, &names, |told| {
-        told.size = around.count("FLUX_JOB_SIZE")?;
-        let size = told.size.unwrap_or(1);
-        told.rank = around.rank("FLUX_TASK_RANK", size)?;
-        told.local_rank = around.rank("FLUX_TASK_LOCAL_ID", size)?;
+    Some(sight(around, Source::Flux, &names, |values| {
+        values.size = around.count("FLUX_JOB_SIZE")?;
+        let size = values.size.unwrap_or(1);
+        values.rank = around.rank("FLUX_TASK_RANK", size)?;
+        values.local_rank = around.rank("FLUX_TASK_LOCAL_ID", size)?;
         let name = around.text("FLUX_JOB_ID");
-        told.job = name.map(|name| format!("flux-{name}"));
-        told.otherwise = "FLUX_JOB_ID is not set, and PMI_FD names no open socket";
+        values.job = name.map(|name| format!("flux-{name}"));
+        values.otherwise = "FLUX_JOB_ID is not set, and PMI_FD names no open socket";
         Ok(())
     }))
 }
@@ -304,27 +303,27 @@ fn slurm(around: &LaunchEnv<'_>) -> Option<Sight> {
                    shell, or something it started without srun";
         return Some(passed(around, Source::Slurm, &names, why));
     }
-    Some(sight(around, Source::Slurm, &names, |told| {
+    Some(sight(around, Source::Slurm, &names, |values| {
         // SLURM_NTASKS is the job's; a step may have fewer.
-        told.size = match around.count("SLURM_STEP_NUM_TASKS")? {
+        values.size = match around.count("SLURM_STEP_NUM_TASKS")? {
             None => around.count("SLURM_NTASKS")?,
             size => size,
         };
-        let size = told.size.unwrap_or(1);
-        told.rank = around.rank("SLURM_PROCID", size)?;
-        told.local_rank = around.rank("SLURM_LOCALID", size)?;
-        told.local_size = slurm_local_size(around);
-        told.hosts = slurm_hosts(around);
+        let size = values.size.unwrap_or(1);
+        values.rank = around.rank("SLURM_PROCID", size)?;
+        values.local_rank = around.rank("SLURM_LOCALID", size)?;
+        values.local_size = slurm_local_size(around);
+        values.hosts = slurm_hosts(around);
         let name = |variable| around.text(variable).unwrap_or("0");
         let (job, step) = (name("SLURM_JOB_ID"), name("SLURM_STEP_ID"));
         // A requeued job keeps its number, but is another job.
         let again = around.text("SLURM_RESTART_COUNT");
         let again = again.map_or(String::new(), |count| format!("-{count}"));
-        told.job = Some(format!("slurm-{job}.{step}{again}"));
+        values.job = Some(format!("slurm-{job}.{step}{again}"));
         let has_token = around.raw("TIDEWATER_TOKEN_FILE").is_some();
-        if has_token && let (Some(host), Ok(number)) = (told.hosts.first(), job.parse::<u64>()) {
+        if has_token && let (Some(host), Ok(number)) = (values.hosts.first(), job.parse::<u64>()) {
             let port = hostlist::port_of(number, step);
-            told.own = Some(Rendezvous::Address(format!("{host}:{port}")));
+            values.own = Some(Rendezvous::Address(format!("{host}:{port}")));
         }
         Ok(())
     }))
@@ -338,11 +337,11 @@ fn prrte(around: &LaunchEnv<'_>) -> Option<Sight> {
     if is_another.iter().any(|name| around.raw(name).is_some()) {
         return None;
     }
-    let mut sight = sight(around, Source::Prrte, &names, |told| {
-        told.rank = around.number("PMIX_RANK", LAUNCHED_MAX - 1)?;
-        told.size = around.count("TIDEWATER_SIZE")?;
+    let mut sight = sight(around, Source::Prrte, &names, |values| {
+        values.rank = around.number("PMIX_RANK", LAUNCHED_MAX - 1)?;
+        values.size = around.count("TIDEWATER_SIZE")?;
         let name = around.text("PMIX_NAMESPACE");
-        told.job = name.map(|name| format!("pmix-{name}"));
+        values.job = name.map(|name| format!("pmix-{name}"));
         Ok(())
     });
     if let Evidence::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
@@ -363,20 +362,20 @@ fn torchrun(around: &LaunchEnv<'_>) -> Option<Sight> {
         "TORCHELASTIC_RESTART_COUNT",
     ];
     around.raw("RANK").and(around.raw("WORLD_SIZE"))?;
-    Some(sight(around, Source::Torchrun, &names, |told| {
-        told.size = around.count("WORLD_SIZE")?;
-        let size = told.size.unwrap_or(1);
-        told.rank = around.rank("RANK", size)?;
-        told.local_rank = around.rank("LOCAL_RANK", size)?;
-        told.local_size = around.count("LOCAL_WORLD_SIZE")?;
+    Some(sight(around, Source::Torchrun, &names, |values| {
+        values.size = around.count("WORLD_SIZE")?;
+        let size = values.size.unwrap_or(1);
+        values.rank = around.rank("RANK", size)?;
+        values.local_rank = around.rank("LOCAL_RANK", size)?;
+        values.local_size = around.count("LOCAL_WORLD_SIZE")?;
         // The port itself is the launcher's: it names the job, and is not listened on.
         let (host, port) = (around.text("MASTER_ADDR"), around.text("MASTER_PORT"));
         let run = around.text("TORCHELASTIC_RUN_ID").unwrap_or("none");
         let restart = around.text("TORCHELASTIC_RESTART_COUNT").unwrap_or("0");
-        told.job = host
+        values.job = host
             .zip(port)
             .map(|(host, port)| format!("torch-{host}-{port}-{run}-{restart}"));
-        told.otherwise = "MASTER_ADDR and MASTER_PORT, which name the job, are not set";
+        values.otherwise = "MASTER_ADDR and MASTER_PORT, which name the job, are not set";
         Ok(())
     }))
 }
@@ -392,16 +391,16 @@ fn dmlc(around: &LaunchEnv<'_>) -> Option<Sight> {
         "DMLC_PS_ROOT_PORT",
     ];
     around.raw("DMLC_ROLE")?;
-    let mut sight = sight(around, Source::Dmlc, &names, |told| {
+    let mut sight = sight(around, Source::Dmlc, &names, |values| {
         let servers = around.count("DMLC_NUM_SERVER")?;
         let workers = around.count("DMLC_NUM_WORKER")?;
-        told.size = servers
+        values.size = servers
             .zip(workers)
             .map(|(servers, workers)| servers.saturating_add(workers).min(LAUNCHED_MAX));
         // Servers come first, as in `mpirun -n S tidewater server : -n W ./sim`.
         let worker = around.rank("DMLC_WORKER_ID", workers.unwrap_or(1))?;
         let is_worker = around.text("DMLC_ROLE") == Some("worker");
-        told.rank = worker
+        values.rank = worker
             .filter(|_| is_worker)
             .zip(servers)
             .map(|(worker, servers)| servers.saturating_add(worker));
@@ -409,10 +408,10 @@ fn dmlc(around: &LaunchEnv<'_>) -> Option<Sight> {
             around.text("DMLC_PS_ROOT_URI"),
             around.text("DMLC_PS_ROOT_PORT"),
         );
-        told.job = host
+        values.job = host
             .zip(port)
             .map(|(host, port)| format!("dmlc-{host}-{port}"));
-        told.otherwise = "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are not set";
+        values.otherwise = "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are not set";
         Ok(())
     });
     if let Evidence::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
@@ -447,15 +446,5 @@ pub(super) fn file_name(name: &str) -> String {
     match plain.as_str() {
         "" | "." | ".." => "_".into(),
         _ => plain,
-    }
-}
-
-impl Verdict {
-    /// The verdict as a word or sentence.
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Taken => "decides",
-            Self::Passed(why) => why,
-        }
     }
 }

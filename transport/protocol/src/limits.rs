@@ -105,7 +105,7 @@ pub const WORKER_THREADS_MAX: u32 = 256;
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
 /// Unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
 /// and leaves room for all threads of a large job to connect at once.
-pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
+pub const UNAUTHENTICATED_CONNECTIONS_MAX: usize = 512;
 /// Jobs (namespaces) that one coordinator serves at a time.
 pub const JOBS_MAX: usize = 256;
 /// Bytes of values that a worker may give to one collective call. More belongs in a table.
@@ -256,9 +256,9 @@ pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
 "Launchers":
 
 /// Bytes of a bootstrap record. The longest value of PMI-1 is 1,024 bytes with its final zero.
-pub const CARD_BYTES_MAX: usize = 1_000;
+pub const BOOTSTRAP_BYTES_MAX: usize = 1_000;
 /// Addresses in a bootstrap record. A joining process tries each of them, which takes time.
-pub const CARD_ADDRESSES_MAX: usize = 8;
+pub const BOOTSTRAP_ADDRESSES_MAX: usize = 8;
 /// Bytes of a PMI-1 line: the longest value, key and name, with room for the separators.
 pub const PMI_LINE_BYTES_MAX: usize = 4 << 10;
 /// Default time within which all processes of a launch must register.
@@ -314,7 +314,7 @@ pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 pub const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a control frame's body before the peer is authenticated by the job's token. The largest
 /// handshake message is under 512 bytes, later versions may grow.
-pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;
+pub const UNAUTHENTICATED_BYTES_MAX: usize = 4 << 10;
 /// Bytes queued for a control peer that does not read: two of the largest messages. Past this the
 /// connection is closed, so that memory does not grow.
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
@@ -414,7 +414,7 @@ pub const VERBS_READ_BYTES: usize = VERBS_CHAIN_BYTES + 4096;
 /// and each further READ costs a request and an answer. Devices support far larger messages.
 pub const VERBS_SCATTER_BYTES: usize = 1 << 20;
 /// Registered bytes of each pulling pair that its READs write: four of the longest.
-pub const VERBS_LANDING_BYTES: usize = 4 * VERBS_READ_BYTES;
+pub const VERBS_STAGING_BYTES: usize = 4 * VERBS_READ_BYTES;
 /// Registered bytes for a server's copies of what it posts to a client, until the device completes
 /// them: the bytes in flight on 100 Gbit/s in 20 us.
 pub const VERBS_SEND_BYTES: usize = 256 << 10;

@@ -3,7 +3,7 @@
 
 use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::{inbox_bytes, mailbox_bytes};
-use crate::limits::{VERBS_LANDING_BYTES, VERBS_PUSH_BYTES, VERBS_REGIONS_MAX, VERBS_SEND_BYTES};
+use crate::limits::{VERBS_PUSH_BYTES, VERBS_REGIONS_MAX, VERBS_SEND_BYTES, VERBS_STAGING_BYTES};
 
 /// Bytes before the copies of writes of a lane's end over verbs: old values of its atomics.
 pub const VERBS_COPIES_AT: usize = 64;
@@ -40,7 +40,7 @@ impl LaneEnd {
             completion_queues: 2,
             regions: 2 + pulls,
             windows: 0,
-            pinned_bytes: mailbox_bytes(ring_bytes) + copies + pulls * VERBS_LANDING_BYTES,
+            pinned_bytes: mailbox_bytes(ring_bytes) + copies + pulls * VERBS_STAGING_BYTES,
         }
     }
 

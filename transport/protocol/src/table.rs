@@ -210,7 +210,7 @@ pub enum Shape {
 /// Memory layout of a dense table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DenseLayout {
-    /// A `{ver, chk}` header on each row: for random rows by index.
+    /// A `{ver, checksum}` header on each row: for random rows by index.
     Rows,
     /// Contiguous payload in blocks, with separate version words: for ranges.
     Blocks {

@@ -138,7 +138,7 @@ fn former() -> Result<(usize, usize), LivenessError> {
             &raw mut list.1,
         )
     };
-    told("get_robust_list", done).map(|()| list)
+    check("get_robust_list", done).map(|()| list)
 }
 
 /// Sets `list` as the calling thread's robust list: one that [`former`] returned, or a complete one that
@@ -149,10 +149,10 @@ fn set_list((head, bytes): (usize, usize)) -> Result<(), LivenessError> {
     // contain the thread's id. The list is the C library's, or that of a `Liveness`, with memory that is
     // mapped as long as it is set (invariant).
     let done = unsafe { libc::syscall(libc::SYS_set_robust_list, head, bytes) };
-    told("set_robust_list", done)
+    check("set_robust_list", done)
 }
 
-fn told(call: &'static str, done: libc::c_long) -> Result<(), LivenessError> {
+fn check(call: &'static str, done: libc::c_long) -> Result<(), LivenessError> {
     match done {
         0 => Ok(()),
         _ => Err(LivenessError::Os {
@@ -186,7 +186,7 @@ impl LivenessView {
     /// A window of the complete memory.
     #[inline]
     pub fn memory(&self) -> Words<'_> {
-        self.region.whole()
+        self.region.all_words()
     }
 
     /// Whether the applier has ended. Cost: a load.

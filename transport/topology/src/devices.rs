@@ -285,7 +285,7 @@ pub(super) fn rdmas(root: &Root, nets: &[NetDevice], gids_max: usize) -> Vec<Rdm
         let numbers = numbers.filter_map(|name| name.parse().ok());
         let ports: Vec<RdmaPort> = numbers
             .take(RDMA_PORTS_MAX)
-            .map(|number| port(root, &at, number, (nets, gids_max)))
+            .map(|number| port(root, &at, number, nets, gids_max))
             .collect();
         let (mut node, mut cpus) = place(root, &format!("{at}/device"));
         if node.is_none() && !root.exists(format!("{at}/device")) {
@@ -330,12 +330,7 @@ fn denied(root: &Root, uverbs: Option<&str>) -> Option<String> {
     may.err().map(|error| format!("/{file}: {error}"))
 }
 
-fn port(
-    root: &Root,
-    device: &str,
-    number: u32,
-    (nets, gids_max): (&[NetDevice], usize),
-) -> RdmaPort {
+fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice], gids_max: usize) -> RdmaPort {
     let at = PathBuf::from(format!("{device}/ports/{number}"));
     // States are written `4: ACTIVE`.
     let word = |file: &str| {

@@ -41,8 +41,8 @@ pub fn host_id() -> io::Result<String> {
 }
 
 /// Whether a peer's [`host_id`] is this host's.
-pub fn is_here(told: &str) -> bool {
-    !told.is_empty() && host_id().is_ok_and(|here| here == told)
+pub fn is_here(id: &str) -> bool {
+    !id.is_empty() && host_id().is_ok_and(|here| here == id)
 }
 
 /// Name of this host, for messages; `localhost` if it has none.
@@ -107,9 +107,9 @@ mod tests {
         let mut none = before;
         none.current = Some(0);
         setrlimit(Resource::Nofile, none).unwrap();
-        let told = host_id();
+        let id = host_id();
         setrlimit(Resource::Nofile, before).unwrap();
-        let error = told.unwrap_err().to_string();
+        let error = id.unwrap_err().to_string();
         for part in [BOOT_ID, "os error 24", "ulimit -n", "which is 0"] {
             assert!(error.contains(part), "\"{part}\" is not in: {error}");
         }

@@ -206,12 +206,12 @@ impl Topology {
             ports.any(|port| port.state == PortState::Active && port.link != LinkLayer::Unknown)
         };
         let rdmas = self.rdmas.iter().filter(active);
-        let mut cards: Vec<_> = rdmas.map(|rdma| (&rdma.name, rdma.node)).collect();
-        if cards.is_empty() {
+        let mut nics: Vec<_> = rdmas.map(|rdma| (&rdma.name, rdma.node)).collect();
+        if nics.is_empty() {
             let nets = self.nets.iter().filter(|net| net.up && net.hardware);
-            cards = nets.map(|net| (&net.name, net.node)).collect();
+            nics = nets.map(|net| (&net.name, net.node)).collect();
         }
-        match cards[..] {
+        match nics[..] {
             [] => near(None, None, NearWhy::Unknown),
             [(name, node)] => near(Some(name), node, NearWhy::OnlyOne),
             [(_, node), ref others @ ..] if others.iter().all(|(_, other)| *other == node) => {
@@ -309,10 +309,10 @@ impl fmt::Display for NearWhy {
         match self {
             Self::Named => f.write_str("as named"),
             Self::HasAddress(address) => write!(f, "it has the address {address}"),
-            Self::OnlyOne => f.write_str("every card that is up lies there"),
+            Self::OnlyOne => f.write_str("every NIC that is up lies there"),
             Self::Loopback => f.write_str("only this host is served"),
             Self::Several => {
-                f.write_str("cards that are up lie on several nodes; name one by --nic")
+                f.write_str("NICs that are up lie on several nodes; name one by --nic")
             }
             Self::Unknown => f.write_str("none is known to have the address listened on"),
         }
@@ -322,7 +322,7 @@ impl fmt::Display for NearWhy {
 impl fmt::Display for CoresWhy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NearNic => "nearest to the network card, one of each core first",
+            Self::NearNic => "nearest to the NIC, one of each core first",
             Self::InOrder => "in order, one of each core first",
             Self::TooFew => "more appliers than processors: no thread is pinned",
             Self::Unknown => "it is not known which processors there are: no thread is pinned",
@@ -334,7 +334,7 @@ impl fmt::Display for NodeWhy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const FIRST: &str = "where it is touched first, because";
         match self {
-            Self::OfNic => f.write_str("the network card is attached to it"),
+            Self::OfNic => f.write_str("the NIC is attached to it"),
             Self::OfAppliers => f.write_str("all appliers of the server are on it"),
             Self::OnlyOne => f.write_str("there is one node"),
             Self::Spread => write!(f, "{FIRST} appliers are apart"),

@@ -81,7 +81,7 @@ impl Engine {
             for completion in &self.batch[..got] {
                 match completion.wr_id {
                     RECEIVE => self.sender.heard(completion)?,
-                    _ => self.pulls.landed(completion, &mut caller)?,
+                    _ => self.pulls.arrived(completion, &mut caller)?,
                 }
             }
             any |= got > 0;
@@ -233,7 +233,9 @@ impl Live {
         };
         let signal = |sender: &mut Sender| match count {
             None => sender.signal(request, to, bytes),
-            Some(count) => sender.signal_count(request, to, bytes, count),
+            Some((counted, counter, add)) => {
+                sender.signal_count(request, to, bytes, counted, counter, add)
+            }
         };
         if !signal(&mut self.engine.sender)? {
             self.engine.sender.stalled();
@@ -377,10 +379,10 @@ impl ClientLane for VerbsClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
+        unpacker.restart();
         self.read(ops, into, deadline)
     }
 
@@ -403,7 +405,7 @@ impl ClientLane for VerbsClientLane {
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Unpack>,
+        _unpacker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         Ok(None)
@@ -507,7 +509,7 @@ fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<()
     if ops.iter().all(fits) {
         return Ok(());
     }
-    let what = "a read that does not fit its landing";
+    let what = "a read that does not fit its destination";
     Err(LaneError::Usage { op, what })
 }
 

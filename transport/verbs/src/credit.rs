@@ -6,14 +6,14 @@
 //! receives left. Each end counts:
 //!
 //! - `sent`: its signals so far;
-//! - `told`: receives that the other end has announced as posted again so far. Every signal carries
+//! - `granted`: receives that the other end has announced as posted again so far. Every signal carries
 //!   this count of its sender as its immediate data, so credit needs no message of its own;
 //! - `reposted`: receives that it has posted again itself, and how many of them it has `announced`.
 //!
 //! **No signal lacks a receive.** Of the peer's `window` receives, `sent - reposted(peer)` are taken by
 //! signals that arrived or are in flight. The peer announces only receives that it has posted already.
-//! So `told <= reposted(peer)`, and `sent - told` is no less than the number taken. An end signals only
-//! while `sent - told < window`.
+//! So `granted <= reposted(peer)`, and `sent - granted` is no less than the number taken. An end signals only
+//! while `sent - granted < window`.
 //!
 //! **Credit returns.** An end may have handled signals and have none of its own to send. It returns
 //! credit by an empty signal as soon as half its receives are unannounced. That signal takes a receive
@@ -49,7 +49,7 @@ const RESERVE: u32 = 1;
 pub(super) struct Credits {
     window: u32,
     sent: u32,
-    told: u32,
+    granted: u32,
     receives: u32,
     reposted: u32,
     announced: u32,
@@ -66,7 +66,7 @@ impl Credits {
         Self {
             window: window as u32,
             sent: 0,
-            told: 0,
+            granted: 0,
             receives: receives as u32,
             reposted: 0,
             announced: 0,
@@ -75,7 +75,7 @@ impl Credits {
     }
 
     const fn out(&self) -> u32 {
-        self.sent.wrapping_sub(self.told)
+        self.sent.wrapping_sub(self.granted)
     }
 
     /// Whether there is credit for a signal.
@@ -85,7 +85,7 @@ impl Credits {
 
     /// Whether so many receives are unannounced that the next signal should carry the count: half as
     /// many as make an empty one due.
-    pub(super) const fn is_worth_telling(&self) -> bool {
+    pub(super) const fn is_worth_announcing(&self) -> bool {
         self.reposted.wrapping_sub(self.announced) >= self.receives / 4
     }
 
@@ -126,10 +126,10 @@ impl Credits {
     /// # Errors
     /// [`Overdrawn`]: no correct peer sends that.
     pub(super) const fn hear(&mut self, immediate: u32) -> Result<(), Overdrawn> {
-        if immediate.wrapping_sub(self.told) > self.out() {
+        if immediate.wrapping_sub(self.granted) > self.out() {
             return Err(Overdrawn);
         }
-        self.told = immediate;
+        self.granted = immediate;
         Ok(())
     }
 }
@@ -338,7 +338,7 @@ mod tests {
     fn counts_wrap() {
         let mut credits = Credits {
             sent: u32::MAX,
-            told: u32::MAX,
+            granted: u32::MAX,
             reposted: u32::MAX,
             announced: u32::MAX,
             ..Credits::new(8, 8)

@@ -233,7 +233,7 @@ impl Device {
         }
     }
 
-    /// Marks the device as failed: adapters of it are shared no more, and the next lane opens it again. It is
+    /// Marks the device as failed: ports of it are shared no more, and the next lane opens it again. It is
     /// closed when the last object made with it is gone.
     pub fn retire(&self) {
         // A flag alone: no data goes with it, and a lane that is made meanwhile breaks and is made again.
@@ -391,17 +391,17 @@ mod tests {
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn fatal_event_alone_retires_the_device() {
-        use super::super::Adapter;
+        use super::super::OpenPort;
         let here = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-        let adapter = Adapter::for_address(here, None).unwrap();
-        let device = adapter.device();
+        let open_port = OpenPort::for_address(here, None).unwrap();
+        let device = open_port.device();
         for number in (0..20).filter(|&number| number != 8) {
             device.note(&DeviceEvent::new(device.name(), number, 1));
         }
-        let shared = Adapter::for_address(here, None).unwrap();
-        assert!(Arc::ptr_eq(&shared, &adapter), "no other event is fatal");
+        let shared = OpenPort::for_address(here, None).unwrap();
+        assert!(Arc::ptr_eq(&shared, &open_port), "no other event is fatal");
         device.note(&DeviceEvent::new(device.name(), 8, 0));
-        let again = Adapter::for_address(here, None).unwrap();
+        let again = OpenPort::for_address(here, None).unwrap();
         assert_eq!(again.device().name(), device.name());
         assert!(!Arc::ptr_eq(again.device(), device), "it was opened again");
         assert!(!again.device().has_failed());

@@ -1,17 +1,17 @@
-//! An adapter's registrations of a process's memory, made once: a server's registered ranges with the
+//! A port's registrations of a process's memory, made once: a server's registered ranges with the
 //! directory of their keys, and a client's protection domain.
 //!
-//! A server has one [`Domain`] for each adapter and tenant: queue pairs of one tenant cannot reach
+//! A server has one [`Domain`] for each port and tenant: queue pairs of one tenant cannot reach
 //! regions of another, whatever keys they guess. Ranges stay registered as long as the domain lives: a
 //! READ of a deregistered range would break its reader's lane.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::adapter::Adapter;
 use super::device::Device;
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::open_port::OpenPort;
 use super::path::PairSettings;
 use super::reaper::Reaper;
 use super::scatter::Buffers;
@@ -34,10 +34,10 @@ const REGISTER_THREADS_MAX: usize = 8;
 
 const _: () = assert!(VERBS_DIRECTORY_CELL_BYTES == KEY_CELL_BYTES as u64);
 
-/// A server's registrations with one adapter, for one tenant.
+/// A server's registrations with the device of one port, for one tenant.
 #[derive(Debug)]
 pub struct Domain {
-    adapter: Arc<Adapter>,
+    open_port: Arc<OpenPort>,
     pd: Arc<ProtectionDomain>,
     registered: Mutex<Vec<Arc<MemoryRegion>>>,
     cells: Arc<Region>,
@@ -55,29 +55,29 @@ impl Domain {
     /// # Errors
     /// [`VerbsError`]: memory is limited, or the device does not support so many regions.
     pub fn new(
-        adapter: &Arc<Adapter>,
+        open_port: &Arc<OpenPort>,
         exports: &Arc<RegionTable>,
         settings: impl Into<PairSettings>,
     ) -> Result<Arc<Self>, VerbsError> {
-        let windows = adapter.device().limits().windows;
-        Self::with_windows(adapter, exports, settings, windows)
+        let windows = open_port.device().limits().windows;
+        Self::with_windows(open_port, exports, settings, windows)
     }
 
     /// Creates the domain with or without memory windows.
     pub(super) fn with_windows(
-        adapter: &Arc<Adapter>,
+        open_port: &Arc<OpenPort>,
         exports: &Arc<RegionTable>,
         settings: impl Into<PairSettings>,
         windows: bool,
     ) -> Result<Arc<Self>, VerbsError> {
-        let device = adapter.device();
+        let device = open_port.device();
         let pd = ProtectionDomain::new(device)?;
         let random = |_| device.failed("getrandom", rustix::io::Errno::IO);
         let salt = getrandom::u64().map_err(random)?;
         let bytes = VERBS_REGIONS_MAX * KEY_CELL_BYTES;
         let (cells, directory) = memory(&pd, bytes, Access::REMOTE_READ)?;
         let domain = Arc::new(Self {
-            adapter: Arc::clone(adapter),
+            open_port: Arc::clone(open_port),
             pd,
             registered: Mutex::default(),
             cells,
@@ -92,9 +92,9 @@ impl Domain {
         Ok(domain)
     }
 
-    /// Returns the adapter of the domain.
-    pub const fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
+    /// Returns the port of the domain.
+    pub const fn open_port(&self) -> &Arc<OpenPort> {
+        &self.open_port
     }
 
     pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {
@@ -332,10 +332,10 @@ fn chunks(entries: &[(u32, RegionKey, RegisteredRegion)], most: u64) -> Vec<Chun
     all
 }
 
-/// A client's registrations with one adapter: one for all its lanes there.
+/// A client's registrations with one port: one for all its lanes there.
 #[derive(Debug)]
 pub struct ClientDomain {
-    adapter: Arc<Adapter>,
+    open_port: Arc<OpenPort>,
     pd: Arc<ProtectionDomain>,
     settings: PairSettings,
     buffers: Buffers,
@@ -347,20 +347,20 @@ impl ClientDomain {
     /// # Errors
     /// [`VerbsError::Call`].
     pub fn new(
-        adapter: &Arc<Adapter>,
+        open_port: &Arc<OpenPort>,
         settings: impl Into<PairSettings>,
     ) -> Result<Arc<Self>, VerbsError> {
         Ok(Arc::new(Self {
             settings: settings.into(),
-            adapter: Arc::clone(adapter),
-            pd: ProtectionDomain::new(adapter.device())?,
+            open_port: Arc::clone(open_port),
+            pd: ProtectionDomain::new(open_port.device())?,
             buffers: Buffers::default(),
         }))
     }
 
-    /// Returns the adapter of the domain.
-    pub const fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
+    /// Returns the port of the domain.
+    pub const fn open_port(&self) -> &Arc<OpenPort> {
+        &self.open_port
     }
 
     /// Registers a program's buffer: from now on the device writes reads of this domain's lanes into

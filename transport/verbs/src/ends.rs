@@ -1,9 +1,9 @@
 //! Addresses and queue pairs that the two ends of a lane exchange, as numbers for the device.
 
-use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::memory::{Access, ProtectionDomain};
 use super::notifier::Queue;
+use super::open_port::OpenPort;
 use super::pair::{Init, PairOptions, Peer, QueuePair};
 use super::path::{PairSettings, Path};
 use super::send::RECEIVE;
@@ -37,19 +37,21 @@ impl Pairs {
     /// else completes in `arrivals`.
     pub(super) fn new(
         pd: &Arc<ProtectionDomain>,
-        adapter: &Arc<Adapter>,
-        (sends, arrivals): (&Queue, &Queue),
+        open_port: &Arc<OpenPort>,
+        sends: &Queue,
+        arrivals: &Queue,
         pulls: usize,
-        (roles, settings): (Roles, &PairSettings),
+        roles: Roles,
+        settings: &PairSettings,
     ) -> Result<Self, VerbsError> {
-        let path = Path::new(adapter, &settings.fabric)?;
+        let path = Path::new(open_port, &settings.fabric)?;
         let options = PairOptions {
             sends: VERBS_SENDS,
             receives: u32::from(VERBS_RECEIVES),
             elements: 1,
             inline_bytes: SIGNAL_BYTES_MAX as u32,
             remote: roles.push,
-            patience: settings.retry,
+            retry: settings.retry,
         };
         let mut push = QueuePair::new(pd, &path, sends.raw(), arrivals.raw(), &options)?;
         push.post_receives(RECEIVE, usize::from(VERBS_RECEIVES))?;
@@ -82,7 +84,7 @@ impl Pairs {
 
     /// This end as the peer receives it.
     pub(super) fn end(&self) -> VerbsEnd {
-        let (path, adapter) = (self.push.path(), self.push.adapter());
+        let (path, open_port) = (self.push.path(), self.push.open_port());
         let port = path.port();
         let pairs = std::iter::once(&self.push).chain(&self.pulls);
         let address = |pair: &QueuePair<Init>| PairAddr {
@@ -100,8 +102,8 @@ impl Pairs {
                 Link::InfiniBand => port.lid,
             },
             mtu: port.mtu,
-            reads: adapter.reads(),
-            reads_out: adapter.reads_out(),
+            reads: open_port.reads(),
+            reads_out: open_port.reads_out(),
             receives: VERBS_RECEIVES,
             pairs: pairs.map(address).collect(),
             pkey: path.settings().pkey.get(),
@@ -130,7 +132,7 @@ impl Pairs {
 /// The other end's pairs, if they can be this end's peers: as many, over the same link layer.
 pub(super) fn peers(path: &Path, theirs: &VerbsEnd, pairs: usize) -> Result<Vec<Peer>, VerbsError> {
     let wrong = |what, value: usize| VerbsError::Peer {
-        device: Arc::clone(path.adapter().device().name()),
+        device: Arc::clone(path.open_port().device().name()),
         what,
         value: value as u64,
     };
@@ -147,7 +149,7 @@ pub(super) fn peers(path: &Path, theirs: &VerbsEnd, pairs: usize) -> Result<Vec<
     let ours = path.settings().pkey;
     if !PKey::new(theirs.pkey).is_some_and(|theirs| ours.reaches(theirs)) {
         return Err(VerbsError::Partition {
-            device: Arc::clone(path.adapter().device().name()),
+            device: Arc::clone(path.open_port().device().name()),
             ours: ours.get(),
             theirs: theirs.pkey,
         });

@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 
-use super::adapter::Adapter;
 use super::error::{Status, VerbsError};
+use super::open_port::OpenPort;
 use tidewater_lanes::fabric::{LaneError, RemoteAddr, TransportKind};
 use tidewater_protocol::ids::RegionKey;
 
@@ -64,10 +64,10 @@ impl From<VerbsError> for LaneFailure {
 impl LaneFailure {
     /// Converts to an error of opening a lane, during which only verbs run.
     #[cold]
-    pub(super) fn into_verbs(self, adapter: &Adapter) -> VerbsError {
+    pub(super) fn into_verbs(self, open_port: &OpenPort) -> VerbsError {
         match self {
             Self::Verbs(e) => e,
-            _ => adapter.device().failed("ibv_post_send", Errno::IO),
+            _ => open_port.device().failed("ibv_post_send", Errno::IO),
         }
     }
 

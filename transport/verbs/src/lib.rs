@@ -13,7 +13,7 @@
 //! | [`sysfs`] | ports and their addresses, from the kernel's files |
 //! | [`device`] | devices and their limits |
 //! | [`events`] | asynchronous events of a device |
-//! | [`adapter`] | the usable ports of this host; one in use |
+//! | [`open_port`] | the usable ports of this host; one in use |
 //! | [`memory`] | protection domains, registered regions, windows |
 //! | [`queue`] | completions, and the descriptor that wakes for them |
 //! | [`mod@pair`] | queue pairs, their states, how they end |
@@ -26,7 +26,7 @@
 //! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
 //! | `scatter` | payload that the device writes into the program's own memory |
 //! | `keys` `lane_failure` | keys of the peer's regions; why a lane breaks |
-//! | [`domain`] | an adapter's registrations of a process's memory |
+//! | [`domain`] | a port's registrations of a process's memory |
 //! | [`path`] | the local port of a lane's pairs, with the user's settings |
 //! | `ends` `offer` [`client_lane`] | the client's end, and how it is set up |
 //! | [`server_lane`] `reaper` | the applier's end; the thread that destroys it |
@@ -43,7 +43,6 @@
 #![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 #![allow(unsafe_code, reason = "libibverbs is a C library")]
 
-pub mod adapter;
 pub mod client_lane;
 pub mod counters;
 mod credit;
@@ -59,6 +58,7 @@ mod lane_failure;
 pub mod memory;
 pub mod notifier;
 mod offer;
+pub mod open_port;
 pub mod pair;
 pub mod path;
 mod plan;
@@ -74,7 +74,6 @@ pub mod server_lane;
 mod stall_detector;
 pub mod sysfs;
 
-pub use adapter::{Adapter, rank_ports};
 pub use client_lane::{PathError, VerbsClientLane};
 pub use counters::Counters;
 pub use device::{Device, DeviceLimits, PortState, devices};
@@ -84,6 +83,7 @@ pub use events::{DeviceEvent, EventWeight};
 pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
 pub use notifier::Notifier;
 pub use offer::LaneOffer;
+pub use open_port::{OpenPort, rank_ports};
 pub use pair::{Init, PairAttributes, PairOptions, Peer, QueuePair, ReadyToSend};
 pub use path::{PairSettings, Path};
 pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
@@ -106,13 +106,15 @@ use tidewater_runtime::sync::Arc;
 /// # Errors
 /// [`VerbsError`], also for a ring that is not a power of two.
 pub fn pair(
-    (domain, applier): (&Arc<Domain>, &Arc<Notifier>),
-    (client, thread): (&Arc<ClientDomain>, &Arc<Notifier>),
+    domain: &Arc<Domain>,
+    applier: &Arc<Notifier>,
+    client: &Arc<ClientDomain>,
+    thread: &Arc<Notifier>,
     pulls: usize,
     ring_bytes: usize,
     salt: u64,
 ) -> Result<(VerbsClientLane, VerbsServerLane, Inbox), VerbsError> {
-    let wrong = |errno| domain.adapter().device().failed("pair", errno);
+    let wrong = |errno| domain.open_port().device().failed("pair", errno);
     let ring = RingGeometry::new(ring_bytes).ok_or(wrong(rustix::io::Errno::INVAL))?;
     let memory = Region::anonymous(inbox_bytes(ring_bytes));
     let memory = memory.map_err(|_| wrong(rustix::io::Errno::NOMEM))?;
@@ -122,7 +124,7 @@ pub fn pair(
     let offer = LaneOffer::new(client, thread, pulls, mailbox_bytes(ring_bytes))?;
     let connect = offer.connect(ApplierId(0), salt);
     let name = "loopback client".to_owned();
-    let (port, told) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;
-    let lane = offer.open(&told, "loopback server".to_owned())?;
+    let (port, connected) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;
+    let lane = offer.open(&connected, "loopback server".to_owned())?;
     Ok((lane, port, inbox))
 }

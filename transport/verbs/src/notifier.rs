@@ -19,8 +19,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use super::adapter::Adapter;
 use super::error::VerbsError;
+use super::open_port::OpenPort;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
 use tidewater_lanes::fabric::Parker;
 use tidewater_lanes::wake::{Arm, Arms, Reactor};
@@ -34,7 +34,7 @@ use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 /// Its thread arms and sleeps; other threads only open and close lanes for it.
 #[derive(Debug)]
 pub struct Notifier {
-    adapter: Arc<Adapter>,
+    open_port: Arc<OpenPort>,
     channel: Arc<CompletionChannel>,
     /// Whether its thread never sleeps.
     awake: bool,
@@ -89,16 +89,16 @@ pub(super) struct Queue {
 
 impl Notifier {
     /// Returns the channel of the thread that sleeps on `watch` and arms `arms`: the thread's existing
-    /// one for this adapter, or a new one, which it keeps.
+    /// one for this port, or a new one, which it keeps.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when there are no descriptors left.
     pub fn new(
-        adapter: &Arc<Adapter>,
+        open_port: &Arc<OpenPort>,
         watch: &Reactor,
         arms: &Arms,
     ) -> Result<Arc<Self>, VerbsError> {
-        Self::with_vector(adapter, watch, arms, 0)
+        Self::with_vector(open_port, watch, arms, 0)
     }
 
     /// As [`Self::new`]; the queues of a new channel use completion vector `vector`, modulo those of the
@@ -107,26 +107,26 @@ impl Notifier {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_vector(
-        adapter: &Arc<Adapter>,
+        open_port: &Arc<OpenPort>,
         watch: &Reactor,
         arms: &Arms,
         vector: usize,
     ) -> Result<Arc<Self>, VerbsError> {
-        if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.adapter, adapter)) {
+        if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.open_port, open_port)) {
             return Ok(shared);
         }
         // Those of failed devices would keep them open.
-        while let Some(failed) = arms.find(|n: &Self| n.adapter.device().has_failed()) {
+        while let Some(failed) = arms.find(|n: &Self| n.open_port.device().has_failed()) {
             arms.remove(&(failed as Arc<dyn Arm>));
         }
-        let device = adapter.device();
+        let device = open_port.device();
         let channel = CompletionChannel::new(device)?;
         watch.add(&*channel, false).map_err(|e| {
             let errno = rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO);
             device.failed("epoll_ctl of a completion channel", errno)
         })?;
         let notifier = Arc::new(Self {
-            adapter: Arc::clone(adapter),
+            open_port: Arc::clone(open_port),
             channel,
             awake: watch.is_awake(),
             vector,
@@ -136,9 +136,9 @@ impl Notifier {
         Ok(notifier)
     }
 
-    /// Returns the adapter of its queues.
-    pub const fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
+    /// Returns the port of its queues.
+    pub const fn open_port(&self) -> &Arc<OpenPort> {
+        &self.open_port
     }
 
     /// Whether its thread never sleeps: memory that it polls needs no completion.
@@ -154,7 +154,7 @@ impl Notifier {
         wakes: bool,
     ) -> Result<Queue, VerbsError> {
         let token = self.sources().reserve();
-        let (device, channel) = (self.adapter.device(), Some((&self.channel, token)));
+        let (device, channel) = (self.open_port.device(), Some((&self.channel, token)));
         let queue = CompletionQueue::with_vector(device, capacity, channel, self.vector);
         let source = queue.map(|queue| {
             Arc::new(Source {

@@ -10,7 +10,7 @@ use super::error::VerbsError;
 use super::keys::Keys;
 use super::memory::{Access, MemoryRegion, Target};
 use super::notifier::{Notifier, Queue, Waiter};
-use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
+use super::pull::{Pulls, READ_ELEMENTS, StagingMemory};
 use super::queue::Completion;
 use super::send::{Copies, Sender, memory};
 use tidewater_lanes::fabric::{Mailbox, SPIN};
@@ -35,7 +35,7 @@ pub struct LaneOffer {
     sends: Queue,
     arrivals: Queue,
     copies: Copies,
-    landings: Vec<LandingMemory>,
+    staging: Vec<StagingMemory>,
     registered: Arc<MemoryRegion>,
     mailbox: Mailbox,
     domain: Arc<ClientDomain>,
@@ -57,26 +57,33 @@ impl LaneOffer {
         let pulls = pulls.clamp(1, VERBS_PAIRS_MAX - 1);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
-        let queues = (&sends, &arrivals);
-        let (pd, adapter) = (domain.pd(), domain.adapter());
-        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.settings()))?;
+        let (pd, open_port) = (domain.pd(), domain.open_port());
+        let pairs = Pairs::new(
+            pd,
+            open_port,
+            &sends,
+            &arrivals,
+            pulls,
+            ROLES,
+            domain.settings(),
+        )?;
         // A client trusts its server. Order is strict, because records and words of the mailbox
         // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (region, registered) = memory(pd, mailbox_bytes, access)?;
-        let whole = |_| adapter.device().failed("mmap", rustix::io::Errno::NOMEM);
+        let unmapped = |_| open_port.device().failed("mmap", rustix::io::Errno::NOMEM);
         Ok(Self {
             pairs,
             sends,
             arrivals,
             copies: Copies::new(pd, VERBS_PUSH_BYTES)?,
-            landings: (0..pulls)
-                .map(|_| LandingMemory::new(pd))
+            staging: (0..pulls)
+                .map(|_| StagingMemory::new(pd))
                 .collect::<Result<_, _>>()?,
             registered,
-            mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(whole)?,
+            mailbox: Mailbox::new(region, 0, mailbox_bytes).map_err(unmapped)?,
             domain: Arc::clone(domain),
-            atomics: adapter.device().limits().atomics,
+            atomics: open_port.device().limits().atomics,
         })
     }
 
@@ -106,50 +113,57 @@ impl LaneOffer {
     ///
     /// # Errors
     /// [`VerbsError`]: the answer has impossible values, or there is no route to the server.
-    pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
-        let adapter = self.domain.adapter();
+    pub fn open(
+        self,
+        connected: &VerbsConnected,
+        peer: String,
+    ) -> Result<VerbsClientLane, VerbsError> {
+        let open_port = self.domain.open_port();
         let mut peers = peers(
             self.pairs.push.path(),
-            &told.end,
+            &connected.end,
             1 + self.pairs.pulls.len(),
         )?
         .into_iter();
         // The server has them in use by now.
-        if told.end.ece.is_some() && !self.pairs.set_ece(told.end.ece)? {
-            return Err(adapter
+        if connected.end.ece.is_some() && !self.pairs.set_ece(connected.end.ece)? {
+            return Err(open_port
                 .device()
                 .failed("ibv_set_ece", rustix::io::Errno::INVAL));
         }
         let mut next = || {
-            let none = || adapter.device().failed("pair", rustix::io::Errno::INVAL);
+            let none = || open_port.device().failed("pair", rustix::io::Errno::INVAL);
             peers.next().ok_or_else(none)
         };
         let push = self.pairs.push.connect(&next()?)?;
-        let mut pulls = Vec::with_capacity(self.landings.len());
-        for (pair, landing) in self.pairs.pulls.into_iter().zip(self.landings) {
-            pulls.push((pair.connect(&next()?)?, landing));
+        let mut pulls = Vec::with_capacity(self.staging.len());
+        for (pair, staging) in self.pairs.pulls.into_iter().zip(self.staging) {
+            pulls.push((pair.connect(&next()?)?, staging));
         }
         // On one core a spinning thread keeps the peer from answering.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if cores > 1 { SPIN } else { Duration::ZERO };
         let waiter = Waiter::new(&self.arrivals, &self.sends, spin);
-        let credits = Credits::new(told.end.receives, VERBS_RECEIVES);
+        let credits = Credits::new(connected.end.receives, VERBS_RECEIVES);
         let mut sender = Sender::new(push, self.sends, self.copies, credits);
-        if told.tails == VerbsTails::Polled {
+        if connected.tails == VerbsTails::Polled {
             sender.set_polled();
         }
-        sender.greet().map_err(|fault| fault.into_verbs(adapter))?;
+        sender
+            .greet()
+            .map_err(|fault| fault.into_verbs(open_port))?;
         let directory = Target {
-            rkey: told.directory.key.0,
-            address: told.directory.address,
+            rkey: connected.directory.key.0,
+            address: connected.directory.address,
         };
-        let cells = (told.directory.len / KEY_CELL_BYTES as u64).min(u64::from(u32::MAX)) as u32;
-        let inbox_rkey = told.inbox.key.0;
+        let cells =
+            (connected.directory.len / KEY_CELL_BYTES as u64).min(u64::from(u32::MAX)) as u32;
+        let inbox_rkey = connected.inbox.key.0;
         let engine = Engine {
             sender,
-            pulls: Pulls::new(pulls, adapter.device().limits()),
+            pulls: Pulls::new(pulls, open_port.device().limits()),
             arrivals: self.arrivals,
-            keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
+            keys: Keys::new(inbox_rkey, directory, cells, connected.directory_salt),
             batch: [Completion::EMPTY; BATCH],
             probe_at: None,
         };
@@ -163,7 +177,7 @@ impl LaneOffer {
             self.mailbox,
             Box::new(live),
             self.domain,
-            self.atomics && told.atomics,
+            self.atomics && connected.atomics,
         ))
     }
 }

@@ -14,11 +14,11 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::io::Errno;
 
-use super::adapter::Adapter;
 use super::device::mtu_number;
 use super::error::{VerbsError, remedy};
 use super::ffi::{self, bits, ibv_wr_opcode};
 use super::memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain};
+use super::open_port::OpenPort;
 use super::path::Path;
 use super::queue::CompletionQueue;
 use super::retry::RetryTimeout;
@@ -55,7 +55,7 @@ pub struct PairOptions {
     /// Access of the peer through this pair, to regions that allow it too.
     pub remote: Access,
     /// Retry timeout towards a silent peer.
-    pub patience: RetryTimeout,
+    pub retry: RetryTimeout,
 }
 
 /// Attributes that a device has for a connected pair.
@@ -145,8 +145,8 @@ impl QueuePair<Init> {
     ) -> Result<Self, VerbsError> {
         let device = pd.device();
         // A provider would take another device's object for its own.
-        let adapter = path.adapter();
-        let all = [adapter.device(), sends.device(), receives.device()];
+        let open_port = path.open_port();
+        let all = [open_port.device(), sends.device(), receives.device()];
         if !all.iter().all(|d| Arc::ptr_eq(d, device)) {
             return Err(device.failed("ibv_create_qp", Errno::XDEV));
         }
@@ -191,7 +191,7 @@ impl QueuePair<Init> {
         };
         let mut init = ffi::empty_attributes();
         init.qp_state = bits::STATE_INIT;
-        init.port_num = adapter.port();
+        init.port_num = open_port.port();
         init.pkey_index = path.settings().pkey_index;
         init.qp_access_flags = options.remote.bits();
         inner.modify(&mut init, bits::TO_INIT, "ibv_modify_qp to INIT")?;
@@ -219,9 +219,9 @@ impl QueuePair<Init> {
         answer.dest_qp_num = peer.qpn;
         answer.rq_psn = peer.psn;
         answer.max_dest_rd_atomic = limits.reads.min(peer.reads_out);
-        answer.min_rnr_timer = inner.options.patience.rnr_timer;
+        answer.min_rnr_timer = inner.options.retry.rnr_timer;
         let path = &inner.path;
-        answer.ah_attr.port_num = path.adapter().port();
+        answer.ah_attr.port_num = path.open_port().port();
         let from = (path.gid(), path.gid_index());
         route(
             &mut answer.ah_attr,
@@ -235,9 +235,9 @@ impl QueuePair<Init> {
         send.qp_state = bits::STATE_RTS;
         send.sq_psn = inner.psn;
         send.max_rd_atomic = limits.reads_out.min(peer.reads);
-        send.timeout = inner.options.patience.timeout;
-        send.retry_cnt = inner.options.patience.retries;
-        send.rnr_retry = inner.options.patience.rnr_retries;
+        send.timeout = inner.options.retry.timeout;
+        send.retry_cnt = inner.options.retry.retries;
+        send.rnr_retry = inner.options.retry.rnr_retries;
         inner.modify(&mut send, bits::TO_RTS, "ibv_modify_qp to RTS")?;
         Ok(QueuePair {
             inner,
@@ -348,9 +348,9 @@ impl<S> QueuePair<S> {
         &self.inner.options
     }
 
-    /// Returns the adapter of the pair.
-    pub const fn adapter(&self) -> &Arc<Adapter> {
-        self.inner.path.adapter()
+    /// Returns the port of the pair.
+    pub const fn open_port(&self) -> &Arc<OpenPort> {
+        self.inner.path.open_port()
     }
 
     /// Returns the path of the pair.

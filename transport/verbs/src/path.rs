@@ -4,9 +4,9 @@
 //! addresses. Regions and queues of the device stay valid. So the port is read for each lane: a lane that
 //! breaks at such a change is rebuilt with the new values.
 
-use super::adapter::Adapter;
 use super::device::PortState;
 use super::error::VerbsError;
+use super::open_port::OpenPort;
 use super::retry::RetryTimeout;
 use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
 use std::path::Path as FilePath;
@@ -41,10 +41,10 @@ impl From<RetryTimeout> for PairSettings {
     }
 }
 
-/// An adapter's port with its addresses and settings, read once for the queue pairs of a lane.
+/// A port with its addresses and settings, read once for the queue pairs of a lane.
 #[derive(Debug, Clone)]
 pub struct Path {
-    adapter: Arc<Adapter>,
+    open_port: Arc<OpenPort>,
     state: PortState,
     gid: Gid,
     gid_index: u8,
@@ -58,13 +58,15 @@ impl Path {
     /// # Errors
     /// [`VerbsError::PortGid`] when the port has lost its address, [`VerbsError::PKey`] when it is not in the
     /// partition, [`VerbsError::Call`].
-    pub fn new(adapter: &Arc<Adapter>, fabric: &FabricSettings) -> Result<Self, VerbsError> {
-        let (device, port) = (adapter.device(), adapter.port());
+    pub fn new(open_port: &Arc<OpenPort>, fabric: &FabricSettings) -> Result<Self, VerbsError> {
+        let (device, port) = (open_port.device(), open_port.port());
         let state = device.port(port)?;
-        let known = (adapter.gid_index(), adapter.gid());
+        let known = (open_port.gid_index(), open_port.gid());
         let gid = find_gid(
             &Sysfs::host(),
-            (device.name(), port, state.link),
+            device.name(),
+            port,
+            state.link,
             fabric.gid_index,
             known,
         )?;
@@ -75,16 +77,16 @@ impl Path {
         let root = Root::new(FilePath::new("/"));
         Ok(Self {
             settings: fabric.on_port(&root, device.name(), port.into(), link)?,
-            adapter: Arc::clone(adapter),
+            open_port: Arc::clone(open_port),
             state,
             gid: gid.gid,
             gid_index: gid.index,
         })
     }
 
-    /// Returns the adapter of the path.
-    pub const fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
+    /// Returns the port of the path.
+    pub const fn open_port(&self) -> &Arc<OpenPort> {
+        &self.open_port
     }
 
     /// Returns the state of the port.
@@ -108,12 +110,14 @@ impl Path {
     }
 }
 
-/// Finds the GID of a port: the one that the user set; else on Ethernet the adapter's address, which may have
-/// another index by now; else on InfiniBand the entry of the adapter's index, which has a new subnet prefix if
-/// the subnet manager has changed it. `known` is the adapter's index and address.
+/// Finds the GID of a port: the one that the user set; else on Ethernet the port's address, which may have
+/// another index by now; else on InfiniBand the entry of the port's index, which has a new subnet prefix if
+/// the subnet manager has changed it. `known` is the port's index and address.
 fn find_gid(
     sysfs: &Sysfs,
-    (device, port, link): (&str, u8, Link),
+    device: &str,
+    port: u8,
+    link: Link,
     set: Option<GidIndex>,
     known: (u8, Gid),
 ) -> Result<GidEntry, VerbsError> {
@@ -162,10 +166,16 @@ mod tests {
     #[test]
     fn moved_address_is_found_at_its_new_index() {
         let tree = Tree::new();
-        let port = ("mlx5_0", 1, Link::Ethernet);
         let find = |set: Option<&str>| {
             let set = set.map(|n| n.parse().unwrap());
-            find_gid(&tree.sysfs(), port, set, (1, address()))
+            find_gid(
+                &tree.sysfs(),
+                "mlx5_0",
+                1,
+                Link::Ethernet,
+                set,
+                (1, address()),
+            )
         };
         tree.gid("mlx5_0", 1, 0, NATIVE, "IB/RoCE v1", "eth0");
         tree.gid("mlx5_0", 1, 1, ADDRESS, "RoCE v2", "eth0");
@@ -203,8 +213,8 @@ mod tests {
         let moved = "fec0:0000:0000:0001:0202:03ff:fe04:0506";
         tree.gid("mlx5_0", 1, 0, moved, "IB/RoCE v1", "");
         let before = Gid::of("fe80::202:3ff:fe04:506".parse().unwrap());
-        let port = ("mlx5_0", 1, Link::InfiniBand);
-        let now = find_gid(&tree.sysfs(), port, None, (0, before)).unwrap();
+        let (sysfs, link) = (tree.sysfs(), Link::InfiniBand);
+        let now = find_gid(&sysfs, "mlx5_0", 1, link, None, (0, before)).unwrap();
         assert_eq!(
             now.gid,
             Gid::of("fec0::1:202:3ff:fe04:506".parse().unwrap())

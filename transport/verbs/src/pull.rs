@@ -26,7 +26,7 @@ use super::send_batch::{Flags, SendBatch};
 use super::stall_detector::StallDetector;
 use tidewater_lanes::fabric::{ReadBatch, ReadDest, ReadOp};
 use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
-use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
+use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS, VERBS_STAGING_BYTES};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
@@ -41,21 +41,21 @@ const BATCHES: usize = 64;
 
 /// Registered memory of one pair, which its reads write.
 #[derive(Debug)]
-pub(super) struct LandingMemory {
+pub(super) struct StagingMemory {
     registered: Arc<MemoryRegion>,
     region: Arc<Region>,
     space: RingAllocator,
 }
 
-impl LandingMemory {
+impl StagingMemory {
     /// Allocates and registers the memory.
     pub(super) fn new(pd: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
         let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
-        let (region, registered) = memory(pd, VERBS_LANDING_BYTES, access)?;
+        let (region, registered) = memory(pd, VERBS_STAGING_BYTES, access)?;
         Ok(Self {
             registered,
             region,
-            space: RingAllocator::new(VERBS_LANDING_BYTES),
+            space: RingAllocator::new(VERBS_STAGING_BYTES),
         })
     }
 }
@@ -148,9 +148,9 @@ struct Posted {
 struct Puller {
     pair: QueuePair<ReadyToSend>,
     chain: SendBatch,
-    flight: InFlight<Piece>,
-    silence: StallDetector,
-    landing: LandingMemory,
+    in_flight: InFlight<Piece>,
+    stall: StallDetector,
+    staging: StagingMemory,
 }
 
 /// All pulling pairs of a lane.
@@ -175,15 +175,15 @@ pub(super) struct Pulls {
 impl Pulls {
     /// Takes connected pairs, each with its memory, and the limits of their device.
     pub(super) fn new(
-        pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, LandingMemory)>,
+        pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, StagingMemory)>,
         limits: &DeviceLimits,
     ) -> Self {
-        let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
+        let puller = |(pair, staging): (QueuePair<ReadyToSend>, _)| Puller {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
-            flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
-            silence: StallDetector::new(pair.granted().patience),
+            in_flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
+            stall: StallDetector::new(pair.granted().retry),
             pair,
-            landing,
+            staging,
         };
         Self {
             pullers: pairs.into_iter().map(puller).collect(),
@@ -250,7 +250,7 @@ impl Pulls {
             at: 0,
             end: 0,
         };
-        if puller.flight.room() == 0 || !puller.landing.space.fits(piece.len) {
+        if puller.in_flight.room() == 0 || !puller.staging.space.fits(piece.len) {
             return Ok(false);
         }
         puller.put(0, piece, from, false, &mut self.counters)?;
@@ -274,7 +274,7 @@ impl Pulls {
         let all = self.ask_batches(keys)?;
         if let (true, Some(caller)) = (all, caller) {
             let Caller { ops, payload, .. } = caller;
-            self.ask_list(keys, Whose::Caller, (ops, payload), &mut caller.progress)?;
+            self.ask_list(keys, Whose::Caller, ops, payload, &mut caller.progress)?;
         }
         self.post()
     }
@@ -287,9 +287,9 @@ impl Pulls {
                 continue;
             };
             let ops = &posted.batch.ops;
-            let landed = &Payload::Lent(&mut []);
+            let payload = &Payload::Copied(&mut []);
             let (whose, progress) = (Whose::Batch(place), &mut posted.progress);
-            let all = self.ask_list(keys, whose, (ops, landed), progress);
+            let all = self.ask_list(keys, whose, ops, payload, progress);
             let done = posted.progress.is_done(ops);
             if done {
                 self.done.push_back(posted.batch);
@@ -309,7 +309,8 @@ impl Pulls {
         &mut self,
         keys: &Keys,
         whose: Whose,
-        (ops, payload): (&[ReadOp], &Payload<'_>),
+        ops: &[ReadOp],
+        payload: &Payload<'_>,
         progress: &mut Progress,
     ) -> Result<bool, LaneFailure> {
         if progress.is_asked(ops) {
@@ -321,12 +322,12 @@ impl Pulls {
             _ => None,
         };
         while let Some(op) = ops.get(progress.op) {
-            let (from, whole) = (progress.from, op.len as usize);
-            let len = (whole - from).min(payload.cut(op, from, self.gathers));
+            let (from, op_len) = (progress.from, op.len as usize);
+            let len = (op_len - from).min(payload.cut(op, from, self.gathers));
             if len > 0 {
                 let piece = Piece {
                     whose,
-                    request: Request::new("read", op.from, whole),
+                    request: Request::new("read", op.from, op_len),
                     op: progress.op,
                     from,
                     len,
@@ -334,7 +335,7 @@ impl Pulls {
                     at: 0,
                     end: 0,
                 };
-                let by_device = self.fences && len == whole;
+                let by_device = self.fences && len == op_len;
                 let fence = match (op.fence && from == 0, by_device) {
                     (false, _) => Fence::No,
                     (true, true) => Fence::Device,
@@ -347,7 +348,7 @@ impl Pulls {
                 progress.out += 1;
             }
             progress.from += len;
-            if progress.from == whole {
+            if progress.from == op_len {
                 (progress.op, progress.from) = (progress.op + 1, 0);
             }
         }
@@ -362,12 +363,12 @@ impl Pulls {
         fence: Fence,
         stay: bool,
     ) -> Result<bool, LaneFailure> {
-        let (bytes, landed) = (piece.len, piece.landed());
+        let (bytes, staged) = (piece.len, piece.staged());
         let next = Next { bytes, fence, stay };
         let pullers = &self.pullers;
         let step = self
             .planner
-            .next(pullers.len(), next, |p| pullers[p].load(landed));
+            .next(pullers.len(), next, |p| pullers[p].load(staged));
         let Step::Put { pair, fence } = step else {
             return Ok(false);
         };
@@ -384,15 +385,17 @@ impl Pulls {
 
     /// Whether no read is in flight.
     pub(super) fn are_idle(&self) -> bool {
-        self.pullers.iter().all(|puller| puller.flight.is_empty())
+        self.pullers
+            .iter()
+            .all(|puller| puller.in_flight.is_empty())
     }
 
     /// Call this with `now` when a poll has found no completion.
     pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.pullers.iter_mut().try_for_each(|puller| {
             puller
-                .silence
-                .look(&puller.flight, now, |piece| piece.request)
+                .stall
+                .look(&puller.in_flight, now, |piece| piece.request)
         })
     }
 
@@ -406,7 +409,7 @@ impl Pulls {
     }
 
     /// Notes that a read, and all before it on its pair, have arrived.
-    pub(super) fn landed(
+    pub(super) fn arrived(
         &mut self,
         completion: &Completion,
         caller: &mut Option<&mut Caller<'_>>,
@@ -417,21 +420,21 @@ impl Pulls {
             return Err(LaneFailure::Ended(None, completion.status));
         };
         if !completion.status.is_success() {
-            let piece = puller.flight.get(number);
+            let piece = puller.in_flight.get(number);
             return Err(LaneFailure::Ended(
                 piece.map(|p| p.request),
                 completion.status,
             ));
         }
         self.counters.completions += 1;
-        let LandingMemory { region, space, .. } = &mut puller.landing;
-        for piece in puller.flight.retire(number) {
+        let StagingMemory { region, space, .. } = &mut puller.staging;
+        for piece in puller.in_flight.retire(number) {
             match piece.whose {
                 Whose::Caller => {
                     if let Some(caller) = caller {
                         let into = &mut ReadDest {
                             head: caller.head,
-                            body: caller.payload.lent(),
+                            body: caller.payload.slice(),
                         };
                         piece.copy_to(region, caller.ops, into);
                         caller.progress.out -= 1;
@@ -467,11 +470,11 @@ impl Pulls {
 }
 
 impl Puller {
-    /// State for the planner, for a piece that takes `landed` bytes of the pair's memory.
-    fn load(&self, landed: usize) -> Load {
+    /// State for the planner, for a piece that takes `staged` bytes of the pair's memory.
+    fn load(&self, staged: usize) -> Load {
         Load {
-            busy: !self.flight.is_empty(),
-            room: self.flight.room() > 0 && self.landing.space.fits(landed),
+            busy: !self.in_flight.is_empty(),
+            room: self.in_flight.room() > 0 && self.staging.space.fits(staged),
         }
     }
 
@@ -487,20 +490,20 @@ impl Puller {
         if !self.chain.has_room() {
             self.post(counters)?;
         }
-        let landed = piece.landed();
-        let Some(at) = self.landing.space.take(landed) else {
+        let staged = piece.staged();
+        let Some(at) = self.staging.space.take(staged) else {
             return Err(LaneFailure::Because(
-                "its lane has lost count of its landing",
+                "its lane has lost count of its staging memory",
             ));
         };
-        (piece.at, piece.end) = (at, self.landing.space.end());
-        let land = self.landing.registered.sge(at, landed)?;
+        (piece.at, piece.end) = (at, self.staging.space.end());
+        let staging = self.staging.registered.sge(at, staged)?;
         let to: &[Sge] = match piece.payload {
-            None => &[land],
-            Some(payload) if landed == 0 => &[payload],
-            Some(payload) => &[land, payload],
+            None => &[staging],
+            Some(payload) if staged == 0 => &[payload],
+            Some(payload) => &[staging, payload],
         };
-        let wr_id = (number as u64) << PAIR_SHIFT | self.flight.next();
+        let wr_id = (number as u64) << PAIR_SHIFT | self.in_flight.next();
         let flags = Flags {
             signal: false,
             fence,
@@ -508,7 +511,7 @@ impl Puller {
         self.chain.read(wr_id, to, from, flags)?;
         counters.reads += 1;
         counters.scattered += u64::from(piece.payload.is_some());
-        self.flight.push(piece);
+        self.in_flight.push(piece);
         Ok(())
     }
 
@@ -526,7 +529,7 @@ impl Puller {
 
 impl Piece {
     /// Number of its first bytes that arrive in the pair's memory.
-    const fn landed(&self) -> usize {
+    const fn staged(&self) -> usize {
         match self.payload {
             None => self.len,
             Some(payload) => self.len - payload.bytes as usize,
@@ -534,9 +537,9 @@ impl Piece {
     }
 
     /// Copies the arrived bytes to the destinations of the operation; their bounds were checked before.
-    fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut ReadDest<'_>) {
-        let len = self.landed();
-        let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, len)) else {
+    fn copy_to(&self, staging: &Region, ops: &[ReadOp], into: &mut ReadDest<'_>) {
+        let len = self.staged();
+        let (Some(op), Ok(words)) = (ops.get(self.op), staging.words(self.at, len)) else {
             return;
         };
         let head_len = op.head_len as usize;

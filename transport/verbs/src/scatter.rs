@@ -88,7 +88,7 @@ impl Known {
                 at,
                 _borrowed: PhantomData,
             },
-            None => Payload::Lent(body),
+            None => Payload::Copied(body),
         }
     }
 
@@ -113,7 +113,7 @@ impl Known {
 #[derive(Debug)]
 pub(super) enum Payload<'a> {
     /// The payload arrives in the lane's memory and is copied here.
-    Lent(&'a mut [u8]),
+    Copied(&'a mut [u8]),
     /// The device writes the payload in place. Only the device uses the slice meanwhile.
     Registered {
         memory: Arc<MemoryRegion>,
@@ -156,9 +156,9 @@ impl Payload<'_> {
     }
 
     /// Returns the slice into which arrived bytes are copied.
-    pub(super) fn lent(&mut self) -> &mut [u8] {
+    pub(super) fn slice(&mut self) -> &mut [u8] {
         match self {
-            Self::Lent(body) => body,
+            Self::Copied(body) => body,
             Self::Registered { .. } => &mut [],
         }
     }
@@ -168,15 +168,15 @@ impl Payload<'_> {
 mod tests {
     use tidewater_conformance::test_device::{address, device};
 
-    use super::super::Adapter;
+    use super::super::OpenPort;
     use super::*;
 
     /// Slices that are registered in part, as no safe program can make one of two allocations.
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn a_slice_that_is_registered_in_part_is_copied_to() {
-        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
-        let pd = ProtectionDomain::new(adapter.device()).unwrap();
+        let open_port = OpenPort::for_address(address(), device().as_deref()).unwrap();
+        let pd = ProtectionDomain::new(open_port.device()).unwrap();
         let mut buffer = Buffer::new(3 * 4096).unwrap();
         let region = buffer.region();
         let middle =

@@ -94,8 +94,8 @@ pub(super) struct Sender {
     pair: QueuePair<ReadyToSend>,
     chain: SendBatch,
     queue: Queue,
-    flight: InFlight<Sent>,
-    silence: StallDetector,
+    in_flight: InFlight<Sent>,
+    stall: StallDetector,
     credits: Credits,
     /// Whether the other end polls the memory that signals write, and needs none.
     polled: bool,
@@ -132,8 +132,8 @@ impl Sender {
         Self {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, 1, inline),
             // Limited by the requested size: completions of more might not fit their queue.
-            flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
-            silence: StallDetector::new(granted.patience),
+            in_flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
+            stall: StallDetector::new(granted.retry),
             pair,
             queue,
             credits,
@@ -181,7 +181,7 @@ impl Sender {
         if !self.has_room(1)? {
             return Ok(false);
         }
-        let number = self.flight.next();
+        let number = self.in_flight.next();
         if bytes.len() <= self.chain.inline_bytes() {
             self.chain.write_inline(number, bytes, to, Flags::NONE)?;
         } else {
@@ -214,7 +214,7 @@ impl Sender {
         to: Target,
         bytes: &[u8],
     ) -> Result<bool, LaneFailure> {
-        if self.polled && !(self.credits.is_worth_telling() && self.credits.may_signal()) {
+        if self.polled && !(self.credits.is_worth_announcing() && self.credits.may_signal()) {
             return self.write(request, to, bytes);
         }
         if !self.credits.may_signal() || !self.has_room(2)? {
@@ -238,13 +238,15 @@ impl Sender {
         request: Request,
         to: Target,
         bytes: &[u8],
-        (counted, counter, add): (Request, Target, u64),
+        counted: Request,
+        counter: Target,
+        add: u64,
     ) -> Result<bool, LaneFailure> {
         // Room for all of it, so that the batch is not split.
         if !self.has_room(3)? || !self.signal(request, to, bytes)? {
             return Ok(false);
         }
-        let number = self.flight.next();
+        let number = self.in_flight.next();
         let old = self.copies.registered.sge(UNHEARD_AT, 8)?;
         self.chain
             .fetch_add(number, old, counter, add, Flags::NONE)?;
@@ -265,16 +267,15 @@ impl Sender {
         if !self.has_room(1)? {
             return Ok(None);
         }
-        let number = self.flight.next();
+        let number = self.in_flight.next();
         let old = self.copies.registered.sge(OLD_AT, 8)?;
         match expected {
             None => self
                 .chain
                 .fetch_add(number, old, at, operand, Flags::SIGNAL)?,
             Some(expected) => {
-                let operands = [expected, operand];
                 self.chain
-                    .compare_swap(number, old, at, operands, Flags::SIGNAL)?;
+                    .compare_swap(number, old, at, expected, operand, Flags::SIGNAL)?;
             }
         }
         self.counters.atomics += 1;
@@ -284,7 +285,7 @@ impl Sender {
 
     /// Returns the old value of the atomic `number`, once it is complete.
     pub(super) fn old_value(&self, number: u64) -> Option<u64> {
-        if self.flight.get(number).is_some() {
+        if self.in_flight.get(number).is_some() {
             return None;
         }
         let word = self.copies.region.words(OLD_AT, 8).ok()?;
@@ -299,19 +300,19 @@ impl Sender {
 
     /// Whether the device has no request that it could report as failed.
     pub(super) fn is_idle(&self) -> bool {
-        self.flight.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Call this with `now` when a poll has found no completion.
     pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
-        self.silence.look(&self.flight, now, |sent| sent.request)
+        self.stall.look(&self.in_flight, now, |sent| sent.request)
     }
 
     /// Probes the peer by an empty WRITE: it touches no memory there, needs no key, takes no receive
     /// and wakes no thread. The peer's device answers; one that does not, or has no such pair any more,
     /// makes it fail. Only for an idle sender, which has room for it.
     pub(super) fn probe(&mut self) -> Result<(), LaneFailure> {
-        let number = self.flight.next();
+        let number = self.in_flight.next();
         self.chain.write_inline(number, &[], NOWHERE, Flags::NONE)?;
         self.counters.probes += 1;
         self.push(Request::PROBE);
@@ -334,7 +335,7 @@ impl Sender {
     /// Handles completions and frees their room; whether there were any. Cost: nothing when no request
     /// is in flight.
     pub(super) fn poll(&mut self) -> Result<bool, LaneFailure> {
-        if self.flight.is_empty() {
+        if self.in_flight.is_empty() {
             return Ok(false);
         }
         let mut batch = [Completion::EMPTY; BATCH];
@@ -353,14 +354,14 @@ impl Sender {
 
     fn over(&mut self, completion: &Completion) -> Result<(), LaneFailure> {
         if !completion.status.is_success() {
-            let sent = self.flight.get(completion.wr_id);
+            let sent = self.in_flight.get(completion.wr_id);
             return Err(LaneFailure::Ended(
                 sent.map(|s| s.request),
                 completion.status,
             ));
         }
         self.counters.completions += 1;
-        for sent in self.flight.retire(completion.wr_id) {
+        for sent in self.in_flight.retire(completion.wr_id) {
             self.copies.space.free_to(sent.end);
         }
         Ok(())
@@ -428,7 +429,7 @@ impl Sender {
         bytes: &[u8],
         immediate: u32,
     ) -> Result<(), LaneFailure> {
-        let number = self.flight.next();
+        let number = self.in_flight.next();
         self.chain
             .write_imm(number, bytes, to, immediate, Flags::NONE)?;
         self.counters.signals += 1;
@@ -441,7 +442,7 @@ impl Sender {
         if self.chain.capacity() - self.chain.len() < requests {
             self.post()?;
         }
-        let room = self.flight.room() >= requests;
+        let room = self.in_flight.room() >= requests;
         if !room {
             self.set_full(true);
         }
@@ -451,6 +452,6 @@ impl Sender {
     /// Notes the request that was queued just now.
     fn push(&mut self, request: Request) {
         let end = self.copies.space.end();
-        self.flight.push(Sent { request, end });
+        self.in_flight.push(Sent { request, end });
     }
 }

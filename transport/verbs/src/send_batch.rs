@@ -219,7 +219,8 @@ impl SendBatch {
         wr_id: u64,
         old: Sge,
         at: Target,
-        [expected, new]: [u64; 2],
+        expected: u64,
+        new: u64,
         flags: Flags,
     ) -> Result<(), VerbsError> {
         let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;

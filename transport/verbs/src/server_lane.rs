@@ -126,15 +126,21 @@ impl VerbsServerLane {
         offer: &VerbsConnect,
         peer: String,
     ) -> Result<(Self, VerbsConnected), VerbsError> {
-        let adapter = domain.adapter();
-        let atomics = offer.atomics && adapter.device().limits().atomics;
+        let open_port = domain.open_port();
+        let atomics = offer.atomics && open_port.device().limits().atomics;
         let roles = roles(atomics);
         let count = offer.end.pairs.len().clamp(2, VERBS_PAIRS_MAX);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(count - 1, roles), true)?;
-        let queues = (&sends, &arrivals);
-        let how = (roles, domain.settings());
-        let pairs = Pairs::new(domain.pd(), adapter, queues, count - 1, how)?;
+        let pairs = Pairs::new(
+            domain.pd(),
+            open_port,
+            &sends,
+            &arrivals,
+            count - 1,
+            roles,
+            domain.settings(),
+        )?;
         let mut end = pairs.end();
         let peers = peers(pairs.push.path(), &offer.end, count)?;
         let has_ece = pairs.set_ece(offer.end.ece)?;
@@ -151,7 +157,7 @@ impl VerbsServerLane {
         };
         let (registered, rkey) = open_inbox(domain, inbox, &mut push, &sends)?;
         let (directory, directory_salt) = domain.directory();
-        let told = VerbsConnected {
+        let connected = VerbsConnected {
             applier: offer.applier,
             end,
             inbox: Remote {
@@ -191,7 +197,7 @@ impl VerbsServerLane {
             ending: None,
             broken: None,
         };
-        Ok((port, told))
+        Ok((port, connected))
     }
 
     /// Returns the number of requests to the device so far; zeros once it is destroyed.
@@ -541,20 +547,20 @@ mod tests {
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn lanes_work_without_windows() {
-        use super::super::{Adapter, ClientDomain, RetryTimeout, pair};
+        use super::super::{ClientDomain, OpenPort, RetryTimeout, pair};
         use tidewater_conformance::test_device::{address, device};
         use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadDest, ReadOp, RegionTable};
         use tidewater_lanes::wake::OsParker;
 
-        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
+        let open_port = OpenPort::for_address(address(), device().as_deref()).unwrap();
         let exports = Arc::new(RegionTable::new(1));
         let domain =
-            Domain::with_windows(&adapter, &exports, RetryTimeout::default(), false).unwrap();
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
+            Domain::with_windows(&open_port, &exports, RetryTimeout::default(), false).unwrap();
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
+        let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
         let (mut lane, mut port, inbox) =
-            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+            pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let at = |addr| RemoteAddr {
             key: INBOX_KEY,
             addr,
@@ -591,7 +597,7 @@ mod tests {
         use std::net::{IpAddr, Ipv4Addr};
         use std::sync::mpsc::channel;
 
-        use super::super::{Adapter, ClientDomain, RetryTimeout, pair};
+        use super::super::{ClientDomain, OpenPort, RetryTimeout, pair};
         use tidewater_lanes::fabric::RegionTable;
         use tidewater_lanes::wake::OsParker;
 
@@ -604,13 +610,13 @@ mod tests {
             }
         }
 
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let open_port = OpenPort::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
         let exports = Arc::new(RegionTable::new(1));
-        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).unwrap();
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
+        let domain = Domain::new(&open_port, &exports, RetryTimeout::default()).unwrap();
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
-        let lane = |_| pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
+        let lane = |_| pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let mut lanes: Vec<_> = (0..16).map(lane).collect();
         let (gate, closed) = channel();
         let gated = domain.reaper().reap(Box::new(Gate(closed)));

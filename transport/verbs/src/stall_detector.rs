@@ -47,14 +47,14 @@ impl StallDetector {
     /// Cost: nothing when no request is in flight.
     ///
     /// # Errors
-    /// [`LaneFailure::Lost`] when the requests of `flight` have been silent for too long.
+    /// [`LaneFailure::Lost`] when the requests of `in_flight` have been silent for too long.
     pub(super) fn look<T>(
         &mut self,
-        flight: &InFlight<T>,
+        in_flight: &InFlight<T>,
         now: Instant,
         request: impl FnOnce(&T) -> Request,
     ) -> Result<(), LaneFailure> {
-        let Some(oldest) = flight.oldest() else {
+        let Some(oldest) = in_flight.oldest() else {
             self.since = None;
             return Ok(());
         };
@@ -65,7 +65,7 @@ impl StallDetector {
                     since.next = now + VERBS_PROBE_EVERY;
                 }
                 if since.looks >= self.looks_max
-                    && let Some(lost) = flight.get(oldest)
+                    && let Some(lost) = in_flight.get(oldest)
                 {
                     return Err(LaneFailure::Lost(request(lost)));
                 }
@@ -94,14 +94,14 @@ mod tests {
     /// Requests in flight under a manual clock.
     struct Rig {
         begin: Instant,
-        flight: InFlight<()>,
-        silence: StallDetector,
+        in_flight: InFlight<()>,
+        stall: StallDetector,
     }
 
     impl Rig {
         fn is_lost(&mut self, seconds: u32) -> bool {
             let now = self.begin + VERBS_PROBE_EVERY * seconds + Duration::from_millis(1);
-            let lost = self.silence.look(&self.flight, now, |()| Request::PROBE);
+            let lost = self.stall.look(&self.in_flight, now, |()| Request::PROBE);
             matches!(lost, Err(LaneFailure::Lost(_)))
         }
     }
@@ -118,10 +118,10 @@ mod tests {
                 };
                 let mut rig = Rig {
                     begin: clock::now(),
-                    flight: InFlight::new(1),
-                    silence: StallDetector::new(retry),
+                    in_flight: InFlight::new(1),
+                    stall: StallDetector::new(retry),
                 };
-                rig.flight.push(());
+                rig.in_flight.push(());
                 let lost = (0..1_000).find(|&s| rig.is_lost(s)).unwrap();
                 let lost = VERBS_PROBE_EVERY * lost;
                 let longest = longest_retry(timeout, retries);
@@ -140,11 +140,11 @@ mod tests {
     fn only_silence_in_look_after_look_is_a_loss() {
         let mut rig = Rig {
             begin: clock::now(),
-            flight: InFlight::new(4),
-            silence: StallDetector::new(RetryTimeout::default()),
+            in_flight: InFlight::new(4),
+            stall: StallDetector::new(RetryTimeout::default()),
         };
         assert!((0..100).all(|s| !rig.is_lost(s)), "nothing is under way");
-        rig.flight.push(());
+        rig.in_flight.push(());
         // It ends just in time, and the next one too: a slow device.
         for round in 0..10 {
             let from = 100 + round * VERBS_SILENT_LOOKS;
@@ -152,14 +152,14 @@ mod tests {
                 (0..VERBS_SILENT_LOOKS).all(|s| !rig.is_lost(from + s)),
                 "{round}"
             );
-            rig.flight.push(());
-            assert_eq!(rig.flight.retire(u64::from(round)).count(), 1);
+            rig.in_flight.push(());
+            assert_eq!(rig.in_flight.retire(u64::from(round)).count(), 1);
         }
         // An hour without a poll counts as one poll.
         assert!(!rig.is_lost(1_000));
         assert!(!rig.is_lost(4_600));
         // A request posted behind it is no sign of life.
-        rig.flight.push(());
+        rig.in_flight.push(());
         let lost = (0..10).position(|s| rig.is_lost(4_601 + s));
         assert_eq!(lost, Some(VERBS_SILENT_LOOKS as usize - 2));
     }

@@ -60,18 +60,19 @@ impl Ends {
     /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
         let failed = |e: VerbsError| other(&e);
-        let adapter = test_device::adapter();
-        let adapter = adapter.map_err(failed)?;
+        let open_port = test_device::open_port();
+        let open_port = open_port.map_err(failed)?;
         let exports = Arc::new(RegionTable::new(KEYS));
         let data = export(&exports, DATA, AccessFlags::Read, 0)?;
         let counter = export(&exports, COUNTERS, AccessFlags::Atomic, 1)?;
-        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).map_err(failed)?;
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).map_err(failed)?;
+        let domain = Domain::new(&open_port, &exports, RetryTimeout::default()).map_err(failed)?;
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).map_err(failed)?;
         let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
         let parkers = [parker()?, parker()?];
-        let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(failed);
+        let thread =
+            |s: &OsParker| Notifier::new(&open_port, s.reactor(), s.arms()).map_err(failed);
         let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
-        let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
+        let ends = pair(&domain, &applier, &client, &thread, PULLS, RING, SALT);
         let (lane, port, inbox) = ends.map_err(failed)?;
         Ok(Self {
             lane,
@@ -99,10 +100,10 @@ impl Ends {
         let at = INBOX_RING_AT as u64 + self.tail % ring;
         self.lane.write(inbox(at), frame)?;
         self.tail += len;
-        let [value, chk] = CheckedU64::new(self.tail, SALT).0;
+        let [value, checksum] = CheckedU64::new(self.tail, SALT).0;
         let mut cell = [0; 16];
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         self.lane.write_signal(inbox(INBOX_TAIL_AT as u64), &cell)?;
         // Reposts the receives of the signals, like the applier.
         self.port.poll(&mut self.view, &self.inbox)?;

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 use tidewater_launch::{BootstrapRecord, LaunchVars, Place};
-use tidewater_protocol::limits::CARD_BYTES_MAX;
+use tidewater_protocol::limits::BOOTSTRAP_BYTES_MAX;
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::launched::{
@@ -30,7 +30,7 @@ pub struct BootstrapHost(Hosted);
 
 impl BootstrapHost {
     /// Largest number of bytes of a bootstrap record.
-    pub const RECORD_BYTES_MAX: usize = CARD_BYTES_MAX;
+    pub const RECORD_BYTES_MAX: usize = BOOTSTRAP_BYTES_MAX;
 
     /// Starts the coordinator of a job of `size` processes, servers and workers. `interface` names the
     /// network device to listen on; `None` is `TIDEWATER_INTERFACE`, or all devices.

@@ -79,7 +79,7 @@ impl Lanes {
             partition: 0,
             clock: delivery,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         for lane in self.task_lanes.clone() {
             self.build(lane, header, 0, |_| {}, deadline)?;

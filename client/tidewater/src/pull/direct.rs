@@ -9,7 +9,7 @@ use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
-use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
+use tidewater_runtime::mem::rows::{copy_row, copy_row_unvalidated};
 
 use super::{PullMode, Seen};
 use crate::lanes::Lanes;
@@ -181,9 +181,9 @@ fn try_row(
 ) {
     let (ver, whole) = if proved {
         let copy = copy_row(place.row, place.salt, key, out);
-        (copy.ver, copy.proven)
+        (copy.ver, copy.validated)
     } else {
-        let ver = copy_row_unproven(place.row, out);
+        let ver = copy_row_unvalidated(place.row, out);
         (ver, ver.is_valid())
     };
     if whole && places.is_meant(place, ver) {
@@ -214,6 +214,6 @@ fn witnesses_hold(
             return false;
         };
         let place = places.of(key);
-        place.is_some_and(|place| copy_row(place.row, place.salt, key, out).proven)
+        place.is_some_and(|place| copy_row(place.row, place.salt, key, out).validated)
     })
 }

@@ -35,7 +35,7 @@ pub(crate) fn request(
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

@@ -239,9 +239,9 @@ impl LaneReads {
                 let rows = rows?;
                 Some(RowValidator { rows, row_bytes })
             });
-            let taker = validator.as_mut().map(|v| v as &mut dyn Unpack);
+            let unpacker = validator.as_mut().map(|v| v as &mut dyn Unpack);
             let open = lanes.get(lane).lane();
-            match open.wait_read(tag, &self.landing, dest.body, taker, slice) {
+            match open.wait_read(tag, &self.landing, dest.body, unpacker, slice) {
                 Ok(found) => (in_place, batch) = (found.is_some(), found),
                 Err(e) => match lanes.failed(lane, e) {
                     Interrupt::Broken(_) => return Ok(false),

@@ -349,9 +349,9 @@ impl RowPull<'_> {
         };
         read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
         for reads in &s.reads {
-            let unproven = hogwild && !self.witness_holds(reads, &s.heads);
+            let unvalidated = hogwild && !self.witness_holds(reads, &s.heads);
             for row in &reads.rows {
-                if unproven || !self.accept(row, &s.heads, row_bytes) {
+                if unvalidated || !self.accept(row, &s.heads, row_bytes) {
                     s.again.push(row.row);
                 }
             }
@@ -417,7 +417,7 @@ impl RowPull<'_> {
             return (Verdict::Torn, RowVersion::default());
         };
         let verdict = match self.options.mode {
-            PullMode::Hogwild => row.judge_unproven(head),
+            PullMode::Hogwild => row.judge_unvalidated(head),
             _ => row.verify(head, payload),
         };
         (verdict, RowVersion::of_head(head))

@@ -35,16 +35,16 @@ pub(super) enum Verdict {
 impl RowRead {
     /// Judges a row by its checksum.
     pub(super) fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
-        let proven = verify_row(self.salt, self.key, head, payload).is_some();
+        let validated = verify_row(self.salt, self.key, head, payload).is_some();
         let ver = RowVersion::of_head(head);
-        self.judge(RowCopy { ver, proven })
+        self.judge(RowCopy { ver, validated })
     }
 
     /// Judges a row without a checksum of its payload.
-    pub(super) fn judge_unproven(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
+    pub(super) fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
-        let proven = ver.is_valid();
-        self.judge(RowCopy { ver, proven })
+        let validated = ver.is_valid();
+        self.judge(RowCopy { ver, validated })
     }
 
     /// Judges a copy of a row.
@@ -54,7 +54,7 @@ impl RowRead {
         let is_of_slot = !self.loc.is_some() || copy.ver.generation() == self.loc.generation();
         if !is_of_slot && !on(Mutant::StaleLocationUsed) {
             Verdict::Stale
-        } else if copy.proven {
+        } else if copy.validated {
             Verdict::Proven
         } else {
             Verdict::Torn
@@ -75,7 +75,7 @@ impl Unpack for RowValidator<'_> {
         self.rows.iter_mut().for_each(|row| row.taken = None);
     }
 
-    fn take(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
+    fn unpack(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
         let row_bytes = self.row_bytes;
         let whole = raw.chunks_exact(ROW_HEADER_BYTES + row_bytes);
         let mut taken = 0;

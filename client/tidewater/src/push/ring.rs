@@ -129,7 +129,7 @@ impl PushRing {
         header.session = self.session.0;
         header.seq = self.next_seq;
         header.payload_len = count(payload_len);
-        header.chk = 0;
+        header.checksum = 0;
         let at = size(self.ring.offset(place.at));
         let frame = self.staging.get_mut(at..at + size(len))?;
         let (head, body) = frame.split_at_mut(FRAME_HEADER_BYTES);
@@ -137,7 +137,7 @@ impl PushRing {
         rest.fill(0);
         fill(payload);
         if self.check_frames {
-            header.chk = header.hasher().finish_bytes(payload);
+            header.checksum = header.hasher().finish_bytes(payload);
         }
         head.copy_from_slice(&line_bytes(&header.to_line()));
         self.tail = place.at + len;
@@ -158,10 +158,10 @@ impl PushRing {
             partition: PARTITION_ANY,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         if self.check_frames {
-            header.chk = header.hasher().finish(&[]);
+            header.checksum = header.hasher().finish(&[]);
         }
         let at = size(self.ring.offset(self.tail));
         if let Some(head) = self.staging.get_mut(at..at + FRAME_HEADER_BYTES) {
@@ -209,9 +209,9 @@ impl PushRing {
 
     fn signal(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         let mut cell = [0; 16];
-        let [value, chk] = CheckedU64::new(self.tail, self.session.0).0;
+        let [value, checksum] = CheckedU64::new(self.tail, self.session.0).0;
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         let to = RemoteAddr {
             key: INBOX_KEY,
             addr: INBOX_TAIL_AT as u64,

@@ -78,9 +78,17 @@ pub(crate) fn stop(args: &StopArgs) -> ExitCode {
     };
     let file = place.file.as_ref().map(|file| file.namespace.as_str());
     let namespace = args.namespace.as_deref().or(file);
-    let job = (place.ids(), namespace.unwrap_or(NAMESPACE_DEFAULT));
+    let namespace = namespace.unwrap_or(NAMESPACE_DEFAULT);
     let deadline = Deadline::after(args.timeout);
-    match stop_job(&place.address, &place.token, job, &args.reason, deadline) {
+    let stopped = stop_job(
+        &place.address,
+        &place.token,
+        place.ids(),
+        namespace,
+        &args.reason,
+        deadline,
+    );
+    match stopped {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => place.complain(&error),
     }
@@ -94,9 +102,15 @@ pub(crate) fn wait(args: &WaitArgs) -> ExitCode {
     };
     let file = place.file.as_ref().map(|file| file.namespace.as_str());
     let namespace = args.namespace.as_deref().or(file);
-    let job = (place.ids(), namespace.unwrap_or(NAMESPACE_DEFAULT));
+    let namespace = namespace.unwrap_or(NAMESPACE_DEFAULT);
     let deadline = Deadline::after(args.timeout.unwrap_or(FOREVER));
-    match wait_job(&place.address, &place.token, job, deadline) {
+    match wait_job(
+        &place.address,
+        &place.token,
+        place.ids(),
+        namespace,
+        deadline,
+    ) {
         Ok(JobEnd::Done) => ExitCode::SUCCESS,
         Ok(JobEnd::Failed(refusal)) => complain(1, format_args!("the job has failed: {refusal}")),
         Ok(JobEnd::Running) => complain(124, "the job has not ended within --timeout"),

@@ -53,7 +53,7 @@ struct QuestionArgs {
 /// The arguments of `info`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example: what four appliers near the card with this address would choose
+Example: what four appliers near the NIC with this address would choose
   tidewater info --appliers 4 --listen 10.0.0.7")]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
@@ -201,7 +201,7 @@ pub(crate) fn info(args: InfoArgs) -> ExitCode {
         Err(error) => return no_such_nic(&error),
     };
     let (format, machine, chosen) = (1, &machine, &chosen);
-    let told = match json {
+    let printed = match json {
         true => print_json(&Info {
             format,
             machine,
@@ -209,7 +209,7 @@ pub(crate) fn info(args: InfoArgs) -> ExitCode {
         }),
         false => print(&draw(machine, &question, chosen)),
     };
-    told.err().unwrap_or(ExitCode::SUCCESS)
+    printed.err().unwrap_or(ExitCode::SUCCESS)
 }
 
 /// Checks the host and prints the findings.
@@ -227,12 +227,12 @@ pub(crate) fn doctor(args: DoctorArgs) -> ExitCode {
         Ok(report) => report,
         Err(error) => return no_such_nic(&error),
     };
-    let told = match json {
+    let printed = match json {
         true => print_json(&report),
         false => print(&report.to_string()),
     };
     let verdict = ExitCode::from(u8::from(!report.passed()));
-    told.err().unwrap_or(verdict)
+    printed.err().unwrap_or(verdict)
 }
 
 fn no_such_nic(error: &dyn std::error::Error) -> ExitCode {

@@ -106,7 +106,7 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Print what a running cluster does: members, ticks, carriers, memory.
     Status(status::StatusArgs),
-    /// Draw this machine and what servers would choose on it: cores, memory, network cards.
+    /// Draw this machine and what servers would choose on it: cores, memory, NICs.
     Info(machine::InfoArgs),
     /// Check this machine: what is missing, what that means, and which commands help.
     Doctor(machine::DoctorArgs),

@@ -393,9 +393,9 @@ pub(super) struct Stop {
 impl Stop {
     pub(super) fn new(env: Option<&JobEnv>) -> Result<Self, ExitCode> {
         let catch = || {
-            let (signals, told) = UnixStream::pair()?;
-            signal_hook::low_level::pipe::register(SIGTERM, told.try_clone()?)?;
-            signal_hook::low_level::pipe::register(SIGINT, told)?;
+            let (signals, writer) = UnixStream::pair()?;
+            signal_hook::low_level::pipe::register(SIGTERM, writer.try_clone()?)?;
+            signal_hook::low_level::pipe::register(SIGINT, writer)?;
             Ok(signals)
         };
         let signals = catch().map_err(|error: std::io::Error| complain(3, error))?;
@@ -419,11 +419,11 @@ impl Stop {
         let line = ReadyLine {
             address: address.to_owned(),
         };
-        let told = match &self.control {
+        let reported = match &self.control {
             Some(control) => control.ready(&line),
             None => writeln!(std::io::stdout(), "{line}"),
         };
-        told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
+        reported.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
     }
 
     /// Waits for a request to end, or until one of `failures` is readable.

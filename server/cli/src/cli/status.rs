@@ -307,10 +307,10 @@ fn memory(memory: MemoryReport) -> String {
 fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
-    let mut whole = count;
-    while whole >= 10 << 10 && unit + 1 < UNITS.len() {
-        whole >>= 10;
+    let mut scaled = count;
+    while scaled >= 10 << 10 && unit + 1 < UNITS.len() {
+        scaled >>= 10;
         unit += 1;
     }
-    format!("{whole} {}", UNITS[unit])
+    format!("{scaled} {}", UNITS[unit])
 }

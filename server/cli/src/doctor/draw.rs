@@ -306,16 +306,16 @@ fn legend(topology: &Topology, chosen: &Chosen) -> String {
 }
 
 fn limits(machine: &Machine) -> Vec<Line> {
-    let told = |limit: Limit, show: &dyn Fn(u64) -> String| match limit {
+    let limit_text = |limit: Limit, show: &dyn Fn(u64) -> String| match limit {
         Limit::At(limit) => show(limit),
         Limit::Unlimited => "unlimited".into(),
         Limit::Unknown => "not known".into(),
     };
-    let mut text = format!("locked memory {}", told(machine.memlock, &size));
+    let mut text = format!("locked memory {}", limit_text(machine.memlock, &size));
     if machine.ipc_lock && machine.memlock != Limit::Unlimited {
         text.push_str(" (lifted by CAP_IPC_LOCK)");
     }
-    let files = told(machine.open_files, &|limit| limit.to_string());
+    let files = limit_text(machine.open_files, &|limit| limit.to_string());
     let clock = or(&machine.clock.current, "not known");
     let _ = write!(text, ", open files {files}, clock {clock}");
     let pools = machine.topology.hugepages.iter().map(|pool| {
@@ -346,7 +346,7 @@ fn choices(question: &Question, chosen: &Chosen, topology: &Topology) -> Vec<Lin
         (Some(name), Some(node)) => format!("{name} on node {node}"),
         (Some(name), None) => format!("{name}, whose node is not known"),
         (None, Some(node)) => format!("node {node}"),
-        (None, None) => "no card".into(),
+        (None, None) => "no NIC".into(),
     };
     line("near", format!("{near}: {}", chosen.near.why));
     let mut marks = MARKS.iter();

@@ -54,9 +54,9 @@ fn device(machine: &Machine) -> Check {
             "none",
             "Hosts reach each other by TCP only, which costs more time.",
             &[
-                "with a card: load its driver (mlx5_ib, irdma, ...)",
+                "with an RDMA NIC: load its driver (mlx5_ib, irdma, ...)",
                 "in a container: add --device /dev/infiniband",
-                "without a card: rdma link add rxe0 type rxe netdev NETDEV (modprobe rdma_rxe)",
+                "without one: rdma link add rxe0 type rxe netdev NETDEV (modprobe rdma_rxe)",
             ],
         );
     }
@@ -143,7 +143,7 @@ fn port(machine: &Machine, question: &Question) -> Check {
             "No connection can use RDMA.",
             &[
                 "on RoCE, peers reach a port by the GID of its IP address: ip addr add ADDRESS/24 dev NETDEV",
-                "if it has one: the card has RoCE v2 switched off (see cma_roce_mode)",
+                "if it has one: the NIC has RoCE v2 switched off (see cma_roce_mode)",
                 "name ports that exist: --rdma-device DEVICE:PORT",
             ],
         );
@@ -245,7 +245,7 @@ fn memlock(machine: &Machine, question: &Question) -> Check {
             Check::bad(
                 (NAME, verdict),
                 size(limit),
-                "A card reads and writes locked memory only: tables beyond the limit cannot be \
+                "A NIC reads and writes locked memory only: tables beyond the limit cannot be \
                  registered.",
                 &remedies,
             )

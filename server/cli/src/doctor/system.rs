@@ -240,10 +240,10 @@ fn numa(machine: &Machine, chosen: &Chosen) -> Check {
     Check::bad(
         (NAME, Verdict::Warn),
         found,
-        "Rows cross from one node to another between the network card, memory and appliers.",
+        "Rows cross from one node to another between the NIC, memory and appliers.",
         &[
-            "take cores and memory of the card's node into the job's cpuset",
-            "give the server a card on a node that it may use: --nic NAME",
+            "take cores and memory of the NIC's node into the job's cpuset",
+            "give the server a NIC on a node that it may use: --nic NAME",
         ],
     )
 }

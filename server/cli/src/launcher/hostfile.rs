@@ -76,7 +76,7 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
         path: path.to_owned(),
         source,
     };
-    let whole = |what: &str| HostfileError::Whole {
+    let file_error = |what: &str| HostfileError::Whole {
         path: path.to_owned(),
         what: what.to_owned(),
     };
@@ -86,9 +86,9 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
         .read_to_end(&mut bytes)
         .map_err(failed)?;
     if bytes.len() as u64 > HOSTFILE_BYTES_MAX {
-        return Err(whole("it is too long"));
+        return Err(file_error("it is too long"));
     }
-    let text = String::from_utf8(bytes).map_err(|_| whole("it is no text"))?;
+    let text = String::from_utf8(bytes).map_err(|_| file_error("it is no text"))?;
     let hosts = parse(&text).map_err(|(line, what)| HostfileError::Line {
         path: path.to_owned(),
         line,
@@ -99,7 +99,7 @@ pub fn read(path: &Path) -> Result<Vec<Host>, HostfileError> {
             .map_or_else(String::new, |text| text.chars().take(80).collect()),
     })?;
     match hosts.is_empty() {
-        true => Err(whole("it names no host")),
+        true => Err(file_error("it names no host")),
         false => Ok(hosts),
     }
 }
@@ -184,9 +184,9 @@ mod tests {
     fn hosts_slots_and_comments() {
         let text = "# two\n\nnode1 slots=4  # the first\n\tuser@node-2.cluster\nfe80::7 slots=1\n";
         let hosts = parse(text).unwrap();
-        let told: Vec<_> = hosts.iter().map(|h| (h.name.as_str(), h.slots)).collect();
+        let found: Vec<_> = hosts.iter().map(|h| (h.name.as_str(), h.slots)).collect();
         let expected = [("node1", 4), ("user@node-2.cluster", 1), ("fe80::7", 1)];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         assert!(parse("#\n").unwrap().is_empty());
     }
 
@@ -220,16 +220,16 @@ mod tests {
     fn a_file_that_is_none_is_told_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
-        let told = |path: &Path| read(path).unwrap_err().to_string();
-        assert!(told(&path).contains("cannot read the hostfile"));
+        let error_of = |path: &Path| read(path).unwrap_err().to_string();
+        assert!(error_of(&path).contains("cannot read the hostfile"));
         std::fs::write(&path, "a\nb c\n").unwrap();
-        assert!(told(&path).contains("hosts, line 2: \"c\" is not slots=N"));
+        assert!(error_of(&path).contains("hosts, line 2: \"c\" is not slots=N"));
         std::fs::write(&path, "# nobody\n").unwrap();
-        assert!(told(&path).contains("names no host"));
+        assert!(error_of(&path).contains("names no host"));
         std::fs::write(&path, b"\xff").unwrap();
-        assert!(told(&path).contains("no text"));
+        assert!(error_of(&path).contains("no text"));
         std::fs::write(&path, vec![b'\n'; HOSTFILE_BYTES_MAX as usize + 1]).unwrap();
-        assert!(told(&path).contains("too long"));
+        assert!(error_of(&path).contains("too long"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::config::{Prefix, ProcessCommand, RunConfig};
 use super::control::ReadyLine;
 use super::error::{Exit, Failure, LaunchError, Member, Outcome};
 use super::output::{Lines, Sink, Stream, Taken};
-use super::process::{Input, Local, Process, Spawner, Told, take_pipes};
+use super::process::{Input, JobSettings, Local, Process, Spawner, take_pipes};
 use super::remote_hosts::Far;
 use super::shutdown::Stage;
 use super::signals::Signals;
@@ -76,7 +76,7 @@ impl Job {
             executable: config.executable.clone(),
             job: job_mark()?,
             token: token.path(),
-            told: Told {
+            settings: JobSettings {
                 servers: config.servers,
                 workers: config.workers,
                 transport: config.transport.name().to_owned(),
@@ -195,8 +195,8 @@ impl Job {
             .far
             .order(member, run, local, &self.spawner, &self.token)?;
         let until = Deadline::after(self.config.start_timeout);
-        let order = (host.name.as_str(), order);
-        self.spawner.far(member, &self.config.shell, order, until)
+        self.spawner
+            .far(member, &self.config.shell, &host.name, order, until)
     }
 
     /// Replaces a guard that died before its work.

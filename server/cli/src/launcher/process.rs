@@ -168,7 +168,7 @@ pub(super) enum Input {
 
 /// Settings that all processes of a job get.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct JobSettings {
     pub(super) servers: u32,
     pub(super) workers: u32,
     pub(super) transport: String,
@@ -192,7 +192,7 @@ pub(super) struct Spawner {
     pub(super) executable: PathBuf,
     pub(super) job: String,
     pub(super) token: PathBuf,
-    pub(super) told: Told,
+    pub(super) settings: JobSettings,
     /// Address of the coordinator, once it has reported it.
     pub(super) coordinator: Option<String>,
 }
@@ -252,7 +252,8 @@ impl Spawner {
         &self,
         member: Member,
         shell: &ProcessCommand,
-        (host, order): (&str, Vec<u8>),
+        host: &str,
+        order: Vec<u8>,
         until: Deadline,
     ) -> io::Result<Process> {
         let mut command = self.shim(&shell.program);
@@ -289,16 +290,16 @@ impl Spawner {
             Member::Worker(rank) => (Role::Worker, rank),
             Member::Coordinator | Member::Guard => (Role::Coordinator, 0),
         };
-        let told = &self.told;
+        let settings = &self.settings;
         command
             .env("TIDEWATER_LAUNCH", &self.job)
             .env("TIDEWATER_ROLE", role.name())
             .env("TIDEWATER_RANK", rank.to_string())
             .env("TIDEWATER_LOCAL_RANK", local.number.to_string())
             .env("TIDEWATER_LOCAL_SERVERS", local.servers.to_string())
-            .env("TIDEWATER_SERVERS", told.servers.to_string())
-            .env("TIDEWATER_WORKERS", told.workers.to_string())
-            .env("TIDEWATER_TRANSPORT", &told.transport)
+            .env("TIDEWATER_SERVERS", settings.servers.to_string())
+            .env("TIDEWATER_WORKERS", settings.workers.to_string())
+            .env("TIDEWATER_TRANSPORT", &settings.transport)
             .env("TIDEWATER_TOKEN_FILE", &self.token)
             // Settings of this launcher itself, perhaps as a worker of another job, end here.
             .env_remove("TIDEWATER_COORDINATOR")
@@ -307,11 +308,11 @@ impl Spawner {
         if !mutants::on(Mutant::TokenFdInherited) {
             command.env_remove("TIDEWATER_TOKEN_FD");
         }
-        if let Some(device) = &told.rdma_device {
+        if let Some(device) = &settings.rdma_device {
             command.env("TIDEWATER_RDMA_DEVICE", device);
         }
-        command.envs(told.fabric.variables());
-        if let Some(appliers) = told.appliers {
+        command.envs(settings.fabric.variables());
+        if let Some(appliers) = settings.appliers {
             command.env("TIDEWATER_APPLIERS", appliers.to_string());
         }
         if let Some(address) = &self.coordinator {

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tidewater_launch::rendezvous;
+use tidewater_launch::rendezvous::{self, ReachError};
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, HANDSHAKE_TIMEOUT, KILL_TIMEOUT, REMOTE_ORDER_BYTES_MAX,
 };
@@ -32,7 +32,7 @@ use tidewater_topology::hostinfo;
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Member};
-use super::process::{Local, Process, Spawner, Told};
+use super::process::{JobSettings, Local, Process, Spawner};
 use super::token::TokenFile;
 
 /// Start of the first line; the number is the version of the order's format.
@@ -47,7 +47,7 @@ pub(super) struct Order {
     pub(super) mark: String,
     pub(super) is_server: bool,
     pub(super) number: u32,
-    pub(super) told: Told,
+    pub(super) settings: JobSettings,
     pub(super) local: Local,
     /// Addresses of the coordinator, likeliest first.
     pub(super) coordinators: Vec<String>,
@@ -104,13 +104,13 @@ pub enum RemoteError {
     NoOrder(&'static str),
     /// The coordinator cannot be reached from this host.
     #[error(
-        "on {}: the coordinator is not reached from here: {why}. Name the network (tidewater run \
+        "on {}: the coordinator is not reached from here: {source}. Name the network (tidewater run \
          --interface), and look at the firewall",
         hostinfo::host_name()
     )]
     NoWay {
         /// Error of the last try.
-        why: String,
+        source: ReachError,
     },
 }
 
@@ -147,7 +147,7 @@ pub fn remote(line: impl Read + AsFd, executable: PathBuf) -> Result<u8, RemoteE
         job: order.mark.clone(),
         token: token.path(),
         coordinator: Some(coordinator(&order)?),
-        told: order.told.clone(),
+        settings: order.settings.clone(),
     };
     let mut guard = spawner.guard().map_err(system("start its guard"))?;
     let member = match order.is_server {
@@ -265,7 +265,9 @@ fn coordinator(order: &Order) -> Result<String, RemoteError> {
     let mut addresses = order.coordinators.clone();
     // The remote shell came from the launcher's host, unless it came over a third one.
     let shell = std::env::var("SSH_CONNECTION").unwrap_or_default();
-    let port = addresses.first().and_then(|told| told.rsplit_once(':'));
+    let port = addresses
+        .first()
+        .and_then(|address| address.rsplit_once(':'));
     if let (true, Some(client), Some((_, port))) =
         (order.ask_shell, shell.split_whitespace().next(), port)
         && let (Ok(ip), Ok(port)) = (client.parse(), port.parse())
@@ -275,7 +277,7 @@ fn coordinator(order: &Order) -> Result<String, RemoteError> {
     let token =
         JobToken::from_hex(&order.token).ok_or(RemoteError::NoOrder("its token is none"))?;
     let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-    rendezvous::reach(&addresses, &token, deadline).map_err(|why| RemoteError::NoWay { why })
+    rendezvous::reach(&addresses, &token, deadline).map_err(|source| RemoteError::NoWay { source })
 }
 
 #[cfg(test)]
@@ -299,15 +301,15 @@ mod tests {
 
     #[test]
     fn what_is_no_order_is_refused() {
-        let told = |bytes: &[u8]| {
+        let error_of = |bytes: &[u8]| {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(bytes).unwrap();
             drop(theirs);
             Line { input: ours }.order().err().unwrap().to_string()
         };
-        assert!(told(b"").contains("the line ended"));
-        assert!(told(&[9, 0, 0, 0, 1]).contains("the line ended"));
-        assert!(told(&u32::MAX.to_le_bytes()).contains("too long"));
-        assert!(told(&[2, 0, 0, 0, 255, 255]).contains("another release"));
+        assert!(error_of(b"").contains("the line ended"));
+        assert!(error_of(&[9, 0, 0, 0, 1]).contains("the line ended"));
+        assert!(error_of(&u32::MAX.to_le_bytes()).contains("too long"));
+        assert!(error_of(&[2, 0, 0, 0, 255, 255]).contains("another release"));
     }
 }

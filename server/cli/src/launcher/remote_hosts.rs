@@ -58,8 +58,8 @@ impl Far {
                 if ips.is_empty() {
                     ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
                 }
-                let told = ips.into_iter().map(bracketed);
-                told.chain([hostinfo::host_name()]).collect()
+                let addresses = ips.into_iter().map(bracketed);
+                addresses.chain([hostinfo::host_name()]).collect()
             }
         };
         let directory = std::env::current_dir();
@@ -81,12 +81,12 @@ impl Far {
     }
 
     /// Notes where the coordinator listens. Returns the address for this host's own processes.
-    pub(super) fn listens(&mut self, told: String) -> String {
-        if let Some((_, port)) = told.rsplit_once(':') {
+    pub(super) fn listens(&mut self, address: String) -> String {
+        if let Some((_, port)) = address.rsplit_once(':') {
             let all = self.hosts.iter().map(|host| format!("{host}:{port}"));
             self.coordinators = all.collect();
         }
-        self.coordinators.first().cloned().unwrap_or(told)
+        self.coordinators.first().cloned().unwrap_or(address)
     }
 
     /// The order for a process on another host.
@@ -112,7 +112,7 @@ impl Far {
             ),
             is_server,
             number,
-            told: spawner.told.clone(),
+            settings: spawner.settings.clone(),
             local,
             coordinators: self.coordinators.clone(),
             ask_shell: self.any,

@@ -98,14 +98,14 @@ impl Job {
         self.stage = stage;
         self.killed = false;
         // After two SIGINTs no stage waits any longer.
-        let patience = match stage {
+        let time = match stage {
             // The guard is quick, and only it can do its work.
             Stage::Guard => KILL_TIMEOUT * 2,
             Stage::Output => OUTPUT_STALL_MAX,
             _ if self.interrupts > 1 => std::time::Duration::ZERO,
             _ => self.config.grace,
         };
-        self.deadline = Some(Deadline::after(patience));
+        self.deadline = Some(Deadline::after(time));
         if stage == Stage::Guard {
             self.renew_guard();
         }
@@ -178,8 +178,8 @@ impl Job {
     }
 
     fn step_starting(&mut self) -> bool {
-        if let Some(told) = self.spawner.coordinator.take() {
-            self.spawner.coordinator = Some(self.far.listens(told));
+        if let Some(address) = self.spawner.coordinator.take() {
+            self.spawner.coordinator = Some(self.far.listens(address));
             self.stage = Stage::Running;
             self.deadline = None;
             self.start_members();

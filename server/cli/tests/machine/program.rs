@@ -125,7 +125,7 @@ fn info_tells_people_and_programs_the_same() {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(
-        text.contains("server 0 (a) on 4,6: nearest to the network card"),
+        text.contains("server 0 (a) on 4,6: nearest to the NIC"),
         "{text}"
     );
     let told = json(&tidewater(&[&arguments[..], &["--json"]].concat()));

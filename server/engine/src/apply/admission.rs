@@ -16,8 +16,10 @@ impl Engine {
     pub(super) fn push_admitted(
         &mut self,
         header: &FrameHeader,
-        (op, factor): (PushOp, f64),
-        (payload, parts): (&[u8], RowsPayload),
+        op: PushOp,
+        factor: f64,
+        payload: &[u8],
+        parts: RowsPayload,
     ) -> Result<Effect, Refusal> {
         let Some(table) = self.tables.get_mut(&header.table) else {
             unreachable!("table {} has been found", header.table);
@@ -74,7 +76,7 @@ impl Engine {
                 continue;
             }
             let row = |_| (key, RowLocation::NONE);
-            let made = shard.find_rows(1, row, (&self.redo, progress), &mut self.places);
+            let made = shard.find_rows(1, row, &self.redo, progress, &mut self.places);
             found = made.map_err(|e| (key, e));
             if found.is_err() {
                 break;

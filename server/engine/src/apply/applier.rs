@@ -30,9 +30,9 @@ use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
 use super::status::ApplierReport;
-use crate::inbox::{Next, Ring, RingRecord};
-use crate::namespace::{FrameSender, NamespaceId};
-use crate::store::prepare::Preparer;
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
+use crate::ring_reader::{Next, Ring, RingRecord};
+use crate::store::prealloc::Preallocator;
 use crate::store::{ResumeError, ServerMemory, StoreError};
 
 /// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
@@ -125,11 +125,11 @@ impl Applier {
         number: u32,
         workers: impl IntoIterator<Item = WorkerId>,
         commands: Receiver<Command>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
         inbox: impl FnMut(&RingRecord) -> Result<Inbox, StoreError>,
     ) -> Result<Self, ResumeError> {
         let workers = workers.into_iter().collect();
-        let mut resumed = Engine::resume(&memory, number, workers, preparer)?;
+        let mut resumed = Engine::resume(&memory, number, workers, preallocator)?;
         let rings = Ring::resume_all(&memory, number, resumed.push, inbox)?;
         let applied = rings.iter().map(|(ring, _)| ring);
         let applied = applied.map(|ring| (ring.session.0, ring.state().applied_seq));
@@ -383,7 +383,7 @@ impl Applier {
         // One ring's worth, so that a client that still writes (shared memory cannot be taken away)
         // does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
-        if let Err(why) = self.consume(n, (most, usize::MAX)) {
+        if let Err(why) = self.consume(n, most, usize::MAX) {
             // The client sends again what could not be consumed.
             tracing::debug!(session = %session, why, "the rest of a lane is not consumed");
         }
@@ -423,7 +423,7 @@ impl Applier {
         };
         let mut moved = polled.map_err(|e| e.to_string())?;
         let clocks_moved = self.engine.moved.len();
-        moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
+        moved |= self.consume(n, APPLY_BATCH_BYTES, APPLY_BATCH_ROWS)?;
         if self.engine.moved.len() > clocks_moved {
             self.last_to_tick = n;
         }
@@ -432,7 +432,11 @@ impl Applier {
         }
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;
-        let clock_moved = self.engine.moved.iter().any(|&(of, _)| of == namespace);
+        let clock_moved = self
+            .engine
+            .moved
+            .iter()
+            .any(|key| key.namespace == namespace);
         // A clock that moved is announced at the end of this step, and the state goes with it.
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
             && !clock_moved
@@ -443,9 +447,9 @@ impl Applier {
         Ok(moved)
     }
 
-    /// Takes frames out of a ring up to a number of bytes or rows. An error ends the session's
+    /// Takes frames out of a ring until they have `bytes_max` bytes or `rows_max` rows. An error ends the session's
     /// lane: its client must recover it, or is not a Tidewater client.
-    fn consume(&mut self, n: usize, most: (usize, usize)) -> Result<bool, String> {
+    fn consume(&mut self, n: usize, bytes_max: usize, rows_max: usize) -> Result<bool, String> {
         if self.rings[n].waiting == Some(self.engine.changes()) {
             // Its next frame waits for its rank's turn, and nothing has changed.
             return Ok(false);
@@ -454,7 +458,7 @@ impl Applier {
         let mut payload = std::mem::take(&mut self.payload);
         let (mut bytes, mut rows) = (0, 0);
         let mut result = Ok(());
-        while bytes < most.0 && rows < most.1 {
+        while bytes < bytes_max && rows < rows_max {
             match self.rings[n].next(&mut payload) {
                 Ok(Next::Empty) => break,
                 Ok(Next::Skipped) => bytes += LINE_BYTES,
@@ -462,7 +466,7 @@ impl Applier {
                     match header.kind {
                         FrameKind::PushDense => {}
                         // A function may take as long as a full batch: the other rings come next.
-                        FrameKind::Update | FrameKind::Reduce => rows = most.1,
+                        FrameKind::Update | FrameKind::Reduce => rows = rows_max,
                         _ => rows += header.count as usize,
                     }
                     // A frame with an unsent answer is not done: it would be taken again and again.
@@ -569,9 +573,9 @@ impl Applier {
         };
         let at = mailbox_reply_at(slot, self.ring_bytes(n));
         let ring = &mut self.rings[n];
-        let chk = reply.hasher(ring.session.0).finish_bytes(payload);
+        let checksum = reply.hasher(ring.session.0).finish_bytes(payload);
         ring.post(at + REPLY_HEADER_BYTES, payload)?;
-        ring.post(at, &line_bytes(&reply.to_line(chk)))
+        ring.post(at, &line_bytes(&reply.to_line(checksum)))
     }
 
     /// Announces the moved minimums of a job to all of its clients. The worker that ticked last
@@ -579,15 +583,15 @@ impl Applier {
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
-        for &(namespace, domain) in &moved {
+        for &DomainKey { namespace, domain } in &moved {
             let line = self.engine.clock_line(namespace, domain);
             let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
             let last_to_tick = self.last_to_tick.min(self.rings.len());
             let (before, from) = self.rings.split_at_mut(last_to_tick);
             for ring in from.iter_mut().chain(before).filter(of_job) {
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
-                let told = ring.post(mailbox_clock_at(domain.0), &bytes);
-                let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
+                let posted = ring.post(mailbox_clock_at(domain.0), &bytes);
+                let sent = posted.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
                 if sent.is_err() {
                     ring.end_port();
                 }

@@ -9,8 +9,8 @@ use tidewater_protocol::layout::lines::StateLine;
 use super::engine::Engine;
 use super::status::ApplierReport;
 use super::table::Table;
-use crate::inbox::Ring;
 use crate::namespace::NamespaceId;
+use crate::ring_reader::Ring;
 use tidewater_clocks::FirstClocks;
 
 /// Takes the answer of a command on the applier's thread; does not block. Dropped without a call if the applier ends.

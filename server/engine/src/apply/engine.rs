@@ -25,7 +25,7 @@ use super::tick_blocks::Buffers;
 use super::tick_steps::{TICK_ROWS, TickWork};
 use super::warm::CutPush;
 use super::warm_ticks::CloseProgress;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::dense_blocks::PinRefusal;
 use crate::store::journal::Journal;
 use crate::store::redo::{Progress, Redo, RowPlace};
@@ -77,7 +77,7 @@ pub struct Engine {
     /// Payload of the reply of the last frame.
     pub reply: Vec<u8>,
     /// Domains with a moved minimum that is not announced yet.
-    pub moved: Vec<(NamespaceId, DomainId)>,
+    pub moved: Vec<DomainKey>,
     /// Why this applier cannot continue: acknowledged state is not what it should be.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
@@ -107,7 +107,7 @@ pub struct Engine {
     /// Of these, session and number of those that the death before this process cut.
     pub(super) cut_clocks: Vec<(u64, u64)>,
     /// Number of closed iterations of each domain, and the tick under way, where there is a journal.
-    pub(super) closed: BTreeMap<(NamespaceId, DomainId), u64>,
+    pub(super) closed: BTreeMap<DomainKey, u64>,
     pub(super) closing: CloseProgress,
 }
 
@@ -290,7 +290,7 @@ impl Engine {
     /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.note_end(namespace);
-        self.closed.retain(|(of, _), _| *of != namespace);
+        self.closed.retain(|key, _| key.namespace != namespace);
         self.clocks.remove(&namespace);
         self.forget_ticks(namespace);
         self.pace.forget_namespace(namespace);
@@ -299,7 +299,7 @@ impl Engine {
         self.held_functions.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);
         // No client is left to notify.
-        self.moved.retain(|(of, _)| *of != namespace);
+        self.moved.retain(|key| key.namespace != namespace);
     }
 
     /// Applies a frame that `sender` pushed.

@@ -199,7 +199,7 @@ impl Engine {
             }
         }
         if waits && !mutants::on(Mutant::FunctionOnArrival) {
-            return self.hold_function(sender, header, (&call, payload));
+            return self.hold_function(sender, header, &call, payload);
         }
         // Before any row is created.
         let named = match call.body {

@@ -13,7 +13,6 @@ pub mod engine;
 mod expiry;
 mod function;
 mod gather;
-pub mod kernels;
 mod pace;
 pub mod pending;
 mod push;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 
 /// Steps of a thread that its median is of.
 const STEPS: usize = 16;
@@ -29,19 +29,19 @@ struct Steps {
 pub struct Pace {
     threads: BTreeMap<(NamespaceId, DomainId, WorkerThread), Steps>,
     /// Last move of each domain's minimum.
-    moved: BTreeMap<(NamespaceId, DomainId), Instant>,
+    moved: BTreeMap<DomainKey, Instant>,
 }
 
 impl Pace {
     /// Notes a tick of a thread at `now`, and whether it moved the minimum. Cost: two lookups.
     pub fn ticked(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         thread: WorkerThread,
         moved: bool,
         now: Instant,
     ) {
-        let last_move = self.moved.get(&(namespace, domain)).copied();
+        let last_move = self.moved.get(&DomainKey::new(namespace, domain)).copied();
         let steps = self.threads.entry((namespace, domain, thread)).or_default();
         if let Some(begun) = steps
             .ended
@@ -53,13 +53,13 @@ impl Pace {
         }
         steps.ended = Some(now);
         if moved {
-            self.moved.insert((namespace, domain), now);
+            self.moved.insert(DomainKey::new(namespace, domain), now);
         }
     }
 
     /// Median time of a thread's last 16 steps in microseconds, at least 1; 0 before 8 steps.
-    pub fn median_us(&self, job: (NamespaceId, DomainId), thread: WorkerThread) -> u64 {
-        let steps = self.threads.get(&(job.0, job.1, thread));
+    pub fn median_us(&self, job: DomainKey, thread: WorkerThread) -> u64 {
+        let steps = self.threads.get(&(job.namespace, job.domain, thread));
         let Some(steps) = steps.filter(|steps| steps.count >= STEPS_MIN) else {
             return 0;
         };
@@ -84,7 +84,7 @@ impl Pace {
     /// Forgets all threads of a job.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         self.threads.retain(|(job, ..), _| *job != namespace);
-        self.moved.retain(|(job, _), _| *job != namespace);
+        self.moved.retain(|key, _| key.namespace != namespace);
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     /// counted from the move of the minimum to their ticks.
     #[test]
     fn waits_for_a_slow_worker_are_no_steps() {
-        let job = (NamespaceId(3), DomainId(0));
+        let job = DomainKey::new(NamespaceId(3), DomainId(0));
         let worker = |rank| WorkerThread::first(WorkerId(rank));
         let start = tidewater_runtime::clock::now();
         let mut pace = Pace::default();
@@ -118,9 +118,9 @@ mod tests {
         }
         let medians = [0, 1, 2].map(|rank| pace.median_us(job, worker(rank)));
         assert_eq!(medians, [1_000, 1_500, 9_000]);
-        pace.forget_rank(job.0, WorkerId(2));
+        pace.forget_rank(job.namespace, WorkerId(2));
         assert_eq!(pace.median_us(job, worker(2)), 0);
-        pace.forget_namespace(job.0);
+        pace.forget_namespace(job.namespace);
         assert_eq!(pace.median_us(job, worker(0)), 0);
     }
 }

@@ -17,7 +17,7 @@ use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::mutants::{self, Mutant};
 
 use super::Refusal;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
@@ -114,19 +114,15 @@ impl Pending {
     /// Holds nothing; has the default budget. Where a holder keeps the memory, a successor finds what it holds.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
         let is_kept = memory.is_held();
-        Self::of_kind(memory, applier, (BlockKind::Held, is_kept))
+        Self::of_kind(memory, applier, BlockKind::Held, is_kept)
     }
 
     /// As [`Self::new`], for frames that end with the process: a successor frees their pages.
     pub(super) fn of_process(memory: Arc<ServerMemory>, applier: u32) -> Self {
-        Self::of_kind(memory, applier, (BlockKind::Pending, false))
+        Self::of_kind(memory, applier, BlockKind::Pending, false)
     }
 
-    fn of_kind(
-        memory: Arc<ServerMemory>,
-        applier: u32,
-        (kind, is_kept): (BlockKind, bool),
-    ) -> Self {
+    fn of_kind(memory: Arc<ServerMemory>, applier: u32, kind: BlockKind, is_kept: bool) -> Self {
         let owner = BlockOwner {
             kind,
             table: 0,
@@ -223,7 +219,7 @@ impl Pending {
         if staged {
             self.stage_stream(&mut stream);
         }
-        let result = self.hold_in(&mut stream, (key.thread, Some(&key)), header, payload);
+        let result = self.hold_in(&mut stream, key.thread, Some(&key), header, payload);
         if !stream.frames.is_empty() {
             self.streams.insert(key, stream);
         }
@@ -233,7 +229,8 @@ impl Pending {
     fn hold_in(
         &mut self,
         stream: &mut Stream,
-        (thread, key): (WorkerThread, Option<&StreamKey>),
+        thread: WorkerThread,
+        key: Option<&StreamKey>,
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
@@ -263,7 +260,7 @@ impl Pending {
         }
         stream.used += len;
         if self.is_kept && key.is_some() {
-            self.keep_frame(page, (at - before, stream.used), &header);
+            self.keep_frame(page, at - before, stream.used, &header);
         }
         stream.bytes += bytes;
         self.bytes += bytes;
@@ -312,7 +309,7 @@ impl Pending {
     }
 
     /// Stages a rank in an iteration of a job's domain: the frames of its threads leave the budget.
-    pub fn stage(&mut self, job: (NamespaceId, DomainId), iteration: u64, rank: WorkerId) {
+    pub fn stage(&mut self, job: DomainKey, iteration: u64, rank: WorkerId) {
         for (key, mut stream) in self.take_rank(job, iteration, rank) {
             self.stage_stream(&mut stream);
             self.streams.insert(key, stream);
@@ -322,7 +319,7 @@ impl Pending {
     /// Takes out the streams of a rank's threads in an iteration.
     fn take_rank(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         rank: WorkerId,
     ) -> Vec<(StreamKey, Stream)> {
@@ -370,7 +367,7 @@ impl Pending {
     /// stay in memory until [`Pending::free`].
     pub fn take(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         end: Option<WorkerId>,
     ) -> Vec<Stream> {
@@ -393,7 +390,7 @@ impl Pending {
     /// ticks.
     pub fn streams_of(
         &self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
     ) -> impl Iterator<Item = &Stream> {
         let of_domain =
             move |(key, _): &(&StreamKey, _)| (key.namespace, key.domain) == (namespace, domain);
@@ -455,7 +452,7 @@ impl Pending {
     /// faster thread of it has begun; not those of finished tasks.
     pub fn forget_rank(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         rank: WorkerId,
     ) {

@@ -56,10 +56,10 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
     if (flags.weight || flags.encoding.is_some()) && !is_sum_of_floats {
         return Err(wrong_operation(header));
     }
-    let told = header.flags.dtype.map_or(0, |d| d.code());
-    if told != table.spec.dtype.code() {
+    let dtype_code = header.flags.dtype.map_or(0, |d| d.code());
+    if dtype_code != table.spec.dtype.code() {
         return Err(RejectReason::WrongDType {
-            frame: told.into(),
+            frame: dtype_code.into(),
             table: table.spec.dtype.code().into(),
         });
     }
@@ -167,7 +167,7 @@ impl Engine {
             self.check_task(sender, header)?;
             self.locate_rows(header.table, payload, parts, count, hints)?;
             if waits {
-                self.reserve_row_sums(header.table, op, (payload, count), header.clock)?;
+                self.reserve_row_sums(header.table, op, payload, count, header.clock)?;
             }
             return self.hold_of_task(sender, header, held);
         }
@@ -180,13 +180,13 @@ impl Engine {
             if !mutants::on(Mutant::RowsReservedAtTick) {
                 self.locate_rows(header.table, payload, parts, count, hints)?;
             }
-            self.reserve_row_sums(header.table, op, (payload, count), header.clock)?;
+            self.reserve_row_sums(header.table, op, payload, count, header.clock)?;
             self.hold(sender, staged, header, held)?;
             return Ok(Effect::Applied);
         }
         let factor = self.factor(sender, header, op, weight)?;
         if counts_pushes {
-            return self.push_admitted(header, (op, factor), (payload, parts));
+            return self.push_admitted(header, op, factor, payload, parts);
         }
         self.locate_rows(header.table, payload, parts, count, hints)?;
         self.store_rows(header.table, op, values, factor);
@@ -236,11 +236,11 @@ impl Engine {
         hints: bool,
     ) -> Result<(), Refusal> {
         let (keys, _) = payload.as_chunks::<8>();
-        let told = match hints {
+        let locs = match hints {
             true => &payload[parts.locs_at..],
             false => &[],
         };
-        let (locs, _) = told.as_chunks::<8>();
+        let (locs, _) = locs.as_chunks::<8>();
         let hint = |row: usize| match hints {
             true => RowLocation(u64::from_le_bytes(locs[row])),
             false => RowLocation(0),
@@ -262,7 +262,7 @@ impl Engine {
         self.places.clear();
         match self.tables.get_mut(&table).map(|table| &mut table.store) {
             Some(Store::Sparse(s)) => {
-                let found = s.find_rows(count, &row, (&self.redo, progress), &mut self.places);
+                let found = s.find_rows(count, &row, &self.redo, progress, &mut self.places);
                 // The places before it were found.
                 found.map_err(|e| self.no_room(table, row(self.places.len()).0, &e))
             }
@@ -344,13 +344,13 @@ impl Engine {
             return Ok(Effect::Applied);
         }
         let factor = self.factor(sender, header, op, weight)?;
-        self.store_range(header.table, first, (op, factor), values);
+        self.store_range(header.table, first, op, factor, values);
         Ok(Effect::Applied)
     }
 
     /// Applies `values` to the elements from `first` on: sums multiplied by `factor`, gradients at
     /// `factor` times the rate.
-    fn store_range(&mut self, table: u32, first: u64, (op, factor): (PushOp, f64), values: &[u8]) {
+    fn store_range(&mut self, table: u32, first: u64, op: PushOp, factor: f64, values: &[u8]) {
         let before = std::mem::take(&mut self.rows_before);
         let progress = self.progress(before as usize);
         let mut scaled = std::mem::take(&mut self.scratch);

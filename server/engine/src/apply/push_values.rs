@@ -9,9 +9,9 @@ use tidewater_protocol::table::{DType, PushOp};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::kernels::{all_finite_scaled, scale};
 use super::push::{FIRST_BYTES, operation, word, wrong_length, wrong_operation};
 use super::table::Table;
+use crate::kernels::{all_finite_scaled, scale};
 use crate::namespace::FrameSender;
 
 /// The weight at the end of a push's payload, and 1 for a push without one.

@@ -113,7 +113,8 @@ impl Engine {
     /// The first of `sink`, or of the store, through `other`.
     pub fn copy_records<E>(
         &mut self,
-        (id, partition): (TableId, PartitionId),
+        id: TableId,
+        partition: PartitionId,
         other: impl Fn(RecordError) -> E,
         mut sink: impl FnMut(u64, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {

@@ -5,7 +5,7 @@ use tidewater_protocol::ids::{WorkerId, WorkerThread};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
-use super::kernels::divide;
+use crate::kernels::divide;
 
 /// The operations of a tick on one row or block, in the order in which they are applied: the last
 /// assign, the sum of the sums, one step with the reduced gradient.

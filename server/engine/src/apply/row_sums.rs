@@ -15,16 +15,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId, WorkerThread};
+use tidewater_protocol::ids::{PartitionId, WorkerThread};
 use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::WordsMut;
 
-use super::kernels::accumulate;
 use super::reduce::Threads;
+use crate::kernels::accumulate;
+use crate::store::ShardId;
 use crate::store::StoreError;
 use crate::store::index::Index;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 
 const PAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slot before its values.
@@ -53,6 +54,18 @@ pub(super) struct RowSums {
     live: usize,
 }
 
+/// One row of a held push.
+#[derive(Clone, Copy)]
+pub(super) struct PushedRow<'a> {
+    pub(super) key: u64,
+    pub(super) thread: WorkerThread,
+    pub(super) weight: f64,
+    /// Values, already multiplied by the weight.
+    pub(super) values: &'a [u8],
+    /// Whether the row replaces the sum: an assign.
+    pub(super) replaces: bool,
+}
+
 impl RowSums {
     /// Sums without slots, for rows of this size.
     ///
@@ -60,14 +73,14 @@ impl RowSums {
     /// [`StoreError`] when memory is used up.
     pub(super) fn new(
         memory: &Arc<ServerMemory>,
-        (table, applier): (TableId, u32),
+        shard_id: ShardId,
         row_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner::of((table, applier), BlockKind::Pending, PartitionId(0));
+        let owner = BlockOwner::of(shard_id, BlockKind::Pending, PartitionId(0));
         let slot_bytes = HEAD_BYTES + row_bytes.next_multiple_of(8);
         Ok(Self {
             owner,
-            index: Index::new(Arc::clone(memory), Preparer::none(), owner)?,
+            index: Index::new(Arc::clone(memory), Preallocator::none(), owner)?,
             slots: Slots {
                 memory: Arc::clone(memory),
                 pages: Vec::new(),
@@ -142,23 +155,18 @@ impl RowSums {
         Ok(())
     }
 
-    /// Adds a row of a thread's push, already multiplied by its weight, or replaces it by an assign (`replace`).
+    /// Adds a row of a thread's push, or replaces the sum by it.
     ///
     /// # Panics
     /// If the row has no slot.
-    pub(super) fn add(
-        &mut self,
-        dtype: DType,
-        (key, (thread, weight)): (u64, (WorkerThread, f64)),
-        (values, replace): (&[u8], bool),
-        scratch: &mut Vec<u8>,
-    ) {
+    pub(super) fn add(&mut self, dtype: DType, row: PushedRow<'_>, scratch: &mut Vec<u8>) {
+        let PushedRow { key, values, .. } = row;
         let Some(slot) = self.find(key) else {
             unreachable!("row {key} of a held push has no sum");
         };
         let words = self.slots.words(slot);
         let mut threads = Threads::of_words(THREADS_AT.map(|at| words.as_read().load(at)));
-        if threads.is_empty() || replace {
+        if threads.is_empty() || row.replaces {
             words.copy_in(HEAD_BYTES, values);
         } else {
             scratch.resize(values.len(), 0);
@@ -166,7 +174,7 @@ impl RowSums {
             accumulate(dtype, scratch, values);
             words.copy_in(HEAD_BYTES, scratch);
         }
-        threads.add(thread, weight);
+        threads.add(row.thread, row.weight);
         for (at, word) in THREADS_AT.into_iter().zip(threads.words()) {
             words.store(at, word);
         }
@@ -331,20 +339,26 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_protocol::ids::{Incarnation, WorkerId};
+    use tidewater_protocol::ids::{Incarnation, TableId, WorkerId};
 
     use super::*;
 
     fn sums(capacity: usize) -> (Arc<ServerMemory>, RowSums) {
         let memory = Arc::new(ServerMemory::new(capacity, Incarnation(5)).unwrap());
-        let sums = RowSums::new(&memory, (TableId(1), 0), 8).unwrap();
+        let sums = RowSums::new(&memory, ShardId::new(TableId(1), 0), 8).unwrap();
         (memory, sums)
     }
 
     fn add(sums: &mut RowSums, key: u64, rank: u32, value: f32) {
         let values = value.to_le_bytes().repeat(2);
-        let of = (key, (WorkerThread::first(WorkerId(rank)), 1.0));
-        sums.add(DType::F32, of, (&values, false), &mut Vec::new());
+        let row = PushedRow {
+            key,
+            thread: WorkerThread::first(WorkerId(rank)),
+            weight: 1.0,
+            values: &values,
+            replaces: false,
+        };
+        sums.add(DType::F32, row, &mut Vec::new());
     }
 
     /// The sums of an iteration: of each key the first value.

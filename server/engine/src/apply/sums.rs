@@ -12,6 +12,7 @@ use tidewater_protocol::layout::reject::RejectReason;
 use super::Refusal;
 use super::reduce::Threads;
 use super::row_sums::RowSums;
+use crate::store::ShardId;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 /// Sums of one table, by kind.
@@ -66,13 +67,14 @@ impl BlockSums {
     /// Sums without memory, for a table of this number of blocks.
     pub(super) const fn new(
         memory: Arc<ServerMemory>,
-        (table, applier): (u32, u32),
-        (blocks, block_bytes): (usize, usize),
+        shard_id: ShardId,
+        blocks: usize,
+        block_bytes: usize,
     ) -> Self {
         let owner = BlockOwner {
             kind: BlockKind::Pending,
-            table,
-            applier,
+            table: shard_id.table.0,
+            applier: shard_id.applier,
             part: 0,
         };
         Self {
@@ -151,7 +153,8 @@ impl BlockSums {
         key: BlockKey,
         before: Option<BlockSum>,
         values: &[u8],
-        (runs, threads): (&[Range<usize>], Threads),
+        runs: &[Range<usize>],
+        threads: Threads,
     ) {
         let slot = before.map_or(self.used, |before| before.slot);
         self.used = self.used.max(slot + 1);

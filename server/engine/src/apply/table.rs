@@ -7,15 +7,16 @@ use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::table::{Apply, DenseLayout, Durability, Optimizer, Shape, TableSpec};
 
 use super::Refusal;
-use super::kernels::{KernelError, RowKernel};
 use super::records::RecordError;
+use crate::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
+use crate::store::ShardId;
 use crate::store::cut::{Cut, Outlet};
 use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
 use crate::store::dense_rows::{DenseRows, RowsKept};
 use crate::store::extents::ExtentsPlace;
 use crate::store::memory::Block;
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
@@ -70,22 +71,25 @@ impl Table {
     /// [`ShardError`].
     pub fn new(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
-        (id, applier): (TableId, u32),
+        preallocator: &Preallocator,
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        super::kernels::init::check(&spec.init, spec.dtype)?;
+        crate::kernels::init::check(&spec.init, spec.dtype)?;
         if spec.durability == Durability::Warm && !memory.is_held() {
             let table = spec.name.clone();
             return Err(ShardError::NotHeld { table });
         }
         let own: Vec<PartitionId> = partitions.collect();
         let partitions = own.iter().copied();
-        let shard_id = (id, applier);
         let store = match spec.shape {
             Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
-                memory, preparer, shard_id, spec, partitions,
+                memory,
+                preallocator,
+                shard_id,
+                spec,
+                partitions,
             )?),
             Shape::Dense {
                 layout: DenseLayout::Rows,
@@ -97,7 +101,7 @@ impl Table {
             } => Store::Blocks(DenseBlocks::new(memory, shard_id, spec, partitions)?),
         };
         Ok(Self {
-            id,
+            id: shard_id.table,
             namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
             optimizer: spec.optimizer,
@@ -109,8 +113,8 @@ impl Table {
     /// The share that a dead process left. Cost: that of reading each row of a sparse table.
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
-        shard_id: (TableId, u32),
+        preallocator: &Preallocator,
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: KeptPlace,
@@ -119,7 +123,12 @@ impl Table {
         let partitions = own.iter().copied();
         let store = match place {
             KeptPlace::Sparse(place) => Store::Sparse(SparseShard::resume(
-                memory, preparer, shard_id, spec, partitions, place,
+                memory,
+                preallocator,
+                shard_id,
+                spec,
+                partitions,
+                place,
             )?),
             KeptPlace::Rows(place) => Store::Rows(DenseRows::resume(memory, spec, place)?),
             KeptPlace::Blocks(place) => Store::Blocks(DenseBlocks::resume(
@@ -127,7 +136,7 @@ impl Table {
             )?),
         };
         Ok(Self {
-            id: shard_id.0,
+            id: shard_id.table,
             namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
             optimizer: spec.optimizer,

@@ -17,7 +17,7 @@
 //! A thread does not tick while it has a task. Its iteration is therefore the same at all appliers when the task
 //! is finished.
 
-use tidewater_protocol::ids::{DomainId, WorkerThread};
+use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::table::Durability;
@@ -25,7 +25,7 @@ use tidewater_protocol::table::Durability;
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::pending::{OPEN_TASK, Stream, StreamKey, TaskKey};
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 
 impl Engine {
     /// Checks that a push of a task can be held: its thread is a member of the table's domain and, for a table of
@@ -103,7 +103,7 @@ impl Engine {
         for (key, stream) in self.pending.take_task(namespace, thread, task) {
             match key.domain {
                 None => self.apply_task(FrameSender { thread, namespace }, stream),
-                Some(domain) => self.join_task((namespace, domain), thread, stream),
+                Some(domain) => self.join_task(DomainKey::new(namespace, domain), thread, stream),
             }
         }
     }
@@ -127,7 +127,7 @@ impl Engine {
 
     fn join_task(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         thread: WorkerThread,
         stream: Stream,
     ) {

@@ -21,18 +21,19 @@ use tidewater_protocol::table::{Durability, PushOp, Reduce};
 use super::Refusal;
 use super::deletion::note_deletions;
 use super::engine::{Effect, Engine};
-use super::kernels::scale;
 use super::pending::{Held, Stream};
 use super::push::word;
 use super::push_values::weight_of;
 use super::reduce::tick_order;
-use super::row_sums::{AHEAD, RowSums};
+use super::row_sums::{AHEAD, PushedRow, RowSums};
 use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
 use super::warm_ticks::Steps;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::kernels::scale;
+use crate::namespace::{DomainKey, FrameSender, NamespaceId};
+use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
 /// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
@@ -107,7 +108,7 @@ impl Engine {
         let has_moved = moved.is_some();
         let now = tidewater_runtime::clock::now();
         self.pace
-            .ticked((namespace, domain), thread, has_moved, now);
+            .ticked(DomainKey::new(namespace, domain), thread, has_moved, now);
         self.advance(namespace, moved);
         self.next_turn(namespace, domain);
         // All of a small tick.
@@ -177,7 +178,8 @@ impl Engine {
         &mut self,
         namespace: NamespaceId,
         thread: WorkerThread,
-        (domain, clock): (DomainId, u64),
+        domain: DomainId,
+        clock: u64,
     ) {
         let here = self.clocks(namespace).clock(domain, thread);
         if here.and_then(|here| here.checked_add(1)) != Some(clock) {
@@ -201,7 +203,7 @@ impl Engine {
         self.drop_tasks(namespace, rank);
         for (domain, iteration) in self.clocks(namespace).open_iterations(rank) {
             if !mutants::on(Mutant::LostIterationKept) {
-                let of = (namespace, domain);
+                let of = DomainKey::new(namespace, domain);
                 self.pending.forget_rank(of, iteration, rank);
                 self.held_functions.forget_rank(of, iteration, rank);
                 self.recount_sums(namespace, domain);
@@ -247,7 +249,7 @@ impl Engine {
         if !self.deferred.is_empty() {
             return;
         }
-        self.queue_turn((namespace, domain), iteration, rank);
+        self.queue_turn(DomainKey::new(namespace, domain), iteration, rank);
     }
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
@@ -255,11 +257,11 @@ impl Engine {
             if mutants::on(Mutant::TickBeforeApply) {
                 // The mutant: announced now, applied at the next call.
                 self.deferred.push((namespace, moved));
-                self.moved.push((namespace, moved.domain));
+                self.moved.push(DomainKey::new(namespace, moved.domain));
                 continue;
             }
             for iteration in moved.from..moved.to {
-                self.queue_close((namespace, moved.domain), iteration);
+                self.queue_close(DomainKey::new(namespace, moved.domain), iteration);
             }
         }
     }
@@ -268,7 +270,7 @@ impl Engine {
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
             for iteration in moved.from..moved.to {
-                self.queue_close((namespace, moved.domain), iteration);
+                self.queue_close(DomainKey::new(namespace, moved.domain), iteration);
             }
             self.tick_all();
         }
@@ -328,15 +330,19 @@ impl Engine {
             if weight != 1.0 {
                 scale(dtype, values, weight);
             }
-            let from = (h.thread, weight);
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
                 let key = |row: usize| word(keys, row * 8);
                 if row.is_multiple_of(AHEAD) {
                     sums.prefetch((row..count.min(row + AHEAD)).map(key));
                 }
-                let key = key(row);
-                let values = (values, op == PushOp::Assign);
-                sums.add(dtype, (key, from), values, &mut sum);
+                let row = PushedRow {
+                    key: key(row),
+                    thread: h.thread,
+                    weight,
+                    values,
+                    replaces: op == PushOp::Assign,
+                };
+                sums.add(dtype, row, &mut sum);
             }
         }
         (self.scratch, self.tick.part) = (payload, sum);
@@ -351,7 +357,8 @@ impl Engine {
         &mut self,
         id: u32,
         op: PushOp,
-        (payload, count): (&[u8], usize),
+        payload: &[u8],
+        count: usize,
         iteration: u64,
     ) -> Result<(), Refusal> {
         let row_bytes = self
@@ -359,7 +366,7 @@ impl Engine {
             .get(&id)
             .map_or(0, |table| table.spec.row_bytes());
         let memory = Arc::clone(&self.memory);
-        let shard = (TableId(id), self.pending.applier());
+        let shard = ShardId::new(TableId(id), self.pending.applier());
         let no_memory = |_| {
             let (used, capacity) = memory.private.usage();
             RejectReason::NoMemory {
@@ -414,7 +421,7 @@ impl Engine {
                     let slots = slots.clone();
                     let mut steps = Steps::default();
                     stepped = stepped.and_then(|()| {
-                        self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
+                        self.step_slots(id, iteration, *op, sums, slots, &mut steps)
                     });
                 }
                 (false, true) => sums.sweep(slots.clone()),
@@ -432,8 +439,10 @@ impl Engine {
     /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
     pub(super) fn step_slots(
         &mut self,
-        (id, iteration): (u32, u64),
-        (op, sums): (PushOp, &mut RowSums),
+        id: u32,
+        iteration: u64,
+        op: PushOp,
+        sums: &mut RowSums,
         slots: impl IntoIterator<Item = usize>,
         steps: &mut Steps,
     ) -> Result<(), String> {
@@ -465,9 +474,7 @@ impl Engine {
             keys.drain(..done);
             values.drain(..done * row_bytes);
             self.lsn += 1;
-            let named = self
-                .closing
-                .name_rows(&self.redo, (id, steps.done), self.lsn);
+            let named = self.closing.name_rows(&self.redo, id, steps.done, self.lsn);
             named.map_err(|e| format!("rows of a tick of table {id} could not be named: {e}"))?;
         }
         // Rows exist since their pushes were held. One that was removed meanwhile is created again;
@@ -489,7 +496,7 @@ impl Engine {
         });
         if is_warm && !keys.is_empty() && stored.is_ok() {
             steps.done += keys.len() as u32;
-            let noted = self.closing.note_rows(&self.redo, (id, steps.done));
+            let noted = self.closing.note_rows(&self.redo, id, steps.done);
             noted.map_err(|e| format!("rows of a tick of table {id} could not be noted: {e}"))?;
         }
         if expires {

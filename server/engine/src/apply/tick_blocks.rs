@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::dense::BlockLayout;
 use tidewater_protocol::layout::frame::{FrameKind, WEIGHT_BYTES};
 use tidewater_protocol::mutants::{self, Mutant};
@@ -16,7 +17,6 @@ use tidewater_protocol::table::{DType, Durability, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::Engine;
-use super::kernels::{accumulate, scale};
 use super::pending::{Held, Pending};
 use super::push::{FIRST_BYTES, word};
 use super::push_values::weight_of;
@@ -24,8 +24,17 @@ use super::reduce::{Threads, tick_order};
 use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
+use crate::kernels::{accumulate, scale};
+use crate::store::ShardId;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
+
+/// Held frames of a table, and the memory with their bytes.
+#[derive(Clone, Copy)]
+struct Pushes<'a> {
+    pending: &'a Pending,
+    held: &'a [Held],
+}
 
 /// The part of one held frame in one block. Sorted in the order of its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,12 +142,14 @@ impl Buffers {
     /// Returns the sum that was taken out.
     fn reduce(
         &mut self,
-        (pending, held): (&Pending, &[Held]),
-        (sums, key): (&mut BlockSums, BlockKey),
+        pushes: Pushes<'_>,
+        sums: &mut BlockSums,
+        key: BlockKey,
         of: Range<usize>,
         used: usize,
         rules: Rules,
     ) -> Option<BlockSum> {
+        let Pushes { pending, held } = pushes;
         let size = rules.dtype.size();
         self.values.clear();
         self.values.resize(used * size, 0);
@@ -187,7 +198,7 @@ impl Buffers {
     /// Adds the segments to `sums`.
     fn fold(
         &mut self,
-        pushes: (&Pending, &[Held]),
+        pushes: Pushes<'_>,
         sums: &mut BlockSums,
         layout: BlockLayout,
         rules: Rules,
@@ -198,19 +209,21 @@ impl Buffers {
             let group = self.group(from, key);
             from = group.end;
             let used = layout.used(block) as usize;
-            let before = self.reduce(pushes, (sums, key), group, used, rules);
-            sums.put(key, before, &self.values, (&self.runs, self.threads));
+            let before = self.reduce(pushes, sums, key, group, used, rules);
+            sums.put(key, before, &self.values, &self.runs, self.threads);
         }
     }
 
     /// Reduces and stores one block after the other: the segments, after the content of `sums`.
-    /// Each run of elements is a row of `lsn`; the first `done` of them are stored. Returns the number of rows.
+    /// Each run of elements is a row of the frame of `start`; the rows before `start` are stored. Returns the
+    /// number of rows.
     fn step(
         &mut self,
-        pushes: (&Pending, &[Held]),
+        pushes: Pushes<'_>,
         sums: &mut BlockSums,
-        (blocks, redo): (&mut DenseBlocks, &Redo),
-        (lsn, done): (u64, u32),
+        blocks: &mut DenseBlocks,
+        redo: &Redo,
+        start: Progress,
         rules: Rules,
     ) -> Result<u32, BlocksError> {
         let layout = blocks.layout();
@@ -225,7 +238,7 @@ impl Buffers {
             let group = self.group(from, key);
             from = group.end;
             let used = layout.used(block) as usize;
-            self.reduce(pushes, (sums, key), group, used, rules);
+            self.reduce(pushes, sums, key, group, used, rules);
             let op = tick_order()[usize::from(order)];
             if op == PushOp::Gradient {
                 if rules.reduce == Reduce::Mean && !self.threads.mean(rules.dtype, &mut self.values)
@@ -241,8 +254,8 @@ impl Buffers {
             for run in &self.runs {
                 let values = &self.values[run.start * size..run.end * size];
                 let first = base + run.start as u64;
-                let progress = Progress { lsn, row };
-                if row >= done {
+                let progress = Progress { row, ..start };
+                if row >= start.row {
                     blocks.apply_range(redo, progress, first, op, values)?;
                 }
                 row += 1;
@@ -287,7 +300,10 @@ impl Engine {
         };
         let layout = blocks.layout();
         self.tick.cut(&self.pending, held, layout);
-        let pushes = (&self.pending, held);
+        let pushes = Pushes {
+            pending: &self.pending,
+            held,
+        };
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
@@ -309,8 +325,8 @@ impl Engine {
         }
         let block_bytes = blocks.layout().block_bytes;
         let count = blocks.partitions().map(|p| p.blocks as usize).sum();
-        let shard = (id, self.pending.applier());
-        let new = || BlockSums::new(Arc::clone(&self.memory), shard, (count, block_bytes));
+        let shard = ShardId::new(TableId(id), self.pending.applier());
+        let new = || BlockSums::new(Arc::clone(&self.memory), shard, count, block_bytes);
         let sums = self.sums.entry(id).or_insert_with(|| Sums::Blocks(new()));
         let Sums::Blocks(sums) = sums else {
             unreachable!("table {id} is by ranges and has sums of rows");
@@ -340,7 +356,7 @@ impl Engine {
             0
         };
         if is_warm {
-            self.closing.name_rows(&self.redo, (id, 0), self.lsn)?;
+            self.closing.name_rows(&self.redo, id, 0, self.lsn)?;
         }
         let snapshot = blocks.is_snapshot();
         // A load from a saved model took an epoch before the first tick.
@@ -349,15 +365,21 @@ impl Engine {
             blocks.begin_epoch(epoch)?;
         }
         self.tick.cut(&self.pending, held, blocks.layout());
-        let pushes = (&self.pending, held);
+        let pushes = Pushes {
+            pending: &self.pending,
+            held,
+        };
         match self.sums.get_mut(&id) {
             Some(Sums::Blocks(sums)) => {
-                let store = (&mut *blocks, &self.redo);
+                let start = Progress {
+                    lsn: self.lsn,
+                    row: done,
+                };
                 let rows = self
                     .tick
-                    .step(pushes, sums, store, (self.lsn, done), rules)?;
+                    .step(pushes, sums, blocks, &self.redo, start, rules)?;
                 if is_warm {
-                    self.closing.note_rows(&self.redo, (id, rows))?;
+                    self.closing.note_rows(&self.redo, id, rows)?;
                 }
             }
             // No push ever reached the table.

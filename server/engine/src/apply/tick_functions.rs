@@ -31,7 +31,8 @@ impl Engine {
         &mut self,
         sender: FrameSender,
         header: &FrameHeader,
-        (call, payload): (&FunctionCall<'_>, &[u8]),
+        call: &FunctionCall<'_>,
+        payload: &[u8],
     ) -> Result<Effect, Refusal> {
         let spec = Arc::clone(&self.known(sender.namespace, header.table)?.spec);
         let is_expression = matches!(call.body, FunctionBody::Expression(_));

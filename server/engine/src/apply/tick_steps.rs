@@ -30,7 +30,7 @@ use super::table::Store;
 use super::tick::by_table;
 use super::tick_blocks::order_of;
 use super::warm_ticks::InOrder;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 
 /// Rows that one step of a tick adds or steps: 2 to 4 ms, as a batch of pushes takes.
 pub(super) const TICK_ROWS: usize = 2_048;
@@ -135,7 +135,7 @@ impl Engine {
     /// Queues the work of a rank's turn in the open iteration.
     pub(super) fn queue_turn(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         rank: WorkerId,
     ) {
@@ -147,16 +147,16 @@ impl Engine {
         };
         // A thread that ticks ahead of the others passes no turn.
         if !self.ticking.iter().any(is_same) {
-            self.queue((namespace, domain), iteration, kind);
+            self.queue(DomainKey::new(namespace, domain), iteration, kind);
         }
     }
 
     /// Queues the end of an iteration.
-    pub(super) fn queue_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+    pub(super) fn queue_close(&mut self, job: DomainKey, iteration: u64) {
         self.queue(job, iteration, Kind::Close);
     }
 
-    fn queue(&mut self, (namespace, domain): (NamespaceId, DomainId), iteration: u64, kind: Kind) {
+    fn queue(&mut self, DomainKey { namespace, domain }: DomainKey, iteration: u64, kind: Kind) {
         self.last_tick_work += 1;
         self.ticking.push_back(TickWork {
             namespace,
@@ -206,7 +206,7 @@ impl Engine {
         let ids: Vec<u32> = self.sums.keys().copied().filter(of_domain).collect();
         let begun = self.ticking.iter().filter_map(|work| work.begun.as_ref());
         let begun = begun.flat_map(Begun::unadded);
-        let pending = self.pending.streams_of((namespace, domain));
+        let pending = self.pending.streams_of(DomainKey::new(namespace, domain));
         let streams: Vec<Held> = begun
             .chain(pending.flat_map(Stream::frames))
             .copied()
@@ -325,7 +325,7 @@ impl Engine {
     }
 
     fn begin(&mut self, work: &TickWork) -> Begun {
-        let job = (work.namespace, work.domain);
+        let job = DomainKey::new(work.namespace, work.domain);
         let end = match work.kind {
             Kind::Turn(rank) => Some(rank),
             Kind::Close => None,
@@ -422,7 +422,7 @@ impl Engine {
     }
 
     fn end(&mut self, work: &TickWork, begun: Begun) {
-        let job = (work.namespace, work.domain);
+        let job = DomainKey::new(work.namespace, work.domain);
         self.held_functions.free(begun.function_streams);
         let is_kept = matches!(work.kind, Kind::Turn(_)) && self.has_warm(&begun.streams);
         if work.kind == Kind::Close {

@@ -21,10 +21,11 @@ use tidewater_protocol::table::{Durability, Optimizer, TableSpec};
 use super::engine::Engine;
 use super::table::{KeptPlace, Table};
 use super::warm_ticks::CloseProgress;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
+use crate::store::ShardId;
 use crate::store::journal::Journal;
 use crate::store::memory::{Block, BlockKind, BlockOwner};
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
 use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, ServerMemory, StoreError};
 use tidewater_clocks::{ClockChange, Clocks};
@@ -93,7 +94,7 @@ pub(super) struct Resumed {
 /// Tables of a journal, with their rules.
 #[derive(Debug, Default)]
 struct Replayed {
-    closed: BTreeMap<(NamespaceId, DomainId), u64>,
+    closed: BTreeMap<DomainKey, u64>,
     /// Of the last entry.
     lost: Option<LostWorker>,
     clocks: BTreeMap<NamespaceId, Clocks>,
@@ -135,7 +136,7 @@ impl Replayed {
             }
             Entry::JobEnded { namespace } => {
                 self.clocks.remove(&NamespaceId(namespace));
-                self.closed.retain(|(of, _), _| of.0 != namespace);
+                self.closed.retain(|key, _| key.namespace.0 != namespace);
                 self.released.retain(|(of, _)| of.0 != namespace);
             }
             Entry::Table(table) => {
@@ -154,8 +155,8 @@ impl Replayed {
                 domain,
                 iterations,
             } => {
-                let domain = (NamespaceId(namespace), domain);
-                self.closed.insert(domain, iterations);
+                let key = DomainKey::new(NamespaceId(namespace), domain);
+                self.closed.insert(key, iterations);
             }
         }
     }
@@ -224,7 +225,7 @@ impl Engine {
     }
 
     /// Writes down that an iteration is closed: a successor drops its pushes.
-    pub(super) fn note_closed(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+    pub(super) fn note_closed(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_some() {
             self.note(&closed_entry(job, iteration + 1));
             self.closed.insert(job, iteration + 1);
@@ -269,8 +270,8 @@ impl Engine {
             encode(&Entry::Clocks { namespace, clocks })
         });
         let closed = self.closed.iter();
-        let closed = closed.map(|(&(namespace, domain), &iterations)| {
-            encode(&closed_entry((namespace, domain), iterations))
+        let closed = closed.map(|(&DomainKey { namespace, domain }, &iterations)| {
+            encode(&closed_entry(DomainKey::new(namespace, domain), iterations))
         });
         let frames = self.clock_frames.iter();
         let frames = frames.map(|(&session, &seq)| encode(&Entry::ClockFrame { session, seq }));
@@ -325,7 +326,7 @@ impl Engine {
         memory: &Arc<ServerMemory>,
         applier: u32,
         workers: Vec<WorkerId>,
-        preparer: &Preparer,
+        preallocator: &Preallocator,
     ) -> Result<Resumed, ResumeError> {
         let redo = redo_of(memory, applier)?;
         let (lsn, push) = redo.interrupted()?;
@@ -357,8 +358,8 @@ impl Engine {
             let spec = Arc::new(kept_table.spec);
             let own = kept_table.partitions.into_iter().map(PartitionId);
             let place = kept_table.place;
-            let shard_id = (TableId(id), applier);
-            let table = Table::resume(memory, preparer, shard_id, &spec, own, place)?;
+            let shard_id = ShardId::new(TableId(id), applier);
+            let table = Table::resume(memory, preallocator, shard_id, &spec, own, place)?;
             let mut table = table.of(NamespaceId(kept_table.namespace));
             if let Some(optimizer) = replayed.rules.get(&id).filter(|rule| table.takes(rule)) {
                 table
@@ -386,7 +387,7 @@ impl Engine {
     }
 }
 
-const fn closed_entry((namespace, domain): (NamespaceId, DomainId), iterations: u64) -> Entry {
+const fn closed_entry(DomainKey { namespace, domain }: DomainKey, iterations: u64) -> Entry {
     Entry::Closed {
         namespace: namespace.0,
         domain,

@@ -20,7 +20,7 @@ use super::reduce::tick_order;
 use super::sums::Sums;
 use super::tick::STEP_ROWS;
 use super::warm::LostWorker;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::closing::{Closing, TICK_SESSION};
 use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, StoreError};
@@ -61,7 +61,8 @@ impl CloseProgress {
     pub(super) fn name_rows(
         &self,
         redo: &Redo,
-        (id, done): (u32, u32),
+        id: u32,
+        done: u32,
         lsn: u64,
     ) -> Result<(), StoreError> {
         redo.begin(PushName {
@@ -72,7 +73,7 @@ impl CloseProgress {
     }
 
     /// Notes that the first `done` rows of a table are stepped: pushes that come before its next rows take the name.
-    pub(super) fn note_rows(&self, redo: &Redo, (id, done): (u32, u32)) -> Result<(), StoreError> {
+    pub(super) fn note_rows(&self, redo: &Redo, id: u32, done: u32) -> Result<(), StoreError> {
         // All rows of a table before the resumed one count as done already.
         redo.note_close(pack(done, id).max(self.before))
     }
@@ -122,13 +123,13 @@ impl Engine {
     }
 
     /// Begins to close an iteration, or goes on where the process before this one died.
-    pub(super) fn begin_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+    pub(super) fn begin_close(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_none() {
             return;
         }
         let closing = Closing {
-            namespace: job.0.0,
-            domain: job.1.0.into(),
+            namespace: job.namespace.0,
+            domain: job.domain.0.into(),
             iteration,
             lsn: self.lsn,
             position: 0,
@@ -148,7 +149,7 @@ impl Engine {
     }
 
     /// Ends an iteration: a successor has none of its pushes any more.
-    pub(super) fn end_close(&mut self, job: (NamespaceId, DomainId), iteration: u64) {
+    pub(super) fn end_close(&mut self, job: DomainKey, iteration: u64) {
         self.note_closed(job, iteration);
         self.pending.free_folded(job, iteration);
     }
@@ -211,9 +212,8 @@ impl Engine {
             *rows -= slots.len();
             if let Some(sums) = sums {
                 let slots = slots.drain(..);
-                stepped = stepped.and_then(|()| {
-                    self.step_slots((id, iteration), (*op, sums), slots, &mut steps)
-                });
+                stepped = stepped
+                    .and_then(|()| self.step_slots(id, iteration, *op, sums, slots, &mut steps));
             }
         }
         self.sums.insert(id, Sums::Rows(all));
@@ -252,7 +252,7 @@ impl Engine {
             })
         };
         let is_open = |key: &StreamKey| {
-            let closed = closed.get(&(key.namespace, key.domain));
+            let closed = closed.get(&DomainKey::new(key.namespace, key.domain));
             clocks.contains_key(&key.namespace)
                 && key.iteration >= closed.copied().unwrap_or_default()
                 && !is_lost(key)
@@ -266,13 +266,15 @@ impl Engine {
         for held in self.pending.all_frames() {
             self.reserve_again(&held)?;
         }
-        for (namespace, domain) in self.pending.domains() {
+        for DomainKey { namespace, domain } in self.pending.domains() {
             // Those without ticks are in no entry of the journal.
             self.clocks(namespace).min(domain);
         }
         let of_job = |(&namespace, clocks): (&NamespaceId, &Clocks)| {
             let domains: Vec<DomainId> = clocks.domains().collect();
-            domains.into_iter().map(move |domain| (namespace, domain))
+            domains
+                .into_iter()
+                .map(move |domain| DomainKey::new(namespace, domain))
         };
         let mut domains: Vec<_> = self.clocks.iter().flat_map(of_job).collect();
         // The tick that was cut comes first: the redo area has the position of one.
@@ -280,11 +282,13 @@ impl Engine {
             .closing
             .noted
             .map(|noted| (noted.namespace, noted.domain));
-        domains.sort_by_key(|(namespace, domain)| cut != Some((namespace.0, domain.0.into())));
-        for (namespace, domain) in domains {
-            let closed = self.closed.get(&(namespace, domain)).copied();
+        domains.sort_by_key(|DomainKey { namespace, domain }| {
+            cut != Some((namespace.0, domain.0.into()))
+        });
+        for DomainKey { namespace, domain } in domains {
+            let closed = self.closed.get(&DomainKey::new(namespace, domain)).copied();
             for iteration in closed.unwrap_or_default()..self.clocks(namespace).min(domain) {
-                self.queue_close((namespace, domain), iteration);
+                self.queue_close(DomainKey::new(namespace, domain), iteration);
             }
             self.next_turn(namespace, domain);
         }
@@ -308,7 +312,7 @@ impl Engine {
             }
             _ => {
                 self.pending.payload_part(held, 0..count * 8, &mut payload);
-                self.reserve_row_sums(header.table, op, (&payload, count), header.clock)
+                self.reserve_row_sums(header.table, op, &payload, count, header.clock)
             }
         };
         self.scratch = payload;

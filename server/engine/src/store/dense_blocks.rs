@@ -27,7 +27,7 @@ mod window;
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::limits::VERSIONS_MAX;
@@ -39,7 +39,8 @@ use super::files::ResumeError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
+use crate::store::ShardId;
 pub use error::BlocksError;
 use error::length;
 pub use part::BlocksKept;
@@ -106,7 +107,7 @@ impl DenseBlocks {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -115,13 +116,13 @@ impl DenseBlocks {
         let mine = sorted(spec, partitions);
         let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
         let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
-        let ground = Ground::new(memory, owner, sizes, (mine.len() as u64, blocks))?;
+        let ground = Ground::new(memory, owner, sizes, mine.len() as u64, blocks)?;
         let mut parts = Vec::new();
         parts.resize_with(spec.partitions as usize, || None);
         let (mut given, salt) = (Given::default(), memory.salt());
         for p in mine {
-            let range = (ranges.start(p), ranges.len(p));
-            let part = Part::new(&ground, &mut given, sizes, range);
+            let (first, blocks) = (ranges.start(p), ranges.len(p));
+            let part = Part::new(&ground, &mut given, sizes, first, blocks);
             let filled = part.fill(memory, spec, sizes, salt);
             if let Err(e) = filled {
                 ground.release(memory)?;
@@ -151,7 +152,7 @@ impl DenseBlocks {
     /// free step tables are not found, and are used again when the table is released.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: BlocksKept,
@@ -164,8 +165,8 @@ impl DenseBlocks {
         parts.resize_with(spec.partitions as usize, || None);
         let mut given = Given::default();
         for p in sorted(spec, partitions) {
-            let range = (ranges.start(p), ranges.len(p));
-            parts[p as usize] = Some(Part::new(&ground, &mut given, sizes, range));
+            let (first, blocks) = (ranges.start(p), ranges.len(p));
+            parts[p as usize] = Some(Part::new(&ground, &mut given, sizes, first, blocks));
         }
         if !ground.holds(given, sizes) {
             let what = format!("the blocks of table {}", spec.name);

@@ -1,4 +1,4 @@
-//! A dense table with layout `rows` on one applier: rows by index, each behind a `{ver, chk}`
+//! A dense table with layout `rows` on one applier: rows by index, each behind a `{ver, checksum}`
 //! header, all of them there from the start.
 //!
 //! A partition is a range of row indices: one public slab of rows and one private slab of their
@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::Ranges;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
@@ -19,7 +19,8 @@ use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 use super::rows::RowWriter;
 use super::sparse::ShardError;
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
+use crate::store::ShardId;
 
 /// Memory of one partition's rows.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl DenseRows {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        shard_id: (TableId, u32),
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -93,7 +94,7 @@ impl DenseRows {
         };
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
         let ranges = Ranges::new(count, spec.partitions);
-        let mut shard = Self::empty(memory, spec, (ranges, memory.salt()), rows);
+        let mut shard = Self::empty(memory, spec, ranges, memory.salt(), rows);
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
             let owner = BlockOwner::of(shard_id, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner).and_then(|()| shard.fill(spec, partition)) {
@@ -108,7 +109,8 @@ impl DenseRows {
     fn empty(
         memory: &Arc<ServerMemory>,
         spec: &TableSpec,
-        (ranges, salt): (Ranges, u64),
+        ranges: Ranges,
+        salt: u64,
         rows: RowWriter,
     ) -> Self {
         let mut slabs = Vec::new();
@@ -137,7 +139,7 @@ impl DenseRows {
         let rows =
             RowWriter::new(Arc::clone(memory), Arc::clone(spec)).map_err(ShardError::from)?;
         let ranges = Ranges::new(count, spec.partitions);
-        let mut shard = Self::empty(memory, spec, (ranges, place.salt), rows);
+        let mut shard = Self::empty(memory, spec, ranges, place.salt, rows);
         for (partition, payload, state) in place.slabs {
             let slab = Slab {
                 first: shard.ranges.start(partition),
@@ -223,7 +225,7 @@ impl DenseRows {
             let public = self.memory.public.region();
             let words = public.words_mut(place.row_at, self.layout.stride)?;
             words.store(0, ver.0);
-            words.store(8, row_chk(self.salt, row, ver, &payload));
+            words.store(8, row_checksum(self.salt, row, ver, &payload));
             words.copy_in(ROW_HEADER_BYTES, &payload);
             let private = self.memory.private.region();
             private
@@ -346,13 +348,13 @@ impl DenseRows {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::ids::{DomainId, Incarnation, TableId};
     use tidewater_protocol::table::{
         Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
     };
 
     use super::*;
-    use crate::apply::kernels::RowKernel;
+    use crate::kernels::RowKernel;
     use crate::store::redo::{Progress, Redo};
 
     const ADAM: Optimizer = Optimizer::Adam {
@@ -406,7 +408,7 @@ mod tests {
         let words = words.unwrap();
         words.copy_out(ROW_HEADER_BYTES, out);
         let ver = RowVersion(words.load(0));
-        ver.is_valid() && words.load(8) == row_chk(shard.salt(), row, ver, out)
+        ver.is_valid() && words.load(8) == row_checksum(shard.salt(), row, ver, out)
     }
 
     proptest! {
@@ -419,7 +421,7 @@ mod tests {
             let (memory, spec) = (memory(), spec(rows, cols, partitions));
             let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
             let all = (0..partitions).map(PartitionId);
-            let mut shard = DenseRows::new(&memory, (TableId(1), 0), &spec, all).unwrap();
+            let mut shard = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec, all).unwrap();
             prop_assert_eq!(shard.partitions().map(|d| d.rows).sum::<u64>(), rows);
             let kernel = RowKernel::new(&spec.optimizer, spec.dtype, cols as usize).unwrap();
             let mut model: Vec<(Vec<u8>, Vec<u8>)> = (0..rows).map(|row| {
@@ -441,7 +443,7 @@ mod tests {
             }
             let (mut out, mut state) = (vec![0; kernel.row_bytes()], vec![0; kernel.state_bytes()]);
             for (row, (payload, moments)) in (0..).zip(&model) {
-                prop_assert!(pull(&memory, &shard, row, &mut out), "row {} does not prove itself", row);
+                prop_assert!(pull(&memory, &shard, row, &mut out), "checksum of row {} does not match", row);
                 prop_assert_eq!(&out, payload);
                 let place = shard.place(row).unwrap();
                 shard.rows().read_state(place, &mut state).unwrap();
@@ -454,7 +456,7 @@ mod tests {
     fn a_cursor_meets_the_rows_of_a_partition_once_and_in_order() {
         let (memory, spec) = (memory(), spec(100, 3, 7));
         let mine = [1, 4, 6].map(PartitionId).into_iter();
-        let shard = DenseRows::new(&memory, (TableId(1), 0), &spec, mine).unwrap();
+        let shard = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec, mine).unwrap();
         let mut seen = Vec::new();
         for p in 0..8 {
             let mut cursor = 0;
@@ -478,12 +480,14 @@ mod tests {
         };
         for rows in [1 << 30, u64::MAX] {
             let all = (0..4).map(PartitionId);
-            let e = DenseRows::new(&memory, (TableId(1), 0), &spec(rows, 8, 4), all).unwrap_err();
+            let e = DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec(rows, 8, 4), all)
+                .unwrap_err();
             assert!(matches!(e, ShardError::Store(_)), "{e}");
             assert_eq!(used(&memory), 0);
         }
         let all = (0..4).map(PartitionId);
-        let shard = DenseRows::new(&memory, (TableId(1), 0), &spec(100, 8, 4), all).unwrap();
+        let shard =
+            DenseRows::new(&memory, ShardId::new(TableId(1), 0), &spec(100, 8, 4), all).unwrap();
         let mut out = [0; 32];
         assert_eq!(used(&memory), 4);
         assert!(pull(&memory, &shard, 99, &mut out));
@@ -491,6 +495,10 @@ mod tests {
         shard.release().unwrap();
         assert_eq!(used(&memory), 0);
         let words = memory.public.region().words(at.row_at, 16).unwrap();
-        assert_eq!(words.load(0), 0, "the released row still proves itself");
+        assert_eq!(
+            words.load(0),
+            0,
+            "the checksum of the released row still matches"
+        );
     }
 }

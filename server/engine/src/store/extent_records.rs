@@ -4,12 +4,12 @@
 //! names both blocks, and is written before the extent is used.
 //!
 //! `rows at u64 | rows bytes u64 | records at u64 | records bytes u64 | entries u32 u32 | slots u64 | salt u64 |
-//! chk u64`
+//! checksum u64`
 
 use std::sync::Arc;
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::limits::EXTENTS_MAX;
 
 use super::StoreError;
@@ -66,11 +66,11 @@ impl ExtentRecords {
             u64::from(extent.slots),
             extent.salt,
         ];
-        let chk = line_chk(EXTENT, n as u64, &words);
+        let checksum = line_checksum(EXTENT, n as u64, &words);
         let [a, b, c, d, e, f, g] = words;
         let at = self.block.at + n * LINE_BYTES;
         let line = self.memory.private.region().words_mut(at, LINE_BYTES)?;
-        line.store_line(0, &[a, b, c, d, e, f, g, chk]);
+        line.store_line(0, &[a, b, c, d, e, f, g, checksum]);
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl ExtentRecords {
         }
         let at = self.block.at + n * LINE_BYTES;
         let line = self.memory.private.region().words(at, LINE_BYTES)?.line(0);
-        if line_chk(EXTENT, n as u64, &line[..7]) != line[7] {
+        if line_checksum(EXTENT, n as u64, &line[..7]) != line[7] {
             return Ok(None);
         }
         let block = |at: u64, len: u64, entry| Block::of_parts(at as usize, len as usize, entry);

@@ -6,12 +6,12 @@
 //! `PAGE_SLOTS` itself.
 //!
 //! An extent is an eighth of those before it, so that little is resident that holds no row. The
-//! helper thread prepares the next extent ahead (present, registered), so that an applier that runs
+//! helper thread preallocates the next extent ahead (present, registered), so that an applier that runs
 //! out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{RegionKey, TableId};
+use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::reject::RowResource;
@@ -24,9 +24,10 @@ use super::cut::Span;
 use super::extent_records::{ExtentRecord, ExtentRecords};
 use super::index::Index;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
-use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
+use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, Urgency};
 use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
+use crate::store::ShardId;
 
 /// Bytes of a table's first extents. All sizes are multiples of it, so that freed extents serve tables
 /// with other rows.
@@ -74,7 +75,7 @@ struct Plan {
 
 impl Plan {
     /// The plan of a table's first extent.
-    const fn first((table, applier): (TableId, u32), layout: RowLayout, state: usize) -> Self {
+    const fn first(ShardId { table, applier }: ShardId, layout: RowLayout, state: usize) -> Self {
         Self {
             owner: BlockOwner {
                 kind: BlockKind::Extent,
@@ -156,7 +157,7 @@ pub struct Extents {
     bytes: usize,
     entries: Block,
     entries_key: RegionKey,
-    preparer: Preparer,
+    preallocator: Preallocator,
     coming: Option<Order<Extent>>,
     /// Of a table that outlives its process.
     kept: Option<ExtentRecords>,
@@ -177,12 +178,12 @@ impl Extents {
     /// [`StoreError`] when memory is used up.
     pub fn new(
         memory: Arc<ServerMemory>,
-        preparer: Preparer,
-        (table, applier): (TableId, u32),
+        preallocator: Preallocator,
+        shard_id: ShardId,
         layout: RowLayout,
         state_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let plan = Plan::first((table, applier), layout, state_bytes);
+        let plan = Plan::first(shard_id, layout, state_bytes);
         let meta = BlockOwner {
             kind: BlockKind::Meta,
             ..plan.owner
@@ -198,7 +199,7 @@ impl Extents {
             bytes: 0,
             entries,
             entries_key,
-            preparer,
+            preallocator,
             coming: None,
             kept: None,
         })
@@ -230,12 +231,13 @@ impl Extents {
     /// [`StoreError`] when memory or keys are used up, or `place` is none of this memory.
     pub(super) fn resume(
         memory: Arc<ServerMemory>,
-        preparer: Preparer,
-        (table, applier): (TableId, u32),
-        (layout, state_bytes): (RowLayout, usize),
+        preallocator: Preallocator,
+        shard_id: ShardId,
+        layout: RowLayout,
+        state_bytes: usize,
         place: ExtentsPlace,
     ) -> Result<Self, StoreError> {
-        let plan = Plan::first((table, applier), layout, state_bytes);
+        let plan = Plan::first(shard_id, layout, state_bytes);
         let entries_key = memory.export(place.entries)?;
         let kept = ExtentRecords::attach(&memory, place.records);
         let mut extents = Self {
@@ -246,7 +248,7 @@ impl Extents {
             bytes: 0,
             entries: place.entries,
             entries_key,
-            preparer,
+            preallocator,
             coming: None,
             kept: None,
             memory,
@@ -348,7 +350,7 @@ impl Extents {
     fn order(&mut self) {
         let plan = self.next_plan();
         let make = move |memory: &ServerMemory, pace: &mut Pace| plan.make(memory, Some(pace));
-        self.coming = self.preparer.order(&self.memory, Urgency::Soon, make);
+        self.coming = self.preallocator.order(&self.memory, Urgency::Soon, make);
     }
 
     fn grow(&mut self) -> Result<(), StoreError> {
@@ -576,15 +578,22 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use tidewater_lanes::fabric::{RegisteredRegion, Registrar, RegistrarError};
-    use tidewater_protocol::ids::Incarnation;
+    use tidewater_protocol::ids::{Incarnation, TableId};
     use tidewater_runtime::sync::{AtomicBool, Ordering};
 
     use super::*;
 
     /// Extents that grow without a helper, of rows with a KiB of state.
     fn extents(memory: &Arc<ServerMemory>) -> Extents {
-        let (shard_id, layout) = ((TableId(1), 0), RowLayout::new(16));
-        Extents::new(Arc::clone(memory), Preparer::none(), shard_id, layout, 1024).unwrap()
+        let (shard_id, layout) = (ShardId::new(TableId(1), 0), RowLayout::new(16));
+        Extents::new(
+            Arc::clone(memory),
+            Preallocator::none(),
+            shard_id,
+            layout,
+            1024,
+        )
+        .unwrap()
     }
 
     fn usage(memory: &ServerMemory) -> [(usize, usize); 2] {
@@ -672,7 +681,7 @@ mod tests {
     #[test]
     fn a_late_helper_is_done_without() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(9)).unwrap());
-        let helper = Preparer::start().unwrap();
+        let helper = Preallocator::start().unwrap();
         let (open, gate) = crossbeam_channel::bounded::<()>(0);
         let busy = |gate: crossbeam_channel::Receiver<()>| {
             helper.order::<Extent>(&memory, Urgency::Soon, move |_, _| {
@@ -685,10 +694,10 @@ mod tests {
             })
         };
         let _first = busy(gate.clone()).unwrap();
-        let shard_id = (TableId(1), 0);
-        let (layout, preparer) = (RowLayout::new(16), helper.clone());
+        let shard_id = ShardId::new(TableId(1), 0);
+        let (layout, preallocator) = (RowLayout::new(16), helper.clone());
         let mut extents =
-            Extents::new(Arc::clone(&memory), preparer, shard_id, layout, 16).unwrap();
+            Extents::new(Arc::clone(&memory), preallocator, shard_id, layout, 16).unwrap();
         let mut slots = 0;
         while slots < 2_000_000 {
             let (number, first, n) = extents.take(1_000).unwrap();

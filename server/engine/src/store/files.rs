@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::limits::{APPLIERS_MAX, MEMORY_BLOCKS_MAX};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::{MemError, Region};
@@ -198,10 +198,10 @@ impl ServerMemory {
         let public = Arena::new(NAMES[0], public, incarnation)?;
         let private = Arena::new(NAMES[1], private, incarnation)?;
         let words = [LAYOUT_RECORD, LAYOUT, version()];
-        let chk = line_chk(LAYOUT_RECORD, LAYOUT, &words);
+        let checksum = line_checksum(LAYOUT_RECORD, LAYOUT, &words);
         let [a, b, c] = words;
         let at = private.region().words_mut(LAYOUT_AT, LINE_BYTES)?;
-        at.store_line(0, &[a, b, c, chk, incarnation.0, 0, 0, 0]);
+        at.store_line(0, &[a, b, c, checksum, incarnation.0, 0, 0, 0]);
         let arenas = [public, private];
         Self::assemble(arenas, counters, incarnation, incarnation, true)
     }
@@ -280,7 +280,7 @@ impl ServerMemory {
 fn check_layout(private: &Region) -> Result<(), ResumeError> {
     let line = private.words(LAYOUT_AT, LINE_BYTES)?.line(0);
     let memory = NAMES[1];
-    if line[0] != LAYOUT_RECORD || line_chk(LAYOUT_RECORD, line[1], &line[..3]) != line[3] {
+    if line[0] != LAYOUT_RECORD || line_checksum(LAYOUT_RECORD, line[1], &line[..3]) != line[3] {
         return Err(ResumeError::NotMemory { memory });
     }
     if line[1] != LAYOUT {

@@ -22,7 +22,7 @@ use tidewater_runtime::mem::{Region, WordsMut};
 
 use super::StoreError;
 use super::memory::{Block, BlockOwner, ServerMemory};
-use super::prepare::{Delivery, Made, Order, Pace, Preparer, STEP_BYTES, Urgency};
+use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, STEP_BYTES, Urgency};
 
 const BUCKET_BYTES: usize = 4;
 /// Buckets of the first table: a page.
@@ -73,7 +73,7 @@ enum Growth {
 #[derive(Debug)]
 pub struct Index {
     memory: Arc<ServerMemory>,
-    preparer: Preparer,
+    preallocator: Preallocator,
     owner: BlockOwner,
     table: Table,
     growth: Growth,
@@ -92,14 +92,14 @@ impl Index {
     /// [`StoreError`] when memory is used up.
     pub fn new(
         memory: Arc<ServerMemory>,
-        preparer: Preparer,
+        preallocator: Preallocator,
         owner: BlockOwner,
     ) -> Result<Self, StoreError> {
         let table = Table::take(&memory, owner, FIRST_BUCKETS)?;
         table.clear(&memory, 0, usize::MAX)?;
         let mut index = Self {
             memory,
-            preparer,
+            preallocator,
             owner,
             table,
             growth: Growth::None,
@@ -332,7 +332,7 @@ impl Index {
             Ok(Table::new(block, buckets))
         };
         if buckets * BUCKET_BYTES >= ORDERED_BYTES
-            && let Some(order) = self.preparer.order(&self.memory, Urgency::Later, make)
+            && let Some(order) = self.preallocator.order(&self.memory, Urgency::Later, make)
         {
             return Ok(Growth::Ordered(order));
         }
@@ -390,7 +390,10 @@ impl Index {
             Ok(Returned)
         };
         let is_large = block.len >= ORDERED_BYTES;
-        let order = is_large.then(|| self.preparer.order(&self.memory, Urgency::Later, give_back));
+        let order = is_large.then(|| {
+            self.preallocator
+                .order(&self.memory, Urgency::Later, give_back)
+        });
         match order.flatten() {
             Some(_) => Ok(()),
             None => self.memory.private.free(block),

@@ -6,7 +6,7 @@
 //! the old block is the journal.
 //!
 //! ```text
-//! entry   u64 number | u64 bytes | u64 chk | bytes, to a multiple of 8
+//! entry   u64 number | u64 bytes | u64 checksum | bytes, to a multiple of 8
 //! block   entry without bytes (begin) | state | entry without bytes (complete) | entries
 //! ```
 

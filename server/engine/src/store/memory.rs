@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tidewater_lanes::fabric::{AccessFlags, RegionTable, RegisteredRegion};
 use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::{LINE_BYTES, Line};
 use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
 use tidewater_runtime::mem::Region;
@@ -28,7 +28,7 @@ use tidewater_runtime::sync::device_release_fence;
 use super::StoreError;
 use super::files::{MemoryFile, MemoryFiles};
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages};
-use super::prepare::{Pace, STEP_BYTES};
+use super::prealloc::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
 /// Offset of the first parked flag line in public memory.
@@ -82,6 +82,22 @@ pub enum BlockKind {
     Held = 10,
 }
 
+/// One applier's share of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardId {
+    /// Number of the table that it is a part of.
+    pub table: TableId,
+    /// Number of the applier.
+    pub applier: u32,
+}
+
+impl ShardId {
+    /// The share of `table` that the applier with this number has.
+    pub const fn new(table: TableId, applier: u32) -> Self {
+        Self { table, applier }
+    }
+}
+
 /// The owner of a block; part of the directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOwner {
@@ -114,11 +130,11 @@ impl BlockOwner {
     }
 
     /// The owner of a partition's block on an applier.
-    pub const fn of((table, applier): (TableId, u32), kind: BlockKind, part: PartitionId) -> Self {
+    pub const fn of(shard: ShardId, kind: BlockKind, part: PartitionId) -> Self {
         Self {
             kind,
-            table: table.0,
-            applier,
+            table: shard.table.0,
+            applier: shard.applier,
             part: part.0,
         }
     }
@@ -186,9 +202,9 @@ impl Superblock {
             self.directory_at,
             self.blocks_at,
         ];
-        let chk = line_chk(self.incarnation.0, SUPER, &words);
+        let checksum = line_checksum(self.incarnation.0, SUPER, &words);
         let [a, b, c, d, e] = words;
-        [a, b, c, d, e, chk, 0, 0]
+        [a, b, c, d, e, checksum, 0, 0]
     }
 }
 
@@ -463,12 +479,12 @@ impl Arena {
             block.at as u64,
             block.len as u64,
         ];
-        let chk = line_chk(ENTRY, u64::from(block.entry), &words);
+        let checksum = line_checksum(ENTRY, u64::from(block.entry), &words);
         let at = DIRECTORY_AT + block.entry as usize * LINE_BYTES;
         let [a, b, c, d] = words;
         self.region
             .words_mut(at, LINE_BYTES)?
-            .store_line(0, &[a, b, c, d, chk, 0, 0, 0]);
+            .store_line(0, &[a, b, c, d, checksum, 0, 0, 0]);
         Ok(())
     }
 
@@ -506,7 +522,7 @@ impl Arena {
 fn entry_words(region: &Region, entry: u32) -> Result<Option<(Block, [u32; 4])>, StoreError> {
     let at = DIRECTORY_AT + entry as usize * LINE_BYTES;
     let line = region.words(at, LINE_BYTES)?.line(0);
-    if line_chk(ENTRY, u64::from(entry), &line[..4]) != line[4] {
+    if line_checksum(ENTRY, u64::from(entry), &line[..4]) != line[4] {
         return Ok(None);
     }
     let half = |w: u64| [w as u32, (w >> 32) as u32];

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::WordsMut;
@@ -27,7 +27,7 @@ use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
-const PROOF_AT: usize = 56;
+const CHECKSUM_AT: usize = 56;
 /// Offset of the number of stored rows in the line that names the push.
 const STORED_AT: usize = 24;
 /// Set in the row number of a record that makes a row: no push is in it.
@@ -63,6 +63,15 @@ impl RowPlace {
     }
 }
 
+/// Lengths of a row's payload and of its state, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSizes {
+    /// Length of the payload.
+    pub payload: usize,
+    /// Length of the optimizer state.
+    pub state: usize,
+}
+
 /// The words of one row and of its state, which their applier alone writes.
 #[derive(Debug, Clone, Copy)]
 pub struct RowWords<'a> {
@@ -79,13 +88,13 @@ impl<'a> RowWords<'a> {
     pub fn new(
         memory: &'a ServerMemory,
         place: RowPlace,
-        (payload, state): (usize, usize),
+        sizes: RowSizes,
     ) -> Result<Self, StoreError> {
         let (public, private) = (memory.public.region(), memory.private.region());
         Ok(Self {
             place,
-            row: public.words_mut(place.row_at, ROW_HEADER_BYTES + payload)?,
-            state: private.words_mut(place.state_at, state)?,
+            row: public.words_mut(place.row_at, ROW_HEADER_BYTES + sizes.payload)?,
+            state: private.words_mut(place.state_at, sizes.state)?,
         })
     }
 
@@ -93,14 +102,15 @@ impl<'a> RowWords<'a> {
     /// outside.
     #[inline(always)]
     pub(super) fn within(
-        (public, private): (WordsMut<'a>, WordsMut<'a>),
+        public: WordsMut<'a>,
+        private: WordsMut<'a>,
         place: RowPlace,
-        (payload, state): (usize, usize),
+        sizes: RowSizes,
     ) -> Option<Self> {
         Some(Self {
             place,
-            row: public.get(place.row_at, ROW_HEADER_BYTES + payload)?,
-            state: private.get(place.state_at, state)?,
+            row: public.get(place.row_at, ROW_HEADER_BYTES + sizes.payload)?,
+            state: private.get(place.state_at, sizes.state)?,
         })
     }
 
@@ -125,11 +135,7 @@ impl<'a> RowWords<'a> {
 
     /// Stores a row's result, readable, and then its state.
     #[inline(always)]
-    pub(super) fn store(&self, [ver, chk]: [u64; 2], payload: &[u8], state: &[u8]) {
-        let head = RowHead {
-            version: ver,
-            checksum: chk,
-        };
+    pub(super) fn store(&self, head: RowHead, payload: &[u8], state: &[u8]) {
         store_row(self.row, head, payload);
         self.state.copy_in(0, state);
     }
@@ -285,14 +291,17 @@ impl Redo {
         &self,
         progress: Progress,
         place: RowPlace,
-        header: [u64; 2],
+        head: RowHead,
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
-        let lengths = (payload.len(), state.len());
-        let row = RowWords::new(&self.memory, place, lengths)?;
-        self.open(lengths)?
-            .commit(progress, row, header, payload, state);
+        let sizes = RowSizes {
+            payload: payload.len(),
+            state: state.len(),
+        };
+        let row = RowWords::new(&self.memory, place, sizes)?;
+        self.open(sizes)?
+            .commit(progress, row, head, payload, state);
         Ok(())
     }
 
@@ -300,22 +309,22 @@ impl Redo {
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller rows.
-    pub fn open(&self, (payload, state): (usize, usize)) -> Result<RedoLine<'_>, StoreError> {
+    pub fn open(&self, sizes: RowSizes) -> Result<RedoLine<'_>, StoreError> {
         let area = self
             .memory
             .private
             .region()
             .words_mut(self.block.at, self.area_len())?;
-        let state_at = LINE_BYTES + payload.next_multiple_of(8);
+        let state_at = LINE_BYTES + sizes.payload.next_multiple_of(8);
         let windows = (
             area.get(0, LINE_BYTES),
-            area.get(LINE_BYTES, payload),
-            area.get(state_at, state),
+            area.get(LINE_BYTES, sizes.payload),
+            area.get(state_at, sizes.state),
         );
         let (Some(line), Some(payload), Some(state)) = windows else {
             return Err(StoreError::Limit {
                 what: "bytes of a redo line",
-                have: (state_at + state) as u64,
+                have: (state_at + sizes.state) as u64,
                 limit: self.area_len() as u64,
             });
         };
@@ -343,7 +352,7 @@ impl Redo {
             .private
             .region()
             .words_mut(self.block.at, LINE_BYTES)?;
-        area.store(PROOF_AT, 0);
+        area.store(CHECKSUM_AT, 0);
         fence(Ordering::Release);
         Ok(())
     }
@@ -360,7 +369,7 @@ impl Redo {
             .region()
             .words(self.block.at, self.block.len)?;
         let line = area.line(0);
-        if line_chk(REDO, line[1], &line[..7]) != line[7] {
+        if line_checksum(REDO, line[1], &line[..7]) != line[7] {
             return self.finish_block();
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
@@ -378,8 +387,15 @@ impl Redo {
             key: 0,
             salt: 0,
         };
-        let row = RowWords::new(&self.memory, place, (payload_len, state_len))?;
-        row.store([line[4], line[5]], &payload, &state);
+        let sizes = RowSizes {
+            payload: payload_len,
+            state: state_len,
+        };
+        let head = RowHead {
+            version: line[4],
+            checksum: line[5],
+        };
+        RowWords::new(&self.memory, place, sizes)?.store(head, &payload, &state);
         Ok(Some(Progress {
             lsn: line[0],
             row: line[1] as u32,
@@ -405,12 +421,12 @@ impl RedoLine<'_> {
         &self,
         progress: Progress,
         row: RowWords<'_>,
-        [ver, chk]: [u64; 2],
+        head: RowHead,
         payload: &[u8],
         state: &[u8],
     ) {
         Redo::note_stored(self.name, progress);
-        self.line.store(PROOF_AT, 0);
+        self.line.store(CHECKSUM_AT, 0);
         // SYNC: redo. A header is never valid over bytes of another row: it is void first.
         fence(Ordering::Release);
         self.payload.copy_in(0, payload);
@@ -420,16 +436,16 @@ impl RedoLine<'_> {
             u64::from(progress.row),
             row.place.row_at as u64,
             row.place.state_at as u64,
-            ver,
-            chk,
+            head.version,
+            head.checksum,
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let proof = line_chk(REDO, words[1], &words);
+        let checksum = line_checksum(REDO, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
-        self.line.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        self.line.store_line(0, &[a, b, c, d, e, f, g, checksum]);
         fence(Ordering::Release);
-        row.store([ver, chk], payload, state);
+        row.store(head, payload, state);
     }
 }
 
@@ -438,6 +454,11 @@ mod tests {
     use tidewater_protocol::ids::Incarnation;
 
     use super::*;
+
+    const HEAD: RowHead = RowHead {
+        version: 11,
+        checksum: 12,
+    };
 
     fn setup() -> (Arc<ServerMemory>, Redo, RowPlace) {
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(3)).unwrap());
@@ -484,14 +505,8 @@ mod tests {
     fn a_row_cut_at_any_word_is_finished() {
         let (payload, state) = ([7u8; 36], [9u8; 40]);
         let (memory, redo, place) = setup();
-        redo.commit(
-            Progress { lsn: 4, row: 2 },
-            place,
-            [11, 12],
-            &payload,
-            &state,
-        )
-        .unwrap();
+        redo.commit(Progress { lsn: 4, row: 2 }, place, HEAD, &payload, &state)
+            .unwrap();
         let whole = row(&memory, place);
         for cut in 0..12 {
             // As it was when the applier died: the first `cut` words stored, the rest old.
@@ -513,14 +528,8 @@ mod tests {
     #[test]
     fn a_torn_redo_line_is_ignored() {
         let (memory, redo, place) = setup();
-        redo.commit(
-            Progress { lsn: 4, row: 2 },
-            place,
-            [11, 12],
-            &[7; 36],
-            &[9; 40],
-        )
-        .unwrap();
+        redo.commit(Progress { lsn: 4, row: 2 }, place, HEAD, &[7; 36], &[9; 40])
+            .unwrap();
         let before = row(&memory, place);
         let area = memory
             .private
@@ -540,7 +549,7 @@ mod tests {
     fn a_row_too_large_for_the_area_changes_nothing() {
         let (memory, redo, place) = setup();
         let before = row(&memory, place);
-        let e = redo.commit(Progress::default(), place, [1, 2], &[1; 128], &[1; 128]);
+        let e = redo.commit(Progress::default(), place, HEAD, &[1; 128], &[1; 128]);
         assert!(matches!(e, Err(StoreError::Limit { .. })), "{e:?}");
         assert_eq!(row(&memory, place), before);
         assert_eq!(redo.finish().unwrap(), None);

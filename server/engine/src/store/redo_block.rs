@@ -4,7 +4,7 @@
 //! word in public memory, and up to four pieces of optimizer state in private memory.
 //!
 //! ```text
-//! line 0   lsn | row | payload at | version at | odd word | even word | lens | chk
+//! line 0   lsn | row | payload at | version at | odd word | even word | lens | checksum
 //! line 1   state pieces: 4 x (at, bytes)
 //! then     payload | state pieces one after the other
 //! ```
@@ -12,7 +12,7 @@
 //! changes.
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_runtime::mem::versioned::{BlockVersions, store_block};
 use tidewater_runtime::sync::{Ordering, fence};
 
@@ -42,7 +42,7 @@ pub struct BlockPlace {
     /// Offset of the block's version word in public memory.
     pub version_at: usize,
     /// The version word while the payload is being written, and after.
-    pub versions: [u64; 2],
+    pub versions: BlockVersions,
     /// Locations of the state's bytes, in their order.
     pub pieces: [StatePiece; PIECES],
 }
@@ -113,14 +113,14 @@ impl Redo {
             u64::from(progress.row),
             place.payload_at as u64,
             place.version_at as u64,
-            place.versions[0],
-            place.versions[1],
+            place.versions.writing,
+            place.versions.done,
             payload.len() as u64 | (state.len() as u64) << 32,
         ];
-        let proof = line_chk(REDO_BLOCK, words[1], &words);
+        let checksum = line_checksum(REDO_BLOCK, words[1], &words);
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
-        area.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        area.store_line(0, &[a, b, c, d, e, f, g, checksum]);
         fence(Ordering::Release);
         Ok(())
     }
@@ -135,11 +135,7 @@ impl Redo {
         let public = self.memory.public.region();
         let version = public.words_mut(place.version_at, 8)?;
         let target = public.words_mut(place.payload_at, payload.len())?;
-        let versions = BlockVersions {
-            writing: place.versions[0],
-            done: place.versions[1],
-        };
-        store_block(version, versions, target, payload);
+        store_block(version, place.versions, target, payload);
         let private = self.memory.private.region();
         let mut rest = state;
         for piece in place.pieces {
@@ -155,7 +151,7 @@ impl Redo {
         let private = self.memory.private.region();
         let area = private.words(self.block.at, self.block.len)?;
         let line = area.line(0);
-        if line_chk(REDO_BLOCK, line[1], &line[..7]) != line[7] {
+        if line_checksum(REDO_BLOCK, line[1], &line[..7]) != line[7] {
             return Ok(None);
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
@@ -166,7 +162,10 @@ impl Redo {
         let place = BlockPlace {
             payload_at: line[2] as usize,
             version_at: line[3] as usize,
-            versions: [line[4], line[5]],
+            versions: BlockVersions {
+                writing: line[4],
+                done: line[5],
+            },
             pieces: std::array::from_fn(|i| StatePiece {
                 at: table[2 * i] as usize,
                 len: table[2 * i + 1] as usize,
@@ -218,7 +217,10 @@ mod tests {
         let place = BlockPlace {
             payload_at: payload.at + 8,
             version_at: meta.at + 16,
-            versions: [3, 4].map(|seq| TaggedU32::new(seq, 9).0),
+            versions: BlockVersions {
+                writing: TaggedU32::new(3, 9).0,
+                done: TaggedU32::new(4, 9).0,
+            },
             pieces: [
                 piece(0, PAYLOAD),
                 piece(128, 40),
@@ -258,7 +260,7 @@ mod tests {
         let targets = targets(&memory, &place);
         redo.commit_block(DONE, place, &payload, &state).unwrap();
         let whole = load(&targets);
-        let odd_then = [place.versions[0], TaggedU32::new(2, 9).0];
+        let odd_then = [place.versions.writing, TaggedU32::new(2, 9).0];
         for cut in 0..=targets.len() {
             // As it was when the applier died: the first `cut` stores done, the rest old.
             for (n, (region, at)) in targets.iter().enumerate() {

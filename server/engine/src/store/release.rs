@@ -84,8 +84,9 @@ mod tests {
     use tidewater_runtime::clock::Deadline;
 
     use super::*;
+    use crate::store::ShardId;
     use crate::store::dense_rows::DenseRows;
-    use crate::store::prepare::Preparer;
+    use crate::store::prealloc::Preallocator;
     use crate::store::redo::{Progress, Redo};
     use crate::store::sparse::SparseShard;
 
@@ -149,12 +150,12 @@ mod tests {
     fn all_rows_void_before_any_block_freed() {
         let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
-        let shard_id = (TableId(1), 0);
+        let shard_id = ShardId::new(TableId(1), 0);
         let partitions = || (0..4).map(PartitionId);
 
         let sparse = spec(Shape::Sparse { dim: 16 });
-        let preparer = Preparer::none();
-        let shard = SparseShard::new(&memory, &preparer, shard_id, &sparse, partitions());
+        let preallocator = Preallocator::none();
+        let shard = SparseShard::new(&memory, &preallocator, shard_id, &sparse, partitions());
         let mut shard = shard.unwrap();
         let mut places = Vec::new();
         for key in 0..ROWS {

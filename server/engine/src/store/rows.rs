@@ -1,20 +1,21 @@
-//! Reading and writing single rows that carry a `{ver, chk}` header: sparse rows, and rows of dense
+//! Reading and writing single rows that carry a `{ver, checksum}` header: sparse rows, and rows of dense
 //! tables with layout `rows`.
 
 use std::sync::Arc;
 
 use tidewater_protocol::layout::dense::Ranges;
-use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Shape, TableSpec};
+use tidewater_runtime::mem::versioned::RowHead;
 
 use super::StoreError;
 use super::cut::{Cut, Outlet, Span};
 use super::memory::ServerMemory;
-use super::redo::{Progress, Redo, RowPlace, RowWords};
+use super::redo::{Progress, Redo, RowPlace, RowSizes, RowWords};
 use super::sparse::FIND_AHEAD;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
 
 /// One applier's access to one table's rows: the kernel and the private lines it works in.
 #[derive(Debug)]
@@ -90,8 +91,7 @@ impl RowWriter {
     }
 
     fn copy_claimed(&mut self, place: RowPlace) -> Result<usize, StoreError> {
-        RowWords::new(&self.memory, place, self.lengths())?
-            .load(&mut self.payload, &mut self.state);
+        RowWords::new(&self.memory, place, self.sizes())?.load(&mut self.payload, &mut self.state);
         if let Some(cut) = &mut self.cut {
             let partition = partition_of(&self.spec, place.key);
             cut.copy(partition, place.key, &self.payload, &self.state);
@@ -111,11 +111,11 @@ impl RowWriter {
 
     /// Replaces the kernel by one with other hyper-parameters of the same rule.
     pub(crate) fn set_kernel(&mut self, kernel: RowKernel) {
-        assert_eq!(
-            (kernel.row_bytes(), kernel.state_bytes()),
-            self.lengths(),
-            "a kernel of another rule"
-        );
+        let sizes = RowSizes {
+            payload: kernel.row_bytes(),
+            state: kernel.state_bytes(),
+        };
+        assert_eq!(sizes, self.sizes(), "a kernel of another rule");
         self.kernel = kernel;
     }
 
@@ -175,28 +175,32 @@ impl RowWriter {
             (128, 128) => self.apply_sized(&push, Known::<128, 128>),
             (256, 0) => self.apply_sized(&push, Known::<256, 0>),
             (256, 256) => self.apply_sized(&push, Known::<256, 256>),
-            (payload, state) => self.apply_sized(&push, Told { payload, state }),
+            (payload, state) => self.apply_sized(&push, Measured { payload, state }),
         }
     }
 
     fn apply_sized(&mut self, push: &Rows<'_>, size: impl Size) -> Result<(), StoreError> {
-        let lengths = (size.payload(), size.state());
+        let sizes = RowSizes {
+            payload: size.payload(),
+            state: size.state(),
+        };
         let memory = &*self.memory;
         let (public, private) = (memory.public.region(), memory.private.region());
         // Values that all rows share are looked up and checked once.
-        let both = (
-            public.words_mut(0, public.len())?,
-            private.words_mut(0, private.len())?,
-        );
-        let record = self.spec.keeps_redo().then(|| push.redo.open(lengths));
+        let all_public = public.words_mut(0, public.len())?;
+        let all_private = private.words_mut(0, private.len())?;
+        let record = self.spec.keeps_redo().then(|| push.redo.open(sizes));
         let record = record.transpose()?;
-        let (payload, state) = (&mut self.payload[..lengths.0], &mut self.state[..lengths.1]);
+        let (payload, state) = (
+            &mut self.payload[..sizes.payload],
+            &mut self.state[..sizes.state],
+        );
         let mut progress = push.progress;
-        let mut values = push.values.chunks_exact(lengths.0);
+        let mut values = push.values.chunks_exact(sizes.payload);
         let ask_for = |places: &[RowPlace]| {
             for place in places {
-                public.prefetch(place.row_at, ROW_HEADER_BYTES + lengths.0);
-                private.prefetch(place.state_at, lengths.1);
+                public.prefetch(place.row_at, ROW_HEADER_BYTES + sizes.payload);
+                private.prefetch(place.state_at, sizes.state);
             }
         };
         // All of a group at once: a core that waits for one translation of an address continues
@@ -206,17 +210,20 @@ impl RowWriter {
         while let Some(group) = groups.next() {
             ask_for(groups.peek().copied().unwrap_or_default());
             for (place, values) in group.iter().zip(&mut values) {
-                let row = match RowWords::within(both, *place, lengths) {
+                let row = match RowWords::within(all_public, all_private, *place, sizes) {
                     Some(row) => row,
-                    None => RowWords::new(memory, *place, lengths)?, // returns the reason
+                    None => RowWords::new(memory, *place, sizes)?, // returns the reason
                 };
                 row.load(payload, state);
                 self.kernel.apply(push.op, payload, state, values);
                 let ver = row.version().next();
-                let chk = row_chk(place.salt, place.key, ver, payload);
+                let head = RowHead {
+                    version: ver.0,
+                    checksum: row_checksum(place.salt, place.key, ver, payload),
+                };
                 match &record {
-                    Some(record) => record.commit(progress, row, [ver.0, chk], payload, state),
-                    None => row.store([ver.0, chk], payload, state),
+                    Some(record) => record.commit(progress, row, head, payload, state),
+                    None => row.store(head, payload, state),
                 }
                 progress.row += 1;
             }
@@ -239,7 +246,7 @@ impl RowWriter {
             // Of after the cut: it has no copy.
             cut.claim(place.row_at as u64);
         }
-        let row = RowWords::new(&self.memory, place, self.lengths())?;
+        let row = RowWords::new(&self.memory, place, self.sizes())?;
         let (init, seed) = (&self.spec.init, self.spec.seed);
         self.first
             .init_row(init, seed, place.key, &mut self.payload, &mut self.state);
@@ -266,7 +273,7 @@ impl RowWriter {
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
-    pub fn vacate(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
+    pub fn remove(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
         if self.cut.is_some() {
             self.copy_before_write(&[place])?;
         }
@@ -280,7 +287,7 @@ impl RowWriter {
             .region()
             .words_mut(place.row_at, ROW_HEADER_BYTES)?;
         // Checksum first: between the two stores the old version has a wrong checksum.
-        row.store_release(8, !row_chk(place.salt, place.key, next, &[]));
+        row.store_release(8, !row_checksum(place.salt, place.key, next, &[]));
         row.store_release(0, next.0);
         Ok(next)
     }
@@ -288,7 +295,7 @@ impl RowWriter {
     /// The initial values that a key would have, without creating it.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
-        crate::apply::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
+        crate::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
     /// Copies a row's values out; the caller owns the row, so it is untorn.
@@ -335,7 +342,7 @@ impl RowWriter {
         if self.cut.is_some() {
             self.copy_before_write(&[place])?;
         }
-        let row = RowWords::new(&self.memory, place, self.lengths())?;
+        let row = RowWords::new(&self.memory, place, self.sizes())?;
         self.payload.copy_from_slice(payload);
         self.state.copy_from_slice(state);
         self.commit(redo, progress, row)
@@ -354,19 +361,25 @@ impl RowWriter {
         Ok(RowVersion(row.load(0)))
     }
 
-    const fn lengths(&self) -> (usize, usize) {
-        (self.payload.len(), self.state.len())
+    const fn sizes(&self) -> RowSizes {
+        RowSizes {
+            payload: self.payload.len(),
+            state: self.state.len(),
+        }
     }
 
     /// Stores the private lines as the row's next version, behind a redo record if the table has one.
     fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
         let (place, ver) = (row.place(), row.version().next());
-        let chk = row_chk(place.salt, place.key, ver, &self.payload);
+        let head = RowHead {
+            version: ver.0,
+            checksum: row_checksum(place.salt, place.key, ver, &self.payload),
+        };
         if self.spec.keeps_redo() {
-            let record = redo.open(self.lengths())?;
-            record.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
+            let record = redo.open(self.sizes())?;
+            record.commit(progress, row, head, &self.payload, &self.state);
         } else {
-            row.store([ver.0, chk], &self.payload, &self.state);
+            row.store(head, &self.payload, &self.state);
         }
         Ok(())
     }
@@ -397,7 +410,7 @@ trait Size {
 
 struct Known<const PAYLOAD: usize, const STATE: usize>;
 
-struct Told {
+struct Measured {
     payload: usize,
     state: usize,
 }
@@ -413,7 +426,7 @@ impl<const PAYLOAD: usize, const STATE: usize> Size for Known<PAYLOAD, STATE> {
     }
 }
 
-impl Size for Told {
+impl Size for Measured {
     #[inline(always)]
     fn payload(&self) -> usize {
         self.payload

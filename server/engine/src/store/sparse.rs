@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::ids::PartitionId;
 use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
@@ -14,10 +14,11 @@ use super::expiry::Expiry;
 use super::extents::Extents;
 use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
-use super::prepare::Preparer;
+use super::prealloc::Preallocator;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
-use crate::apply::kernels::{KernelError, RowKernel};
+use crate::kernels::{KernelError, RowKernel};
+use crate::store::ShardId;
 
 /// Least and greatest number of slots that a partition takes at once: its rows then lie together, in
 /// the order of their creation. In between it takes one for each [`RUN_PART`] rows that it has.
@@ -106,8 +107,8 @@ impl SparseShard {
     /// [`ShardError`]; no memory is kept then.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
-        shard_id: (TableId, u32),
+        preallocator: &Preallocator,
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -117,13 +118,13 @@ impl SparseShard {
         let layout = rows.layout();
         let extents = Extents::new(
             Arc::clone(memory),
-            preparer.clone(),
+            preallocator.clone(),
             shard_id,
             layout,
             state_bytes,
         )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
-        let index = match Index::new(Arc::clone(memory), preparer.clone(), owner) {
+        let index = match Index::new(Arc::clone(memory), preallocator.clone(), owner) {
             Ok(index) => index,
             Err(e) => {
                 extents.release()?;
@@ -256,7 +257,8 @@ impl SparseShard {
         &mut self,
         count: usize,
         row: impl Fn(usize) -> (u64, RowLocation),
-        (redo, progress): (&Redo, Progress),
+        redo: &Redo,
+        progress: Progress,
         places: &mut Vec<RowPlace>,
     ) -> Result<(), StoreError> {
         places.reserve(count);
@@ -402,7 +404,7 @@ impl SparseShard {
         };
         partition.len -= 1;
         if let Some(place) = self.extents.place(loc) {
-            let next: RowVersion = self.rows.vacate(place)?;
+            let next: RowVersion = self.rows.remove(place)?;
             self.extents.set_key(loc, NO_KEY)?;
             partition.vacant.push_back(RowLocation::new(
                 next.generation(),
@@ -452,7 +454,7 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::ids::{DomainId, Incarnation, TableId};
     use tidewater_protocol::limits::MEMORY_BLOCKS_MAX;
     use tidewater_protocol::table::{
         Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape,
@@ -487,8 +489,8 @@ mod tests {
         let all = (0..16).map(PartitionId);
         let shard = SparseShard::new(
             &memory,
-            &Preparer::start().unwrap(),
-            (TableId(1), 0),
+            &Preallocator::start().unwrap(),
+            ShardId::new(TableId(1), 0),
             &spec(dim),
             all,
         )
@@ -601,7 +603,11 @@ mod tests {
     #[test]
     fn a_refused_table_keeps_no_memory() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
-        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        let owner = BlockOwner::of(
+            ShardId::new(TableId(9), 0),
+            BlockKind::Index,
+            PartitionId(0),
+        );
         let room: Vec<_> = (0..4)
             .map(|_| memory.private.alloc(64 * 16, owner).unwrap())
             .collect();
@@ -612,8 +618,14 @@ mod tests {
             memory.private.free(block).unwrap();
         }
         let make = || {
-            let (preparer, all) = (Preparer::none(), (0..16).map(PartitionId));
-            SparseShard::new(&memory, &preparer, (TableId(2), 0), &spec(1), all)
+            let (preallocator, all) = (Preallocator::none(), (0..16).map(PartitionId));
+            SparseShard::new(
+                &memory,
+                &preallocator,
+                ShardId::new(TableId(2), 0),
+                &spec(1),
+                all,
+            )
         };
         assert!(make().is_err());
         let taken = |arena: &Arena| {
@@ -641,8 +653,15 @@ mod tests {
                 ..(*spec(1)).clone()
             });
             let shard = |table| {
-                let (preparer, all) = (Preparer::none(), (0..partitions).map(PartitionId));
-                SparseShard::new(&memory, &preparer, (TableId(table), 0), &spec, all).unwrap()
+                let (preallocator, all) = (Preallocator::none(), (0..partitions).map(PartitionId));
+                SparseShard::new(
+                    &memory,
+                    &preallocator,
+                    ShardId::new(TableId(table), 0),
+                    &spec,
+                    all,
+                )
+                .unwrap()
             };
             let mut shards: Vec<SparseShard> = (0..tables).map(shard).collect();
             for key in 0..keys {
@@ -669,7 +688,11 @@ mod tests {
     fn a_full_directory_is_named() {
         let (memory, redo, mut shard) = shard(1);
         shard.find_or_create(0, &redo, Progress::default()).unwrap();
-        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        let owner = BlockOwner::of(
+            ShardId::new(TableId(9), 0),
+            BlockKind::Index,
+            PartitionId(0),
+        );
         while memory.private.alloc(64, owner).is_ok() {}
         let refused = (1..10_000).find_map(|key| {
             let created = shard.find_or_create(key, &redo, Progress::default());

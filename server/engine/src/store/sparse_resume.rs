@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::layout::row::{RowLocation, RowVersion, is_proven, row_chk};
+use tidewater_protocol::ids::PartitionId;
+use tidewater_protocol::layout::row::{RowLocation, RowVersion, checksum_matches, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 
@@ -16,9 +16,10 @@ use super::extents::{Extents, ExtentsPlace};
 use super::files::ResumeError;
 use super::index::Index;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use super::prepare::Preparer;
+use super::prealloc::Preallocator;
 use super::rows::RowWriter;
 use super::sparse::{NO_KEY, Run, SparseShard, own_partitions};
+use crate::store::ShardId;
 
 /// What a slot holds.
 enum Slot {
@@ -44,19 +45,24 @@ impl SparseShard {
     /// The share that a dead process left. Cost: reads and hashes each row.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
-        preparer: &Preparer,
-        shard_id: (TableId, u32),
+        preallocator: &Preallocator,
+        shard_id: ShardId,
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
         place: ExtentsPlace,
     ) -> Result<Self, ResumeError> {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))
             .map_err(super::sparse::ShardError::from)?;
-        let sizes = (rows.layout(), rows.kernel().state_bytes());
-        let extents =
-            Extents::resume(Arc::clone(memory), preparer.clone(), shard_id, sizes, place)?;
+        let extents = Extents::resume(
+            Arc::clone(memory),
+            preallocator.clone(),
+            shard_id,
+            rows.layout(),
+            rows.kernel().state_bytes(),
+            place,
+        )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
-        let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
+        let index = Index::new(Arc::clone(memory), preallocator.clone(), owner)?;
         let own = own_partitions(spec, partitions);
         let mut shard = Self::of_parts(extents, index, own, rows, spec);
         let slots = shard.extents.slots_of_all();
@@ -65,7 +71,7 @@ impl SparseShard {
         let last = slots.len() as u16;
         for (extent, slots) in (1u16..).zip(slots) {
             let is_last = extent == last;
-            end = shard.resume_extent(memory, (extent, slots, is_last), &mut payload)?;
+            end = shard.resume_extent(memory, extent, slots, is_last, &mut payload)?;
         }
         shard.extents.end_at(end);
         Ok(shard)
@@ -76,7 +82,9 @@ impl SparseShard {
     fn resume_extent(
         &mut self,
         memory: &ServerMemory,
-        (extent, slots, is_last): (u16, u32, bool),
+        extent: u16,
+        slots: u32,
+        is_last: bool,
         payload: &mut [u8],
     ) -> Result<u32, ResumeError> {
         let mut all = Vec::with_capacity(slots as usize);
@@ -154,16 +162,18 @@ impl SparseShard {
         let place = self.extents.place(loc);
         let place = place.ok_or_else(|| damaged(loc, "it lies outside its extent"))?;
         let ver = self.rows().version(place)?;
-        let chk = memory.public.region().words(place.row_at, 16)?.load(8);
+        let checksum = memory.public.region().words(place.row_at, 16)?.load(8);
         self.rows().read(place, payload)?;
-        let is_row = is_proven(ver, chk, || row_chk(place.salt, place.key, ver, payload));
+        let is_row = checksum_matches(ver, checksum, || {
+            row_checksum(place.salt, place.key, ver, payload)
+        });
         if is_row || (mutants::on(Mutant::RemovedRowsIndexed) && ver.is_valid()) {
             return Ok(Slot::Row(place.key));
         }
-        if ver == RowVersion(0) && place.key == NO_KEY && chk == 0 {
+        if ver == RowVersion(0) && place.key == NO_KEY && checksum == 0 {
             return Ok(Slot::Free(ver));
         }
-        let next = self.rows().vacate(place)?;
+        let next = self.rows().remove(place)?;
         self.extents.set_key(loc, NO_KEY)?;
         Ok(Slot::Free(next))
     }

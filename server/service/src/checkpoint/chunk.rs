@@ -2,7 +2,7 @@
 //! total.
 
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::hash::{H64, line_chk};
+use tidewater_protocol::layout::hash::{H64, line_checksum};
 use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
 /// Version in which part files and the manifest are written.
@@ -96,8 +96,8 @@ impl Line {
 
     /// `None` for anything but line `number` of the file of this nonce, within limits.
     pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
-        let [kind, a, b, c, d, told_number, told_nonce] = open(bytes)?;
-        if (told_number, told_nonce) != (number, nonce) {
+        let [kind, a, b, c, d, stored_number, stored_nonce] = open(bytes)?;
+        if (stored_number, stored_nonce) != (number, nonce) {
             return None;
         }
         match kind {
@@ -127,7 +127,7 @@ impl Line {
 /// Makes the line of these words, with its checksum.
 pub(super) fn seal(words: [u64; 7]) -> Bytes {
     let mut bytes = [0; LINE_BYTES];
-    let check = line_chk(LINE, words[0], &words);
+    let check = line_checksum(LINE, words[0], &words);
     for (at, word) in bytes
         .chunks_exact_mut(8)
         .zip(words.into_iter().chain([check]))
@@ -145,7 +145,7 @@ pub(super) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
     }
     let [a, b, c, d, e, f, g, check] = words;
     let words = [a, b, c, d, e, f, g];
-    (line_chk(LINE, a, &words) == check).then_some(words)
+    (line_checksum(LINE, a, &words) == check).then_some(words)
 }
 
 #[cfg(test)]

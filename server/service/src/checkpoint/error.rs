@@ -62,7 +62,7 @@ pub enum CheckpointError {
         what: String,
     },
     /// There is no saved model, or a file of it is missing.
-    #[error("{} is missing: the directory holds no whole saved model; restore it from a copy", .path.display())]
+    #[error("{} is missing: the directory holds no complete saved model; restore it from a copy", .path.display())]
     Missing {
         /// Path of the missing file.
         path: PathBuf,

@@ -104,10 +104,10 @@ impl Manifest {
     /// The clocks of the model: in each domain the least of all files.
     pub fn clocks(&self) -> Vec<DomainClock> {
         let mut all: Vec<DomainClock> = Vec::new();
-        for told in self.files.iter().flat_map(|file| &file.clocks) {
-            match all.iter_mut().find(|known| known.domain == told.domain) {
-                Some(known) => known.clock = known.clock.min(told.clock),
-                None => all.push(*told),
+        for entry in self.files.iter().flat_map(|file| &file.clocks) {
+            match all.iter_mut().find(|known| known.domain == entry.domain) {
+                Some(known) => known.clock = known.clock.min(entry.clock),
+                None => all.push(*entry),
             }
         }
         all

@@ -97,7 +97,8 @@ impl PartWriter {
     /// Error of the file system.
     pub fn records(
         &mut self,
-        (table, partition): (u32, u32),
+        table: u32,
+        partition: u32,
         records: u64,
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {
@@ -276,7 +277,7 @@ impl<S: Source> PartReader<S> {
         };
         let line = reader.line(0)?;
         let Some(head) = Head::decode(&line) else {
-            return Err(reader.damaged(0, "the first line does not prove itself"));
+            return Err(reader.damaged(0, "the checksum of the first line does not match"));
         };
         if !FORMAT_VERSIONS.contains(&head.version) {
             let (found, expected) = (head.version, FORMAT_VERSION);
@@ -315,7 +316,7 @@ impl<S: Source> PartReader<S> {
                     }
                     return Ok(());
                 }
-                None => return Err(self.damaged(at, "a line does not prove itself")),
+                None => return Err(self.damaged(at, "the checksum of a line does not match")),
             };
             running = fold(running, &chunk);
             records = records.saturating_add(chunk.records);
@@ -350,7 +351,7 @@ impl<S: Source> PartReader<S> {
         payload.resize(chunk.bytes as usize, 0);
         self.read_at(chunk.at, payload)?;
         if payload_check(self.nonce, chunk.number, payload) != chunk.check {
-            return Err(self.damaged(chunk.at, "a chunk does not prove itself"));
+            return Err(self.damaged(chunk.at, "the checksum of a chunk does not match"));
         }
         Ok(())
     }

@@ -251,7 +251,7 @@ fn write_copies(
                 records,
                 bytes,
             } => {
-                writer.records((table.0, partition), records, &bytes)?;
+                writer.records(table.0, partition, records, &bytes)?;
                 if memory.written(bytes.len()) {
                     wake_all(appliers);
                 }

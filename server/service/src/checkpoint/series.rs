@@ -223,7 +223,7 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let mut part = PartWriter::create(Box::new(OsDisk), &dir, 0, number).unwrap();
         let record = [number.to_le_bytes(), [1; 8]].concat();
-        part.records((1, 0), 1, &record).unwrap();
+        part.records(1, 0, 1, &record).unwrap();
         let files = vec![part.finish().unwrap()];
         let manifest = Manifest {
             taken_ms: Some(number),

@@ -29,7 +29,8 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::ShardId;
+use tidewater_engine::store::prealloc::Preallocator;
 
 /// The appliers of a server, without threads.
 struct Local(RefCell<Vec<Engine>>);
@@ -114,7 +115,7 @@ impl Cluster {
             spec,
         });
         let tables: Vec<TableInfo> = tables.collect();
-        let preparer = Preparer::start().unwrap();
+        let preallocator = Preallocator::start().unwrap();
         let server = |(server, &count): (usize, &u16)| {
             let incarnation = Incarnation(server as u64 + 1);
             let memory = Arc::new(ServerMemory::new(64 << 20, incarnation).unwrap());
@@ -126,9 +127,12 @@ impl Cluster {
                         server: ServerId(server as u32),
                         applier: ApplierId(applier),
                     };
-                    let (spec, who) = (Arc::new(table.spec.clone()), (table.id, applier.into()));
+                    let spec = Arc::new(table.spec.clone());
+                    let shard_id = ShardId::new(table.id, applier.into());
                     let mine = table.placement.owned_by(owner);
-                    engine.add_table(Table::new(&memory, &preparer, who, &spec, mine).unwrap());
+                    engine.add_table(
+                        Table::new(&memory, &preallocator, shard_id, &spec, mine).unwrap(),
+                    );
                 }
                 engine
             };
@@ -195,7 +199,7 @@ impl Cluster {
                             assert!(twice.is_none(), "{} {key}", table.spec.name);
                             Ok(())
                         };
-                        let copied = engine.copy_records((table.id, partition), |e| e, sink);
+                        let copied = engine.copy_records(table.id, partition, |e| e, sink);
                         copied.unwrap();
                     }
                 }

@@ -284,7 +284,7 @@ impl Coordinator {
         let dir = dir_of(&durable.dir, durable.next);
         let task = FileTask::BeginSave(dir.clone());
         let step = Step::BeginSave { clocks: Vec::new() };
-        self.begin_op(By::Checkpoint, namespace, dir, (step, task));
+        self.begin_op(By::Checkpoint, namespace, dir, step, task);
     }
 
     /// Holds the clocks of a job for its checkpoint, or orders it at once if it needs no clocks.

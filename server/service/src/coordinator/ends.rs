@@ -37,7 +37,7 @@ impl Coordinator {
             .peers
             .iter()
             .filter(|(_, peer)| matches!(peer.role, Role::Worker | Role::Observer));
-        let told = workers.map(|(&id, _)| {
+        let notices = workers.map(|(&id, _)| {
             Action::Notify(
                 id,
                 Notice::Shutdown {
@@ -45,11 +45,11 @@ impl Coordinator {
                 },
             )
         });
-        self.actions.extend(told);
+        self.actions.extend(notices);
         for server in self.joined_servers() {
             self.order(server, Purpose::Shutdown, Command::Shutdown);
         }
-        if self.servers.is_empty() && !self.is_still_telling() && !self.awaits_servers() {
+        if self.servers.is_empty() && !self.is_still_sending() && !self.awaits_servers() {
             self.phase = Phase::Ended;
         }
     }
@@ -82,17 +82,17 @@ impl Coordinator {
 
     pub(super) fn job_changed(&mut self, namespace: &str, state: WorkerState) {
         for server in self.joined_servers() {
-            self.tell_members(server, namespace);
+            self.announce_members(server, namespace);
         }
         let Some(job) = self.jobs.get(namespace) else {
             return;
         };
         if state == WorkerState::Lost {
             let members = self.members(namespace);
-            let told = job
+            let notices = job
                 .peers()
                 .map(|id| Action::Notify(id, Notice::MembersChanged(members.clone())));
-            self.actions.extend(told);
+            self.actions.extend(notices);
         }
         let is_over = job.is_over() || self.has_followed_schedule(namespace);
         if let Some(answer) = self.end_of_workers(namespace) {
@@ -254,18 +254,18 @@ impl Coordinator {
         let mut peers: Vec<PeerId> = job.peers().collect();
         peers.extend(self.observers(namespace));
         self.refuse_waiting(namespace, refusal);
-        let told = peers
+        let notices = peers
             .into_iter()
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
-        self.actions.extend(told);
+        self.actions.extend(notices);
         let failed = CoordinatorAnswer::Refused(refusal.clone());
         self.answer_waiting(Some(namespace), &failed);
         if self.gathering.is_some() {
             // Servers of a foreign launcher must end with an error too, or it takes the job for a
             // success.
             let servers = self.servers.values().map(|server| server.peer);
-            let told = servers.map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
-            self.actions.extend(told);
+            let notices = servers.map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
+            self.actions.extend(notices);
         }
         if self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, &refusal.text);
@@ -368,7 +368,7 @@ impl Coordinator {
         for &number in &servers {
             // Its end replaces the notifications that were still due.
             if let Some(server) = self.servers.get_mut(&number) {
-                server.untold.retain(|name| name != namespace);
+                server.unsent.retain(|name| name != namespace);
             }
             let (namespace, members, admitted) = (namespace.to_owned(), nobody.clone(), None);
             let order = Command::MembersChanged {

@@ -114,28 +114,28 @@ impl Job {
 
     /// Notes the number of workers that a worker reports, 0 if it does not know. The first number
     /// stands.
-    pub(super) fn expect(&mut self, worker: WorkerId, told: u32) -> Result<(), Refusal> {
-        if told == 0 || told == self.expected {
+    pub(super) fn expect(&mut self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
+        if reported == 0 || reported == self.expected {
             return Ok(());
         }
         let refuse = |text| {
-            let numbers = [u64::from(told), u64::from(self.expected), 0, 0];
+            let numbers = [u64::from(reported), u64::from(self.expected), 0, 0];
             Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text))
         };
         if self.expected > 0 {
             let have = self.expected;
-            return refuse(format!("this job has {have} workers, not {told}"));
+            return refuse(format!("this job has {have} workers, not {reported}"));
         }
         // Workers that did not know it may have come before.
         let last = self
             .workers
             .last_key_value()
             .map_or(worker, |(&rank, _)| rank);
-        if last.0 >= told {
-            return refuse(format!("rank {last} of a job with {told} workers"));
+        if last.0 >= reported {
+            return refuse(format!("rank {last} of a job with {reported} workers"));
         }
-        self.expected = told;
-        for rank in (0..told).map(WorkerId) {
+        self.expected = reported;
+        for rank in (0..reported).map(WorkerId) {
             self.workers.entry(rank).or_insert(AWAITED);
         }
         Ok(())

@@ -13,14 +13,71 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::wire::control::{CoordinatorAnswer, DomainClock, WorkerState};
+use tidewater_protocol::wire::control::{
+    CoordinatorAnswer, DomainClock, MemberBarrier, WorkerState,
+};
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
-use super::barriers::{At, Opens, Outcome, Settled, Waiter};
+use super::barriers::{At, Opens, Outcome, Settled, Waiter, at_of};
 use super::jobs::{Job, Worker};
 use super::membership::{Stay, clock_of};
 use super::state::{Asker, Coordinator, bad};
+
+/// Arrival of a worker at a barrier.
+pub(super) struct Arrival {
+    /// Name of the barrier.
+    pub(super) name: String,
+    /// The workers that it waits for.
+    pub(super) opens: Opens,
+    /// Clocks at which the workers have to be.
+    pub(super) at: At,
+    /// Number of the barrier among those of its name.
+    pub(super) round: u64,
+    /// Time that the worker waits.
+    pub(super) timeout_ms: u64,
+}
+
+impl Arrival {
+    /// Arrival at a barrier that opens when `count` workers are at it.
+    pub(super) fn of_count(name: String, count: u32, timeout_ms: u64) -> Self {
+        Self {
+            name,
+            opens: Opens::Count(count),
+            at: At::new(),
+            round: 0,
+            timeout_ms,
+        }
+    }
+
+    /// Arrival at a barrier of members.
+    ///
+    /// # Errors
+    /// A clock or round that cannot be counted on from.
+    pub(super) fn of_members(barrier: MemberBarrier) -> Result<Self, Refusal> {
+        let MemberBarrier {
+            name,
+            clocks,
+            round,
+            of,
+            timeout_ms,
+        } = barrier;
+        // Above them later workers begin, and rounds are counted on from them.
+        let most = clocks.iter().map(|at| at.clock).fold(round, u64::max);
+        if most > i64::MAX as u64 {
+            return Err(bad(&format!(
+                "barrier \"{name}\": a clock or round of {most}"
+            )));
+        }
+        Ok(Self {
+            name,
+            opens: Opens::Members(of),
+            at: at_of(&clocks),
+            round,
+            timeout_ms,
+        })
+    }
+}
 
 impl Coordinator {
     /// Notes the arrival of a worker at the barrier of a name and clocks. It is answered when the barrier opens.
@@ -28,9 +85,15 @@ impl Coordinator {
         &mut self,
         asker: Asker,
         namespace: &str,
-        (name, opens, at): (String, Opens, At),
-        (round, timeout_ms): (u64, u64),
+        arrival: Arrival,
     ) -> Result<(), Refusal> {
+        let Arrival {
+            name,
+            opens,
+            at,
+            round,
+            timeout_ms,
+        } = arrival;
         let peer = self.peers.get(&asker.peer);
         let worker = WorkerId(peer.map_or(RANK_ANY, |peer| peer.rank));
         let waiter = Waiter {

@@ -39,8 +39,8 @@ impl Coordinator {
                 let server = Server {
                     peer: id,
                     member: None,
-                    telling: false,
-                    untold: VecDeque::new(),
+                    sending: false,
+                    unsent: VecDeque::new(),
                     pid: 0,
                     restarts: 0,
                     is_kept: false,
@@ -300,7 +300,7 @@ impl Coordinator {
         let jobs = self.jobs.iter();
         let of_note = jobs.filter(|(_, job)| job.workers.values().any(ended));
         for namespace in of_note.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.tell_members(number, &namespace);
+            self.announce_members(number, &namespace);
         }
         if self.is_complete() {
             self.make_waiting_tables();
@@ -393,20 +393,20 @@ impl Coordinator {
 
     /// Notifies a server of a job's members. One notification at a time for each server; changes
     /// meanwhile go into the next one.
-    pub(super) fn tell_members(&mut self, number: ServerId, namespace: &str) {
+    pub(super) fn announce_members(&mut self, number: ServerId, namespace: &str) {
         let members = self.members(namespace);
         // A worker that is removed moves clocks, which are held.
         let held = self.holds_clocks(namespace);
         let Some(server) = self.servers.get_mut(&number) else {
             return;
         };
-        if server.telling || held {
-            if !server.untold.iter().any(|name| name == namespace) {
-                server.untold.push_back(namespace.to_owned());
+        if server.sending || held {
+            if !server.unsent.iter().any(|name| name == namespace) {
+                server.unsent.push_back(namespace.to_owned());
             }
             return;
         }
-        server.telling = true;
+        server.sending = true;
         let (namespace, admitted) = (namespace.to_owned(), None);
         let order = Command::MembersChanged {
             namespace,
@@ -416,13 +416,13 @@ impl Coordinator {
         self.order(number, Purpose::Members, order);
     }
 
-    pub(super) fn members_told(&mut self, number: ServerId) {
+    pub(super) fn members_sent(&mut self, number: ServerId) {
         let Some(server) = self.servers.get_mut(&number) else {
             return;
         };
-        server.telling = false;
-        let untold = server.untold.clone();
-        if let Some(namespace) = untold.iter().find(|name| !self.holds_clocks(name)) {
+        server.sending = false;
+        let unsent = server.unsent.clone();
+        if let Some(namespace) = unsent.iter().find(|name| !self.holds_clocks(name)) {
             self.tell_again(number, namespace);
         }
     }
@@ -432,13 +432,13 @@ impl Coordinator {
         let Some(server) = self
             .servers
             .get_mut(&number)
-            .filter(|server| !server.telling)
+            .filter(|server| !server.sending)
         else {
             return;
         };
-        if let Some(at) = server.untold.iter().position(|name| name == namespace) {
-            server.untold.remove(at);
-            self.tell_members(number, namespace);
+        if let Some(at) = server.unsent.iter().position(|name| name == namespace) {
+            server.unsent.remove(at);
+            self.announce_members(number, namespace);
         }
     }
 

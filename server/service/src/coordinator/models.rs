@@ -134,7 +134,7 @@ impl Coordinator {
                 (dir, Step::BeginLoad, task)
             }
         };
-        self.begin_op(By::Worker(asker), namespace, dir, (step, task));
+        self.begin_op(By::Worker(asker), namespace, dir, step, task);
         Ok(())
     }
 
@@ -151,7 +151,8 @@ impl Coordinator {
         by: By,
         namespace: &str,
         dir: String,
-        (step, task): (Step, FileTask),
+        step: Step,
+        task: FileTask,
     ) {
         self.last_model += 1;
         let (namespace, deadline) = (namespace.to_owned(), self.now + FILE_ORDERS_TIMEOUT);
@@ -468,9 +469,9 @@ impl Coordinator {
             .collect();
         let (rows, clocks) = (manifest.rows(), manifest.clocks());
         if let Some(job) = self.jobs.get_mut(&namespace) {
-            for told in &clocks {
-                let base = job.base.entry(told.domain).or_default();
-                *base = told.clock.max(*base);
+            for entry in &clocks {
+                let base = job.base.entry(entry.domain).or_default();
+                *base = entry.clock.max(*base);
             }
         }
         self.actions.push(Action::Files(op, FileTask::EndLoad));

@@ -20,19 +20,19 @@ impl Coordinator {
             return Err(self.no_job(namespace));
         };
         // A worker that has not returned gets it then.
-        let told: Vec<Action> = job
+        let notices: Vec<Action> = job
             .peers()
             .map(|id| {
                 let reason = reason.to_owned();
                 Action::Notify(id, Notice::StopJob { reason })
             })
             .collect();
-        if told.is_empty() {
+        if notices.is_empty() {
             let text = format!("no worker of the job \"{namespace}\" has joined");
             return Err(bad(&text));
         }
         if !mutants::on(Mutant::StopNotPassedOn) {
-            self.actions.extend(told);
+            self.actions.extend(notices);
         }
         if let Some(job) = self.jobs.get_mut(namespace) {
             job.stop = Some(reason.to_owned());

@@ -292,7 +292,7 @@ impl Coordinator {
         self.repeat_endings(number);
         // Also ends a hold of clocks for a worker that was not admitted.
         for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            self.tell_members(number, &namespace);
+            self.announce_members(number, &namespace);
         }
     }
 

@@ -253,8 +253,8 @@ impl Coordinator {
             self.fail_gathering(&refusal);
             return Err(refusal);
         }
-        let patience = now.saturating_add(Duration::from_millis(register.timeout_ms));
-        gathering.deadline = Some(gathering.deadline.map_or(patience, |at| at.min(patience)));
+        let deadline = now.saturating_add(Duration::from_millis(register.timeout_ms));
+        gathering.deadline = Some(gathering.deadline.map_or(deadline, |at| at.min(deadline)));
         let arrival = Arrival {
             asker,
             register,
@@ -356,7 +356,7 @@ impl Coordinator {
     }
 
     /// Whether the end of a failed launch waits for processes that have yet to get the reason.
-    pub(super) fn is_still_telling(&self) -> bool {
+    pub(super) fn is_still_sending(&self) -> bool {
         let failed = self.gathering.as_ref().is_some_and(|g| g.failed.is_some());
         failed && !self.peers.is_empty()
     }

@@ -70,7 +70,7 @@ impl Coordinator {
             dir: dir.clone(),
             before,
         };
-        self.begin_op(By::Resume, namespace, dir, (Step::Finding, task));
+        self.begin_op(By::Resume, namespace, dir, Step::Finding, task);
     }
 
     /// Handles the list of a job's checkpoints: the newest complete one is loaded.

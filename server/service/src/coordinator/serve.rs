@@ -12,7 +12,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_journal::{Identity, Journal, JournalError};
 use tidewater_protocol::ids::{ClusterId, Incarnation};
-use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, LEASE_DEFAULT, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::limits::{
+    HANDSHAKE_TIMEOUT, LEASE_DEFAULT, UNAUTHENTICATED_CONNECTIONS_MAX,
+};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{self, Message};
 use tidewater_protocol::wire::frame::kind;
@@ -483,15 +485,15 @@ impl Server {
             .iter()
             .filter(|(_, c)| c.handshake.is_some_and(|at| at.passed()));
         for token in late.map(|(&token, _)| token).collect::<Vec<_>>() {
-            tracing::debug!(token, "a peer did not prove itself in time");
+            tracing::debug!(token, "a peer did not authenticate in time");
             self.conns.remove(&token);
         }
-        let unproven = self
+        let unauthenticated = self
             .conns
             .values()
             .filter(|conn| conn.handshake.is_some())
             .count();
-        let room = unproven < UNPROVEN_CONNECTIONS_MAX;
+        let room = unauthenticated < UNAUTHENTICATED_CONNECTIONS_MAX;
         let is_over = self.paused.is_some_and(|until| until.passed());
         if room && is_over && !mutants::on(Mutant::AcceptPausedForEver) {
             self.paused = None;

@@ -6,18 +6,18 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, MemberBarrier,
-    Notice, ServerMember, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Notice,
+    ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::admissions::Admission;
-use super::barriers::{At, Opens, at_of};
 use super::checkpoints::CheckpointPolicy;
 use super::functions::FunctionLoad;
 use super::jobs::{EndingJob, Job};
 use super::losses::Loss;
+use super::member_barriers::Arrival;
 use super::membership::Schedule;
 use super::models::{ModelOp, Request};
 use super::recovery::RecoveryState;
@@ -151,9 +151,9 @@ pub(super) struct Server {
     /// `None` until the server has joined.
     pub(super) member: Option<ServerMember>,
     /// A notification of members is under way; there is one at a time.
-    pub(super) telling: bool,
+    pub(super) sending: bool,
     /// Jobs with members that changed meanwhile, the longest ago first.
-    pub(super) untold: VecDeque<String>,
+    pub(super) unsent: VecDeque<String>,
     /// Process id on its host.
     pub(super) pid: u32,
     /// Successors that its holder starts if a signal ends it.
@@ -387,7 +387,7 @@ impl Coordinator {
             Purpose::Create(table) => self.table_created(table, server, answer),
             Purpose::Release(table) => self.table_released(table, server),
             Purpose::Cleanup => {}
-            Purpose::Members => self.members_told(server),
+            Purpose::Members => self.members_sent(server),
             Purpose::EndJob(job) => self.job_let_go(job, server),
             Purpose::Save(op) => self.part_saved(op, server, answer),
             Purpose::Load(op) => self.part_loaded(op, server, answer),
@@ -427,7 +427,7 @@ impl Coordinator {
             // No process waits for an observer.
             Role::Observer => {}
         }
-        let is_left = self.servers.is_empty() && !self.is_still_telling() && !self.awaits_servers();
+        let is_left = self.servers.is_empty() && !self.is_still_sending() && !self.awaits_servers();
         if matches!(self.phase, Phase::Stopping(_)) && is_left {
             self.phase = Phase::Ended;
         }
@@ -457,8 +457,8 @@ impl Coordinator {
             return Err(bad("unknown peer"));
         };
         let namespace = peer.namespace.clone();
-        let place = (peer.role, peer.joined, peer.rank);
-        match self.answer_by_role(asker.peer, &request, place, &namespace)? {
+        let (role, joined, rank) = (peer.role, peer.joined, peer.rank);
+        match self.answer_by_role(asker.peer, &request, role, joined, rank, &namespace)? {
             Some(answer) => Ok(Some(answer)),
             None => self.carry_out(asker, &namespace, request),
         }
@@ -470,7 +470,9 @@ impl Coordinator {
         &mut self,
         id: PeerId,
         request: &CoordinatorRequest,
-        (role, joined, rank): (Role, bool, u32),
+        role: Role,
+        joined: bool,
+        rank: u32,
         namespace: &str,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         use CoordinatorRequest as Ask;
@@ -522,7 +524,7 @@ impl Coordinator {
         };
         match request {
             Ask::Join(join) => self.join(asker, join),
-            Ask::Register(told) => self.rendezvous(asker, told),
+            Ask::Register(register) => self.rendezvous(asker, register),
             Ask::Status { server } => self.status(asker, server),
             Ask::CreateTable(spec) => self.create_table(asker, namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, namespace, &name),
@@ -532,27 +534,12 @@ impl Coordinator {
                 count,
                 timeout_ms,
             } => {
-                let barrier = (name, Opens::Count(count), At::new());
-                self.barrier(asker, namespace, barrier, (0, timeout_ms))
-                    .map(|()| None)
+                let arrival = Arrival::of_count(name, count, timeout_ms);
+                self.barrier(asker, namespace, arrival).map(|()| None)
             }
-            Ask::MemberBarrier(MemberBarrier {
-                name,
-                clocks,
-                round,
-                of,
-                timeout_ms,
-            }) => {
-                // Above them later workers begin, and rounds are counted on from them.
-                let most = clocks.iter().map(|at| at.clock).fold(round, u64::max);
-                if most > i64::MAX as u64 {
-                    return Err(bad(&format!(
-                        "barrier \"{name}\": a clock or round of {most}"
-                    )));
-                }
-                let barrier = (name, Opens::Members(of), at_of(&clocks));
-                self.barrier(asker, namespace, barrier, (round, timeout_ms))
-                    .map(|()| None)
+            Ask::MemberBarrier(barrier) => {
+                let arrival = Arrival::of_members(barrier)?;
+                self.barrier(asker, namespace, arrival).map(|()| None)
             }
             Ask::Save { dir, clocks } => {
                 let request = Request::Save { dir, clocks };

@@ -130,10 +130,10 @@ impl Coordinator {
     }
 
     /// Handles the report of a holder: how its server has ended, and whether a successor comes.
-    pub(super) fn server_ended(&mut self, told: ServerEnd, restarts: bool) -> CoordinatorAnswer {
-        let number = told.server;
+    pub(super) fn server_ended(&mut self, end: ServerEnd, restarts: bool) -> CoordinatorAnswer {
+        let number = end.server;
         let server = self.servers.get(&number);
-        if let Some(server) = server.filter(|server| server.pid == told.pid) {
+        if let Some(server) = server.filter(|server| server.pid == end.pid) {
             // The report may come before the end of the server's connection.
             let peer = server.peer;
             self.closed(self.now, peer);
@@ -141,10 +141,10 @@ impl Coordinator {
         let Some(absent) = self.absent.get_mut(&number) else {
             return CoordinatorAnswer::Done;
         };
-        if absent.end.pid != told.pid {
+        if absent.end.pid != end.pid {
             return CoordinatorAnswer::Done;
         }
-        absent.end.how = told.how;
+        absent.end.how = end.how;
         let end = absent.end.clone();
         if restarts {
             for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -330,7 +330,7 @@ impl Coordinator {
         self.notify_clients(namespace, &Notice::ServerResumed { restart, members });
         // The others learn the epoch, and all of them the workers that have ended.
         for server in self.joined_servers() {
-            self.tell_members(server, namespace);
+            self.announce_members(server, namespace);
         }
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -524,9 +524,9 @@ impl Coordinator {
     }
 
     fn notify_clients(&mut self, namespace: &str, notice: &Notice) {
-        let told = self.clients(namespace).into_iter();
-        let told = told.map(|id| Action::Notify(id, notice.clone()));
-        self.actions.extend(told.collect::<Vec<_>>());
+        let clients = self.clients(namespace).into_iter();
+        let notices = clients.map(|id| Action::Notify(id, notice.clone()));
+        self.actions.extend(notices.collect::<Vec<_>>());
     }
 }
 

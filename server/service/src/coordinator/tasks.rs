@@ -71,6 +71,16 @@ impl OpenRequests {
     }
 }
 
+/// A worker's report of a finished task.
+struct DoneReport {
+    delivery: u64,
+    thread: u32,
+    /// Records of the task.
+    records: u64,
+    /// Whether the task has pushes.
+    pushed: bool,
+}
+
 impl Coordinator {
     pub(super) fn task_request(
         &mut self,
@@ -98,17 +108,9 @@ impl Coordinator {
                 TaskAnswer::Queue(opened)
             }
             TaskRequest::Take { queue, wait_ms } => {
-                match self.take_task(asker, namespace, queue)? {
-                    TaskAnswer::Wait if wait_ms > 0 => {
-                        self.wait_for_task(asker, namespace, (queue, wait_ms));
-                        return Ok(None);
-                    }
-                    answer @ TaskAnswer::Task(_) => {
-                        // It may have been the one that others could not take.
-                        self.serve_waiting_tasks();
-                        answer
-                    }
-                    answer => answer,
+                match self.give_task(asker, namespace, queue, wait_ms)? {
+                    Some(answer) => answer,
+                    None => return Ok(None),
                 }
             }
             TaskRequest::Done {
@@ -118,7 +120,12 @@ impl Coordinator {
                 records,
                 pushed,
             } => {
-                let report = (delivery, thread, records, pushed);
+                let report = DoneReport {
+                    delivery,
+                    thread,
+                    records,
+                    pushed,
+                };
                 return self.task_done(asker, namespace, number, report);
             }
             TaskRequest::Failed {
@@ -151,17 +158,44 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Handles the report of a finished task: delivery, thread, records, and whether there are pushes.
+    /// The answer to a worker that asks for a task; `None` if it waits for one.
+    fn give_task(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        queue: u32,
+        wait_ms: u64,
+    ) -> Result<Option<TaskAnswer>, Refusal> {
+        let answer = self.take_task(asker, namespace, queue)?;
+        match &answer {
+            TaskAnswer::Wait if wait_ms > 0 => {
+                self.wait_for_task(asker, namespace, queue, wait_ms);
+                return Ok(None);
+            }
+            // It may have been the one that others could not take.
+            TaskAnswer::Task(_) => self.serve_waiting_tasks(),
+            _ => {}
+        }
+        Ok(Some(answer))
+    }
+
+    /// Handles the report of a finished task.
     fn task_done(
         &mut self,
         asker: Asker,
         namespace: &str,
         number: u32,
-        (delivery, thread, records, pushed): (u64, u32, u64, bool),
+        report: DoneReport,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let DoneReport {
+            delivery,
+            thread,
+            records,
+            pushed,
+        } = report;
         let (now, worker) = (self.now, self.worker_key(asker.peer));
         let queue = self.queue(namespace, number)?;
-        let done = queue.done(now, worker, delivery, (records, pushed));
+        let done = queue.done(now, worker, delivery, records, pushed);
         self.note_queue(namespace, || QueueCall::Done {
             queue: number,
             now,
@@ -177,7 +211,7 @@ impl Coordinator {
                 TaskAnswer::Reported { counted: true }
             }
             Done::Apply => {
-                self.finish_task(asker, namespace, (number, delivery, thread))?;
+                self.finish_task(asker, namespace, number, delivery, thread)?;
                 return Ok(None);
             }
         };
@@ -245,7 +279,7 @@ impl Coordinator {
         Ok(taken)
     }
 
-    fn wait_for_task(&mut self, asker: Asker, namespace: &str, (queue, wait_ms): (u32, u64)) {
+    fn wait_for_task(&mut self, asker: Asker, namespace: &str, queue: u32, wait_ms: u64) {
         self.tasks.waiting.push(Waiting {
             asker,
             namespace: namespace.to_owned(),
@@ -320,7 +354,9 @@ impl Coordinator {
         &mut self,
         asker: Asker,
         namespace: &str,
-        (queue, delivery, thread): (u32, u64, u32),
+        queue: u32,
+        delivery: u64,
+        thread: u32,
     ) -> Result<(), Refusal> {
         match self.tasks.finishing.get_mut(&delivery) {
             Some(finishing) if finishing.asker.peer == ABSENT => {

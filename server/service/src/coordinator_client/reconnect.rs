@@ -14,7 +14,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::give_up_after;
 
-use super::{Agent, AgentError, Ended, Enlisted, NONSENSE, Orders};
+use super::{Agent, AgentError, Ended, Enlisted, LostCause, NONSENSE, Orders};
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -71,11 +71,11 @@ impl Enlisted {
         &mut self,
         node: &dyn Orders,
         stop: &[BorrowedFd<'_>],
-        why: &str,
+        cause: &LostCause,
     ) -> Result<Option<Ended>, AgentError> {
         tracing::warn!(
             coordinator = self.address,
-            why,
+            why = %cause,
             "the coordinator is lost; clients are served meanwhile"
         );
         let limit = Deadline::after(COORDINATOR_ABSENCE_MAX);
@@ -109,7 +109,7 @@ impl Enlisted {
             };
             if limit.passed() {
                 let seconds = COORDINATOR_ABSENCE_MAX.as_secs();
-                return Err(self.lost(format!("it has not returned within {seconds} s: {last}")));
+                return Err(self.lost(LostCause::NotReturned { seconds, last }));
             }
         }
     }

@@ -142,11 +142,7 @@ fn report_holds_no_other_order() {
     let server = slow_report(go, removed);
     let mut enlisted = enlisted();
     let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
-    let mut order = |id, order| {
-        enlisted
-            .carry_out(&server, &mut files, (id, order))
-            .unwrap()
-    };
+    let mut order = |id, order| enlisted.carry_out(&server, &mut files, id, order).unwrap();
     let namespace = || "job".to_owned();
     let hold = Command::HoldClocks {
         namespace: namespace(),
@@ -190,7 +186,7 @@ fn admission_is_carried_out_once_for_each_worker() {
     let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
     let namespace = || "job".to_owned();
     let mut order = |order| {
-        let done = enlisted.carry_out(&server, &mut files, (1, order));
+        let done = enlisted.carry_out(&server, &mut files, 1, order);
         done.unwrap();
         server.admitted.get()
     };

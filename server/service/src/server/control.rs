@@ -18,8 +18,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
-use tidewater_protocol::ids::{SessionId, WorkerId};
-use tidewater_protocol::limits::{CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
+use tidewater_protocol::limits::{
+    CONNECTIONS_MAX, KEPT_SESSION_LINGER, UNAUTHENTICATED_CONNECTIONS_MAX,
+};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::SessionStatus;
 use tidewater_protocol::wire::handshake::ServerPolicy;
@@ -50,7 +52,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
-const BELL: ConnId = 2;
+const WAKER: ConnId = 2;
 /// Number for the RDMA devices that have events.
 pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
@@ -88,8 +90,8 @@ pub(super) struct Control {
     pub(super) conns: HashMap<ConnId, Conn>,
     next: ConnId,
     /// Connections that had not authenticated, oldest first; those that have by now are skipped.
-    unproven: VecDeque<(Deadline, ConnId)>,
-    unproven_count: usize,
+    unauthenticated: VecDeque<(Deadline, ConnId)>,
+    unauthenticated_count: usize,
     pub(super) sessions: Sessions,
     /// Lanes of sessions that are being made.
     pub(super) connects: Connects,
@@ -107,7 +109,8 @@ impl Control {
         shared: Arc<Shared>,
         policy: ServerPolicy,
         listeners: Listeners,
-        (waker, orders): (Waker, Receiver<ControlCommand>),
+        waker: Waker,
+        orders: Receiver<ControlCommand>,
     ) -> Result<Self, ServerError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
@@ -128,14 +131,14 @@ impl Control {
             not_accepted: WarnLimit::new(WARN_EVERY),
             conns: HashMap::new(),
             next: FIRST_CONN,
-            unproven: VecDeque::new(),
-            unproven_count: 0,
+            unauthenticated: VecDeque::new(),
+            unauthenticated_count: 0,
             lingering: VecDeque::new(),
             stopped: false,
             kept_until,
         };
         control
-            .watch(&control.waker, BELL)
+            .watch(&control.waker, WAKER)
             .map_err(system(failed))?;
         control.listen().map_err(system(failed))?;
         Ok(control)
@@ -174,7 +177,7 @@ impl Control {
             for (id, flags) in ready {
                 match id {
                     TCP | UNIX => self.accept(id),
-                    BELL => self.obey(),
+                    WAKER => self.obey(),
                     DEVICES => self.sessions.hear_devices(),
                     _ => self.serve(id, flags),
                 }
@@ -187,10 +190,16 @@ impl Control {
 
     fn next_deadline(&self) -> Deadline {
         let mut next = Deadline::after(IDLE);
-        let unproven = self.unproven.front().map(|(d, _)| *d);
+        let unauthenticated = self.unauthenticated.front().map(|(d, _)| *d);
         let lingering = self.lingering.front().map(|(d, ..)| *d);
         let news = self.connects.news_at();
-        let deadlines = [unproven, lingering, self.paused, self.kept_until, news];
+        let deadlines = [
+            unauthenticated,
+            lingering,
+            self.paused,
+            self.kept_until,
+            news,
+        ];
         for deadline in deadlines.into_iter().flatten() {
             next = next.min(deadline);
         }
@@ -229,8 +238,8 @@ impl Control {
 
     /// Ends whatever has passed its deadline.
     fn expire(&mut self) {
-        while let Some((_, id)) = self.unproven.pop_front_if(|(d, _)| d.passed()) {
-            self.close_unproven(id, "it did not prove itself in time");
+        while let Some((_, id)) = self.unauthenticated.pop_front_if(|(d, _)| d.passed()) {
+            self.close_unauthenticated(id, "it did not authenticate in time");
         }
         while let Some((_, id, cut)) = self.lingering.pop_front_if(|(d, ..)| d.passed()) {
             self.sessions.expire(id, cut);
@@ -248,7 +257,7 @@ impl Control {
     }
 
     /// Closes a connection that is still unauthenticated, or refused.
-    fn close_unproven(&mut self, id: ConnId, why: &str) -> bool {
+    fn close_unauthenticated(&mut self, id: ConnId, why: &str) -> bool {
         let is_due = |c: &Conn| c.hello.is_none() || c.refused;
         let due = self.conns.get(&id).is_some_and(is_due);
         if due {
@@ -283,9 +292,10 @@ impl Control {
                             "cannot accept; raise the limit of open files (ulimit -n)"
                         );
                     }
-                    let oldest = self.unproven.pop_front();
-                    if !oldest.is_some_and(|(_, id)| self.close_unproven(id, "descriptors ran out"))
-                    {
+                    let oldest = self.unauthenticated.pop_front();
+                    if !oldest.is_some_and(|(_, id)| {
+                        self.close_unauthenticated(id, "descriptors ran out")
+                    }) {
                         self.pause();
                         return;
                     }
@@ -306,25 +316,26 @@ impl Control {
         if getrandom::fill(&mut random).is_err() {
             return;
         }
-        while self.unproven_count >= UNPROVEN_CONNECTIONS_MAX {
-            let Some((_, id)) = self.unproven.pop_front() else {
+        while self.unauthenticated_count >= UNAUTHENTICATED_CONNECTIONS_MAX {
+            let Some((_, id)) = self.unauthenticated.pop_front() else {
                 break;
             };
-            self.close_unproven(id, "too many connections have not proven themselves");
+            self.close_unauthenticated(id, "too many connections are not authenticated");
         }
-        if self.unproven.len() >= 2 * UNPROVEN_CONNECTIONS_MAX {
+        if self.unauthenticated.len() >= 2 * UNAUTHENTICATED_CONNECTIONS_MAX {
             // A connection that came and went leaves no entry until its handshake would have
             // expired.
             let conns = &self.conns;
-            self.unproven.retain(|(_, id)| conns.contains_key(id));
+            self.unauthenticated
+                .retain(|(_, id)| conns.contains_key(id));
         }
         let id = self.next;
         self.next += 1;
         if self.watch(&socket, id).is_ok() {
             self.conns.insert(id, Conn::new(socket, from, random));
-            self.unproven_count += 1;
+            self.unauthenticated_count += 1;
             let deadline = Deadline::after(self.shared.config.handshake);
-            self.unproven.push_back((deadline, id));
+            self.unauthenticated.push_back((deadline, id));
         }
     }
 
@@ -338,7 +349,7 @@ impl Control {
     fn closed(&mut self, id: ConnId, conn: &Conn, why: &str) {
         tracing::debug!(from = conn.from, why, "connection closed");
         if conn.hello.is_none() {
-            self.unproven_count -= 1;
+            self.unauthenticated_count -= 1;
         }
         if let Some(session) = conn.session
             && let Some(cut) = self.sessions.cut(id, session)
@@ -363,8 +374,8 @@ impl Control {
         {
             result = match self.hear(id, &mut conn) {
                 Ok(Turn::Go) => Ok(()),
-                Ok(Turn::Lane(session)) => {
-                    self.hand_over(session, conn);
+                Ok(Turn::Lane(session, applier)) => {
+                    self.hand_over(session, applier, conn);
                     return;
                 }
                 Err(why) => Err(why),
@@ -442,10 +453,10 @@ impl Control {
     /// The next message of a peer. The peer gets the reason of a failed handshake.
     fn next(&self, conn: &mut Conn) -> Result<Option<Said>, String> {
         let is_unix = matches!(conn.socket, Socket::Unix(_));
-        let proven = self.conns.len() - self.unproven_count.min(self.conns.len());
+        let authenticated = self.conns.len() - self.unauthenticated_count.min(self.conns.len());
         let admit = |hello: &Hello| match hello.purpose {
-            Purpose::Control if proven >= CONNECTIONS_MAX => {
-                let numbers = [proven as u64, CONNECTIONS_MAX as u64, 0, 0];
+            Purpose::Control if authenticated >= CONNECTIONS_MAX => {
+                let numbers = [authenticated as u64, CONNECTIONS_MAX as u64, 0, 0];
                 Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
             }
             Purpose::Control => Ok(()),
@@ -454,7 +465,7 @@ impl Control {
                 session,
                 applier,
                 nonce,
-            } => self.sessions.check_lane(hello, (session, applier, nonce)),
+            } => self.sessions.check_lane(hello, session, applier, nonce),
         };
         match conn.next(&self.policy, admit) {
             Ok(said) => Ok(said),
@@ -475,7 +486,7 @@ impl Control {
         hello: Hello,
         quiet: bool,
     ) -> Result<Option<Turn>, String> {
-        self.unproven_count -= 1;
+        self.unauthenticated_count -= 1;
         let purpose = hello.purpose;
         tracing::debug!(from = conn.from, role = ?hello.role, rank = hello.rank, ?purpose, "peer");
         conn.hello = Some(hello);
@@ -494,17 +505,17 @@ impl Control {
         if !sent || !quiet {
             return Err("a lane's client spoke before it was welcomed".into());
         }
-        Ok(Some(Turn::Lane((session, applier))))
+        Ok(Some(Turn::Lane(session, applier)))
     }
 
     /// Gives a lane's connection to its applier.
-    fn hand_over(&mut self, lane: (SessionId, tidewater_protocol::ids::ApplierId), conn: Conn) {
+    fn hand_over(&mut self, session: SessionId, applier: ApplierId, conn: Conn) {
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let from = conn.from.clone();
         if let (Socket::Tcp(stream), true) = conn.into_lane()
-            && let Err(e) = self.sessions.connect_lane(lane, stream, from)
+            && let Err(e) = self.sessions.connect_lane(session, applier, stream, from)
         {
-            tracing::warn!(session = %lane.0, error = %e, "lane not opened");
+            tracing::warn!(%session, error = %e, "lane not opened");
         }
     }
 }
@@ -514,7 +525,7 @@ impl Control {
 enum Turn {
     Go,
     /// The connection is a lane.
-    Lane((SessionId, tidewater_protocol::ids::ApplierId)),
+    Lane(SessionId, ApplierId),
 }
 
 impl Listeners {

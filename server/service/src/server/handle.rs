@@ -29,7 +29,8 @@ use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::NamespaceId;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::ShardId;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{ServerMemory, StoreError};
 
 /// State that all threads of a server share.
@@ -37,7 +38,7 @@ use tidewater_engine::store::{ServerMemory, StoreError};
 pub(super) struct Shared {
     pub(super) config: ServerConfig,
     pub(super) memory: Arc<ServerMemory>,
-    pub(super) preparer: Preparer,
+    pub(super) preallocator: Preallocator,
     /// One for each applier.
     pub(super) appliers: Vec<ApplierControl>,
     /// Why the server cannot continue, if an applier has ended.
@@ -258,11 +259,11 @@ impl ServerHandle {
             if owned.is_empty() {
                 return Ok(None);
             }
-            let who = (info.id, u32::from(a));
+            let shard_id = ShardId::new(info.id, u32::from(a));
             let made = Table::new(
                 &shared.memory,
-                &shared.preparer,
-                who,
+                &shared.preallocator,
+                shard_id,
                 &spec,
                 owned.into_iter().map(PartitionId),
             );
@@ -421,7 +422,7 @@ impl ServerHandle {
                         rank: worker,
                         thread: at.thread,
                     };
-                    engine.complete_tick(job, thread, (at.domain, at.clock));
+                    engine.complete_tick(job, thread, at.domain, at.clock);
                 }
                 // The caller waits for it.
                 let _ = tx.send(());

@@ -24,8 +24,8 @@ use super::catalogue::{Entry, KeptTable, State, descriptor};
 use super::handle::owned;
 use super::{ServerError, ServerHandle};
 use tidewater_engine::apply::applier::Applier;
-use tidewater_engine::inbox::RingRecord;
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
+use tidewater_engine::ring_reader::RingRecord;
 use tidewater_engine::store::{MemoryFiles, ServerMemory, StoreError};
 
 /// Memory that a holder keeps when the server's process ends.

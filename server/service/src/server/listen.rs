@@ -27,7 +27,7 @@ impl Listeners {
         let tcp = match config.tcp {
             Some(address) => {
                 let (listener, bound) = tcp(address).map_err(|e| cannot(address.to_string(), e))?;
-                endpoints.tcp = told(bound, config.advertise.as_deref());
+                endpoints.tcp = advertised_address(bound, config.advertise.as_deref());
                 Some(listener)
             }
             None => None,
@@ -68,7 +68,7 @@ fn unix(name: &str) -> Result<UnixListener, ServerError> {
 }
 
 /// The address that clients get for a bound one: one that they can reach.
-fn told(bound: SocketAddr, advertise: Option<&str>) -> String {
+fn advertised_address(bound: SocketAddr, advertise: Option<&str>) -> String {
     match advertise {
         Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),
         Some(host) => format!("{host}:{}", bound.port()),
@@ -100,10 +100,10 @@ mod tests {
     #[test]
     fn clients_are_told_an_address_that_they_can_reach() {
         let any: SocketAddr = "0.0.0.0:71".parse().unwrap();
-        assert_eq!(told(any, None), format!("{}:71", host_name()));
-        assert_eq!(told(any, Some("node7")), "node7:71");
-        assert_eq!(told(any, Some("fe80::1")), "[fe80::1]:71");
+        assert_eq!(advertised_address(any, None), format!("{}:71", host_name()));
+        assert_eq!(advertised_address(any, Some("node7")), "node7:71");
+        assert_eq!(advertised_address(any, Some("fe80::1")), "[fe80::1]:71");
         let here: SocketAddr = "127.0.0.1:71".parse().unwrap();
-        assert_eq!(told(here, None), "127.0.0.1:71");
+        assert_eq!(advertised_address(here, None), "127.0.0.1:71");
     }
 }

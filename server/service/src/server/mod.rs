@@ -70,7 +70,7 @@ pub(crate) use failure::Failure;
 use handle::Shared;
 use listen::Listeners;
 use tidewater_engine::store::memory::DOZE_AT;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{Backing, Hugepages, MemoryFiles, NoHugepages, ServerMemory};
 
 /// A running server. Dropping it ends it and waits for its threads.
@@ -83,7 +83,7 @@ pub struct Server {
 
 impl Server {
     /// Starts a server: it listens when this returns, and has no tables. Cost: reserves address
-    /// space, starts one thread an applier, one for control and one that prepares extents.
+    /// space, starts one thread an applier, one for control and one that preallocates extents.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -108,15 +108,15 @@ impl Server {
             memory.lock()?;
         }
         let memory = Arc::new(memory);
-        let preparer = Preparer::start().map_err(system("start a thread"))?;
+        let preallocator = Preallocator::start().map_err(system("start a thread"))?;
         let waker = Waker::new().map_err(system("make a waker"))?;
         let (control, orders) = unbounded();
         let failure = Failure::new().map_err(system("make a waker"))?;
-        let (idle, kept) = threads::prepare(&config, &memory, &placement, &preparer)?;
+        let (idle, kept) = threads::prepare(&config, &memory, &placement, &preallocator)?;
         let (crews, appliers) = threads::start(idle, &memory, &placement, &failure)?;
         let shared = Arc::new(Shared {
             memory,
-            preparer,
+            preallocator,
             appliers: crews,
             failure,
             endpoints,
@@ -136,7 +136,7 @@ impl Server {
             appliers,
         };
         let policy = policy(&shared.config);
-        let mut control = Control::new(shared, policy, listeners, (waker, orders))?;
+        let mut control = Control::new(shared, policy, listeners, waker, orders)?;
         let thread = std::thread::Builder::new().name("tw-control".into());
         let thread = thread.spawn(move || control.run());
         node.control = Some(thread.map_err(system("start the control thread"))?);

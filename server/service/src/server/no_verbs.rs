@@ -41,7 +41,8 @@ impl Verbs {
         &mut self,
         _: &Shared,
         _: IpAddr,
-        _: (&str, &Attach),
+        _: &str,
+        _: &Attach,
     ) -> Result<VerbsSession, Refusal> {
         let code = Transport::Verbs as u64;
         Err(Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0])

@@ -18,6 +18,7 @@ use super::control::Control;
 use super::recoveries::Recovery;
 use super::sessions::bad;
 use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::DomainKey;
 
 /// An answer, and the memory to send the descriptors of.
 pub(super) type Answer = (ServerAnswer, Option<SessionMemory>);
@@ -32,7 +33,7 @@ impl Control {
         number: u64,
         request: ServerRequest,
     ) -> Result<(), String> {
-        match self.answer((id, number), conn, request) {
+        match self.answer(id, number, conn, request) {
             Ok(None) => Ok(()),
             Ok(Some(answer)) => send(conn, number, answer),
             Err(no) => send(conn, number, refused(no)),
@@ -42,7 +43,8 @@ impl Control {
     /// The answer to one request; none if it comes later.
     fn answer(
         &mut self,
-        (id, number): (ConnId, u64),
+        id: ConnId,
+        number: u64,
         conn: &mut Conn,
         request: ServerRequest,
     ) -> Result<Option<Answer>, Refusal> {
@@ -58,8 +60,8 @@ impl Control {
                 }
                 let count = conn.fds.len();
                 let fds = conn.fds.take(count).unwrap_or_default();
-                let owner = (id, conn.socket.local());
-                let (attached, memory) = self.sessions.attach(owner, hello, attach, fds)?;
+                let local = conn.socket.local();
+                let (attached, memory) = self.sessions.attach(id, local, hello, attach, fds)?;
                 conn.session = Some(attached.session);
                 Ok((ServerAnswer::Attached(attached), memory))
             }
@@ -80,11 +82,11 @@ impl Control {
                 return Ok(None);
             }
             ServerRequest::ConnectVerbs(offer) => {
-                self.connect_verbs((id, number), conn, vec![offer], true)?;
+                self.connect_verbs(id, number, conn, vec![offer], true)?;
                 return Ok(None);
             }
             ServerRequest::ConnectLanes(offers) => {
-                self.connect_verbs((id, number), conn, offers, false)?;
+                self.connect_verbs(id, number, conn, offers, false)?;
                 return Ok(None);
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
@@ -104,7 +106,8 @@ impl Control {
     /// Queues a request for lanes; it is answered when they are made. [`Control::go_connects`] starts it.
     fn connect_verbs(
         &mut self,
-        (id, number): (ConnId, u64),
+        id: ConnId,
+        number: u64,
         conn: &Conn,
         offers: Vec<VerbsConnect>,
         single: bool,
@@ -200,7 +203,10 @@ impl Control {
         if conn.session.is_some_and(|own| own != session) {
             return Err(bad("the connection has a session"));
         }
-        let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
+        let hello = conn
+            .hello
+            .as_ref()
+            .ok_or_else(|| bad("not authenticated"))?;
         let is_unix = matches!(conn.socket, Socket::Unix(_));
         let before = self.sessions.resume(id, hello, session, is_unix)?;
         self.goes_on(conn, session, before);
@@ -229,9 +235,14 @@ impl Control {
         let count = conn.fds.len();
         // They are all there, as counted.
         let fds = conn.fds.take(count).unwrap_or_default();
-        let owner = (id, conn.socket.local());
-        let hello = conn.hello.as_ref().ok_or_else(|| bad("not proven"))?;
-        let before = self.sessions.reattach(owner, hello, session, attach, fds)?;
+        let local = conn.socket.local();
+        let hello = conn
+            .hello
+            .as_ref()
+            .ok_or_else(|| bad("not authenticated"))?;
+        let before = self
+            .sessions
+            .reattach(id, local, hello, session, attach, fds)?;
         self.goes_on(conn, session, before);
         Ok(())
     }
@@ -257,7 +268,7 @@ impl Control {
                 let min = engine.clock_line(job, domain).min;
                 let live: Vec<(WorkerThread, u64)> = engine.clocks(job).live(domain).collect();
                 let pace = |(thread, clock)| {
-                    let step_us = engine.pace.median_us((job, domain), thread);
+                    let step_us = engine.pace.median_us(DomainKey::new(job, domain), thread);
                     (thread, clock, step_us)
                 };
                 let live: Vec<_> = live.into_iter().map(pace).collect();

@@ -167,7 +167,8 @@ impl Sessions {
     /// this host that the client reached, `None` over the unix socket. `fds` came along.
     pub(super) fn attach(
         &mut self,
-        (owner, local): (ConnId, Option<IpAddr>),
+        owner: ConnId,
+        local: Option<IpAddr>,
         hello: &Hello,
         attach: Attach,
         fds: Vec<OwnedFd>,
@@ -234,9 +235,7 @@ impl Sessions {
             }
             (Transport::Tcp, _, None) => Ok(Carrier::Tcp),
             (Transport::Verbs, Some(local), None) => {
-                let session = self
-                    .verbs
-                    .attach(&self.shared, local, (namespace, attach))?;
+                let session = self.verbs.attach(&self.shared, local, namespace, attach)?;
                 Ok(Carrier::Verbs(session))
             }
             (Transport::Shm | Transport::Tcp | Transport::Verbs, ..) => Err(bad(

@@ -24,7 +24,7 @@ use crate::panics::panic_text;
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 
 /// An applier without its thread.
 pub(super) struct Idle {
@@ -38,10 +38,18 @@ pub(super) fn prepare(
     config: &ServerConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
-    preparer: &Preparer,
+    preallocator: &Preallocator,
 ) -> Result<(Vec<Idle>, Kept), ServerError> {
     let resumes = config.memory.as_ref().is_some_and(HeldMemory::resumes);
-    let prepare = |a| prepare_one(a, config, memory, placement, resumes.then_some(preparer));
+    let prepare = |a| {
+        prepare_one(
+            a,
+            config,
+            memory,
+            placement,
+            resumes.then_some(preallocator),
+        )
+    };
     let idle: Vec<_> = match resumes {
         // It reads all rows.
         true => in_parallel(config.appliers, prepare),
@@ -60,7 +68,7 @@ fn prepare_one(
     config: &ServerConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
-    resume: Option<&Preparer>,
+    resume: Option<&Preallocator>,
 ) -> Result<Idle, ServerError> {
     let parker = match config.busy_poll.sleeps() {
         true => OsParker::new(spin(placement.room)).map(OsParker::patient),
@@ -72,7 +80,9 @@ fn prepare_one(
     let workers = (0..config.workers).map(WorkerId);
     let (shared, number) = (Arc::clone(memory), u32::from(a));
     let mut applier = match resume {
-        Some(preparer) => Applier::resume(shared, number, workers, commands, preparer, inbox_of)?,
+        Some(preallocator) => {
+            Applier::resume(shared, number, workers, commands, preallocator, inbox_of)?
+        }
         None => Applier::new(shared, number, workers, commands)?,
     };
     applier.engine().set_pending_bytes(config.pending_bytes);
@@ -241,8 +251,8 @@ pub(super) fn check_busy_poll(
 
 /// The address that clients use, if it is known.
 fn listens(config: &ServerConfig) -> Option<IpAddr> {
-    let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
-    told.or_else(|| config.tcp.map(|address| address.ip()))
+    let advertised = config.advertise.as_ref().and_then(|host| host.parse().ok());
+    advertised.or_else(|| config.tcp.map(|address| address.ip()))
 }
 
 /// How long an applier spins before it parks.
@@ -317,8 +327,8 @@ mod tests {
             panic!("{placement:?}")
         };
         assert!(topology.allowed().any(|ours| ours.id == cpu));
-        config.nic = Some("no-such-card".into());
+        config.nic = Some("no-such-nic".into());
         let error = place(&config, &topology).unwrap_err();
-        assert!(error.to_string().contains("no-such-card"), "{error}");
+        assert!(error.to_string().contains("no-such-nic"), "{error}");
     }
 }

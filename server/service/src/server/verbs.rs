@@ -24,7 +24,9 @@ use tidewater_protocol::wire::control::{Attach, Transport, VerbsConnect, VerbsPa
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 use tidewater_topology::{GidIndex, PKey, PortCandidate, PortWish, rank_pairs};
-use tidewater_verbs::{Adapter, Device, Domain, Notifier, VerbsError, VerbsServerLane, rank_ports};
+use tidewater_verbs::{
+    Device, Domain, Notifier, OpenPort, VerbsError, VerbsServerLane, rank_ports,
+};
 
 use super::connects::Make;
 use super::control::DEVICES;
@@ -33,7 +35,7 @@ use super::handle::Shared;
 /// The RDMA devices in use.
 #[derive(Debug)]
 pub(super) struct Verbs {
-    rails: Vec<Rail>,
+    served: Vec<ServedPort>,
     /// Belongs to the control thread.
     epoll: Arc<OwnedFd>,
     /// Wakes the control thread.
@@ -44,8 +46,8 @@ pub(super) struct Verbs {
 
 /// One device and port: the notifiers of the appliers, and the jobs that it serves.
 #[derive(Debug)]
-struct Rail {
-    adapter: Arc<Adapter>,
+struct ServedPort {
+    open_port: Arc<OpenPort>,
     /// One for each applier.
     notifiers: Arc<[Arc<Notifier>]>,
     domains: HashMap<String, Arc<JobDomain>>,
@@ -59,9 +61,9 @@ struct JobDomain(OnceLock<Result<Arc<Domain>, Refusal>>);
 impl JobDomain {
     /// Starts to register the exported memory. When that is done, or has failed, `ended` is set and the waker
     /// woken.
-    fn start(adapter: &Arc<Adapter>, shared: &Shared, (ended, waker): Ended<'_>) -> Arc<Self> {
+    fn start(open_port: &Arc<OpenPort>, shared: &Shared, (ended, waker): Ended<'_>) -> Arc<Self> {
         let job = Arc::new(Self::default());
-        let (adapter, exports) = (Arc::clone(adapter), Arc::clone(&shared.memory.exports));
+        let (open_port, exports) = (Arc::clone(open_port), Arc::clone(&shared.memory.exports));
         let fabric = shared.config.fabric;
         let (made, ended, waker) = (Arc::clone(&job), Arc::clone(ended), waker.clone());
         let run = move || {
@@ -70,7 +72,7 @@ impl JobDomain {
                 ended,
                 waker,
             };
-            let domain = Domain::new(&adapter, &exports, fabric).map_err(unfit);
+            let domain = Domain::new(&open_port, &exports, fabric).map_err(unfit);
             started.job.set(domain);
         };
         let thread = std::thread::Builder::new().name("tw-domain".into());
@@ -141,7 +143,7 @@ impl Verbs {
     /// No devices; one is opened for the first client on it, and `epoll` then watches it.
     pub(super) fn new(epoll: Arc<OwnedFd>, waker: Waker) -> Self {
         Self {
-            rails: Vec::new(),
+            served: Vec::new(),
             epoll,
             waker,
             registered: Arc::default(),
@@ -167,8 +169,8 @@ impl Verbs {
     /// Logs the pending events of all devices. One that has failed is dropped: the next session or lane opens
     /// it again.
     pub(super) fn hear(&mut self) {
-        for rail in &self.rails {
-            let device = rail.adapter.device();
+        for served_port in &self.served {
+            let device = served_port.open_port.device();
             device.log_events();
         }
         self.drop_failed();
@@ -177,8 +179,8 @@ impl Verbs {
     /// Drops the devices that have failed; lanes over them keep theirs until they are destroyed.
     fn drop_failed(&mut self) {
         let epoll = &self.epoll;
-        self.rails.retain(|rail| {
-            let device = rail.adapter.device();
+        self.served.retain(|served_port| {
+            let device = served_port.open_port.device();
             if device.has_failed() {
                 // It would wake the control thread for ever. A device with two ports is watched once, so that
                 // the second call fails.
@@ -195,16 +197,16 @@ impl Verbs {
         session: &mut VerbsSession,
     ) -> Result<(), Refusal> {
         let is_usable = match session.domain.domain() {
-            Ok(domain) => !domain.adapter().device().has_failed(),
+            Ok(domain) => !domain.open_port().device().has_failed(),
             // Its memory is not registered yet: the request waits for it. Where it could not be, it is tried again.
             Err(_) => !session.domain.has_failed(),
         };
         if is_usable {
             return Ok(());
         }
-        let adapter = Adapter::open(&session.port).map_err(unfit)?;
-        let ports = (session.port.clone(), session.path);
-        let mut renewed = self.session(shared, adapter, ports, &session.namespace)?;
+        let open_port = OpenPort::open(&session.port).map_err(unfit)?;
+        let (port, path) = (session.port.clone(), session.path);
+        let mut renewed = self.session(shared, open_port, port, path, &session.namespace)?;
         renewed.inboxes = std::mem::take(&mut session.inboxes);
         *session = renewed;
         Ok(())
@@ -216,59 +218,61 @@ impl Verbs {
         &mut self,
         shared: &Shared,
         local: IpAddr,
-        (namespace, attach): (&str, &Attach),
+        namespace: &str,
+        attach: &Attach,
     ) -> Result<VerbsSession, Refusal> {
         self.drop_failed();
-        let (adapter, port, path) = select(shared, local, attach)?;
-        self.session(shared, adapter, (port, path), namespace)
+        let (open_port, port, path) = select(shared, local, attach)?;
+        self.session(shared, open_port, port, path, namespace)
     }
 
     fn session(
         &mut self,
         shared: &Shared,
-        adapter: Arc<Adapter>,
-        (port, path): (PortCandidate, VerbsPath),
+        open_port: Arc<OpenPort>,
+        port: PortCandidate,
+        path: VerbsPath,
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
         self.drop_failed();
-        let rail = match self
-            .rails
+        let served_port = match self
+            .served
             .iter()
-            .position(|r| Arc::ptr_eq(&r.adapter, &adapter))
+            .position(|r| Arc::ptr_eq(&r.open_port, &open_port))
         {
-            Some(at) => &mut self.rails[at],
+            Some(at) => &mut self.served[at],
             None => {
-                let rail = Rail::new(adapter, shared).map_err(unfit)?;
-                self.watch(rail.adapter.device());
-                self.rails.push(rail);
-                let last = self.rails.len() - 1;
-                &mut self.rails[last]
+                let served_port = ServedPort::new(open_port, shared).map_err(unfit)?;
+                self.watch(served_port.open_port.device());
+                self.served.push(served_port);
+                let last = self.served.len() - 1;
+                &mut self.served[last]
             }
         };
         Ok(VerbsSession {
             port,
             path,
-            domain: rail.domain(namespace, shared, (&self.registered, &self.waker)),
-            notifiers: Arc::clone(&rail.notifiers),
+            domain: served_port.domain(namespace, shared, (&self.registered, &self.waker)),
+            notifiers: Arc::clone(&served_port.notifiers),
             inboxes: Vec::new(),
             namespace: namespace.to_owned(),
         })
     }
 }
 
-impl Rail {
-    fn new(adapter: Arc<Adapter>, shared: &Shared) -> Result<Self, VerbsError> {
+impl ServedPort {
+    fn new(open_port: Arc<OpenPort>, shared: &Shared) -> Result<Self, VerbsError> {
         // Each applier has its own completion vector, as far as the device has so many.
         let crews = shared.appliers.iter().enumerate();
         let notifiers =
-            crews.map(|(n, crew)| Notifier::with_vector(&adapter, &crew.watch, &crew.arms, n));
+            crews.map(|(n, crew)| Notifier::with_vector(&open_port, &crew.watch, &crew.arms, n));
         let notifiers = notifiers.collect::<Result<Vec<_>, _>>()?.into();
-        let (device, port, gid) = (adapter.device(), adapter.port(), adapter.gid());
+        let (device, port, gid) = (open_port.device(), open_port.port(), open_port.gid());
         let tails_polled = !shared.config.busy_poll.sleeps();
         let atomics = device.limits().atomics;
         tracing::info!(device = &**device.name(), port, %gid, tails_polled, atomics, "RDMA sessions are served");
         Ok(Self {
-            adapter,
+            open_port,
             notifiers,
             domains: HashMap::new(),
         })
@@ -292,7 +296,7 @@ impl Rail {
                 tracing::warn!(%error, "no thread to deregister memory");
             }
         }
-        let start = || JobDomain::start(&self.adapter, shared, ended);
+        let start = || JobDomain::start(&self.open_port, shared, ended);
         let domain = self.domains.entry(namespace.to_owned());
         Arc::clone(domain.or_insert_with(start))
     }
@@ -304,7 +308,7 @@ fn select(
     shared: &Shared,
     local: IpAddr,
     attach: &Attach,
-) -> Result<(Arc<Adapter>, PortCandidate, VerbsPath), Refusal> {
+) -> Result<(Arc<OpenPort>, PortCandidate, VerbsPath), Refusal> {
     let config = &shared.config;
     let ranked = rank_ports(&PortWish {
         control: Some(local),
@@ -334,8 +338,8 @@ fn select(
             continue;
         }
         let port = &ranked.candidates[pair.server];
-        match Adapter::open(port) {
-            Ok(adapter) => return Ok((adapter, port.clone(), path)),
+        match OpenPort::open(port) {
+            Ok(open_port) => return Ok((open_port, port.clone(), path)),
             Err(e) => reasons.push(e.to_string()),
         }
     }
@@ -350,7 +354,7 @@ impl VerbsSession {
     /// Whether the memory was registered with a device that has failed since.
     pub(super) fn device_has_failed(&self) -> bool {
         let domain = self.domain.domain();
-        domain.is_ok_and(|domain| domain.adapter().device().has_failed())
+        domain.is_ok_and(|domain| domain.open_port().device().has_failed())
     }
 
     /// Whether lanes can be made now, or never.

@@ -11,7 +11,8 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::ServerMemory;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::ShardId;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_lanes::tcp::op::DECODERS as TCP;
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
 use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
@@ -108,7 +109,13 @@ impl Server {
         let mut engine = Engine::new(Arc::clone(&memory), 0, [WorkerId(0)]).unwrap();
         for TableInfo { id, spec, .. } in tables() {
             let mine = (0..spec.partitions).map(PartitionId);
-            let table = Table::new(&memory, &Preparer::none(), (id, 0), &Arc::new(spec), mine);
+            let table = Table::new(
+                &memory,
+                &Preallocator::none(),
+                ShardId::new(id, 0),
+                &Arc::new(spec),
+                mine,
+            );
             engine.add_table(table.unwrap());
         }
         Self(RefCell::new(engine))
@@ -154,7 +161,7 @@ impl Server {
                 partition: if by_range { 0 } else { PARTITION_ANY },
                 clock: 0,
                 user_tag: 0,
-                chk: 0,
+                checksum: 0,
             };
             let sender = FrameSender::first(WorkerId(0));
             let done = self.0.borrow_mut().frame(sender, &header, &payload);
@@ -397,7 +404,7 @@ impl Hostile {
             let [table, partition, payload @ ..] = chunk else {
                 continue;
             };
-            let place = (u32::from(*table) + 1, u32::from(*partition));
+            let (number, partition) = (u32::from(*table) + 1, u32::from(*partition));
             // As many records as fit; the bytes are random.
             let spec = &specs()[usize::from(*table) % specs().len()];
             let len = match spec.name.as_str() {
@@ -406,7 +413,7 @@ impl Hostile {
             };
             for record in payload.chunks(len) {
                 if record.len() >= 8 {
-                    part.records(place, 1, record).unwrap();
+                    part.records(number, partition, 1, record).unwrap();
                 }
             }
         }

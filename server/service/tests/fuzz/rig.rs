@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::{Store, Table};
 use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::ShardId;
 use tidewater_engine::store::cursor::RowCursor;
-use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::encoding::{PushEncoding, encode};
 use tidewater_protocol::layout::frame::{
@@ -127,8 +128,8 @@ pub(crate) fn engine() -> (Arc<ServerMemory>, Engine) {
 pub(crate) fn add_tables(memory: &Arc<ServerMemory>, engine: &mut Engine) {
     for (id, spec) in specs() {
         let mine = (0..PARTITIONS - 1).map(PartitionId);
-        let who = (TableId(id), 0);
-        let table = Table::new(memory, &Preparer::none(), who, &Arc::new(spec), mine).unwrap();
+        let who = ShardId::new(TableId(id), 0);
+        let table = Table::new(memory, &Preallocator::none(), who, &Arc::new(spec), mine).unwrap();
         engine.add_table(table);
     }
     engine
@@ -157,7 +158,7 @@ pub(crate) fn header(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 

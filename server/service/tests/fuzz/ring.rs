@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tidewater_engine::inbox::{Next, Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::ring_reader::{Next, Ring, RingOwner};
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
@@ -61,7 +61,7 @@ pub(crate) fn write_frames(
                 .wrapping_add(random.under(5) as u64)
                 .wrapping_sub(2);
         }
-        header.chk = header.hasher().finish_bytes(&frame.payload);
+        header.checksum = header.hasher().finish_bytes(&frame.payload);
         let len = FRAME_HEADER_BYTES as u64 + frame.payload.len().next_multiple_of(64) as u64;
         if len > geometry.frame_bytes_max() {
             continue;
@@ -75,7 +75,7 @@ pub(crate) fn write_frames(
                 payload_len: 0,
                 ..header
             };
-            pad.chk = pad.hasher().finish(&[]);
+            pad.checksum = pad.hasher().finish(&[]);
             let to = INBOX_RING_AT + geometry.offset(tail) as usize;
             window.copy_in(to, &line_bytes(&pad.to_line()));
         }

@@ -286,12 +286,12 @@ fn what_follows_the_welcome_at_once_is_left_to_whose_it_is() {
         scope.spawn(move || {
             let mut peer = ControlPeer::accepted([7; 32]);
             let mut bytes = [0; 1024];
-            while !peer.is_proven() {
+            while !peer.is_authenticated() {
                 let count = theirs.read(&mut bytes).unwrap();
                 assert_eq!(peer.feed(&bytes[..count]), count);
                 while peer.next(&policy(), |_| Ok(())).unwrap().is_some() {}
                 let mut out = peer.outgoing().to_vec();
-                if peer.is_proven() {
+                if peer.is_authenticated() {
                     out.extend_from_slice(b"of the lane");
                 }
                 theirs.write_all(&out).unwrap();

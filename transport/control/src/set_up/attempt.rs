@@ -8,8 +8,10 @@ use tidewater_runtime::clock::Deadline;
 
 /// Longest silence of a peer: after it the connection is replaced by a new one.
 pub const ATTEMPT: Duration = Duration::from_secs(5);
-/// First and longest pause between two attempts.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(200)];
+/// First pause between two attempts.
+const PAUSE_FIRST: Duration = Duration::from_millis(1);
+/// Longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Time of one attempt: [`ATTEMPT`] after its start or after the last news, and at most the deadline of the call.
 #[derive(Debug)]
@@ -48,15 +50,16 @@ pub struct Pauses {
 impl Pauses {
     /// Starts with the shortest pause, for a call that ends at `call`.
     pub const fn new(call: Deadline) -> Self {
-        let [next, _] = PAUSES;
-        Self { call, next }
+        Self {
+            call,
+            next: PAUSE_FIRST,
+        }
     }
 
     /// The pause before the next attempt; `None` when the call would end in it.
     pub fn after_failure(&mut self) -> Option<Duration> {
-        let [_, longest] = PAUSES;
         let pause = self.next;
-        self.next = (pause * 2).min(longest);
+        self.next = (pause * 2).min(PAUSE_MAX);
         (self.call.left() > pause).then_some(pause)
     }
 }

@@ -12,5 +12,5 @@ pub trait Unpack {
     /// `raw` begins with read `first` of the list, complete. Behind it follow the bytes of the next reads;
     /// the last one may be cut. `body` is the destination of the bodies. Returns the number of reads taken,
     /// which may be 0.
-    fn take(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize;
+    fn unpack(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize;
 }

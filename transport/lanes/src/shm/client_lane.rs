@@ -166,7 +166,7 @@ impl ShmClientLane {
         let (head, body) = (into.head.len(), into.body.len());
         for op in ops {
             if !op.fits(head, body) {
-                return Err(usage(OP, "a landing too short for its reads"));
+                return Err(usage(OP, "a destination too short for its reads"));
             }
             if !op.head_len.is_multiple_of(8) {
                 return Err(usage(OP, "a head that is not whole words"));
@@ -274,10 +274,10 @@ impl ClientLane for ShmClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         _deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
+        unpacker.restart();
         self.run(ops, into)
     }
 
@@ -302,7 +302,7 @@ impl ClientLane for ShmClientLane {
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Unpack>,
+        _unpacker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.open("wait_read").map(|()| None)
@@ -373,7 +373,7 @@ impl ClientLane for ShmClientLane {
     }
 
     fn mapping(&self) -> Option<Mapping> {
-        let whole = self.broken.is_none();
-        whole.then(|| Mapping::new(self.alive.clone(), &self.mailbox, self.key_check))
+        let usable = self.broken.is_none();
+        usable.then(|| Mapping::new(self.alive.clone(), &self.mailbox, self.key_check))
     }
 }

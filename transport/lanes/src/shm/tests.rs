@@ -136,11 +136,11 @@ fn f01_reads_return_the_bytes_asked_for_and_touch_no_other() {
         },
     ];
     let (mut head, mut body) = ([0xee; 48], [0xee; 50]);
-    let landing = ReadDest {
+    let dest = ReadDest {
         head: &mut head,
         body: &mut body,
     };
-    w.pair.lane.read(&ops, landing, soon()).unwrap();
+    w.pair.lane.read(&ops, dest, soon()).unwrap();
     let memory: Vec<u8> = (0..4096u64)
         .step_by(8)
         .flat_map(|at| mix64(at).to_le_bytes())
@@ -179,11 +179,11 @@ fn f03_a_fenced_read_is_not_older_than_the_read_before_it() {
     ];
     let mut body = [0; 16];
     while !writer.is_finished() {
-        let landing = ReadDest {
+        let dest = ReadDest {
             head: &mut [],
             body: &mut body,
         };
-        w.pair.lane.read(&ops, landing, soon()).unwrap();
+        w.pair.lane.read(&ops, dest, soon()).unwrap();
         let (second, first) = (word_at(&body, 0), word_at(&body, 8));
         assert!(
             second > 200_000 || first >= second,
@@ -423,11 +423,11 @@ fn a_fault_of_the_caller_is_told_and_breaks_nothing() {
             ..op(at(0, 0), 8)
         },
     ] {
-        let landing = ReadDest {
+        let dest = ReadDest {
             head: &mut [0; 64],
             body: &mut body,
         };
-        let error = lane.read(&[op], landing, soon()).unwrap_err();
+        let error = lane.read(&[op], dest, soon()).unwrap_err();
         assert!(matches!(error, LaneError::Usage { .. }), "{op:?}: {error}");
     }
     assert!(

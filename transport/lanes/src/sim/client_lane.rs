@@ -118,7 +118,7 @@ impl SimClientLane {
         &mut self,
         ops: &[ReadOp],
         mut into: ReadDest<'_>,
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         check_ops("read", ops, into.head.len(), into.body.len())?;
@@ -133,14 +133,14 @@ impl SimClientLane {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
-            if let Some(taker) = &mut taker {
-                batches[at].offer(rng, &mut **taker, body);
+            if let Some(unpacker) = &mut unpacker {
+                batches[at].offer(rng, &mut **unpacker, body);
             }
-            batches[at].is_whole().then(|| batches.swap_remove(at))
+            batches[at].is_complete().then(|| batches.swap_remove(at))
         });
         match read {
-            Ok(whole) => {
-                whole.deliver(&mut into);
+            Ok(complete) => {
+                complete.deliver(&mut into);
                 Ok(())
             }
             Err(error) => {
@@ -155,22 +155,22 @@ impl SimClientLane {
 
     /// Ends a direct receive: bodies go to the caller's memory, heads to the batch, and the batch's body is
     /// overwritten.
-    fn lend(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
-        let mut whole = whole;
-        let mut owned = whole.take_owned()?;
+    fn finish_direct(&self, complete: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
+        let mut complete = complete;
+        let mut owned = complete.take_owned()?;
         let head = &mut owned.head[..];
-        whole.deliver_as(ops, &mut ReadDest { head, body });
+        complete.deliver_as(ops, &mut ReadDest { head, body });
         self.spoil(&owned.ops, &mut owned.body, 1);
         Some(owned)
     }
 
     /// Overwrites the ranges of `ops` in a destination, heads or bodies, with other values.
-    fn spoil(&self, ops: &[ReadOp], landing: &mut [u8], part: usize) {
+    fn spoil(&self, ops: &[ReadOp], dest: &mut [u8], part: usize) {
         let noise = self.world.rng().bits() as u8;
         for op in ops {
             let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
             let (at, len) = [(op.head_at, head), (op.body_at, body)][part];
-            let bytes = landing[at..][..len].iter_mut();
+            let bytes = dest[at..][..len].iter_mut();
             bytes.step_by(3 + 2 * part).for_each(|b| *b ^= noise);
         }
     }
@@ -228,7 +228,7 @@ const fn post(to: RemoteAddr, action: Action) -> Post {
 fn check_ops(op: &'static str, ops: &[ReadOp], head: usize, body: usize) -> Result<(), LaneError> {
     let fits = ops.iter().all(|o| o.fits(head, body));
     if !fits {
-        let what = "a landing that is too short";
+        let what = "a destination that is too short";
         return Err(LaneError::Usage { op, what });
     }
     if !ops.iter().all(|o| o.head_len.is_multiple_of(8)) {
@@ -273,11 +273,11 @@ impl ClientLane for SimClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
-        self.read_as(ops, into, Some(taker), deadline)
+        unpacker.restart();
+        self.read_as(ops, into, Some(unpacker), deadline)
     }
 
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -310,7 +310,7 @@ impl ClientLane for SimClientLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.begin("wait_read")?;
@@ -330,28 +330,28 @@ impl ClientLane for SimClientLane {
             }
             _ => return Ok(None),
         }
-        oldest.lent = true;
+        oldest.is_direct = true;
         oldest.move_taken(ops, body, false);
         core.send_reads(id);
         drop(core);
-        let landing = &mut *body;
+        let dest = &mut *body;
         let waited = self.wait_until("wait_read", deadline, |core| {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
-            if let Some(taker) = &mut taker {
-                batches[at].offer(rng, &mut **taker, landing);
+            if let Some(unpacker) = &mut unpacker {
+                batches[at].offer(rng, &mut **unpacker, dest);
             }
-            batches[at].is_whole().then(|| batches.remove(at))
+            batches[at].is_complete().then(|| batches.remove(at))
         });
         match waited {
-            Ok(Some(whole)) => Ok(self.lend(whole, ops, body)),
+            Ok(Some(complete)) => Ok(self.finish_direct(complete, ops, body)),
             late => {
                 let mut core = self.world.0.lock();
                 let left = core.link(id).batches.iter_mut().find(|b| b.id == batch);
                 if let Some(left) = left {
                     left.move_taken(ops, body, true);
-                    left.lent = false;
+                    left.is_direct = false;
                 }
                 core.finish_batches(id);
                 drop(core);
@@ -513,7 +513,7 @@ impl ServerLane for SimServerLane {
     fn signal(&mut self) -> Result<(), LaneError> {
         self.begin("signal")?;
         let mut core = self.world.0.lock();
-        core.post(self.id, Way::ToClient, post(mail(0), Action::Ring), true);
+        core.post(self.id, Way::ToClient, post(mail(0), Action::Signal), true);
         Ok(())
     }
 

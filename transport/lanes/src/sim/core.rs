@@ -14,7 +14,7 @@ const STEP_NS_MAX: u64 = 200;
 const HORIZON_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 pub(super) type TaskId = usize;
-pub(super) type SleeperId = usize;
+pub(super) type ParkerId = usize;
 
 /// Reason why a world failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,7 +71,7 @@ pub(super) struct Task {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct SleeperState {
+pub(super) struct ParkerState {
     pub(super) announced: bool,
     pub(super) rung: bool,
     pub(super) sleeping: Option<TaskId>,
@@ -89,7 +89,7 @@ pub(super) struct Core {
     pub(super) timeouts: u64,
     pub(super) breaks: u64,
     pub(super) tasks: Vec<Task>,
-    pub(super) parkers: Vec<SleeperState>,
+    pub(super) parkers: Vec<ParkerState>,
     pub(super) links: Vec<Link>,
     pub(super) failure: Option<Failure>,
     events: BTreeMap<(u64, u64), Event>,
@@ -151,7 +151,7 @@ impl Core {
     }
 
     /// Fires a waker. It has an effect only on a parker that announced that it parks.
-    pub(super) fn ring(&mut self, parker: SleeperId) {
+    pub(super) fn wake_parker(&mut self, parker: ParkerId) {
         self.note(3, parker as u64);
         let s = &mut self.parkers[parker];
         if s.announced {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::core::{Core, SleeperId, TaskId};
+use super::core::{Core, ParkerId, TaskId};
 use super::read::{Batch, Read};
 use super::world::LinkSpec;
 use crate::fabric::{Inbox, LaneError, Mailbox, ReadBatch, RemoteAddr, TransportKind};
@@ -27,7 +27,7 @@ pub(super) enum Event {
     /// An end learns that the link is broken.
     Learn(LinkId, Way),
     /// A queue has a value for the task that sleeps there.
-    Ring(SleeperId),
+    Wake(ParkerId),
 }
 
 /// A direction, or the end it leads to.
@@ -57,7 +57,7 @@ pub(super) enum Action {
     },
     Add(u64),
     CompareSwap(u64, u64),
-    Ring,
+    Signal,
 }
 
 #[derive(Debug)]
@@ -121,8 +121,8 @@ pub(super) struct Link {
     pub(super) exports: RegionTableView,
     pub(super) inbox: Inbox,
     pub(super) mailbox: Mailbox,
-    pub(super) client_sleeper: SleeperId,
-    pub(super) owner_sleeper: SleeperId,
+    pub(super) client_parker: ParkerId,
+    pub(super) owner_parker: ParkerId,
     pub(super) in_order: bool,
     pub(super) to_server: Stream,
     pub(super) to_client: Stream,
@@ -151,8 +151,8 @@ impl Link {
             exports: spec.exports.view(),
             inbox: spec.inbox,
             mailbox: spec.mailbox,
-            client_sleeper: spec.client_waker.id(),
-            owner_sleeper: spec.owner_waker.id(),
+            client_parker: spec.client_waker.id(),
+            owner_parker: spec.owner_waker.id(),
             in_order: spec.in_order,
             to_server: Stream::default(),
             to_client: Stream::default(),
@@ -193,7 +193,7 @@ impl Core {
                 self.wake_client(id);
             }
             Event::Learn(id, way) => self.learn(id, way),
-            Event::Ring(parker) => self.ring(parker),
+            Event::Wake(parker) => self.wake_parker(parker),
         }
     }
 
@@ -218,10 +218,10 @@ impl Core {
         let stream = self.link(id).stream(way);
         let Stream { held, flying, .. } = stream;
         flying.append(held);
-        self.schedule_landing(id, way);
+        self.schedule_placement(id, way);
     }
 
-    pub(super) fn schedule_landing(&mut self, id: LinkId, way: Way) {
+    pub(super) fn schedule_placement(&mut self, id: LinkId, way: Way) {
         let stream = self.link(id).stream(way);
         if !stream.scheduled && !stream.flying.is_empty() {
             stream.scheduled = true;
@@ -302,14 +302,14 @@ impl Core {
         match way {
             Way::ToClient => {
                 link.client_knows = true;
-                let parker = link.client_sleeper;
+                let parker = link.client_parker;
                 self.wake_client(id);
-                self.ring(parker);
+                self.wake_parker(parker);
             }
             Way::ToServer => {
                 link.owner_knows = true;
-                let parker = link.owner_sleeper;
-                self.ring(parker);
+                let parker = link.owner_parker;
+                self.wake_parker(parker);
             }
         }
     }

@@ -37,15 +37,15 @@ impl Core {
             return;
         }
         self.note(5, post.to.addr);
-        let whole = self.move_words(id, way, &mut post);
-        if whole && place > 0 {
+        let complete = self.move_words(id, way, &mut post);
+        if complete && place > 0 {
             self.passed(id, way, place, &post);
-        } else if whole {
+        } else if complete {
             self.finish_post(id, way, &post);
         } else {
             self.link(id).stream(way).flying.insert(place, post);
         }
-        self.schedule_landing(id, way);
+        self.schedule_placement(id, way);
     }
 
     /// A WRITE is complete before earlier posts: its owner may see it. If it is a signal, the wake-up keeps
@@ -96,7 +96,7 @@ impl Core {
                 let ok = link.exports.check(key, addr, 8, AccessFlags::Atomic);
                 ("atomic", 8, ok.map(drop).map_err(AccessDenied::text))
             }
-            Action::Ring => ("signal", 0, Ok(())),
+            Action::Signal => ("signal", 0, Ok(())),
         };
         if let Err(why) = checked {
             link.to_server.flying.clear();
@@ -168,17 +168,17 @@ impl Core {
     /// Performs the consequences of a completely placed post.
     fn finish_post(&mut self, id: LinkId, way: Way, post: &Post) {
         let link = &mut self.links[id.0];
-        let (owner, client) = (link.owner_sleeper, link.client_sleeper);
+        let (owner, client) = (link.owner_parker, link.client_parker);
         link.moved |= way == Way::ToServer;
         let at = post.to.addr as usize;
         let old = match post.action {
             Action::Write { signal, .. } => {
                 if signal {
-                    self.ring(owner);
+                    self.wake_parker(owner);
                 }
                 return;
             }
-            Action::Ring => return self.ring(client),
+            Action::Signal => return self.wake_parker(client),
             Action::Add(n) => link
                 .exports
                 .check(post.to.key, post.to.addr, 8, AccessFlags::Atomic)

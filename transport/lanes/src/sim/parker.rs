@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::core::SleeperId;
+use super::core::ParkerId;
 use super::world::World;
 use crate::fabric::Parker;
 use tidewater_runtime::clock::Deadline;
@@ -13,15 +13,15 @@ use tidewater_runtime::clock::Deadline;
 #[derive(Debug)]
 pub struct SimParker {
     world: World,
-    id: SleeperId,
+    id: ParkerId,
 }
 
 impl SimParker {
-    pub(super) const fn new(world: World, id: SleeperId) -> Self {
+    pub(super) const fn new(world: World, id: ParkerId) -> Self {
         Self { world, id }
     }
 
-    pub(super) const fn id(&self) -> SleeperId {
+    pub(super) const fn id(&self) -> ParkerId {
         self.id
     }
 
@@ -81,17 +81,17 @@ impl Parker for SimParker {
 #[derive(Debug, Clone)]
 pub struct SimWaker {
     world: World,
-    id: SleeperId,
+    id: ParkerId,
 }
 
 impl SimWaker {
-    pub(super) const fn id(&self) -> SleeperId {
+    pub(super) const fn id(&self) -> ParkerId {
         self.id
     }
 
     /// Wakes the parker if it sleeps or is about to.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         self.world.0.step();
-        self.world.0.lock().ring(self.id);
+        self.world.0.lock().wake_parker(self.id);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
-use super::core::{SleeperId, TaskId};
+use super::core::{ParkerId, TaskId};
 use super::link::Event;
 use super::parker::SimParker;
 use super::world::World;
@@ -24,7 +24,7 @@ struct State<T> {
     items: VecDeque<(u64, T)>,
     receiver: Option<TaskId>,
     /// Parker that an arrival wakes.
-    parker: Option<SleeperId>,
+    parker: Option<ParkerId>,
 }
 
 impl<T> Clone for SimQueue<T> {
@@ -77,7 +77,7 @@ impl<T> SimQueue<T> {
         }
         if let Some(parker) = state.parker {
             let after = due - core.now;
-            core.schedule(after, Event::Ring(parker));
+            core.schedule(after, Event::Wake(parker));
         }
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Batch {
     /// Whether the batch was handed over to the network.
     sent: bool,
     /// A call waits for the batch, and takes it itself when it is complete.
-    pub(super) lent: bool,
+    pub(super) is_direct: bool,
 }
 
 /// A read that is complete.
@@ -44,15 +44,15 @@ struct Done {
     nth: usize,
     op: ReadOp,
     data: Vec<u8>,
-    /// Whether the read was offered to a taker.
+    /// Whether the read was offered to a unpacker.
     offered: bool,
-    /// Whether a taker has the read: it is not placed.
+    /// Whether a unpacker has the read: it is not placed.
     taken: bool,
 }
 
 impl Done {
     /// Places the data at the offsets of `op`. A read that was taken gets [`NO_VALUE`] as its head.
-    fn land(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
+    fn place(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
         if self.taken {
@@ -65,21 +65,21 @@ impl Done {
 
 impl Batch {
     /// Whether all its reads are complete.
-    pub(super) const fn is_whole(&self) -> bool {
+    pub(super) const fn is_complete(&self) -> bool {
         self.left == 0
     }
 
     /// Places the data of reads that were not taken.
     pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
-            done.land(&done.op, into);
+            done.place(&done.op, into);
         }
     }
 
     /// Places the data like [`Self::deliver`], at the offsets of the same reads in `ops`.
     pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
-            done.land(&ops[done.nth], into);
+            done.place(&ops[done.nth], into);
         }
     }
 
@@ -93,7 +93,7 @@ impl Batch {
         self.owned.take()
     }
 
-    /// Copies bytes that takers put into the batch's own memory to `body`, at the offsets of the same reads
+    /// Copies bytes that unpackers put into the batch's own memory to `body`, at the offsets of the same reads
     /// in `ops`; or back.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
@@ -111,9 +111,9 @@ impl Batch {
         }
     }
 
-    /// Offers complete reads to a taker, some with the bytes that follow them. A read is offered at most
+    /// Offers complete reads to a unpacker, some with the bytes that follow them. A read is offered at most
     /// once, so that others are placed.
-    pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Unpack, body: &mut [u8]) {
+    pub(super) fn offer(&mut self, rng: &mut Rng, unpacker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
         while at < self.done.len() {
@@ -128,13 +128,13 @@ impl Batch {
                     break;
                 }
                 let cut = rng.below(next.data.len() as u64 + 1) as usize;
-                let whole = rng.below(2) == 0;
-                raw.extend_from_slice(&next.data[..if whole { next.data.len() } else { cut }]);
-                if !whole {
+                let complete = rng.below(2) == 0;
+                raw.extend_from_slice(&next.data[..if complete { next.data.len() } else { cut }]);
+                if !complete {
                     break;
                 }
             }
-            let taken = taker.take(first, &raw, body);
+            let taken = unpacker.unpack(first, &raw, body);
             for done in self.done.iter_mut().skip(at).take(taken) {
                 (done.offered, done.taken) = (true, true);
             }
@@ -164,7 +164,7 @@ impl Core {
             done: Vec::with_capacity(left),
             owned,
             sent,
-            lent: false,
+            is_direct: false,
         });
         // An end that does not know yet that the link is broken waits in vain.
         let lost = link.error.is_some();
@@ -226,8 +226,8 @@ impl Core {
             Err(error) => return self.break_with(id, error),
         };
         self.note(6, read.op.from.addr);
-        let whole = self.sample_lines(&export, &mut read);
-        let event = if whole {
+        let complete = self.sample_lines(&export, &mut read);
+        let event = if complete {
             Event::Complete(id, read.id)
         } else {
             Event::Sample(id, read.id)
@@ -335,13 +335,13 @@ impl Core {
     /// finds them.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
-        let parker = link.client_sleeper;
-        let mut rings = false;
+        let parker = link.client_parker;
+        let mut wakes = false;
         let Link {
             batches, finished, ..
         } = link;
         batches.retain_mut(|batch| {
-            if !(batch.sent && batch.is_whole()) || batch.lent {
+            if !(batch.sent && batch.is_complete()) || batch.is_direct {
                 return true;
             }
             let Some(mut owned) = batch.owned.take() else {
@@ -350,12 +350,12 @@ impl Core {
             let (head, body) = (&mut owned.head[..], &mut owned.body[..]);
             batch.deliver(&mut ReadDest { head, body });
             finished.push_back(owned);
-            rings = true;
+            wakes = true;
             false
         });
         self.wake_client(id);
-        if rings {
-            self.ring(parker);
+        if wakes {
+            self.wake_parker(parker);
         }
     }
 }

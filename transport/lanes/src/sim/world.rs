@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use super::client_lane::{SimClientLane, SimServerLane};
-use super::core::{Core, Failure, SleeperState, Task, TaskId, TaskState};
+use super::core::{Core, Failure, ParkerState, Task, TaskId, TaskState};
 use super::faults::Faults;
 use super::link::{Link, LinkId};
 use super::parker::{SimParker, SimWaker};
@@ -132,7 +132,7 @@ impl World {
     /// Creates a parker, for one task and for the links that must wake it.
     pub fn parker(&self) -> SimParker {
         let mut core = self.0.lock();
-        core.parkers.push(SleeperState::default());
+        core.parkers.push(ParkerState::default());
         let id = core.parkers.len() - 1;
         drop(core);
         SimParker::new(self.clone(), id)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::buffer::{Fifo, Input};
 use super::op::{HEADER_BYTES, Request};
-use super::plan::{Plan, Target, fits, lent};
+use super::plan::{Plan, Target, fits, reborrow};
 use super::receive::{Incoming, Link};
 use super::socket::{Interest, Moved, Socket, broken};
 use crate::fabric::{
@@ -69,7 +69,7 @@ pub(super) struct Inbound {
     pub(super) batches_asked: usize,
     pub(super) done: VecDeque<ReadBatch>,
     /// The oldest batch is not in `batches`: the caller holds it until the call returns.
-    pub(super) lent: bool,
+    pub(super) is_direct: bool,
     /// Old value of the counter that was requested.
     pub(super) counter: Option<u64>,
 }
@@ -109,7 +109,7 @@ impl Posted {
             ops: &self.batch.ops,
             head: &mut self.batch.head,
             body: &mut self.batch.body,
-            taker: None,
+            unpacker: None,
         }
     }
 }
@@ -150,7 +150,7 @@ impl TcpClientLane {
                 batches: VecDeque::new(),
                 batches_asked: 0,
                 done: VecDeque::new(),
-                lent: false,
+                is_direct: false,
                 counter: None,
             },
         })
@@ -225,7 +225,7 @@ impl TcpClientLane {
             batches,
             batches_asked,
             awaited,
-            lent,
+            is_direct,
             ..
         } = &mut self.inbound;
         self.held = None;
@@ -233,7 +233,7 @@ impl TcpClientLane {
         let posted = posted.map(|p| (Whose::Batch, true, p.target()));
         let called = caller.as_mut().map(Target::again);
         // A batch in direct receive was submitted before the others.
-        let (oldest, called) = if *lent {
+        let (oldest, called) = if *is_direct {
             (called, None)
         } else {
             (None, called)
@@ -434,7 +434,7 @@ impl TcpClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.begin("read")?;
@@ -445,7 +445,7 @@ impl TcpClientLane {
             ops,
             head: into.head,
             body: into.body,
-            taker: lent(&mut taker),
+            unpacker: reborrow(&mut unpacker),
         });
         let result = self.wait(&mut caller, deadline, |_, caller| {
             caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
@@ -510,11 +510,11 @@ impl ClientLane for TcpClientLane {
         &mut self,
         ops: &[ReadOp],
         into: ReadDest<'_>,
-        taker: &mut dyn Unpack,
+        unpacker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        taker.restart();
-        self.read_as(ops, into, Some(taker), deadline)
+        unpacker.restart();
+        self.read_as(ops, into, Some(unpacker), deadline)
     }
 
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -538,11 +538,11 @@ impl ClientLane for TcpClientLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Unpack>,
+        unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.begin("wait_read")?;
-        let finished = self.finish_lent(tag, ops, body, taker, deadline);
+        let finished = self.recv_direct(tag, ops, body, unpacker, deadline);
         self.end(finished)
     }
 

@@ -59,7 +59,7 @@ impl Cursor {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     asked: Cursor,
-    landed: Cursor,
+    placed: Cursor,
     /// Number of requests without an answer.
     open: usize,
 }
@@ -87,10 +87,10 @@ impl Plan {
         while let (Some(op), Some(place)) = (ops.get(self.asked.op), list.get_mut(entries)) {
             let at = self.asked.at;
             let room = count(LANE_READV_BYTES_MAX) - bytes;
-            let whole = op.len - at <= room;
+            let complete = op.len - at <= room;
             // A part ends at a whole word, so that the next one is aligned.
-            let len = if whole { op.len - at } else { room & !7 };
-            if len == 0 && !whole {
+            let len = if complete { op.len - at } else { room & !7 };
+            if len == 0 && !complete {
                 break;
             }
             let entry = Entry {
@@ -101,7 +101,7 @@ impl Plan {
             };
             *place = entry.to_bytes();
             (entries, bytes) = (entries + 1, bytes + len);
-            self.asked = match whole {
+            self.asked = match complete {
                 true => Cursor {
                     op: self.asked.op + 1,
                     at: 0,
@@ -124,11 +124,11 @@ impl Plan {
     }
 
     /// Copies the bodies that have arrived to the offsets that the same reads have in another buffer.
-    pub(super) fn move_landed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
-        let Cursor { op: whole, at } = self.landed;
-        for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(whole + 1) {
-            let landed = if n < whole { was.len } else { at };
-            let len = landed.saturating_sub(was.head_len) as usize;
+    pub(super) fn move_placed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
+        let Cursor { op: current, at } = self.placed;
+        for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(current + 1) {
+            let placed = if n < current { was.len } else { at };
+            let len = placed.saturating_sub(was.head_len) as usize;
             to.1[is.body_at..is.body_at + len]
                 .copy_from_slice(&from.1[was.body_at..was.body_at + len]);
         }
@@ -147,7 +147,7 @@ pub(super) struct Target<'a> {
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
     /// Receives the offer of data that is not placed yet.
-    pub(super) taker: Option<&'a mut dyn Unpack>,
+    pub(super) unpacker: Option<&'a mut dyn Unpack>,
 }
 
 impl Target<'_> {
@@ -158,28 +158,28 @@ impl Target<'_> {
             ops: self.ops,
             head: self.head,
             body: self.body,
-            taker: lent(&mut self.taker),
+            unpacker: reborrow(&mut self.unpacker),
         }
     }
 
     /// Consumes the next bytes of an answer, of which `missing` more bytes follow; returns the number
-    /// consumed. A short read that is cut stays in the input until it is complete, so that the taker can be
+    /// consumed. A short read that is cut stays in the input until it is complete, so that the unpacker can be
     /// offered it.
     pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
         let mut rest = bytes;
         while !rest.is_empty()
-            && let Some(taker) = &mut self.taker
-            && let Some(op) = self.plan.landed.settle(self.ops)
+            && let Some(unpacker) = &mut self.unpacker
+            && let Some(op) = self.plan.placed.settle(self.ops)
         {
-            let Cursor { op: first, at } = self.plan.landed;
+            let Cursor { op: first, at } = self.plan.placed;
             let left = (op.len - at) as usize;
             if at == 0 && left <= TAKEN_BYTES_MAX {
                 if left <= rest.len() {
-                    let taken = taker.take(first, rest, self.body);
+                    let taken = unpacker.unpack(first, rest, self.body);
                     let reads = self.ops.iter().skip(first).take(taken);
                     let bytes: usize = reads.map(|op| op.len as usize).sum();
                     if let (1.., Some(behind)) = (taken, rest.get(bytes..)) {
-                        self.plan.landed.op += taken;
+                        self.plan.placed.op += taken;
                         rest = behind;
                         continue;
                     }
@@ -188,17 +188,17 @@ impl Target<'_> {
                 }
             }
             let (now, behind) = rest.split_at(left.min(rest.len()));
-            self.land(now);
+            self.place(now);
             rest = behind;
         }
-        self.land(rest);
+        self.place(rest);
         bytes.len()
     }
 
     /// Places bytes that were received elsewhere.
-    pub(super) fn land(&mut self, mut bytes: &[u8]) {
+    pub(super) fn place(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty()
-            && let Some(piece) = self.plan.landed.piece(self.ops)
+            && let Some(piece) = self.plan.placed.piece(self.ops)
         {
             let (now, rest) = bytes.split_at(piece.len.min(bytes.len()));
             let into = if piece.in_head {
@@ -207,7 +207,7 @@ impl Target<'_> {
                 &mut *self.body
             };
             into[piece.at..piece.at + now.len()].copy_from_slice(now);
-            self.plan.landed.at += count(now.len());
+            self.plan.placed.at += count(now.len());
             bytes = rest;
         }
     }
@@ -215,7 +215,7 @@ impl Target<'_> {
     /// Length of the longest contiguous run among the next three. The rest of a row may be short, and so is
     /// the head of its successor.
     pub(super) fn run(&mut self) -> usize {
-        let mut cursor = self.plan.landed;
+        let mut cursor = self.plan.placed;
         let next = std::iter::from_fn(|| {
             let piece = cursor.piece(self.ops)?;
             cursor.at += count(piece.len);
@@ -232,7 +232,7 @@ impl Target<'_> {
         spare: &mut [u8],
         receive: impl FnOnce(&mut RecvList<'_>) -> T,
     ) -> (usize, T) {
-        let mut cursor = self.plan.landed;
+        let mut cursor = self.plan.placed;
         let (head, body) = (Place::new(self.head), Place::new(self.body));
         let (room, spare) = (spare.len(), Place::new(spare));
         let mut list = RecvList::new();
@@ -254,21 +254,23 @@ impl Target<'_> {
     }
 
     /// Records that `n` bytes were received into the list of [`Self::with_list`].
-    pub(super) fn landed(&mut self, mut n: usize) {
+    pub(super) fn received(&mut self, mut n: usize) {
         while n > 0
-            && let Some(piece) = self.plan.landed.piece(self.ops)
+            && let Some(piece) = self.plan.placed.piece(self.ops)
         {
             let step = piece.len.min(n);
-            self.plan.landed.at += count(step);
+            self.plan.placed.at += count(step);
             n -= step;
         }
     }
 }
 
-/// Reborrows a taker for a shorter lifetime.
-pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
-    match taker {
-        Some(taker) => Some(&mut **taker),
+/// Reborrows a unpacker for a shorter lifetime.
+pub(super) fn reborrow<'a>(
+    unpacker: &'a mut Option<&mut dyn Unpack>,
+) -> Option<&'a mut dyn Unpack> {
+    match unpacker {
+        Some(unpacker) => Some(&mut **unpacker),
         None => None,
     }
 }
@@ -283,7 +285,7 @@ pub(super) fn fits(
     if ops.iter().all(|o| o.fits(head.len(), body.len())) {
         return Ok(());
     }
-    let what = "a read that does not fit its landing";
+    let what = "a read that does not fit its destination";
     Err(LaneError::Usage { op, what })
 }
 
@@ -333,11 +335,11 @@ mod tests {
                 }
             }
             let (mut head, mut body) = (vec![0; head_at], vec![0; body_at]);
-            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body, taker: None };
+            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body, unpacker: None };
             let (mut rest, mut cuts) = (&stream[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(cuts.next().unwrap() * 7));
-                target.land(now);
+                target.place(now);
                 rest = later;
             }
             for op in &ops {

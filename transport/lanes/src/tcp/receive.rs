@@ -160,7 +160,8 @@ impl Inbound {
         let straight = self.input.len() == 0;
         match &mut self.incoming {
             Incoming::Answer { left } if straight => {
-                if let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
+                if let Some(mut target) =
+                    target_of(whose, self.is_direct, caller, &mut self.batches)
                     && target.run().min(*left) >= DIRECT_BYTES
                 {
                     self.bulk = true;
@@ -171,7 +172,7 @@ impl Inbound {
                     let moved = moved?;
                     if let Moved::Bytes(n) = moved {
                         let here = n.min(named);
-                        target.landed(here);
+                        target.received(here);
                         *left -= here;
                         self.input.arrived(n - here);
                     }
@@ -214,7 +215,7 @@ impl Inbound {
     /// Whether the caller holds a batch that is complete: the following bytes are not its own.
     fn is_returned(&self, caller: &Option<Target<'_>>) -> bool {
         let done = |target: &Target<'_>| target.plan.is_done(target.ops);
-        self.lent && caller.as_ref().is_some_and(done)
+        self.is_direct && caller.as_ref().is_some_and(done)
     }
 
     /// Processes the messages in the input buffer, as far as they are complete and belong to the caller.
@@ -248,7 +249,8 @@ impl Inbound {
                         self.input.consume(now);
                         continue;
                     }
-                    let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
+                    let Some(mut target) =
+                        target_of(whose, self.is_direct, caller, &mut self.batches)
                     else {
                         return Err(link.broken("an answer to no pending request"));
                     };
@@ -319,7 +321,7 @@ impl Inbound {
                     target.plan.answered();
                 }
             }
-            Some(Whose::Batch) if self.lent => {
+            Some(Whose::Batch) if self.is_direct => {
                 if let Some(target) = caller {
                     target.plan.answered();
                 }
@@ -344,13 +346,13 @@ impl Inbound {
 /// The destination of the answer under way.
 fn target_of<'a>(
     whose: Option<Whose>,
-    lent: bool,
+    is_direct: bool,
     caller: &'a mut Option<Target<'_>>,
     batches: &'a mut VecDeque<Posted>,
 ) -> Option<Target<'a>> {
     match whose? {
         Whose::Caller => caller.as_mut().map(Target::again),
-        Whose::Batch if lent => caller.as_mut().map(Target::again),
+        Whose::Batch if is_direct => caller.as_mut().map(Target::again),
         Whose::Batch => batches.front_mut().map(Posted::target),
         Whose::Counter | Whose::Nobody | Whose::Late => None,
     }

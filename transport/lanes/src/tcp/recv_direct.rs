@@ -6,7 +6,7 @@
 //! input buffer, and the next call finds it there without a system call.
 
 use super::client_lane::{Posted, TcpClientLane};
-use super::plan::{Target, fits, lent};
+use super::plan::{Target, fits, reborrow};
 use super::receive::Link;
 use crate::fabric::{LaneError, ReadBatch, ReadOp, Unpack};
 use tidewater_protocol::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
@@ -30,16 +30,16 @@ impl TcpClientLane {
     }
 
     /// Waits for the oldest batch and receives it into `body` at the offsets of `ops`.
-    pub(super) fn finish_lent(
+    pub(super) fn recv_direct(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Unpack>,
+        mut unpacker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         let oldest = self.inbound.batches.front();
-        if self.inbound.lent || oldest.is_none_or(|posted| posted.batch.tag != tag) {
+        if self.inbound.is_direct || oldest.is_none_or(|posted| posted.batch.tag != tag) {
             return Ok(None);
         }
         if self.held.is_some_and(|until| until.passed()) {
@@ -54,25 +54,25 @@ impl TcpClientLane {
             return Err(e);
         }
         let Posted { plan, batch } = &mut posted;
-        plan.move_landed((&batch.ops, &batch.body), (ops, body));
+        plan.move_placed((&batch.ops, &batch.body), (ops, body));
         self.inbound.batches_asked = self.inbound.batches_asked.saturating_sub(1);
-        self.inbound.lent = true;
+        self.inbound.is_direct = true;
         let mut caller = Some(Target {
             plan,
             ops,
             head: &mut batch.head,
             body,
-            taker: lent(&mut taker),
+            unpacker: reborrow(&mut unpacker),
         });
-        let waited = self.wait_lent(&mut caller, deadline);
-        self.inbound.lent = false;
+        let waited = self.wait_direct(&mut caller, deadline);
+        self.inbound.is_direct = false;
         if posted.plan.is_done(ops) && waited.is_ok() {
             return Ok(Some(posted.batch));
         }
         // The rest is received into the batch's own memory.
         let Posted { plan, batch } = &mut posted;
         if !on(Mutant::LatePartNotMoved) {
-            plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
+            plan.move_placed((ops, body), (&batch.ops, &mut batch.body));
         }
         self.inbound.batches_asked += usize::from(plan.is_asked(ops));
         self.inbound.batches.push_front(posted);
@@ -91,7 +91,7 @@ impl TcpClientLane {
         self.inbound.understand(&self.mailbox, caller, link)
     }
 
-    fn wait_lent(
+    fn wait_direct(
         &mut self,
         caller: &mut Option<Target<'_>>,
         deadline: Deadline,

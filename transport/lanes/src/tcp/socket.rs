@@ -39,7 +39,7 @@ pub(super) struct Socket {
     stream: TcpStream,
     watch: Reactor,
     interest: Interest,
-    told: Readiness,
+    readiness: Readiness,
     /// Number of polls skipped since the last real one.
     skipped: Cell<u8>,
     /// Sleep count of the thread at the previous poll.
@@ -58,12 +58,12 @@ impl Socket {
         // that saves or loads may leave its sockets full for longer than a control thread.
         give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
         unpaced(&stream);
-        let told = watch.add_readiness(&stream)?;
+        let readiness = watch.add_readiness(&stream)?;
         Ok(Self {
             stream,
             watch,
             interest: Interest::Input,
-            told,
+            readiness,
             skipped: Cell::new(0),
             sleeps: Cell::new(0),
         })
@@ -71,7 +71,7 @@ impl Socket {
 
     /// Makes the next poll a real one: an answer is awaited, or there is no sleep to report it.
     pub(super) fn expect(&self) {
-        self.told.set(true);
+        self.readiness.set(true);
     }
 
     /// Decides whether to skip this poll, and counts it: a few in a row while the socket was empty and no
@@ -83,14 +83,14 @@ impl Socket {
             // Each sleep reports readiness again: a thread that sleeps between its polls skips none.
             false => 0,
         };
-        let skip = !self.told.is_readable() && skipped < LOOKS_SKIPPED_MAX;
+        let skip = !self.readiness.is_readable() && skipped < LOOKS_SKIPPED_MAX;
         self.skipped.set(if skip { skipped + 1 } else { 0 });
         skip
     }
 
     /// Records the result of a poll that requested `asked` bytes.
     fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
-        self.told.set(match &moved {
+        self.readiness.set(match &moved {
             Ok(Moved::Bytes(n)) => *n >= asked,
             Ok(Moved::Nothing) => false,
             Ok(Moved::Closed) | Err(_) => true,
@@ -104,9 +104,9 @@ impl Socket {
             return Ok(());
         }
         match interest {
-            Interest::Input => self.watch.change(&self.stream, &self.told, false)?,
-            Interest::Both => self.watch.change(&self.stream, &self.told, true)?,
-            Interest::Output => self.watch.output_only(&self.stream, &self.told)?,
+            Interest::Input => self.watch.change(&self.stream, &self.readiness, false)?,
+            Interest::Both => self.watch.change(&self.stream, &self.readiness, true)?,
+            Interest::Output => self.watch.output_only(&self.stream, &self.readiness)?,
         }
         self.interest = interest;
         Ok(())
@@ -179,7 +179,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // A copy of the descriptor elsewhere would keep waking the thread.
-        self.watch.remove(&self.stream, &self.told);
+        self.watch.remove(&self.stream, &self.readiness);
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

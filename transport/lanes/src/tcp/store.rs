@@ -5,12 +5,12 @@ use tidewater_runtime::mem::WordsMut;
 /// Stores bytes at any offset and touches no byte outside. The window has one writer, so that partly
 /// changed words can be read and written back.
 pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
-    let (before, whole) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
+    let (before, aligned) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
     patch(words, at, before);
     let start = at + before.len();
-    let (whole, after) = whole.split_at(whole.len() / 8 * 8);
-    words.copy_in(start, whole);
-    patch(words, start + whole.len(), after);
+    let (aligned, after) = aligned.split_at(aligned.len() / 8 * 8);
+    words.copy_in(start, aligned);
+    patch(words, start + aligned.len(), after);
 }
 
 /// Changes bytes inside one word.

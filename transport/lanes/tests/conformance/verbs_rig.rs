@@ -26,7 +26,7 @@ mod wired {
     use tidewater_protocol::mutants;
     use tidewater_runtime::sync::Arc;
     use tidewater_verbs::{
-        self as verbs, Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsError,
+        self as verbs, OpenPort, ClientDomain, Domain, Notifier, RetryTimeout, VerbsError,
     };
 
     use crate::rig::{Memory, RING_BYTES, SALT};
@@ -35,12 +35,12 @@ mod wired {
     /// Queue pairs of each lane for pulls: as many as a client of a server with two appliers has.
     const PULLS: usize = 2;
 
-    fn adapter() -> Result<Arc<Adapter>, VerbsError> {
-        Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None)
+    fn open_port() -> Result<Arc<OpenPort>, VerbsError> {
+        OpenPort::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None)
     }
 
     pub(crate) fn rig() -> Result<ThreadRig, String> {
-        adapter().map_err(|e| e.to_string())?;
+        open_port().map_err(|e| e.to_string())?;
         Ok(ThreadRig {
             kind: TransportKind::Verbs,
             // An emulated guest is slow.
@@ -52,12 +52,12 @@ mod wired {
     }
 
     fn verbs_wire(memory: &Memory, owner: &mut OsParker) -> Connect {
-        let adapter = adapter().unwrap();
-        let domain = Domain::new(&adapter, &memory.exports, RetryTimeout::default()).unwrap();
-        let applier = Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap();
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
+        let open_port = open_port().unwrap();
+        let domain = Domain::new(&open_port, &memory.exports, RetryTimeout::default()).unwrap();
+        let applier = Notifier::new(&open_port, owner.reactor(), owner.arms()).unwrap();
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).unwrap();
         Box::new(move |parker, _owner| {
-            let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
+            let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
             let (server, client) = ((&domain, &applier), (&client, &thread));
             let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
             (Box::new(lane), Box::new(port), inbox)

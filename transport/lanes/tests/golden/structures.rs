@@ -12,7 +12,7 @@ use tidewater_protocol::layout::frame::{
     CLOCK_FINISHED, CLOCK_JOIN, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader,
     FrameKind, PARTITION_ANY, RowsPayload,
 };
-use tidewater_protocol::layout::hash::{H64, line_chk, mix32, mix64};
+use tidewater_protocol::layout::hash::{H64, line_checksum, mix32, mix64};
 use tidewater_protocol::layout::lines::{
     CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine,
 };
@@ -20,7 +20,7 @@ use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, REPLY_MAGIC, ReplyHeader};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::row::{
-    COUNTER_BITS, ROW_HEADER_BYTES, RowLayout, RowLocation, RowVersion, row_chk,
+    COUNTER_BITS, ROW_HEADER_BYTES, RowLayout, RowLocation, RowVersion, row_checksum,
 };
 use tidewater_protocol::layout::session::{
     ALIVE_AFTER_DOZE, INBOX_DOZE_AT, INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES,
@@ -82,7 +82,7 @@ pub(crate) fn line(line: Line) -> Vec<u8> {
 }
 
 fn row(key: u64, ver: RowVersion, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = words(&[ver.0, row_chk(SALT, key, ver, payload)]);
+    let mut bytes = words(&[ver.0, row_checksum(SALT, key, ver, payload)]);
     bytes.extend_from_slice(payload);
     bytes.resize(RowLayout::new(payload.len()).stride, 0);
     bytes
@@ -180,14 +180,14 @@ pub(crate) fn header(kind: FrameKind, seq: u64) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 
 /// Builds a frame with its check word, as in sessions with checked frames.
 pub(crate) fn frame(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
     header.payload_len = payload.len() as u32;
-    header.chk = header.hasher().finish_bytes(payload);
+    header.checksum = header.hasher().finish_bytes(payload);
     let mut bytes = line(header.to_line());
     bytes.extend_from_slice(payload);
     bytes.resize(header.ring_bytes() as usize, 0);
@@ -279,8 +279,8 @@ pub(crate) fn rows_payload(keys: &[u8], locs: &[u8], values: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn reply(header: &ReplyHeader, payload: &[u8]) -> Vec<u8> {
-    let chk = header.hasher(SESSION).finish_bytes(payload);
-    let mut bytes = line(header.to_line(chk));
+    let checksum = header.hasher(SESSION).finish_bytes(payload);
+    let mut bytes = line(header.to_line(checksum));
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -418,7 +418,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     let (mut a, mut b, mut c, mut d) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     hello.encode(&mut a).unwrap();
     Challenge { random: [0xa5; 32] }.encode(&mut b);
-    welcome.encode_proven(&mut c);
+    welcome.encode_authenticated(&mut c);
     c.extend(welcome.mac);
     Refused {
         version: PROTOCOL_VERSION,
@@ -466,7 +466,7 @@ fn hash_vectors() -> Vec<(&'static str, u64)> {
         ("h64(1,2,3,4;0..20)", of([1, 2, 3, 4], 20)),
         ("h64(1,2,3,4;0..64)", of([1, 2, 3, 4], 64)),
         ("h64(1,2,3,4;0..100)", of([1, 2, 3, 4], 100)),
-        ("line_chk(1,2;[3,4])", line_chk(1, 2, &[3, 4])),
+        ("line_checksum(1,2;[3,4])", line_checksum(1, 2, &[3, 4])),
         (
             "partition_of_key(0,256)",
             u64::from(partition_of_key(0, 256).0),
@@ -554,7 +554,10 @@ fn limits_and_magics() -> Vec<(&'static str, u64)> {
         ),
         ("LANE_READV_BYTES_MAX", limits::LANE_READV_BYTES_MAX as u64),
         ("LANE_WRITE_BYTES_MAX", limits::LANE_WRITE_BYTES_MAX as u64),
-        ("UNPROVEN_BYTES_MAX", limits::UNPROVEN_BYTES_MAX as u64),
+        (
+            "UNAUTHENTICATED_BYTES_MAX",
+            limits::UNAUTHENTICATED_BYTES_MAX as u64,
+        ),
         ("CONTROL_BYTES_MAX", limits::CONTROL_BYTES_MAX as u64),
     ]
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, ServerLane};
 use tidewater_protocol::layout::dense::TaggedU32;
-use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_chk, row_hasher};
+use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_checksum, row_hasher};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, Ordering, fence};
 
@@ -46,7 +46,7 @@ fn check(ops: &[ReadOp], head: &[u8], body: &[u8], data: &[u8]) {
         assert_eq!(
             (head[h - 1], body[b - 1]),
             (0xee, 0xee),
-            "a byte beside the landing changed"
+            "a byte next to the destination changed"
         );
     }
 }
@@ -72,11 +72,11 @@ fn f01_f14_reads_return_what_was_asked_for_and_touch_nothing_else() {
         }
         let (ops, h, b) = random_ops(&memory, dice);
         let (mut head, mut body) = (vec![0xee; h], vec![0xee; b]);
-        let landing = ReadDest {
+        let dest = ReadDest {
             head: &mut head,
             body: &mut body,
         };
-        lane.read(&ops, landing, soon())
+        lane.read(&ops, dest, soon())
             .unwrap_or_else(|e| panic!("round {round}: {e}"));
         check(&ops, &head, &body, &data);
     }
@@ -145,7 +145,7 @@ fn reads_beyond_every_limit_are_cut_and_put_together() {
 }
 
 #[test]
-fn a_read_that_does_not_fit_its_landing_is_a_fault_of_the_caller_only() {
+fn read_beyond_destination_is_usage_error() {
     let memory = Memory::new();
     let (mut lane, _near, _server, _inbox) = served(&memory);
     let ops = [plain(memory.at(0), 64, 1)];
@@ -283,7 +283,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
                     let at = row * layout.stride;
                     words.copy_in(at + 16, &payload);
                     words.store(at, ver.0);
-                    words.store(at + 8, row_chk(1, row as u64, ver, &payload));
+                    words.store(at + 8, row_checksum(1, row as u64, ver, &payload));
                 }
                 ver = ver.next();
             }

@@ -1,4 +1,4 @@
-//! Tests of F01, F13, F14: reads that a taker consumes while they arrive.
+//! Tests of F01, F13, F14: reads that a unpacker consumes while they arrive.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Unpack for Picky<'_> {
         assert!(!self.taken.contains(&true), "begun late");
     }
 
-    fn take(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
+    fn unpack(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
         assert!(raw.len() >= self.ops[first].len as usize, "{first} is cut");
         let most = [0, 1, 7, usize::MAX][self.dice.below(4) as usize];
         let (mut raw, mut taken) = (raw, 0);
@@ -134,8 +134,8 @@ fn f13_f14_what_was_taken_of_a_late_batch_goes_with_it() {
         let (batch, body) = loop {
             let mut body = vec![0xee; b];
             let deadline = Deadline::after(Duration::from_micros(300));
-            let taker = Some(&mut picky as &mut dyn Unpack);
-            let done = lane.wait_read(tag, &ops, &mut body, taker, deadline);
+            let unpacker = Some(&mut picky as &mut dyn Unpack);
+            let done = lane.wait_read(tag, &ops, &mut body, unpacker, deadline);
             if let Some(batch) = done.unwrap() {
                 break (batch, body);
             }

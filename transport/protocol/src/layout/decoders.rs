@@ -17,7 +17,9 @@ use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, Stat
 use super::reject::{RejectReason, RowResource};
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
-use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
+use super::row::{
+    ROW_HEADER_BYTES, RowVersion, copy_verifying, row_checksum, row_head, verify_row,
+};
 use super::scan::{ScanReply, ScanRequest};
 use super::settings;
 use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
@@ -154,8 +156,12 @@ fn rows_payload(bytes: &[u8]) {
 
 fn reply_header(bytes: &[u8]) {
     let line = line_of(bytes);
-    if let Some((header, chk)) = ReplyHeader::from_line(&line) {
-        debug_assert_eq!(header.to_line(chk), line, "two encodings of {header:?}");
+    if let Some((header, checksum)) = ReplyHeader::from_line(&line) {
+        debug_assert_eq!(
+            header.to_line(checksum),
+            line,
+            "two encodings of {header:?}"
+        );
         let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
         let _ = header.hasher(SALT).finish_bytes(payload);
     }
@@ -288,8 +294,8 @@ fn key_cell(bytes: &[u8]) {
     };
     let index = word_at(rest, 0) as u32;
     if let Some(cell) = KeyCell::from_bytes(raw, SALT, index) {
-        let told = cell.to_bytes(SALT, index);
-        debug_assert_eq!(told, *raw, "two encodings of {cell:?}");
+        let encoded = cell.to_bytes(SALT, index);
+        debug_assert_eq!(encoded, *raw, "two encodings of {cell:?}");
     }
     let (key, rkey) = (word_at(raw, 0) as u32, word_at(raw, 8) as u32);
     let key = RegionKey(key);
@@ -333,15 +339,15 @@ fn row(bytes: &[u8]) {
     };
     if let Some(ver) = verify_row(SALT, key, head, payload) {
         debug_assert!(ver.is_valid());
-        let told = row_head(ver, row_chk(SALT, key, ver, payload));
-        debug_assert!(told == *head, "a row without proof");
+        let encoded = row_head(ver, row_checksum(SALT, key, ver, payload));
+        debug_assert!(encoded == *head, "a row with a wrong checksum");
     }
     let mut out = vec![0; payload.len()];
     let copy = copy_verifying(SALT, key, head, payload, &mut out);
-    let told = verify_row(SALT, key, head, payload);
-    debug_assert!(copy.proven.then_some(copy.ver) == told && out == payload);
+    let verified = verify_row(SALT, key, head, payload);
+    debug_assert!(copy.validated.then_some(copy.ver) == verified && out == payload);
     let ver = RowVersion::of_head(head);
-    let sealed = row_head(ver, row_chk(SALT, key, ver, payload));
+    let sealed = row_head(ver, row_checksum(SALT, key, ver, payload));
     let found = verify_row(SALT, key, &sealed, payload);
     debug_assert!(found == ver.is_valid().then_some(ver));
 }

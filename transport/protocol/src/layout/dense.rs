@@ -102,7 +102,7 @@ impl Ranges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeIndex {
     /// Complete ranges per item: floor(parts / count).
-    whole: u64,
+    quotient: u64,
     /// Fraction of it: floor(2^64 (parts mod count) / count).
     rest: u64,
 }
@@ -115,10 +115,13 @@ impl RangeIndex {
     pub const fn new(ranges: Ranges) -> Self {
         let (count, parts) = (ranges.count, ranges.parts as u64);
         if count == 0 {
-            return Self { whole: 0, rest: 0 };
+            return Self {
+                quotient: 0,
+                rest: 0,
+            };
         }
         Self {
-            whole: parts / count,
+            quotient: parts / count,
             rest: ((((parts % count) as u128) << 64) / count as u128) as u64,
         }
     }
@@ -130,12 +133,12 @@ impl RangeIndex {
     /// w C + r, it is (t + 1) w + floor(((t + 1) r - 1) / C).
     #[inline]
     pub const fn guess(&self, thing: u64) -> u32 {
-        if self.whole == 0 {
+        if self.quotient == 0 {
             return ((thing as u128 * self.rest as u128) >> 64) as u32;
         }
         let next = thing + 1;
         let past = ((next as u128 * self.rest as u128) >> 64) as u64;
-        (next * self.whole + past - 1) as u32
+        (next * self.quotient + past - 1) as u32
     }
 }
 

@@ -2,9 +2,9 @@
 //! It maps a [`RegionKey`] to the device's rkey, so that descriptors, extent tables and cached
 //! locations carry the same keys on every carrier.
 //!
-//! `region key u64 | rkey u64 | chk u64 | 0`
+//! `region key u64 | rkey u64 | checksum u64 | 0`
 
-use super::hash::line_chk;
+use super::hash::line_checksum;
 use super::word_at;
 use crate::ids::RegionKey;
 
@@ -31,7 +31,12 @@ impl KeyCell {
     /// Encodes the cell, salted with the directory's salt and the cell's number.
     pub fn to_bytes(&self, salt: u64, index: u32) -> [u8; KEY_CELL_BYTES] {
         let w = [u64::from(self.key.0), u64::from(self.rkey)];
-        let words = [w[0], w[1], line_chk(salt, CELL ^ u64::from(index), &w), 0];
+        let words = [
+            w[0],
+            w[1],
+            line_checksum(salt, CELL ^ u64::from(index), &w),
+            0,
+        ];
         let mut bytes = [0; KEY_CELL_BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());

@@ -1,8 +1,8 @@
 //! The extent table of a sparse table: an append-only array in public memory, one line per extent.
 //!
-//! `base u64 | key u32, slots u32 | len u64 | salt u64 | chk u64 | 0 ...`
+//! `base u64 | key u32, slots u32 | len u64 | salt u64 | checksum u64 | 0 ...`
 
-use super::hash::line_chk;
+use super::hash::line_checksum;
 use super::{Line, pack, unpack};
 use crate::ids::RegionKey;
 
@@ -27,8 +27,8 @@ impl ExtentEntry {
     /// Encodes the entry as a line, salted with the table's salt and its number in the list.
     pub fn to_line(&self, table_salt: u64, number: u16) -> Line {
         let w = [self.base, pack(self.key.0, self.slots), self.len, self.salt];
-        let chk = line_chk(table_salt, EXTENT ^ u64::from(number), &w);
-        [w[0], w[1], w[2], w[3], chk, 0, 0, 0]
+        let checksum = line_checksum(table_salt, EXTENT ^ u64::from(number), &w);
+        [w[0], w[1], w[2], w[3], checksum, 0, 0, 0]
     }
 
     /// Decodes a line; `None` if its checksum does not match.

@@ -4,7 +4,7 @@
 //! +0  u32 magic 'TWP1' | u16 kind | u16 flags      +32 u32 table | u32 partition
 //! +8  u64 seq        per ring, from 1              +40 u64 clock
 //! +16 u64 session    nonce of the session          +48 u64 user_tag (reply slot; 0 if none)
-//! +24 u32 payload_len | u32 count                  +56 u64 chk
+//! +24 u32 payload_len | u32 count                  +56 u64 checksum
 //! +64 payload, padded with zeros to a multiple of 64
 //! ```
 //! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows, 10 a
@@ -201,7 +201,7 @@ pub struct FrameHeader {
     /// Tag that the reply repeats; 0 when no reply is wanted.
     pub user_tag: u64,
     /// Checksum; 0 on sessions over a transport that delivers in order.
-    pub chk: u64,
+    pub checksum: u64,
 }
 
 /// Reason why bytes are not a frame. Each ends the session: the ring is out of step.
@@ -231,7 +231,7 @@ impl FrameHeader {
             pack(self.table, self.partition),
             self.clock,
             self.user_tag,
-            self.chk,
+            self.checksum,
         ]
     }
 
@@ -268,7 +268,7 @@ impl FrameHeader {
             partition,
             clock: line[5],
             user_tag: line[6],
-            chk: line[7],
+            checksum: line[7],
         })
     }
 

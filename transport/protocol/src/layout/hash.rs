@@ -149,9 +149,9 @@ impl H64 {
     fn finish_tail(self, tail: &[u8]) -> u64 {
         let mut rest = [0; 8];
         let words = tail.len().div_ceil(8).min(8);
-        let (whole, part) = tail.as_chunks::<8>();
+        let (complete, part) = tail.as_chunks::<8>();
         let mut n = 0;
-        while let (Some(to), Some(word)) = (rest.get_mut(n), whole.get(n)) {
+        while let (Some(to), Some(word)) = (rest.get_mut(n), complete.get(n)) {
             *to = u64::from_le_bytes(*word);
             n += 1;
         }
@@ -164,7 +164,7 @@ impl H64 {
 
 /// Checksum of a record's words. The seed is the memory's salt and the kind of record (`what`).
 #[inline]
-pub fn line_chk(salt: u64, what: u64, words: &[u64]) -> u64 {
+pub fn line_checksum(salt: u64, what: u64, words: &[u64]) -> u64 {
     H64::new([salt, what, words.len() as u64, 0]).finish(words)
 }
 

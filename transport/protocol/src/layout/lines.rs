@@ -3,7 +3,7 @@
 //! kind or salt, is therefore never accepted. A record is accepted only if it equals, to the bit, the
 //! encoding of its meaning; so reserved words are zero.
 
-use super::hash::{line_chk, mix64};
+use super::hash::{line_checksum, mix64};
 use super::reject::RejectReason;
 use super::{Line, pack, unpack};
 use crate::limits::VERSIONS_MAX;
@@ -37,7 +37,7 @@ impl CheckedU64 {
 
 /// Status record of a ring: the server's progress on it. Written by the ring's applier only.
 ///
-/// `applied u64 | durable u64 | head u64 | rejected u64 | chk u64 | 0 | 0 | 0`
+/// `applied u64 | durable u64 | head u64 | rejected u64 | checksum u64 | 0 | 0 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateLine {
     /// Every frame up to this sequence number is applied or refused.
@@ -59,7 +59,16 @@ impl StateLine {
             self.head_bytes,
             self.rejected,
         ];
-        [w[0], w[1], w[2], w[3], line_chk(salt, STATE, &w), 0, 0, 0]
+        [
+            w[0],
+            w[1],
+            w[2],
+            w[3],
+            line_checksum(salt, STATE, &w),
+            0,
+            0,
+            0,
+        ]
     }
 
     /// Decodes a line; `None` if its checksum does not match.
@@ -76,7 +85,7 @@ impl StateLine {
 
 /// Clock record of a domain on one server: the minimum over live workers. Written by the server only.
 ///
-/// `g u64 | epoch u64 | slowest u32, members u32 | chk u64 | 0 ...`
+/// `g u64 | epoch u64 | slowest u32, members u32 | checksum u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockLine {
     /// Ticks completed by every live worker, with all their pushes applied here. Monotonic.
@@ -94,8 +103,8 @@ impl ClockLine {
     /// domain.
     pub fn to_line(&self, salt: u64, domain: u8) -> Line {
         let w = [self.min, self.epoch, pack(self.slowest, self.members)];
-        let chk = line_chk(salt, CLOCK ^ u64::from(domain), &w);
-        [w[0], w[1], w[2], chk, 0, 0, 0, 0]
+        let checksum = line_checksum(salt, CLOCK ^ u64::from(domain), &w);
+        [w[0], w[1], w[2], checksum, 0, 0, 0, 0]
     }
 
     /// Decodes a line; `None` if its checksum does not match.
@@ -113,7 +122,7 @@ impl ClockLine {
 
 /// Names the buffers of a snapshot table and their epochs. One per partition, server-written.
 ///
-/// `front u64 | building u64 | min_clock u64 | applied u64 | kept u64 | buffers u64 | chk u64 | 0`
+/// `front u64 | building u64 | min_clock u64 | applied u64 | kept u64 | buffers u64 | checksum u64 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotLine {
     /// Epoch of the newest complete buffer.
@@ -168,8 +177,8 @@ impl SnapshotLine {
             self.kept,
             self.buffers,
         ];
-        let chk = line_chk(salt, SNAPSHOT, &w);
-        [w[0], w[1], w[2], w[3], w[4], w[5], chk, 0]
+        let checksum = line_checksum(salt, SNAPSHOT, &w);
+        [w[0], w[1], w[2], w[3], w[4], w[5], checksum, 0]
     }
 
     /// Whether the newest buffer of this record is complete that was read between it and `after`. `after`
@@ -261,7 +270,7 @@ impl RejectCode {
 
 /// Reject record of one frame, kept in cell `seq % FRAMES_IN_FLIGHT_MAX` of the mailbox.
 ///
-/// `seq u64 | code u32, table u32 | number u64 | number u64 | chk u64 | 0 ...`
+/// `seq u64 | code u32, table u32 | number u64 | number u64 | checksum u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reject {
     /// Sequence number of the refused frame.
@@ -282,7 +291,16 @@ impl Reject {
     pub fn to_line(&self, salt: u64) -> Line {
         let [a, b] = self.reason.numbers();
         let w = [self.seq, pack(self.code() as u32, self.table), a, b];
-        [w[0], w[1], w[2], w[3], line_chk(salt, REJECT, &w), 0, 0, 0]
+        [
+            w[0],
+            w[1],
+            w[2],
+            w[3],
+            line_checksum(salt, REJECT, &w),
+            0,
+            0,
+            0,
+        ]
     }
 
     /// Decodes a line; `None` if its checksum does not match.

@@ -4,7 +4,7 @@
 //! +0  u32 magic 'TWR1' | u16 kind | u16 status     +32 u64 first number of a refusal
 //! +8  u64 user_tag                                 +40 u64 second number
 //! +16 u32 payload_len | u32 count                  +48 0
-//! +24 u32 slot | u32 table                         +56 u64 chk
+//! +24 u32 slot | u32 table                         +56 u64 checksum
 //! +64 payload
 //! ```
 //! The checksum covers slot and tag. A slow server's reply to an earlier request, in a slot that was
@@ -75,9 +75,9 @@ impl ReplyHeader {
     }
 
     /// Encodes the header as a line with its checksum.
-    pub const fn to_line(&self, chk: u64) -> Line {
+    pub const fn to_line(&self, checksum: u64) -> Line {
         let w = self.words();
-        [w[0], w[1], w[2], w[3], w[4], w[5], w[6], chk]
+        [w[0], w[1], w[2], w[3], w[4], w[5], w[6], checksum]
     }
 
     /// Decodes a line into a header and the checksum that the payload must match; `None` when it cannot
@@ -125,9 +125,9 @@ mod tests {
             table: 1,
         };
         let payload = [5u8; 8];
-        let chk = header.hasher(11).finish_bytes(&payload);
-        let (back, told) = ReplyHeader::from_line(&header.to_line(chk)).unwrap();
-        assert_eq!((back, told), (header, chk));
+        let checksum = header.hasher(11).finish_bytes(&payload);
+        let (back, stored) = ReplyHeader::from_line(&header.to_line(checksum)).unwrap();
+        assert_eq!((back, stored), (header, checksum));
         for other in [
             ReplyHeader {
                 user_tag: 78,
@@ -139,8 +139,8 @@ mod tests {
                 ..header
             },
         ] {
-            assert_ne!(other.hasher(11).finish_bytes(&payload), chk);
+            assert_ne!(other.hasher(11).finish_bytes(&payload), checksum);
         }
-        assert_ne!(header.hasher(12).finish_bytes(&payload), chk);
+        assert_ne!(header.hasher(12).finish_bytes(&payload), checksum);
     }
 }

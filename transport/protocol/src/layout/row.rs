@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! +0   u64 ver   [63:48] slot generation, [47:0] update counter (starts at 1; 0 is never valid)
-//! +8   u64 chk   H64 seeded with (table salt, key, ver, payload bytes) over the payload
+//! +8   u64 checksum H64 seeded with (table salt, key, ver, payload bytes) over the payload
 //! +16  payload   dim elements
 //! ```
 //! The stride is a multiple of 8 and the base of a slab a multiple of 64, so every word of a row is
@@ -59,7 +59,7 @@ impl RowVersion {
     }
 
     /// Returns the version after the slot changed its key. The counter continues, so that an old (ver,
-    /// chk) never returns.
+    /// checksum) never returns.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self::new(self.generation().wrapping_add(1), self.counter()).next()
@@ -98,7 +98,7 @@ pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) ->
 
 /// Returns the checksum of a row.
 #[inline]
-pub fn row_chk(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
+pub fn row_checksum(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
     row_hasher(salt, key, ver, payload.len()).finish_bytes(payload)
 }
 
@@ -113,8 +113,10 @@ pub fn verify_row(
     payload: &[u8],
 ) -> Option<RowVersion> {
     let ver = RowVersion::of_head(head);
-    let proven = is_proven(ver, word_at(head, 8), || row_chk(salt, key, ver, payload));
-    proven.then_some(ver)
+    let validated = checksum_matches(ver, word_at(head, 8), || {
+        row_checksum(salt, key, ver, payload)
+    });
+    validated.then_some(ver)
 }
 
 /// Version and validity of a copied row.
@@ -123,7 +125,7 @@ pub struct RowCopy {
     /// Version word in the row's header.
     pub ver: RowVersion,
     /// Whether the checksum matches, as in [`verify_row`].
-    pub proven: bool,
+    pub validated: bool,
 }
 
 /// Copies the payload of a row that was read remotely into `out` and hashes it in the same pass;
@@ -139,32 +141,32 @@ pub fn copy_verifying(
 ) -> RowCopy {
     let ver = RowVersion::of_head(head);
     if payload.len() != out.len() {
-        let proven = false;
-        return RowCopy { ver, proven };
+        let validated = false;
+        return RowCopy { ver, validated };
     }
-    let chk = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
-    let proven = is_proven(ver, word_at(head, 8), || chk);
-    RowCopy { ver, proven }
+    let checksum = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
+    let validated = checksum_matches(ver, word_at(head, 8), || checksum);
+    RowCopy { ver, validated }
 }
 
-/// Whether the version is valid and the header's checksum `told` equals the one that `chk` computes.
+/// Whether the version is valid and the header's checksum `stored` equals the one that `checksum` computes.
 /// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
 #[inline(always)]
-pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
+pub fn checksum_matches(ver: RowVersion, stored: u64, checksum: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
         return false;
     }
     if mutants::on(Mutant::AcceptWithoutHash) {
         return true;
     }
-    chk() == told
+    checksum() == stored
 }
 
 /// Encodes the header of a row, in memory order.
-pub fn row_head(ver: RowVersion, chk: u64) -> [u8; ROW_HEADER_BYTES] {
+pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     let mut head = [0; ROW_HEADER_BYTES];
     head[..8].copy_from_slice(&ver.0.to_le_bytes());
-    head[8..].copy_from_slice(&chk.to_le_bytes());
+    head[8..].copy_from_slice(&checksum.to_le_bytes());
     head
 }
 
@@ -226,11 +228,11 @@ mod tests {
     fn a_row_of_another_key_version_length_or_table_is_refused() {
         let row = [1u8; 20];
         let ver = RowVersion::new(1, 9);
-        let chk = row_chk(1, 2, ver, &row);
-        assert_ne!(chk, row_chk(2, 2, ver, &row));
-        assert_ne!(chk, row_chk(1, 3, ver, &row));
-        assert_ne!(chk, row_chk(1, 2, ver.next(), &row));
-        assert_ne!(chk, row_chk(1, 2, ver, &row[..19]));
+        let checksum = row_checksum(1, 2, ver, &row);
+        assert_ne!(checksum, row_checksum(2, 2, ver, &row));
+        assert_ne!(checksum, row_checksum(1, 3, ver, &row));
+        assert_ne!(checksum, row_checksum(1, 2, ver.next(), &row));
+        assert_ne!(checksum, row_checksum(1, 2, ver, &row[..19]));
     }
 
     /// Catches `TIDEWATER_MUTANT=accept-without-hash` and `TIDEWATER_MUTANT=hash-last-line-only`.
@@ -239,7 +241,7 @@ mod tests {
         let ver = RowVersion::new(1, 9);
         // Three cache lines and a part of one: a change of any byte of any of them is detected.
         let row = [7u8; 200];
-        let head = row_head(ver, row_chk(1, 2, ver, &row));
+        let head = row_head(ver, row_checksum(1, 2, ver, &row));
         assert_eq!(verify_row(1, 2, &head, &row), Some(ver));
         assert_eq!(verify_row(2, 2, &head, &row), None);
         assert_eq!(verify_row(1, 3, &head, &row), None);
@@ -249,17 +251,17 @@ mod tests {
             torn[byte] ^= 1;
             assert_eq!(verify_row(1, 2, &head, &torn), None);
             let mut out = [0; 200];
-            assert!(!copy_verifying(1, 2, &head, &torn, &mut out).proven);
+            assert!(!copy_verifying(1, 2, &head, &torn, &mut out).validated);
         }
         let mut out = [0; 200];
         let copy = copy_verifying(1, 2, &head, &row, &mut out);
-        assert_eq!((copy.ver, copy.proven, out), (ver, true, row));
-        assert!(!copy_verifying(2, 2, &head, &row, &mut out).proven);
-        assert!(!copy_verifying(1, 3, &head, &row, &mut out).proven);
-        assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).proven);
-        assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).proven);
+        assert_eq!((copy.ver, copy.validated, out), (ver, true, row));
+        assert!(!copy_verifying(2, 2, &head, &row, &mut out).validated);
+        assert!(!copy_verifying(1, 3, &head, &row, &mut out).validated);
+        assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).validated);
+        assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).validated);
         let never = RowVersion::new(1, 0);
-        let head = row_head(never, row_chk(1, 2, never, &row));
+        let head = row_head(never, row_checksum(1, 2, never, &row));
         assert_eq!(verify_row(1, 2, &head, &row), None);
     }
 

@@ -43,7 +43,7 @@ fn frames(bytes: &[u8]) {
     let Some((&piece, bytes)) = bytes.split_first() else {
         return;
     };
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     if piece & 1 == 1 {
         decoder.trust();
     }
@@ -88,7 +88,7 @@ fn framed(bytes: &[u8]) -> Decoder {
         }
         rest = tail;
     }
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     let _ = decoder.push(&out);
     decoder
 }

@@ -13,7 +13,7 @@
 //! change of a single byte, and others with probability 1 - 2^-32. The handshake detects forgery.
 
 use super::WireError;
-use crate::limits::{CONTROL_BYTES_MAX, UNPROVEN_BYTES_MAX};
+use crate::limits::{CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX};
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
@@ -144,12 +144,12 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Returns a decoder for an unauthenticated peer: bodies of at most [`UNPROVEN_BYTES_MAX`].
-    pub const fn unproven() -> Self {
+    /// Returns a decoder for an unauthenticated peer: bodies of at most [`UNAUTHENTICATED_BYTES_MAX`].
+    pub const fn unauthenticated() -> Self {
         Self {
             buffer: Vec::new(),
             taken: 0,
-            body_bytes_max: UNPROVEN_BYTES_MAX,
+            body_bytes_max: UNAUTHENTICATED_BYTES_MAX,
             failed: None,
         }
     }
@@ -211,11 +211,11 @@ impl Decoder {
     /// these takes nothing of what follows the frame.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
-        let whole = match u32_at(head, 4) {
+        let frame_bytes = match u32_at(head, 4) {
             Some(len) if head.len() >= HEADER_BYTES => HEADER_BYTES.saturating_add(len as usize),
             _ => HEADER_BYTES,
         };
-        whole.saturating_sub(head.len())
+        frame_bytes.saturating_sub(head.len())
     }
 
     /// Returns the bytes that are buffered and not yet returned.
@@ -328,7 +328,7 @@ mod tests {
             for (kind, body) in &bodies {
                 append(&mut bytes, *kind, body).unwrap();
             }
-            let mut decoder = Decoder::unproven();
+            let mut decoder = Decoder::unauthenticated();
             let mut got = Vec::new();
             let mut rest = &bytes[..];
             for cut in cuts.iter().cycle() {
@@ -350,8 +350,8 @@ mod tests {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             // A longer `len` waits for more; the bytes that follow must not complete it.
-            bad.extend_from_slice(&[0; UNPROVEN_BYTES_MAX]);
-            let mut decoder = Decoder::unproven();
+            bad.extend_from_slice(&[0; UNAUTHENTICATED_BYTES_MAX]);
+            let mut decoder = Decoder::unauthenticated();
             let error = drain(&mut decoder, &bad).unwrap_err();
             assert_eq!(decoder.next_frame(), Err(error), "bit {bit}");
         }
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_by_the_limit_not_by_the_header() {
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         let mut header = MAGIC.to_le_bytes().to_vec();
         header.extend_from_slice(&u32::MAX.to_le_bytes());
         header.extend_from_slice(&[0; 8]);
@@ -369,13 +369,13 @@ mod tests {
             Err(WireError::Limit {
                 what: "control frame bytes",
                 value: u64::from(u32::MAX),
-                max: UNPROVEN_BYTES_MAX as u64
+                max: UNAUTHENTICATED_BYTES_MAX as u64
             })
         );
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(
             decoder.push(&vec![0; 1 << 20]),
-            HEADER_BYTES + UNPROVEN_BYTES_MAX
+            HEADER_BYTES + UNAUTHENTICATED_BYTES_MAX
         );
     }
 
@@ -383,8 +383,8 @@ mod tests {
     fn trust_raises_the_limit() {
         let mut bytes = Vec::new();
         append(&mut bytes, 3, &vec![7; CONTROL_BYTES_MAX]).unwrap();
-        assert!(drain(&mut Decoder::unproven(), &bytes).is_err());
-        let mut decoder = Decoder::unproven();
+        assert!(drain(&mut Decoder::unauthenticated(), &bytes).is_err());
+        let mut decoder = Decoder::unauthenticated();
         decoder.trust();
         assert_eq!(
             drain(&mut decoder, &bytes).unwrap()[0].1.len(),
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_strangers_first_bytes_are_enough_to_part() {
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(b"GET "), 4);
         assert!(matches!(decoder.next_frame(), Err(WireError::Magic { .. })));
     }

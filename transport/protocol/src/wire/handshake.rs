@@ -106,7 +106,7 @@ pub enum HandshakeError {
         "handshake: the peer does not hold this job's token; \
          check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
     )]
-    PeerUnproven,
+    PeerUnauthenticated,
     /// The peer refused right after our proof: it took our HMAC for a wrong one.
     #[error(
         "handshake: the peer does not take this process's job token; \
@@ -210,11 +210,11 @@ impl ClientHandshake {
 
     fn verify(&self, frame: Frame<'_>) -> Result<Welcome, HandshakeError> {
         let welcome = Welcome::decode(frame.body())?;
-        let (proven, _) = frame.body().split_at(Welcome::PROVEN_BYTES);
+        let (authenticated, _) = frame.body().split_at(Welcome::AUTHENTICATED_BYTES);
         let mut mac = self.token.mac(SERVER_LABEL, &self.transcript);
-        mac.update(proven);
+        mac.update(authenticated);
         mac.verify_slice(&welcome.mac)
-            .map_err(|_| HandshakeError::PeerUnproven)?;
+            .map_err(|_| HandshakeError::PeerUnauthenticated)?;
         // The server has checked the same; a client that expects one server also checks.
         let refusal = ids_refusal(self.hello.ids, welcome.ids, true)
             .or_else(|| features_refusal(self.hello.features, welcome.features));
@@ -340,7 +340,7 @@ impl ServerHandshake {
         if let Err(error) = &result {
             let refused = Refused {
                 version: PROTOCOL_VERSION,
-                refusal: told(error),
+                refusal: refusal_for(error),
             };
             frame::append_with(out, kind::REFUSED, |body| {
                 refused.encode(body);
@@ -385,7 +385,7 @@ impl ServerHandshake {
         let expected = policy.token.mac(CLIENT_LABEL, &self.transcript);
         expected
             .verify_slice(&proof.mac)
-            .map_err(|_| HandshakeError::PeerUnproven)?;
+            .map_err(|_| HandshakeError::PeerUnauthenticated)?;
         self.transcript.extend_from_slice(frame.bytes());
         let judged = policy.refusal(&hello).map_or_else(|| admit(&hello), Err);
         if let Err(refusal) = judged {
@@ -411,7 +411,7 @@ impl ServerHandshake {
         };
         frame::append_with(out, kind::WELCOME, |body| {
             let start = body.len();
-            welcome.encode_proven(body);
+            welcome.encode_authenticated(body);
             let mut mac = policy.token.mac(SERVER_LABEL, &self.transcript);
             mac.update(&body[start..]);
             body.extend_from_slice(&mac.finalize().into_bytes());
@@ -423,7 +423,7 @@ impl ServerHandshake {
 
 /// Refusal that the peer receives for `error`: complete once authenticated, else only a version
 /// mismatch.
-fn told(error: &HandshakeError) -> Refusal {
+fn refusal_for(error: &HandshakeError) -> Refusal {
     match error {
         HandshakeError::Rejected { refusal, .. } => refusal.clone(),
         HandshakeError::Version { ours, theirs } => Refusal::new(

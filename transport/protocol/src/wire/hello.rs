@@ -309,10 +309,10 @@ pub struct Welcome {
 
 impl Welcome {
     /// Bytes of the body that the HMAC covers.
-    pub const PROVEN_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
+    pub const AUTHENTICATED_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
 
     /// Appends the bytes of the body that the HMAC covers.
-    pub fn encode_proven(&self, out: &mut Vec<u8>) {
+    pub fn encode_authenticated(&self, out: &mut Vec<u8>) {
         let Ids {
             cluster,
             epoch,

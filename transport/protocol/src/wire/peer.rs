@@ -43,7 +43,7 @@ impl ControlPeer {
     /// Starts on a connection just accepted. `random` must be fresh from the system's random source.
     pub const fn accepted(random: [u8; RANDOM_BYTES]) -> Self {
         Self {
-            decoder: Decoder::unproven(),
+            decoder: Decoder::unauthenticated(),
             handshake: Some(ServerHandshake::new(random)),
             outgoing: Vec::new(),
             sent: 0,
@@ -51,7 +51,7 @@ impl ControlPeer {
     }
 
     /// Starts on a connection after its handshake, as a blocking connection hands it over.
-    pub const fn proven(decoder: Decoder) -> Self {
+    pub const fn authenticated(decoder: Decoder) -> Self {
         Self {
             decoder,
             handshake: None,
@@ -61,7 +61,7 @@ impl ControlPeer {
     }
 
     /// Whether the handshake is over.
-    pub const fn is_proven(&self) -> bool {
+    pub const fn is_authenticated(&self) -> bool {
         self.handshake.is_none()
     }
 
@@ -161,7 +161,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut client =
             ClientHandshake::start(&policy().token, control_hello(), &mut bytes).unwrap();
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         for _ in 0..2 {
             assert_eq!(peer.feed(&bytes), bytes.len());
             bytes.clear();
@@ -184,7 +184,7 @@ mod tests {
     fn admits_then_passes_messages() {
         let mut peer = ControlPeer::accepted([3; 32]);
         assert_eq!(say_hello(&mut peer), control_hello());
-        assert!(peer.is_proven());
+        assert!(peer.is_authenticated());
         let mut bytes = Vec::new();
         control::encode(5, &CoordinatorRequest::Members, &mut bytes).unwrap();
         for byte in &bytes[..bytes.len() - 1] {
@@ -208,7 +208,7 @@ mod tests {
         control::encode(5, &CoordinatorRequest::Members, &mut bytes).unwrap();
         assert_eq!(peer.feed(&bytes), bytes.len());
         assert!(peer.next(&policy(), |_| Ok(())).is_err());
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(peer.outgoing()), peer.outgoing().len());
         let frame = decoder.next_frame().unwrap().unwrap();
         let refused = crate::wire::hello::Refused::decode(frame.body()).unwrap();
@@ -232,7 +232,7 @@ mod tests {
         };
         assert!(matches!(error, WireError::Limit { .. }), "{error}");
         assert!(peer.outgoing().len() <= CONTROL_QUEUE_BYTES_MAX);
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         for id in 0..queued {
             loop {
                 let taken = decoder.push(&peer.outgoing()[..peer.outgoing().len().min(700)]);

@@ -116,7 +116,7 @@ impl<'a> SendList<'a> {
         // - Each of `msg_iovlen` parts is inside memory borrowed for 'a (invariant of `Parts`), and
         //   the list of parts outlives the call.
         // - The kernel only reads them; being an opaque agent it may see bytes that change.
-        told(unsafe { libc::sendmsg(fd, &raw const message, flags) })
+        count_of(unsafe { libc::sendmsg(fd, &raw const message, flags) })
     }
 }
 
@@ -181,7 +181,7 @@ impl<'a> RecvList<'a> {
         // SAFETY: each of `msg_iovlen` parts is inside memory borrowed for 'a (invariant of `Parts`),
         // and their list outlives the call. Private parts are borrowed exclusively; a region's bytes
         // are looked at through atomics only, and any byte is a value.
-        told(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })
+        count_of(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })
     }
 }
 
@@ -193,7 +193,7 @@ fn first_byte(region: &Region, at: usize, len: usize) -> Result<*mut u8, MemErro
 }
 
 /// A count, or the error that the C library reported.
-fn told(result: isize) -> io::Result<usize> {
+fn count_of(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

@@ -14,7 +14,7 @@ use super::{Words, WordsMut};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::lines::{CheckedU64, SnapshotLine};
-use tidewater_protocol::layout::row::{RowVersion, row_chk};
+use tidewater_protocol::layout::row::{RowVersion, row_checksum};
 use tidewater_protocol::layout::word_at;
 
 const SALT: u64 = 0x5eed;
@@ -30,8 +30,8 @@ fn bytes(values: &[u64]) -> Vec<u8> {
 /// Two frames of one word each, two tails. Memory: tail record (2 words), ring (2 words).
 fn ring(write: fn(WordsMut<'_>, usize, &[u8])) {
     loom::model(move || {
-        let CheckedU64([v, chk]) = CheckedU64::new(0, SALT);
-        let memory = words([v, chk, 0, 0]);
+        let CheckedU64([v, checksum]) = CheckedU64::new(0, SALT);
+        let memory = words([v, checksum, 0, 0]);
         let client = {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
@@ -78,7 +78,7 @@ fn row(accept: fn(u64, u64, bool) -> bool) {
         let ver = RowVersion::new(1, counter);
         RowHead {
             version: ver.0,
-            checksum: row_chk(SALT, KEY, ver, &bytes(&payload(counter))),
+            checksum: row_checksum(SALT, KEY, ver, &bytes(&payload(counter))),
         }
     };
     loom::model(move || {
@@ -94,7 +94,7 @@ fn row(accept: fn(u64, u64, bool) -> bool) {
         let row = Words::new(&*memory);
         let mut out = [0; 16];
         let copy = copy_row(row, SALT, KEY, &mut out);
-        if accept(copy.ver.0, row.load(0), copy.proven) {
+        if accept(copy.ver.0, row.load(0), copy.validated) {
             let complete = bytes(&payload(copy.ver.counter()));
             assert_eq!(out.to_vec(), complete, "mixture of versions");
         }
@@ -104,7 +104,7 @@ fn row(accept: fn(u64, u64, bool) -> bool) {
 
 #[test]
 fn loom_a_row_that_proves_itself_is_whole() {
-    row(|_, _, proven| proven);
+    row(|_, _, validated| validated);
 }
 
 #[test]

@@ -222,7 +222,7 @@ impl Region {
 
     /// A window of the complete region for reading, without a last partial word.
     #[inline]
-    pub fn whole(&self) -> Words<'_> {
+    pub fn all_words(&self) -> Words<'_> {
         let first = self.map.as_ptr().cast::<AtomicU64>();
         // SAFETY: the mapping begins on a page and holds as many whole words; the rest is as in
         // `atomics`.

@@ -2,7 +2,7 @@
 
 use super::Words;
 use tidewater_protocol::layout::row::{
-    ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher,
+    ROW_HEADER_BYTES, RowCopy, RowVersion, checksum_matches, row_hasher,
 };
 
 /// Copies the payload of the row that begins with `row` into `out` and hashes the copied bytes, for `key`
@@ -13,11 +13,11 @@ use tidewater_protocol::layout::row::{
 /// When `row` is shorter than a header and `out`.
 #[inline]
 pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy {
-    let (ver, told) = (RowVersion(row.load(0)), row.load(8));
+    let (ver, stored) = (RowVersion(row.load(0)), row.load(8));
     let hash = row_hasher(salt, key, ver, out.len());
-    let chk = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
-    let proven = is_proven(ver, told, || chk);
-    RowCopy { ver, proven }
+    let checksum = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
+    let validated = checksum_matches(ver, stored, || checksum);
+    RowCopy { ver, validated }
 }
 
 /// Copies the payload without validation; returns the version that stood in the header before. Cost: a
@@ -26,7 +26,7 @@ pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy 
 /// # Panics
 /// When `row` is shorter than a header and `out`.
 #[inline]
-pub fn copy_row_unproven(row: Words<'_>, out: &mut [u8]) -> RowVersion {
+pub fn copy_row_unvalidated(row: Words<'_>, out: &mut [u8]) -> RowVersion {
     let ver = RowVersion(row.load(0));
     row.copy_out(ROW_HEADER_BYTES, out);
     ver
@@ -38,7 +38,7 @@ mod tests {
 
     use super::*;
     use crate::mem::Region;
-    use tidewater_protocol::layout::row::{row_chk, row_head, verify_row};
+    use tidewater_protocol::layout::row::{row_checksum, row_head, verify_row};
 
     proptest! {
         /// The one pass accepts the same rows as a copy followed by a hash, and copies the same bytes.
@@ -49,7 +49,7 @@ mod tests {
             flipped in proptest::option::of((0usize..316, 0u8..8)),
         ) {
             let ver = RowVersion::new(1, counter);
-            let mut bytes = row_head(ver, row_chk(5, 6, ver, &payload)).to_vec();
+            let mut bytes = row_head(ver, row_checksum(5, 6, ver, &payload)).to_vec();
             bytes.extend_from_slice(&payload);
             if let Some((at, bit)) = flipped {
                 let at = at % bytes.len();
@@ -62,11 +62,11 @@ mod tests {
             let copy = copy_row(row, 5, 6, &mut out);
             prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
             let head = bytes.first_chunk().unwrap();
-            let told = verify_row(5, 6, head, &out);
-            prop_assert_eq!(copy.proven.then_some(copy.ver), told);
-            prop_assert!(flipped.is_none() || !copy.proven);
+            let verified = verify_row(5, 6, head, &out);
+            prop_assert_eq!(copy.validated.then_some(copy.ver), verified);
+            prop_assert!(flipped.is_none() || !copy.validated);
             out.fill(0);
-            prop_assert_eq!(copy_row_unproven(row, &mut out), copy.ver);
+            prop_assert_eq!(copy_row_unvalidated(row, &mut out), copy.ver);
             prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
         }
     }

@@ -119,14 +119,14 @@ impl<'a> Words<'a> {
     /// Copies bytes out from any byte of the window on, as [`Self::copy_out`] does from a whole word.
     pub fn copy_out_from(&self, at: usize, out: &mut [u8]) {
         let lead = at % 8;
-        let whole = at.next_multiple_of(8);
-        let (head, rest) = out.split_at_mut((whole - at).min(out.len()));
+        let aligned = at.next_multiple_of(8);
+        let (head, rest) = out.split_at_mut((aligned - at).min(out.len()));
         if !head.is_empty() {
             let word = self.load(at - lead).to_le_bytes();
             head.copy_from_slice(&word[lead..lead + head.len()]);
         }
         if !rest.is_empty() {
-            self.copy_out(whole, rest);
+            self.copy_out(aligned, rest);
         }
     }
 
@@ -158,9 +158,9 @@ impl<'a> Words<'a> {
 /// Copies less than a line, word by word. A function of its own: most copies have no such rest.
 #[inline(never)]
 fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
-    let (whole, part) = out.as_chunks_mut::<8>();
+    let (complete, part) = out.as_chunks_mut::<8>();
     let mut words = words.iter();
-    for (chunk, word) in whole.iter_mut().zip(&mut words) {
+    for (chunk, word) in complete.iter_mut().zip(&mut words) {
         *chunk = word.load(Ordering::Relaxed).to_le_bytes();
     }
     if let (false, Some(word)) = (part.is_empty(), words.next()) {
@@ -171,9 +171,9 @@ fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
 /// Copies less than a line in, as [`copy_rest_out`] does out.
 #[inline(never)]
 fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
-    let (whole, part) = bytes.as_chunks::<8>();
+    let (complete, part) = bytes.as_chunks::<8>();
     let mut words = words.iter();
-    for (chunk, word) in whole.iter().zip(&mut words) {
+    for (chunk, word) in complete.iter().zip(&mut words) {
         word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
     }
     if let (false, Some(word)) = (part.is_empty(), words.next()) {
@@ -328,9 +328,9 @@ mod tests {
             }
             let mut hashed = vec![0; len];
             let h = H64::new([1, 2, 3, 4]);
-            let chk = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
+            let checksum = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
             prop_assert_eq!(&hashed, &out);
-            prop_assert_eq!(chk, h.finish_bytes(&out));
+            prop_assert_eq!(checksum, h.finish_bytes(&out));
             let target: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(u64::MAX)).collect();
             WordsMut::new(&target).copy_in(at * 8, &out);
             let mut back = vec![0; 512 * 8];

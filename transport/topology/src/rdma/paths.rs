@@ -8,7 +8,7 @@
 //! 3. the lower rate of both, the higher first;
 //! 4. RoCE within one IP subnet before RoCE through routers;
 //! 5. the order of the client, which holds NUMA distance and local rank;
-//! 6. equal positions in both hosts, which are one rail where hosts are cabled alike;
+//! 6. equal positions in both hosts, which lead to one switch where hosts are cabled alike;
 //! 7. the order of the server.
 
 use std::cmp::Reverse;
@@ -52,7 +52,7 @@ pub fn rank_pairs(client: &[VerbsPort], server: &[VerbsPort]) -> Vec<PortPair> {
                     Reverse(rate),
                     reach,
                     c,
-                    ours.rail != theirs.rail,
+                    ours.position != theirs.position,
                     s,
                 );
                 pairs.push((

@@ -72,7 +72,7 @@ pub struct PortCandidate {
     /// Preference of the user, 0 first.
     pub tier: u8,
     /// Position of the port among those of the host, by name.
-    pub rail: u8,
+    pub position: u8,
 }
 
 /// A port that cannot be used.
@@ -118,7 +118,7 @@ impl PortCandidate {
             pkey: self.pkey,
             rate_mbps: self.rate_mbps,
             tier: self.tier,
-            rail: self.rail,
+            position: self.position,
         }
     }
 }
@@ -174,7 +174,7 @@ impl RankedPorts {
 struct Existing<'a> {
     device: &'a RdmaDevice,
     port: &'a RdmaPort,
-    rail: u8,
+    position: u8,
 }
 
 impl Existing<'_> {
@@ -219,7 +219,7 @@ impl Topology {
         }
         let lid = |c: &PortCandidate| {
             let mut all = ports.iter();
-            let own = all.find(|p| p.device.name == c.device && p.rail == c.rail);
+            let own = all.find(|p| p.device.name == c.device && p.position == c.position);
             own.map_or(0, |p| p.port.lid)
         };
         ranked.warnings = warnings(&ranked.candidates, lid);
@@ -241,10 +241,10 @@ impl Topology {
             .rdmas
             .iter()
             .flat_map(|device: &RdmaDevice| device.ports.iter().map(of(device)));
-        let existing = |(rail, (device, port)): (usize, _)| Existing {
+        let existing = |(position, (device, port)): (usize, _)| Existing {
             device,
             port,
-            rail: rail.min(usize::from(u8::MAX)) as u8,
+            position: position.min(usize::from(u8::MAX)) as u8,
         };
         all.enumerate().map(existing).collect()
     }
@@ -283,7 +283,7 @@ impl Topology {
                 true => 0,
                 false => first.rate_mbps,
             };
-            (Reverse(rate), first.distance, is_other, first.rail)
+            (Reverse(rate), first.distance, is_other, first.position)
         });
         usable
     }
@@ -295,7 +295,11 @@ impl Topology {
         wish: &PortWish<'_>,
         named: Option<GidName>,
     ) -> Result<Vec<PortCandidate>, SkippedPort> {
-        let Existing { device, port, rail } = *existing;
+        let Existing {
+            device,
+            port,
+            position,
+        } = *existing;
         let skip = |why: String| SkippedPort {
             name: existing.name(),
             why,
@@ -341,7 +345,7 @@ impl Topology {
             control: self.carries(wish.control, device, port, gid),
             gid: gid.clone(),
             tier: 0,
-            rail,
+            position,
         };
         Ok(gids.into_iter().map(candidate).collect())
     }

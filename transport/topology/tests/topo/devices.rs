@@ -65,7 +65,7 @@ fn a_virtio_card_is_where_its_bus_is_and_a_bond_where_its_cards_are() {
     assert_eq!(
         machine.read_topology().nets[0].node,
         None,
-        "cards on two nodes"
+        "NICs on two nodes"
     );
 }
 

@@ -188,7 +188,7 @@ fn the_card_is_found_by_name_address_or_because_there_is_no_other() {
     assert_eq!(
         near(None, Some("0.0.0.0")),
         (None, None, NearWhy::Several),
-        "two cards"
+        "two NICs"
     );
     assert_eq!(near(None, None), (None, None, NearWhy::Unknown));
     let error = topology.near(Some("mlx5_9"), None).unwrap_err().to_string();

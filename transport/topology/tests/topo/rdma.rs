@@ -175,7 +175,7 @@ fn two_roce_ports_in_one_subnet_begin_with_the_control_port_and_are_spread() {
 #[test]
 fn rails_are_paired_within_their_subnets() {
     let rails = |last| {
-        let nics = [1, 2].map(|rail| [10, 0, rail, last]);
+        let nics = [1, 2].map(|subnet| [10, 0, subnet, last]);
         Machine::of(1, 4, 1)
             .nic("ens1", 0, 9000, nics[0])
             .nic("ens2", 0, 9000, nics[1])
@@ -336,7 +336,7 @@ fn two_fabrics_with_the_default_prefix_are_said_and_paired_by_manager() {
         "mlx5_1:1-mlx5_0:1",
     ];
     assert_eq!(pairs(&client, &server), expected);
-    // A LID that exists twice proves it, too; and then rails are paired by position.
+    // A LID that exists twice proves it, too; and then ports are paired by position.
     let twice = ranked(&rails(7, [5, 5], ["0x1", "0x1"]), &wish("192.0.2.7"));
     assert_eq!(twice.warnings.len(), 1);
     assert_eq!(pairs(&twice, &twice)[0], "mlx5_0:1-mlx5_0:1");

@@ -63,8 +63,8 @@ impl VerbsClientLane {
     /// [`PathError`], at the latest at the deadline.
     pub fn prove_path(&mut self, deadline: Deadline) -> Result<(), PathError> {
         let (device, mtu) = {
-            let adapter = self.domain.adapter();
-            (Arc::clone(adapter.device().name()), adapter.mtu())
+            let open_port = self.domain.open_port();
+            (Arc::clone(open_port.device().name()), open_port.mtu())
         };
         let read = |bytes| move |live: &mut Live| live.probe_read(bytes, deadline);
         if let Err(source) = self.call(OP, read(KEY_CELL_BYTES)) {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::{Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsServerLane, pair};
+use super::super::{ClientDomain, Domain, Notifier, OpenPort, RetryTimeout, VerbsServerLane, pair};
 use super::*;
 use tidewater_conformance::test_device::{address, device};
 use tidewater_lanes::fabric::{AccessFlags, Inbox, RegionTable, RegisteredRegion, ServerLane};
@@ -23,9 +23,9 @@ struct Rig {
 }
 
 impl Rig {
-    /// Both ends retransmit only as `patience` specifies.
-    fn new(patience: RetryTimeout) -> Self {
-        let adapter = Adapter::for_address(address(), device().as_deref()).unwrap();
+    /// Both ends retransmit only as `retry` specifies.
+    fn new(retry: RetryTimeout) -> Self {
+        let open_port = OpenPort::for_address(address(), device().as_deref()).unwrap();
         let exports = Arc::new(RegionTable::new(1));
         let data = Arc::new(Region::anonymous(4096).unwrap());
         let want: Vec<u8> = (0..ROWS * ROW).map(|n| (n % 251) as u8).collect();
@@ -38,12 +38,11 @@ impl Rig {
             memory: 0,
         };
         let key = exports.add(export).unwrap();
-        let domain = Domain::new(&adapter, &exports, patience).unwrap();
-        let client = ClientDomain::new(&adapter, patience).unwrap();
+        let domain = Domain::new(&open_port, &exports, retry).unwrap();
+        let client = ClientDomain::new(&open_port, retry).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
-        let (lane, port, inbox) =
-            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let thread = Notifier::new(&open_port, parker.reactor(), parker.arms()).unwrap();
+        let (lane, port, inbox) = pair(&domain, &thread, &client, &thread, 1, 1 << 16, 3).unwrap();
         let op = |n: usize| ReadOp {
             from: RemoteAddr {
                 key,

@@ -41,7 +41,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     refused(chain.write_imm(3, &[2; 16], TO, 6, Flags::NONE), "requests");
     refused(chain.fetch_add(3, PIECE, TO, 1, Flags::NONE), "requests");
     refused(
-        chain.compare_swap(3, PIECE, TO, [0, 1], Flags::NONE),
+        chain.compare_swap(3, PIECE, TO, 0, 1, Flags::NONE),
         "requests",
     );
     assert_eq!(chain.len(), 2);

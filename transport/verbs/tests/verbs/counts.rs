@@ -277,7 +277,7 @@ fn a_mebibyte_costs_its_packets_and_few_more() {
         // A window is two READs, and uses two of several pairs.
         assert_eq!(cost.reads, 16, "{cost:?}");
         assert!(cost.doorbells <= 16, "{cost:?}");
-        let payload = (1u64 << 20) / u64::from(host.adapter.mtu());
+        let payload = (1u64 << 20) / u64::from(host.open_port.mtu());
         println!("1 MiB: {payload} payload packets, {packets:?} in all, {cost:?}");
         assert!(packets.unwrap_or(0) <= payload + 24, "{packets:?}");
     }
@@ -323,7 +323,7 @@ fn a_mebibyte_in_three_steps_keeps_all_pairs_busy() {
         // pair alone has room for two windows at a time.
         assert_eq!((cost.reads, cost.requests), (16, 16), "{cost:?}");
         assert!(cost.doorbells <= 1 + 4 + 1, "{pulls} pairs: {cost:?}");
-        let packets_of_payload = (1u64 << 20) / u64::from(host.adapter.mtu());
+        let packets_of_payload = (1u64 << 20) / u64::from(host.open_port.mtu());
         println!("1 MiB in three steps: {packets:?} packets, {cost:?}");
         assert!(
             packets.unwrap_or(0) <= packets_of_payload + 24,

@@ -19,7 +19,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    Adapter, ClientDomain, Domain, LaneOffer, Notifier, RetryTimeout, VerbsClientLane,
+    ClientDomain, Domain, LaneOffer, Notifier, OpenPort, RetryTimeout, VerbsClientLane,
     VerbsServerLane,
 };
 
@@ -32,7 +32,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// A server's registered memory, and both ends' objects of the device.
 pub(crate) struct Host {
-    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) open_port: Arc<OpenPort>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) client: Arc<ClientDomain>,
     pub(crate) owner: OsParker,
@@ -58,13 +58,13 @@ pub(crate) struct Ends {
 impl Host {
     /// Whether the device may keep a fence.
     pub(crate) fn fences(&self) -> bool {
-        self.adapter.device().limits().fences
+        self.open_port.device().limits().fences
     }
 
     /// Opens the device of the tests.
     pub(crate) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let adapter = test_device::adapter().unwrap_or_else(|e| panic!("{e}"));
+        let open_port = test_device::open_port().unwrap_or_else(|e| panic!("{e}"));
         let data = Arc::new(Region::anonymous(DATA_BYTES).unwrap());
         let counters = Arc::new(Region::anonymous(4096).unwrap());
         let words = data.words_mut(0, DATA_BYTES).unwrap();
@@ -86,10 +86,10 @@ impl Host {
         let counters_key = add(&counters, AccessFlags::Atomic, 1);
         let owner = OsParker::new(Duration::ZERO).unwrap();
         Self {
-            domain: Domain::new(&adapter, &exports, RetryTimeout::default()).unwrap(),
-            client: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
-            applier: Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap(),
-            adapter,
+            domain: Domain::new(&open_port, &exports, RetryTimeout::default()).unwrap(),
+            client: ClientDomain::new(&open_port, RetryTimeout::default()).unwrap(),
+            applier: Notifier::new(&open_port, owner.reactor(), owner.arms()).unwrap(),
+            open_port,
             owner,
             exports,
             data,
@@ -114,7 +114,7 @@ impl Host {
     ) -> Ends {
         let inbox = self.inbox();
         let parker = OsParker::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&self.adapter, parker.reactor(), parker.arms()).unwrap();
+        let thread = Notifier::new(&self.open_port, parker.reactor(), parker.arms()).unwrap();
         let offer = LaneOffer::new(&self.client, &thread, pulls, MAILBOX_BYTES).unwrap();
         let connect = offer.connect(ApplierId(0), SALT);
         let name = "the client".to_owned();
@@ -152,8 +152,8 @@ impl Host {
     /// them. The kernel caches the figure for some 10 ms.
     pub(crate) fn sent_packets(&self) -> Option<u64> {
         std::thread::sleep(Duration::from_millis(30));
-        let device = self.adapter.device();
-        let port = self.adapter.port();
+        let device = self.open_port.device();
+        let port = self.open_port.port();
         let path = format!(
             "/sys/class/infiniband/{}/ports/{port}/hw_counters/sent_pkts",
             device.name()

@@ -51,7 +51,7 @@ fn a_path_is_proved_by_short_and_full_packets() {
         matches!(error, PathError::Mtu { what: "READ", .. }),
         "{error}"
     );
-    let mtu = format!("MTU of {}", host.adapter.mtu());
+    let mtu = format!("MTU of {}", host.open_port.mtu());
     assert!(error.to_string().contains(&mtu), "{error}");
     let error = refused(&host, |told| told.inbox.key.0 ^= 0x100);
     assert!(

@@ -58,7 +58,7 @@ fn writes_outside_the_own_inbox_are_refused_by_the_device() {
     let mut ends = host.connect_as(1, |told| told.inbox.key = key);
     let error = refused(&mut ends, inbox(INBOX_RING_AT));
     println!("a write to another's inbox with its true key: {error}");
-    if host.adapter.device().limits().windows {
+    if host.open_port.device().limits().windows {
         assert!(matches!(error, LaneError::Access { .. }), "{error}");
         assert!(all_zero(&victim.inbox), "the other's inbox was changed");
     }

@@ -63,7 +63,7 @@ fn a_mebibyte_is_one_read_into_the_callers_memory() {
             let counts = (cost.reads, cost.scattered, cost.doorbells);
             assert_eq!(counts, (1, 1, 1), "{cost:?}");
             let packets = host.sent_packets().zip(sent).map(|(after, b)| after - b);
-            let least = MIB as u64 / u64::from(host.adapter.mtu());
+            let least = MIB as u64 / u64::from(host.open_port.mtu());
             println!("1 MiB: {packets:?} packets");
             assert!(packets.unwrap_or(0) <= least + 24, "{packets:?}");
         }
@@ -88,7 +88,7 @@ fn heads_and_bodies_part() {
     let (cost, done) = read(&mut ends, &ops, (&mut heads, body), late());
     done.unwrap();
     // A device with READs of one element reads heads by themselves.
-    let parts = host.adapter.device().limits().read_elements.min(2);
+    let parts = host.open_port.device().limits().read_elements.min(2);
     assert_eq!(
         (cost.reads, cost.scattered),
         (1 + 100 * u64::from(3 - parts), 100),

@@ -127,7 +127,7 @@ fn tails_are_polled_where_the_applier_never_sleeps() {
         "its applier sleeps"
     );
     let awake = OsParker::awake().unwrap();
-    host.applier = Notifier::new(&host.adapter, awake.reactor(), awake.arms()).unwrap();
+    host.applier = Notifier::new(&host.open_port, awake.reactor(), awake.arms()).unwrap();
     let ends = host.connect(1);
     assert_eq!(ends.told.tails, VerbsTails::Polled);
 }

@@ -1,4 +1,4 @@
-//! Tests of the error on a host without RDMA, and of the adapter of an address.
+//! Tests of the error on a host without RDMA, and of the port of an address.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tidewater_conformance::test_device::address;
 use tidewater_topology::FabricSettings;
 use tidewater_verbs::{
-    Adapter, Device, PairAttributes, PairOptions, PairSettings, Path as PortPath, ProtectionDomain,
-    VerbsError, devices,
+    Device, OpenPort, PairAttributes, PairOptions, PairSettings, Path as PortPath,
+    ProtectionDomain, VerbsError, devices,
 };
 
-use crate::rig::{adapter, options, peer, unconnected_on};
+use crate::rig::{open_port, options, peer, unconnected_on};
 
 #[test]
 fn a_host_without_rdma_says_so_in_words() {
@@ -30,7 +30,7 @@ fn a_host_without_rdma_says_so_in_words() {
             println!("{e}");
             let asked = Device::open("rxe0").unwrap_err();
             assert_eq!(asked, e);
-            let asked = Adapter::for_address(address(), Some("rxe0"));
+            let asked = OpenPort::for_address(address(), Some("rxe0"));
             assert_eq!(asked.unwrap_err(), e);
         }
     }
@@ -39,30 +39,30 @@ fn a_host_without_rdma_says_so_in_words() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn the_adapter_is_the_one_of_the_address() {
-    let adapter = adapter();
-    let limits = *adapter.device().limits();
+    let open_port = open_port();
+    let limits = *open_port.device().limits();
     println!(
         "{:?} port {} index {} {} mtu {}: {limits:?}",
-        adapter.device(),
-        adapter.port(),
-        adapter.gid_index(),
-        adapter.gid(),
-        adapter.mtu()
+        open_port.device(),
+        open_port.port(),
+        open_port.gid_index(),
+        open_port.gid(),
+        open_port.mtu()
     );
-    assert_eq!(adapter.gid().address(), address());
-    assert!((256..=4096).contains(&adapter.mtu()) && adapter.mtu().is_power_of_two());
+    assert_eq!(open_port.gid().address(), address());
+    assert!((256..=4096).contains(&open_port.mtu()) && open_port.mtu().is_power_of_two());
     assert!(limits.requests > 0 && limits.completions > 0 && limits.elements >= 2);
-    assert!(adapter.reads() > 0 && adapter.reads_out() > 0);
-    assert!(adapter.device().port(adapter.port()).unwrap().active);
-    let beyond = adapter.device().port(200).unwrap_err();
+    assert!(open_port.reads() > 0 && open_port.reads_out() > 0);
+    assert!(open_port.device().port(open_port.port()).unwrap().active);
+    let beyond = open_port.device().port(200).unwrap_err();
     assert!(matches!(beyond, VerbsError::Call { .. }), "{beyond}");
 
-    let name = adapter.device().name().to_string();
-    for wish in [name.clone(), format!("{name}:{}", adapter.port())] {
-        let again = Adapter::for_address(address(), Some(&wish)).unwrap();
-        assert!(Arc::ptr_eq(&again, &adapter), "{wish}: shared");
+    let name = open_port.device().name().to_string();
+    for wish in [name.clone(), format!("{name}:{}", open_port.port())] {
+        let again = OpenPort::for_address(address(), Some(&wish)).unwrap();
+        assert!(Arc::ptr_eq(&again, &open_port), "{wish}: shared");
     }
-    let e = Adapter::for_address(address(), Some(&format!("{name}:9")));
+    let e = OpenPort::for_address(address(), Some(&format!("{name}:9")));
     assert!(matches!(e, Err(VerbsError::NoPort { .. })), "{e:?}");
 }
 
@@ -71,13 +71,13 @@ fn the_adapter_is_the_one_of_the_address() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn settings_reach_the_device() {
-    let adapter = adapter();
-    let index = adapter.gid_index();
-    let pd = ProtectionDomain::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let index = open_port.gid_index();
+    let pd = ProtectionDomain::new(open_port.device()).unwrap();
     let attributes = |fabric: FabricSettings| {
-        let path = PortPath::new(&adapter, &fabric).unwrap();
+        let path = PortPath::new(&open_port, &fabric).unwrap();
         let options = PairOptions {
-            patience: PairSettings::from(fabric).retry,
+            retry: PairSettings::from(fabric).retry,
             ..options()
         };
         let (near, _) = unconnected_on(&path, &pd, &options, None);
@@ -120,14 +120,14 @@ fn settings_reach_the_device() {
         pkey: Some("0x8003".parse().unwrap()),
         ..FabricSettings::UNSET
     };
-    let e = PortPath::new(&adapter, &unknown).unwrap_err();
+    let e = PortPath::new(&open_port, &unknown).unwrap_err();
     assert!(matches!(e, VerbsError::PKey(_)), "{e:?}");
     assert!(e.to_string().contains("it has 0xffff"), "{e}");
     let empty = FabricSettings {
         gid_index: Some("255".parse().unwrap()),
         ..FabricSettings::UNSET
     };
-    let e = PortPath::new(&adapter, &empty).unwrap_err();
+    let e = PortPath::new(&open_port, &empty).unwrap_err();
     assert!(matches!(e, VerbsError::PortGid { .. }), "{e:?}");
     assert!(
         e.to_string()

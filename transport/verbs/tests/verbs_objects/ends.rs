@@ -9,7 +9,7 @@ use tidewater_verbs::{
     ProtectionDomain, QueuePair, ReadyToSend, SendBatch, Status,
 };
 
-use crate::rig::{Memory, Rig, adapter};
+use crate::rig::{Memory, Rig, open_port};
 
 /// Time limit of an end. (With a window bound, `ibv_destroy_qp` on rxe of Linux 6.1 takes 50 s.)
 const SOON: Duration = Duration::from_secs(1);
@@ -98,7 +98,7 @@ fn objects_may_be_dropped_in_any_order() {
         near,
         far,
         pd,
-        adapter,
+        open_port,
     } = rig;
     let region = Arc::clone(&open.region);
     let mut chain = SendBatch::new(1, 1, 0);
@@ -108,7 +108,7 @@ fn objects_may_be_dropped_in_any_order() {
         .read(1, &[piece], open.mr.target(0), Flags::SIGNAL)
         .unwrap();
     chain.post(&mut near.pair).unwrap();
-    drop((adapter, pd, near.queue, local, open));
+    drop((open_port, pd, near.queue, local, open));
     drop(far);
     drop(near.pair);
     assert_eq!(Arc::strong_count(&region), 1);
@@ -117,12 +117,12 @@ fn objects_may_be_dropped_in_any_order() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_device_that_is_still_used_is_not_opened_again() {
-    let first = adapter();
+    let first = open_port();
     let device = Arc::clone(first.device());
     let pd = ProtectionDomain::new(&device).unwrap();
     drop((first, device));
-    // Other tests here may hold the adapter meanwhile: then this checks less.
-    let again = adapter();
+    // Other tests here may hold the port meanwhile: then this checks less.
+    let again = open_port();
     assert!(Arc::ptr_eq(again.device(), pd.device()));
 }
 
@@ -168,8 +168,8 @@ fn many_pairs_come_and_go() {
             .unwrap();
         it.near.run(&mut chain);
         assert!(
-            Arc::ptr_eq(&it.adapter, &rig.adapter),
-            "one adapter for all"
+            Arc::ptr_eq(&it.open_port, &rig.open_port),
+            "one port for all"
         );
     }
     println!("50 connections made and ended in {:?}", began.elapsed());

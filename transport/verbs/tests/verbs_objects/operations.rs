@@ -156,7 +156,7 @@ fn immediate_data_comes_after_all_that_was_written_before_it() {
 fn a_pair_is_asked_whether_data_lands_in_order() {
     let rig = Rig::new();
     let said = rig.far.pair.data_in_order();
-    let name = rig.far.pair.adapter().device().name();
+    let name = rig.far.pair.open_port().device().name();
     println!("{name}: data in order {said:?}");
     if name.starts_with("rxe") {
         assert_ne!(said, Some(true));
@@ -183,7 +183,7 @@ fn immediate_data_needs_no_bytes() {
 fn atomics_return_what_was_there() {
     let mut rig = Rig::new();
     let (local, open) = (rig.local(), rig.open());
-    assert!(rig.adapter.device().limits().atomics);
+    assert!(rig.open_port.device().limits().atomics);
     open.fill(64, &40u64.to_le_bytes());
     let old = |at| local.mr.sge(at, 8).unwrap();
     let at = open.mr.target(64);
@@ -193,10 +193,10 @@ fn atomics_return_what_was_there() {
         .fetch_add(2, old(8), at, u64::MAX, Flags::NONE)
         .unwrap();
     chain
-        .compare_swap(3, old(16), at, [41, 1 << 40], Flags::NONE)
+        .compare_swap(3, old(16), at, 41, 1 << 40, Flags::NONE)
         .unwrap();
     chain
-        .compare_swap(4, old(24), at, [41, 7], Flags::NONE)
+        .compare_swap(4, old(24), at, 41, 7, Flags::NONE)
         .unwrap();
     let done = rig.near.run(&mut chain);
     assert_eq!((done.wr_id, done.operation), (4, Operation::CompareSwap));
@@ -234,7 +234,7 @@ fn a_fenced_request_sees_the_read_before_it() {
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_window_opens_a_region_that_has_no_right_of_its_own() {
     let mut rig = Rig::new();
-    let device = rig.adapter.device();
+    let device = rig.open_port.device();
     assert!(device.limits().windows, "{device:?} has no memory windows");
     let inbox = Memory::new(&rig.pd, 0, Access::LOCAL_WRITE | Access::WINDOWS);
     let window = MemoryWindow::new(&rig.pd).unwrap();

@@ -6,12 +6,12 @@ use tidewater_conformance::test_device;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_verbs::{
-    Access, Adapter, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion,
-    MemoryWindow, PairOptions, Peer, ProtectionDomain, QueuePair, RetryTimeout, SendBatch, Status,
+    Access, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion, MemoryWindow,
+    OpenPort, PairOptions, Peer, ProtectionDomain, QueuePair, RetryTimeout, SendBatch, Status,
     VerbsError,
 };
 
-use crate::rig::{BYTES, Memory, Rig, SENDS, adapter, options, path, peer, unconnected};
+use crate::rig::{BYTES, Memory, Rig, SENDS, open_port, options, path, peer, unconnected};
 
 /// Posts; returns how that and a later request end.
 fn refused(rig: &mut Rig, chain: &mut SendBatch) -> (Status, String) {
@@ -165,7 +165,7 @@ fn a_peer_without_a_receive_is_not_waited_for_long() {
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_peer_that_is_gone_is_not_waited_for_long() {
     let hasty = PairOptions {
-        patience: RetryTimeout {
+        retry: RetryTimeout {
             timeout: 10,
             retries: 1,
             ..RetryTimeout::default()
@@ -237,8 +237,8 @@ fn a_full_send_queue_names_the_request_that_it_refused() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_peer_that_cannot_be_is_refused_before_the_device_is_asked() {
-    let adapter = adapter();
-    let pd = ProtectionDomain::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let pd = ProtectionDomain::new(open_port.device()).unwrap();
     type Change = fn(&mut Peer);
     let cases: [(&str, Change); 6] = [
         ("queue pair", |p| p.qpn = 0),
@@ -249,7 +249,7 @@ fn a_peer_that_cannot_be_is_refused_before_the_device_is_asked() {
         ("READ", |p| p.reads_out = 0),
     ];
     for (word, change) in cases {
-        let (pair, _queue) = unconnected(&adapter, &pd, &options(), None);
+        let (pair, _queue) = unconnected(&open_port, &pd, &options(), None);
         let mut it = peer(&pair);
         change(&mut it);
         let e = pair.connect(&it).unwrap_err();
@@ -257,7 +257,7 @@ fn a_peer_that_cannot_be_is_refused_before_the_device_is_asked() {
         assert!(e.to_string().contains(word), "{e}");
     }
     // An address without a route from this port: the kernel's error, not a hang.
-    let (pair, _queue) = unconnected(&adapter, &pd, &options(), None);
+    let (pair, _queue) = unconnected(&open_port, &pd, &options(), None);
     let mut it = peer(&pair);
     it.gid = Gid::of([198, 51, 100, 1].into());
     let e = pair.connect(&it).unwrap_err();
@@ -276,8 +276,8 @@ fn a_peer_that_cannot_be_is_refused_before_the_device_is_asked() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn what_the_device_does_not_have_is_refused_by_name() {
-    let adapter = adapter();
-    let device = adapter.device();
+    let open_port = open_port();
+    let device = open_port.device();
     let pd = ProtectionDomain::new(device).unwrap();
     let e = CompletionQueue::new(device, usize::MAX, None).unwrap_err();
     assert!(
@@ -306,17 +306,17 @@ fn what_the_device_does_not_have_is_refused_by_name() {
         },
     ];
     for options in greedy {
-        let e = QueuePair::new(&pd, &path(&adapter), &queue, &queue, &options).unwrap_err();
+        let e = QueuePair::new(&pd, &path(&open_port), &queue, &queue, &options).unwrap_err();
         assert!(matches!(e, VerbsError::Limit { .. }), "{e}");
     }
-    let e = Adapter::for_address(test_device::address(), Some("nope0")).unwrap_err();
+    let e = OpenPort::for_address(test_device::address(), Some("nope0")).unwrap_err();
     assert!(matches!(e, VerbsError::NoPort { .. }), "{e}");
     assert!(
-        e.to_string().contains("nope0") && e.to_string().contains(&**adapter.device().name()),
+        e.to_string().contains("nope0") && e.to_string().contains(&**open_port.device().name()),
         "{e}"
     );
     // An address of no port: any port may reach the peer.
-    let other = Adapter::for_address([198, 51, 100, 1].into(), None).unwrap();
+    let other = OpenPort::for_address([198, 51, 100, 1].into(), None).unwrap();
     assert!(other.device().name().starts_with("rxe"), "{other:?}");
 }
 
@@ -325,22 +325,22 @@ fn what_the_device_does_not_have_is_refused_by_name() {
 fn objects_of_two_openings_are_not_mixed() {
     let mut rig = Rig::new();
     // The same device again is another context: an object of one is invalid in the other.
-    let name = rig.adapter.device().name();
+    let name = rig.open_port.device().name();
     let other = Device::open(name).unwrap();
     let channel = CompletionChannel::new(&other).unwrap();
     let queue = CompletionQueue::new(&other, 16, Some((&channel, 0))).unwrap();
     let pd = ProtectionDomain::new(&other).unwrap();
     let ours = &rig.far.queue;
     let make = |pd, sends, receives| {
-        QueuePair::new(pd, &path(&rig.adapter), sends, receives, &options()).map(|_| ())
+        QueuePair::new(pd, &path(&rig.open_port), sends, receives, &options()).map(|_| ())
     };
     let mut refused = vec![
         make(&pd, ours, ours),
         make(&rig.pd, &queue, ours),
         make(&rig.pd, ours, &queue),
-        CompletionQueue::new(rig.adapter.device(), 4, Some((&channel, 0))).map(|_| ()),
+        CompletionQueue::new(rig.open_port.device(), 4, Some((&channel, 0))).map(|_| ()),
     ];
-    let second = ProtectionDomain::new(rig.adapter.device()).unwrap();
+    let second = ProtectionDomain::new(rig.open_port.device()).unwrap();
     let windows = Access::LOCAL_WRITE | Access::WINDOWS;
     for (of_window, of_region) in [(&second, &rig.pd), (&rig.pd, &second)] {
         let memory = Memory::new(of_region, 0, windows);
@@ -364,8 +364,8 @@ fn objects_of_two_openings_are_not_mixed() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn registrations_are_checked() {
-    let adapter = adapter();
-    let pd = ProtectionDomain::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let pd = ProtectionDomain::new(open_port.device()).unwrap();
     let region = Arc::new(Region::anonymous(BYTES).unwrap());
     let register = |range, iova, access| MemoryRegion::register(&pd, &region, range, iova, access);
     for (range, iova, word) in [
@@ -417,8 +417,8 @@ fn registrations_are_checked() {
 fn too_little_locked_memory_is_told_with_the_remedy() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    let adapter = adapter();
-    let pd = ProtectionDomain::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let pd = ProtectionDomain::new(open_port.device()).unwrap();
     let region = Arc::new(Region::anonymous(16 << 20).unwrap());
     // The limit is the process's and soft; the capability to ignore it is this thread's alone.
     let before = getrlimit(Resource::Memlock);

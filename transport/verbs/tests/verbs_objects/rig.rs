@@ -1,4 +1,4 @@
-//! Two connected pairs of one adapter, and registered memory for them.
+//! Two connected pairs of one port, and registered memory for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_topology::FabricSettings;
 use tidewater_verbs::{
-    Access, Adapter, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
+    Access, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion, OpenPort,
     PairOptions, Path, Peer, ProtectionDomain, QueuePair, ReadyToSend, RetryTimeout, SendBatch,
 };
 
@@ -17,9 +17,9 @@ pub(crate) const BYTES: usize = 64 << 10;
 /// Work requests in a pair's send queue.
 pub(crate) const SENDS: u32 = 64;
 
-/// The adapter of the tests. A host without one fails the test: such tests are ignored unless requested.
-pub(crate) fn adapter() -> Arc<Adapter> {
-    test_device::adapter().expect("an RDMA device, by default with 127.0.0.1")
+/// The port of the tests. A host without one fails the test: such tests are ignored unless requested.
+pub(crate) fn open_port() -> Arc<OpenPort> {
+    test_device::open_port().expect("an RDMA device, by default with 127.0.0.1")
 }
 
 /// Registered memory of a test.
@@ -87,7 +87,7 @@ pub(crate) struct Rig {
     pub(crate) near: End,
     pub(crate) far: End,
     pub(crate) pd: Arc<ProtectionDomain>,
-    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) open_port: Arc<OpenPort>,
 }
 
 pub(crate) fn options() -> PairOptions {
@@ -97,36 +97,36 @@ pub(crate) fn options() -> PairOptions {
         elements: 2,
         inline_bytes: 64,
         remote: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
-        patience: RetryTimeout::default(),
+        retry: RetryTimeout::default(),
     }
 }
 
-/// The port of the adapter, without settings.
-pub(crate) fn path(adapter: &Arc<Adapter>) -> Path {
-    Path::new(adapter, &FabricSettings::UNSET).unwrap()
+/// The path of the port, without settings.
+pub(crate) fn path(open_port: &Arc<OpenPort>) -> Path {
+    Path::new(open_port, &FabricSettings::UNSET).unwrap()
 }
 
 pub(crate) fn peer<S>(pair: &QueuePair<S>) -> Peer {
-    let adapter = pair.adapter();
+    let open_port = pair.open_port();
     Peer {
         qpn: pair.qpn(),
         psn: pair.psn(),
-        gid: adapter.gid(),
-        lid: adapter.lid(),
-        mtu: adapter.mtu(),
-        reads: adapter.reads(),
-        reads_out: adapter.reads_out(),
+        gid: open_port.gid(),
+        lid: open_port.lid(),
+        mtu: open_port.mtu(),
+        reads: open_port.reads(),
+        reads_out: open_port.reads_out(),
     }
 }
 
 /// Creates an unconnected pair, and its queue.
 pub(crate) fn unconnected(
-    adapter: &Arc<Adapter>,
+    open_port: &Arc<OpenPort>,
     pd: &Arc<ProtectionDomain>,
     options: &PairOptions,
     channel: Option<(&Arc<CompletionChannel>, usize)>,
 ) -> (QueuePair<Init>, Arc<CompletionQueue>) {
-    unconnected_on(&path(adapter), pd, options, channel)
+    unconnected_on(&path(open_port), pd, options, channel)
 }
 
 /// Creates an unconnected pair on a port with settings, and its queue.
@@ -151,10 +151,10 @@ impl Rig {
         options: &PairOptions,
         far: Option<(&Arc<CompletionChannel>, usize)>,
     ) -> Self {
-        let adapter = adapter();
-        let pd = ProtectionDomain::new(adapter.device()).unwrap();
-        let (near, near_queue) = unconnected(&adapter, &pd, options, None);
-        let (far, far_queue) = unconnected(&adapter, &pd, options, far);
+        let open_port = open_port();
+        let pd = ProtectionDomain::new(open_port.device()).unwrap();
+        let (near, near_queue) = unconnected(&open_port, &pd, options, None);
+        let (far, far_queue) = unconnected(&open_port, &pd, options, far);
         let (to_near, to_far) = (peer(&near), peer(&far));
         Self {
             near: End {
@@ -166,7 +166,7 @@ impl Rig {
                 queue: far_queue,
             },
             pd,
-            adapter,
+            open_port,
         }
     }
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_runtime::clock::Deadline;
 use tidewater_verbs::{
-    Adapter, CompletionChannel, CompletionQueue, Device, DeviceEvent, EventWeight, Flags,
+    CompletionChannel, CompletionQueue, Device, DeviceEvent, EventWeight, Flags, OpenPort,
 };
 
-use crate::rig::{Rig, adapter, options};
+use crate::rig::{Rig, open_port, options};
 
 /// Whether the channel's descriptor becomes readable within `within`.
 fn wakes(channel: &CompletionChannel, within: Duration) -> bool {
@@ -31,8 +31,8 @@ fn is_readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn an_armed_queue_wakes_once() {
-    let adapter = adapter();
-    let channel = CompletionChannel::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let channel = CompletionChannel::new(open_port.device()).unwrap();
     let mut rig = Rig::with(&options(), Some((&channel, 0xbeef)));
     let open = rig.open();
     rig.far.pair.post_receives(0, 16).unwrap();
@@ -70,8 +70,8 @@ fn an_armed_queue_wakes_once() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_queue_with_an_event_that_nobody_took_can_go() {
-    let adapter = adapter();
-    let channel = CompletionChannel::new(adapter.device()).unwrap();
+    let open_port = open_port();
+    let channel = CompletionChannel::new(open_port.device()).unwrap();
     let mut rig = Rig::with(&options(), Some((&channel, 1)));
     rig.far.queue.arm().unwrap();
     rig.far.pair.post_receives(0, 1).unwrap();
@@ -86,7 +86,7 @@ fn a_queue_with_an_event_that_nobody_took_can_go() {
         None,
         "its events went with it"
     );
-    let other = CompletionQueue::new(adapter.device(), 4, Some((&channel, 2))).unwrap();
+    let other = CompletionQueue::new(open_port.device(), 4, Some((&channel, 2))).unwrap();
     other.arm().unwrap();
     assert_eq!(Arc::strong_count(&channel), 2);
 }
@@ -95,9 +95,9 @@ fn a_queue_with_an_event_that_nobody_took_can_go() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_port_that_goes_down_and_up_says_so() {
-    let card = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
-    let adapter = Adapter::for_address(card, Some("rxe1")).expect("rxe1 on dummy0, 10.9.0.1");
-    let device = adapter.device();
+    let local = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+    let open_port = OpenPort::for_address(local, Some("rxe1")).expect("rxe1 on dummy0, 10.9.0.1");
+    let device = open_port.device();
     let quiet = Duration::from_millis(50);
     while is_readable(device.events(), quiet) {
         device.take_event().unwrap();
@@ -106,8 +106,8 @@ fn a_port_that_goes_down_and_up_says_so() {
     set_card("down");
     let down = awaited(device, "IBV_EVENT_PORT_ERR");
     assert_eq!(down.weight, EventWeight::Failure);
-    assert_eq!(down.port(), Some(u32::from(adapter.port())));
-    assert!(!device.port(adapter.port()).unwrap().active);
+    assert_eq!(down.port(), Some(u32::from(open_port.port())));
+    assert!(!device.port(open_port.port()).unwrap().active);
     set_card("up");
     let up = awaited(device, "IBV_EVENT_PORT_ACTIVE");
     println!("{down}\n{up}");

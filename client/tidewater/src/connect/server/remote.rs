@@ -307,7 +307,7 @@ impl NetServerLink {
             self.reopen_verbs()?;
         }
         let Some(side) = self.verbs.clone() else {
-            return Err(Failure::Again("there is no adapter".into()));
+            return Err(Failure::Again("there is no RDMA port".into()));
         };
         let mailbox = mailbox_bytes(self.config.ring_bytes);
         let counts = grant.ticket.len >= TICKET_WORD_BYTES;

@@ -12,7 +12,7 @@ use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
 use tidewater_topology::{GidIndex, PKey, PortCandidate, PortWish, RankedPorts};
 pub(super) use tidewater_verbs::LaneOffer;
-use tidewater_verbs::{Adapter, ClientDomain, Notifier, VerbsError, rank_ports};
+use tidewater_verbs::{ClientDomain, Notifier, OpenPort, VerbsError, rank_ports};
 
 /// RDMA resources that the lanes of one link share.
 #[derive(Debug)]
@@ -48,10 +48,10 @@ impl VerbsSide {
         vector: usize,
     ) -> Result<Self, String> {
         let made = || {
-            let adapter = Adapter::open(port)?;
+            let open_port = OpenPort::open(port)?;
             Ok(Self {
-                domain: ClientDomain::new(&adapter, fabric)?,
-                notifier: Notifier::with_vector(&adapter, watch, arms, vector)?,
+                domain: ClientDomain::new(&open_port, fabric)?,
+                notifier: Notifier::with_vector(&open_port, watch, arms, vector)?,
             })
         };
         made().map_err(|e: VerbsError| e.to_string())
@@ -59,7 +59,7 @@ impl VerbsSide {
 
     /// Whether the device has failed since. Logs its events.
     pub(super) fn has_failed(&self) -> bool {
-        let device = self.domain.adapter().device();
+        let device = self.domain.open_port().device();
         device.log_events();
         device.has_failed()
     }
@@ -103,7 +103,7 @@ impl VerbsSide {
 
     /// The device that keeps a lane from having atomics.
     pub(super) fn without_atomics(&self) -> String {
-        let device = self.domain.adapter().device();
+        let device = self.domain.open_port().device();
         match device.limits().atomics {
             true => "the RDMA device of the server".to_owned(),
             false => format!("the RDMA device {} of this host", device.name()),

@@ -24,9 +24,10 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::*;
 use crate::apply::table::{Store, Table};
-use crate::inbox::RingOwner;
 use crate::namespace::NamespaceId;
-use crate::store::prepare::Preparer;
+use crate::ring_reader::RingOwner;
+use crate::store::ShardId;
+use crate::store::prealloc::Preallocator;
 
 const RING_BYTES: usize = 16 << 10;
 const TABLE: u32 = 1;
@@ -147,7 +148,7 @@ fn header(kind: FrameKind, table: u32) -> FrameHeader {
         },
         clock: u64::from(kind == FrameKind::Clock),
         user_tag: if kind == FrameKind::Gather { TAG } else { 0 },
-        chk: 0,
+        checksum: 0,
     }
 }
 
@@ -193,8 +194,17 @@ impl Rig {
             versions: 2,
             durability: Default::default(),
         };
-        let (shard_id, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
-        let table = Table::new(&memory, &Preparer::none(), shard_id, &Arc::new(spec), mine);
+        let (shard_id, mine) = (
+            ShardId::new(TableId(TABLE), 0),
+            [PartitionId(0)].into_iter(),
+        );
+        let table = Table::new(
+            &memory,
+            &Preallocator::none(),
+            shard_id,
+            &Arc::new(spec),
+            mine,
+        );
         applier.engine().add_table(table.unwrap());
         let hands = [0, 1].map(|rank| {
             let session = SessionId(u64::from(rank) + 5);
@@ -418,8 +428,11 @@ fn pins_end_with_their_session() {
         versions: 4,
         ..(*engine.table(TableId(TABLE)).unwrap().spec).clone()
     };
-    let (id, mine) = ((TableId(RANGES), 0), [PartitionId(0)].into_iter());
-    let table = Table::new(&memory, &Preparer::none(), id, &Arc::new(spec), mine);
+    let (id, mine) = (
+        ShardId::new(TableId(RANGES), 0),
+        [PartitionId(0)].into_iter(),
+    );
+    let table = Table::new(&memory, &Preallocator::none(), id, &Arc::new(spec), mine);
     engine.add_table(table.unwrap());
     let pinned = |rig: &mut Rig| match &rig.applier.engine().table(TableId(RANGES)).unwrap().store {
         Store::Blocks(blocks) => blocks.pinned(),

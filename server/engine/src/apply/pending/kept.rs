@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! page    u64 magic | u64 namespace | u64 iteration | u32 rank, thread | u32 domain, u32 number of the page |
-//!         u64 chk | 0 | u64 bytes in use        then frames
+//!         u64 checksum | 0 | u64 bytes in use        then frames
 //! frame   its header, 64 bytes | payload, to a multiple of 64
 //! ```
 //! The bytes in use are stored last, in one word: a frame is held from that store on, and a page without any is in
@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::frame::FrameHeader;
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::{LINE_BYTES, pack, unpack};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::WordsMut;
 use tidewater_runtime::sync::{Ordering, fence};
 
 use super::{Budget, Held, PAGE_BYTES, Pending, Stream, StreamKey, cost};
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ResumeError;
 use crate::store::memory::{Block, BlockOwner};
 
@@ -52,21 +52,16 @@ impl Pending {
             pack(key.thread.rank.0, key.thread.thread),
             pack(key.domain.0.into(), number as u32),
         ];
-        let chk = line_chk(PAGE, page.at as u64, &words);
+        let checksum = line_checksum(PAGE, page.at as u64, &words);
         let [a, b, c, d, e] = words;
         self.words(page.at)
-            .store_line(0, &[a, b, c, d, e, chk, 0, 0]);
+            .store_line(0, &[a, b, c, d, e, checksum, 0, 0]);
         fence(Ordering::Release);
     }
 
     /// Writes the header of a frame at `at`, of which the payload is there, and counts the frame: `used` bytes of its
     /// page are in use.
-    pub(super) fn keep_frame(
-        &self,
-        page: &Block,
-        (at, used): (usize, usize),
-        header: &FrameHeader,
-    ) {
+    pub(super) fn keep_frame(&self, page: &Block, at: usize, used: usize, header: &FrameHeader) {
         self.words(at).store_line(0, &header.to_line());
         fence(Ordering::Release);
         if !mutants::on(Mutant::HeldPushNotKept) {
@@ -93,7 +88,7 @@ impl Pending {
     /// Keeps streams that are in the sums of an open iteration.
     pub(in crate::apply) fn keep_folded(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
         mut streams: Vec<Stream>,
     ) {
@@ -108,7 +103,7 @@ impl Pending {
     /// The streams that are in the sums of an iteration.
     pub(in crate::apply) fn folded(
         &self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
     ) -> &[Stream] {
         let found = self.folded.get(&(namespace, domain, iteration));
@@ -118,7 +113,7 @@ impl Pending {
     /// Frees the streams that are in the sums of an iteration.
     pub(in crate::apply) fn free_folded(
         &mut self,
-        (namespace, domain): (NamespaceId, DomainId),
+        DomainKey { namespace, domain }: DomainKey,
         iteration: u64,
     ) {
         if let Some(streams) = self.folded.remove(&(namespace, domain, iteration)) {
@@ -188,9 +183,10 @@ impl Pending {
     }
 
     /// The domains that these streams are of.
-    pub(in crate::apply) fn domains(&self) -> BTreeSet<(NamespaceId, DomainId)> {
+    pub(in crate::apply) fn domains(&self) -> BTreeSet<DomainKey> {
         let keys = self.streams.keys();
-        keys.map(|key| (key.namespace, key.domain)).collect()
+        keys.map(|key| DomainKey::new(key.namespace, key.domain))
+            .collect()
     }
 
     /// Number of the applier.
@@ -202,7 +198,8 @@ impl Pending {
     fn name_of(&self, page: &Block) -> Option<(StreamKey, u32)> {
         let line = self.words(page.at).as_read().line(0);
         let used = usize::try_from(line[7]).ok()?;
-        let is_named = line[0] == PAGE && line_chk(PAGE, page.at as u64, &line[..5]) == line[5];
+        let is_named =
+            line[0] == PAGE && line_checksum(PAGE, page.at as u64, &line[..5]) == line[5];
         if !is_named || used <= LINE_BYTES || used > page.len {
             return None;
         }

@@ -53,7 +53,7 @@ impl Pending {
         if stream.frames.is_empty() {
             self.set_budget(&mut stream, Budget::Task);
         }
-        let result = self.hold_in(&mut stream, (key.thread, None), header, payload);
+        let result = self.hold_in(&mut stream, key.thread, None, header, payload);
         if !stream.frames.is_empty() {
             self.tasks.insert(key, stream);
         }

@@ -14,7 +14,8 @@ use tidewater_protocol::table::{
 
 use super::*;
 use crate::store::ServerMemory;
-use crate::store::prepare::Preparer;
+use crate::store::ShardId;
+use crate::store::prealloc::Preallocator;
 
 /// Elements of each of the two partitions.
 const PART: u64 = 2 * 1024;
@@ -47,7 +48,13 @@ fn engine() -> Engine {
         durability: Default::default(),
     });
     let mine = [PartitionId(0)].into_iter();
-    let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);
+    let table = Table::new(
+        &memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(1), 0),
+        &spec,
+        mine,
+    );
     let mut engine = Engine::new(memory, 0, [WorkerId(0)]).unwrap();
     engine.add_table(table.unwrap());
     engine
@@ -83,7 +90,7 @@ fn push_bytes(
         partition: 9,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     engine.frame(FrameSender::first(WorkerId(0)), &header, &payload)
 }
@@ -219,7 +226,7 @@ fn update_of_table_of_ticks_is_refused() {
         partition: 0,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let refused = engine.frame(FrameSender::first(WorkerId(0)), &header, payload);
     let problem = AtTickProblem::Named as u64;
@@ -242,7 +249,7 @@ fn short_range_request_is_refused() {
             partition: 0,
             clock: 0,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         let sender = FrameSender::first(WorkerId(0));
         let refused = engine.frame(sender, &header, &[0; 9][..bytes]);
@@ -274,7 +281,7 @@ fn observers_frames_change_nothing() {
         partition: 0,
         clock,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let payload = [&5_u64.to_le_bytes()[..], &1_f32.to_le_bytes()].concat();
     let changing = [

@@ -18,8 +18,8 @@ use super::*;
 use crate::apply::engine::Effect;
 use crate::apply::records::RecordShape;
 use crate::namespace::{FrameSender, NamespaceId};
-use crate::store::ServerMemory;
-use crate::store::prepare::Preparer;
+use crate::store::prealloc::Preallocator;
+use crate::store::{ServerMemory, ShardId};
 
 const PARTITIONS: u32 = 5;
 const DIM: u32 = 8;
@@ -98,7 +98,13 @@ impl Rig {
         let specs = specs();
         for (id, spec) in (1..).map(TableId).zip(&specs) {
             let (spec, all) = (Arc::new(spec.clone()), (0..PARTITIONS).map(PartitionId));
-            let table = Table::new(&memory, &Preparer::none(), (id, 0), &spec, all);
+            let table = Table::new(
+                &memory,
+                &Preallocator::none(),
+                ShardId::new(id, 0),
+                &spec,
+                all,
+            );
             engine.add_table(table.unwrap());
         }
         let mut rig = Self {
@@ -208,7 +214,7 @@ impl Rig {
                 };
                 let copied = self
                     .engine
-                    .copy_records((TableId(id), partition), |e| e, sink);
+                    .copy_records(TableId(id), partition, |e| e, sink);
                 copied.unwrap();
             }
         }
@@ -304,7 +310,7 @@ fn push(kind: FrameKind, table: u32, count: usize) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 
@@ -448,8 +454,8 @@ fn slow_writer_delays_the_cursor_only() {
     let id = TableId(6);
     let table = Table::new(
         &memory,
-        &Preparer::none(),
-        (id, 0),
+        &Preallocator::none(),
+        ShardId::new(id, 0),
         &Arc::new(large.clone()),
         all,
     );
@@ -486,8 +492,8 @@ fn save_that_is_ended_is_not_done() {
     let parts = all.iter().copied();
     let table = Table::new(
         &memory,
-        &Preparer::none(),
-        (id, 0),
+        &Preallocator::none(),
+        ShardId::new(id, 0),
         &Arc::new(spec.clone()),
         parts,
     );

@@ -13,8 +13,9 @@ use tidewater_protocol::table::{
 
 use super::super::pending::{Stream, StreamKey};
 use super::*;
-use crate::namespace::NamespaceId;
+use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ServerMemory;
+use crate::store::ShardId;
 
 const DOMAIN: DomainId = DomainId(0);
 /// Blocks of 1,024 elements, the last one not full, in three partitions.
@@ -123,7 +124,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
         partition: 0,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     };
     let key = StreamKey {
         namespace: NamespaceId::default(),
@@ -137,7 +138,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
 
 /// Takes out the pushes of ranks below `end`, or of all.
 fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
-    let job = (NamespaceId::default(), DOMAIN);
+    let job = DomainKey::new(NamespaceId::default(), DOMAIN);
     let streams = pending.take(job, 0, end.map(WorkerId));
     let held = streams.iter().flat_map(Stream::frames).copied().collect();
     (streams, held)
@@ -147,7 +148,7 @@ fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
 fn a_tick_is_what_a_loop_over_elements_gives() {
     let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
     let redo = Redo::new(Arc::clone(&memory), 0, 4096, 4096).unwrap();
-    let (spec, shard_id) = (Arc::new(spec()), (TableId(1), 0));
+    let (spec, shard_id) = (Arc::new(spec()), ShardId::new(TableId(1), 0));
     let all = (0..spec.partitions).map(PartitionId);
     let mut blocks = DenseBlocks::new(&memory, shard_id, &spec, all).unwrap();
     let rules = Rules {
@@ -157,8 +158,9 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
     let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
     let mut sums = BlockSums::new(
         Arc::clone(&memory),
-        (1, 0),
-        (ELEMENTS.div_ceil(BLOCK), 4096),
+        ShardId::new(TableId(1), 0),
+        ELEMENTS.div_ceil(BLOCK),
+        4096,
     );
     (0..3).for_each(|order| sums.reserve(order).unwrap());
     let mut model = vec![0.0; ELEMENTS];
@@ -172,13 +174,24 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         let (early, folded) = take(&mut pending, Some(turn));
         assert!(folded.iter().all(|h| h.thread.rank.0 < turn));
         buffers.cut(&pending, &folded, blocks.layout());
-        buffers.fold((&pending, &folded), &mut sums, blocks.layout(), rules);
+        let early_pushes = Pushes {
+            pending: &pending,
+            held: &folded,
+        };
+        buffers.fold(early_pushes, &mut sums, blocks.layout(), rules);
         pending.free(early);
         let (streams, held) = take(&mut pending, None);
         assert_eq!(folded.len() + held.len(), pushes.len());
         buffers.cut(&pending, &held, blocks.layout());
-        let (pushed, store) = ((&pending, &held[..]), (&mut blocks, &redo));
-        let stored = buffers.step(pushed, &mut sums, store, (seed + 1, 0), rules);
+        let pushed = Pushes {
+            pending: &pending,
+            held: &held,
+        };
+        let start = Progress {
+            lsn: seed + 1,
+            row: 0,
+        };
+        let stored = buffers.step(pushed, &mut sums, &mut blocks, &redo, start, rules);
         stored.unwrap();
         pending.free(streams);
         tick(&mut model, &pushes);
@@ -206,7 +219,7 @@ fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
         ..spec()
     });
     let all = (0..spec.partitions).map(PartitionId);
-    DenseBlocks::new(memory, (TableId(1), 0), &spec, all).unwrap()
+    DenseBlocks::new(memory, ShardId::new(TableId(1), 0), &spec, all).unwrap()
 }
 
 const RULES: [Optimizer; 5] = [
@@ -256,7 +269,12 @@ fn ticks_move_what_they_touch_as_pushes_do() {
         };
         let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
         let blocks = ELEMENTS.div_ceil(BLOCK);
-        let mut sums = BlockSums::new(Arc::clone(&memory), (1, 0), (blocks, 4096));
+        let mut sums = BlockSums::new(
+            Arc::clone(&memory),
+            ShardId::new(TableId(1), 0),
+            blocks,
+            4096,
+        );
         // All of a partition, a part of its blocks, a part of one block: in three frames each.
         let ranges = [0..2 * BLOCK, 100..BLOCK + 1, 300..307, BLOCK..BLOCK + 9];
         for (lsn, range) in (1..).zip(ranges.iter().cycle().take(12)) {
@@ -275,8 +293,12 @@ fn ticks_move_what_they_touch_as_pushes_do() {
             }
             let (streams, held) = take(&mut pending, None);
             buffers.cut(&pending, &held, ticked.layout());
-            let (pushes, store) = ((&pending, &held[..]), (&mut ticked, &redo));
-            let stored = buffers.step(pushes, &mut sums, store, (lsn, 0), rules);
+            let pushes = Pushes {
+                pending: &pending,
+                held: &held,
+            };
+            let start = Progress { lsn, row: 0 };
+            let stored = buffers.step(pushes, &mut sums, &mut ticked, &redo, start, rules);
             stored.unwrap();
             pending.free(streams);
             let values = value.to_le_bytes().repeat(range.len());

@@ -17,7 +17,8 @@ use crate::apply::row_sums::RowSums;
 use crate::apply::table::Table;
 use crate::namespace::FrameSender;
 use crate::store::ServerMemory;
-use crate::store::prepare::Preparer;
+use crate::store::ShardId;
+use crate::store::prealloc::Preallocator;
 
 const RANKS: u32 = 3;
 const ITERATIONS: u64 = 4;
@@ -55,7 +56,13 @@ fn engine_with(keys: KeyOptions) -> Engine {
         durability: Default::default(),
     });
     let all = (0..2).map(PartitionId);
-    let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, all);
+    let table = Table::new(
+        &memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(1), 0),
+        &spec,
+        all,
+    );
     let mut engine = Engine::new(memory, 0, (0..RANKS).map(WorkerId)).unwrap();
     engine.add_table(table.unwrap());
     engine
@@ -73,7 +80,7 @@ fn header(kind: FrameKind, clock: u64) -> FrameHeader {
         partition: 0,
         clock,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 
@@ -113,7 +120,7 @@ fn rows(engine: &mut Engine) -> Rows {
             }
             Ok(())
         };
-        let copied = engine.copy_records((TableId(1), partition), |e| e, sink);
+        let copied = engine.copy_records(TableId(1), partition, |e| e, sink);
         copied.unwrap();
     }
     rows

@@ -28,8 +28,9 @@ use super::*;
 use crate::apply::Refusal;
 use crate::apply::applier::Applier;
 use crate::apply::command::Command;
-use crate::inbox::{Ring, RingOwner};
 use crate::namespace::FrameSender;
+use crate::ring_reader::{Ring, RingOwner};
+use crate::store::ShardId;
 use crate::store::{Backing, Hugepages, MemoryFiles};
 
 const RING_BYTES: usize = 16 << 10;
@@ -305,7 +306,7 @@ fn frames(
             },
             clock: seq / 10,
             user_tag: 0,
-            chk: 0,
+            checksum: 0,
         };
         all.push((header, payload));
     }
@@ -419,7 +420,7 @@ impl World {
         let (commands, rx) = unbounded();
         let resumed = run_for(words, || {
             let memory = Arc::new(ServerMemory::resume(files, incarnation).unwrap());
-            let none = Preparer::none();
+            let none = Preallocator::none();
             Applier::resume(memory, 0, [], rx, &none, |record| {
                 Ok(inbox(record.session.0))
             })
@@ -482,9 +483,9 @@ impl World {
         let mut all = BTreeMap::new();
         for id in [SPARSE, ROWS, RANGES] {
             for partition in 0..3 {
-                let which = (TableId(id), PartitionId(partition));
                 let copied = self.applier().engine().copy_records(
-                    which,
+                    TableId(id),
+                    PartitionId(partition),
                     |e| e,
                     |key, values, state| {
                         let before = all.insert((id, key), (values.to_vec(), state.to_vec()));
@@ -521,7 +522,13 @@ fn assert_same(there: &Records, here: &Records, what: &str) {
 fn table(memory: &Arc<ServerMemory>, id: u32, rule: (Optimizer, Apply)) -> Table {
     let spec = Arc::new(spec(id, rule));
     let all = (0..spec.partitions).map(PartitionId);
-    let made = Table::new(memory, &Preparer::none(), (TableId(id), 0), &spec, all);
+    let made = Table::new(
+        memory,
+        &Preallocator::none(),
+        ShardId::new(TableId(id), 0),
+        &spec,
+        all,
+    );
     made.unwrap().of(JOB)
 }
 
@@ -617,8 +624,9 @@ fn table_cut_in_creation_or_release_leaves_no_block() {
             let cut = run_for(n * n * 3, || {
                 let spec = Arc::new(spec(id, AT_ONCE));
                 let own = (0..spec.partitions).map(PartitionId);
-                let shard_id = (TableId(other), 0);
-                let table = Table::new(&memory, &Preparer::none(), shard_id, &spec, own).unwrap();
+                let shard_id = ShardId::new(TableId(other), 0);
+                let table =
+                    Table::new(&memory, &Preallocator::none(), shard_id, &spec, own).unwrap();
                 applier.engine().add_table(table);
                 let table = applier.engine().take_table(TableId(other)).unwrap();
                 table.release().unwrap();
@@ -683,7 +691,7 @@ fn memory_of_another_layout_is_refused() {
         record.store(16, version);
         record.store(
             24,
-            tidewater_protocol::layout::hash::line_chk(magic, layout, &words),
+            tidewater_protocol::layout::hash::line_checksum(magic, layout, &words),
         );
     };
     let version = record.as_read().load(16);
@@ -710,7 +718,13 @@ fn warm_table_without_holder_is_refused() {
     for id in [SPARSE, ROWS, RANGES] {
         let spec = Arc::new(spec(id, AT_ONCE));
         let all = (0..spec.partitions).map(PartitionId);
-        let refused = Table::new(&memory, &Preparer::none(), (TableId(id), 0), &spec, all);
+        let refused = Table::new(
+            &memory,
+            &Preallocator::none(),
+            ShardId::new(TableId(id), 0),
+            &spec,
+            all,
+        );
         let text = refused.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains("no holder keeps the memory"), "{text}");
     }

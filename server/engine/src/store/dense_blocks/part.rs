@@ -8,7 +8,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_runtime::mem::versioned::{publish_snapshot, void};
 
 use super::BlocksDescriptor;
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::redo_block::{PIECES, StatePiece};
@@ -113,7 +113,8 @@ impl Ground {
         memory: &ServerMemory,
         owner: BlockOwner,
         sizes: Sizes,
-        (parts, blocks): (u64, u64),
+        parts: u64,
+        blocks: u64,
     ) -> Result<Self, StoreError> {
         let each = sizes.payload_bytes(1) + sizes.state_stride() + sizes.meta_bytes(1);
         // Half the address space: sums of offsets cannot overflow.
@@ -195,7 +196,8 @@ impl Part {
         ground: &Ground,
         given: &mut Given,
         sizes: Sizes,
-        (first, blocks): (u64, u64),
+        first: u64,
+        blocks: u64,
     ) -> Self {
         let n = blocks as usize;
         let line = if sizes.snapshot { LINE_BYTES } else { 8 };
@@ -232,7 +234,7 @@ impl Part {
             payload.resize(kernel.row_bytes(), 0);
             state.resize(kernel.state_bytes(), 0);
             kernel.init_row(&spec.init, spec.seed, block, &mut payload, &mut state);
-            self.fill_block(memory, sizes, salt, (block, &payload, &state))?;
+            self.fill_block(memory, sizes, salt, block, &payload, &state)?;
         }
         if sizes.snapshot {
             self.publish(memory, salt, SnapshotLine::default())?;
@@ -245,7 +247,9 @@ impl Part {
         memory: &ServerMemory,
         sizes: Sizes,
         salt: u64,
-        (block, payload, state): (u64, &[u8], &[u8]),
+        block: u64,
+        payload: &[u8],
+        state: &[u8],
     ) -> Result<(), StoreError> {
         let (public, private) = (memory.public.region(), memory.private.region());
         for buffer in 0..sizes.buffers {

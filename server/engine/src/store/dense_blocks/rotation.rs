@@ -138,7 +138,8 @@ impl Rotation {
     /// epochs and its limit.
     pub(super) fn pin(
         &mut self,
-        (epoch, version): (u64, u64),
+        epoch: u64,
+        version: u64,
         session: SessionId,
     ) -> Option<Result<usize, (usize, usize)>> {
         let buffer = self.buffer_of(epoch)?;

@@ -108,8 +108,8 @@ impl DenseBlocks {
         }
         if !mutants::on(Mutant::SnapshotWithoutCopyForward) {
             for part in self.parts.iter().flatten() {
-                let copy = (&*self.memory, &mut self.window.payload);
-                part.copy_forward(copy, self.sizes, &self.rotation, epoch)?;
+                let line = &mut self.window.payload;
+                part.copy_forward(&self.memory, line, self.sizes, &self.rotation, epoch)?;
             }
         }
         self.rotation.flip(epoch);
@@ -135,7 +135,7 @@ impl DenseBlocks {
     /// [`PinRefusal`].
     pub fn pin(&mut self, version: u64, session: SessionId) -> Result<usize, PinRefusal> {
         let epoch = self.line.epoch_of(version);
-        match self.rotation.pin((epoch, version), session) {
+        match self.rotation.pin(epoch, version, session) {
             Some(Ok(buffer)) => Ok(buffer),
             Some(Err((pinned, limit))) => Err(PinRefusal::Full {
                 pinned: pinned as u64,
@@ -202,7 +202,8 @@ impl Part {
     /// old, after a pin, that their lists are gone.
     fn copy_forward(
         &self,
-        (memory, line): (&ServerMemory, &mut Vec<u8>),
+        memory: &ServerMemory,
+        line: &mut Vec<u8>,
         sizes: Sizes,
         rotation: &Rotation,
         epoch: u64,

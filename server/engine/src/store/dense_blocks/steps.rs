@@ -133,7 +133,9 @@ pub(super) struct Steps {
 impl Steps {
     pub(super) fn of(
         memory: &ServerMemory,
-        (part, sizes, block): (&Part, Sizes, u64),
+        part: &Part,
+        sizes: Sizes,
+        block: u64,
     ) -> Result<Self, StoreError> {
         let private = memory.private.region();
         let word_at = part.step_word_at(sizes, block);
@@ -286,8 +288,8 @@ fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
         }
         runs.push(run);
     }
-    let whole = runs.last().is_some_and(|run| run.last + 1 == used);
-    (n >= 2 && runs.len() == n && whole && bytes.is_empty()).then_some(runs)
+    let complete = runs.last().is_some_and(|run| run.last + 1 == used);
+    (n >= 2 && runs.len() == n && complete && bytes.is_empty()).then_some(runs)
 }
 
 /// Appends runs in the form of a saved block: neighbours with an equal count are one.
@@ -332,7 +334,7 @@ impl DenseBlocks {
             if cut == 0 {
                 continue;
             }
-            let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+            let steps = Steps::of(&self.memory, part, self.sizes, block)?;
             if steps.begins_at(&self.memory, cut)? {
                 continue;
             }
@@ -364,7 +366,7 @@ impl DenseBlocks {
             unreachable!("partition {part} is owned and has no memory");
         };
         self.runs.clear();
-        let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+        let steps = Steps::of(&self.memory, part, self.sizes, block)?;
         steps.copy(&self.memory, &mut self.runs)?;
         encode(&mut self.runs, out);
         Ok(())
@@ -382,7 +384,7 @@ impl DenseBlocks {
         let Some(part) = self.parts.get(part).and_then(Option::as_ref) else {
             unreachable!("partition {part} is owned and has no memory");
         };
-        let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+        let steps = Steps::of(&self.memory, part, self.sizes, block)?;
         Ok(replace(&self.memory, &mut self.tables, steps, &runs)?)
     }
 }

@@ -15,6 +15,7 @@ use tidewater_protocol::table::{
 
 use super::{BlocksError, DenseBlocks};
 use crate::store::ServerMemory;
+use crate::store::ShardId;
 use crate::store::redo::{Progress, Redo};
 use crate::store::sparse::ShardError;
 
@@ -62,7 +63,7 @@ fn memory() -> (Arc<ServerMemory>, Redo) {
 
 fn shard(memory: &Arc<ServerMemory>, spec: TableSpec) -> Result<DenseBlocks, ShardError> {
     let all = (0..spec.partitions).map(PartitionId);
-    DenseBlocks::new(memory, (TableId(1), 0), &Arc::new(spec), all)
+    DenseBlocks::new(memory, ShardId::new(TableId(1), 0), &Arc::new(spec), all)
 }
 
 fn bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
@@ -125,7 +126,7 @@ fn partitions_of_other_appliers_are_refused() {
     let (memory, redo) = memory();
     let spec = Arc::new(spec(3 * 1024, 7, 4096, false));
     let mine = [2, 6].map(PartitionId).into_iter();
-    let mut shard = DenseBlocks::new(&memory, (TableId(1), 0), &spec, mine).unwrap();
+    let mut shard = DenseBlocks::new(&memory, ShardId::new(TableId(1), 0), &spec, mine).unwrap();
     let owned: Vec<_> = shard
         .partitions()
         .map(|d| (d.partition.0, d.blocks))

@@ -10,12 +10,13 @@ use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::mem::versioned::BlockVersions;
 
 use super::part::{Part, Sizes};
 use super::rotation::Rotation;
 use super::steps::{StepRun, Steps};
 use super::{BlocksError, DenseBlocks, length};
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 use crate::store::redo::{Progress, Redo};
@@ -52,6 +53,21 @@ pub(super) struct Window {
     compact: Vec<u8>,
     /// Step counts of the current runs, as they are stored.
     steps: Vec<u64>,
+}
+
+/// Elements of one block for one step of a kernel.
+struct Elements<'a> {
+    sizes: Sizes,
+    /// Bytes of each slot in the window.
+    wide: usize,
+    /// Their bytes in the payload.
+    part: Range<usize>,
+    /// Their bytes in each slot.
+    slot: Range<usize>,
+    /// Values of the push.
+    values: &'a [u8],
+    /// Their step count; 0 where there is none.
+    count: u64,
 }
 
 impl Window {
@@ -99,16 +115,16 @@ impl Window {
         }
     }
 
-    /// One step of `kernel` on `values` at `part` of the payload, which is `slot` of each slot; the
-    /// elements' step count is `count`. Returns their count afterwards.
-    fn step(
-        &mut self,
-        kernel: &RowKernel,
-        op: PushOp,
-        (sizes, wide): (Sizes, usize),
-        (part, slot): (Range<usize>, Range<usize>),
-        (values, count): (&[u8], u64),
-    ) -> u64 {
+    /// One step of `kernel` on some elements. Returns their step count afterwards.
+    fn step(&mut self, kernel: &RowKernel, op: PushOp, elements: Elements<'_>) -> u64 {
+        let Elements {
+            sizes,
+            wide,
+            part,
+            slot,
+            values,
+            count,
+        } = elements;
         if slot == (0..wide) || sizes.slots == 0 {
             let payload = &mut self.payload[part];
             // All of the current state, as it is.
@@ -165,23 +181,27 @@ impl DenseBlocks {
         let range = cut.from * size..(cut.from + cut.count) * size;
         let wide = range.start & !7..range.end.next_multiple_of(8);
         // A snapshot's buffer gets the complete block: its bytes are those of two epochs ago.
-        let window = if sizes.snapshot {
-            0..sizes.used_bytes(cut.block)
-        } else {
-            wide.clone()
+        let window = match sizes.snapshot {
+            true => 0..sizes.used_bytes(cut.block),
+            false => wide.clone(),
         };
         let [source, target] = part.buffers(sizes, cut.block, self.line, &self.rotation);
         let mut pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
         let w = &mut self.window;
         w.load(&self.memory, source + window.start, window.len(), &pieces)?;
-        // Ranges of bytes of the block: in the current payload, in the slots, and in the values.
-        let places = |bytes: Range<usize>| {
-            let from = |start: usize| bytes.start - start..bytes.end - start;
-            ((from(window.start), from(wide.start)), from(range.start))
+        let elements = |bytes: Range<usize>, count: u64| {
+            let within = |start: usize| bytes.start - start..bytes.end - start;
+            Elements {
+                sizes,
+                wide: wide.len(),
+                part: within(window.start),
+                slot: within(wide.start),
+                values: &values[within(range.start)],
+                count,
+            }
         };
-        let (whole, lines) = (self.kernel, (sizes, wide.len()));
         if sizes.counts && op == PushOp::Gradient {
-            let steps = Steps::of(&self.memory, (&*part, sizes, cut.block))?;
+            let steps = Steps::of(&self.memory, &*part, sizes, cut.block)?;
             let first = steps.find(&self.memory, cut.from)?;
             let (mut at, mut n) = (cut.from, first);
             w.steps.clear();
@@ -193,14 +213,12 @@ impl DenseBlocks {
                 let bytes = at * size..(run.last + 1) * size;
                 assert!(
                     bytes.end <= range.end,
-                    "a run of block {} ends at {}, the gradient at {}",
-                    cut.block,
-                    run.last,
-                    range.end / size
+                    "{run:?} of {cut:?} ends behind its bytes {range:?}"
                 );
-                let kernel = whole.of_length(&self.spec.optimizer, bytes.len() / size);
-                let (place, from) = places(bytes);
-                let count = w.step(&kernel, op, lines, place, (&values[from], run.count));
+                let kernel = self
+                    .kernel
+                    .of_length(&self.spec.optimizer, bytes.len() / size);
+                let count = w.step(&kernel, op, elements(bytes, run.count));
                 w.steps.push(steps.stored(StepRun { count, ..run }));
                 (at, n) = (run.last + 1, n + 1);
             }
@@ -209,9 +227,8 @@ impl DenseBlocks {
                 w.state.extend_from_slice(&word.to_le_bytes());
             }
         } else {
-            let kernel = whole.of_length(&self.spec.optimizer, cut.count);
-            let (place, _) = places(range.clone());
-            w.step(&kernel, op, lines, place, (values, 0));
+            let kernel = self.kernel.of_length(&self.spec.optimizer, cut.count);
+            w.step(&kernel, op, elements(range.clone(), 0));
         }
         let version_at = part.version_at(sizes, cut.block);
         let place = BlockPlace {
@@ -332,10 +349,14 @@ impl Part {
     }
 }
 
-/// The version word while the block is being written, and after.
-fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<[u64; 2], StoreError> {
+/// The version words of a block's next write.
+fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<BlockVersions, StoreError> {
     let word = memory.public.region().words(at, 8)?.load(0);
     // The applier alone writes it, tagged; its sequence is even here, or the redo was not finished.
     let seq = (word as u32) & !1;
-    Ok([1, 2].map(|n| TaggedU32::new(seq.wrapping_add(n), salt).0))
+    let after = |n| TaggedU32::new(seq.wrapping_add(n), salt).0;
+    Ok(BlockVersions {
+        writing: after(1),
+        done: after(2),
+    })
 }

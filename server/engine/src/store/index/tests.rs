@@ -11,17 +11,17 @@ use super::super::memory::BlockKind;
 use super::*;
 
 fn index_in(memory: &Arc<ServerMemory>, part: u32) -> Index {
-    index_with(memory, Preparer::none(), part)
+    index_with(memory, Preallocator::none(), part)
 }
 
-fn index_with(memory: &Arc<ServerMemory>, preparer: Preparer, part: u32) -> Index {
+fn index_with(memory: &Arc<ServerMemory>, preallocator: Preallocator, part: u32) -> Index {
     let owner = BlockOwner {
         kind: BlockKind::Index,
         table: 1,
         applier: 0,
         part,
     };
-    Index::new(Arc::clone(memory), preparer, owner).unwrap()
+    Index::new(Arc::clone(memory), preallocator, owner).unwrap()
 }
 
 fn memory() -> Arc<ServerMemory> {
@@ -126,7 +126,7 @@ fn fresh_pages_come_evenly_also_when_all_indexes_double() {
 fn the_helper_makes_the_tables() {
     const KEYS: u64 = 200_000;
     let memory = memory();
-    let mut index = index_with(&memory, Preparer::start().unwrap(), 0);
+    let mut index = index_with(&memory, Preallocator::start().unwrap(), 0);
     let (mut ordered, mut is_known, before) = (0, false, faults());
     for key in 0..KEYS {
         insert(&mut index, key);
@@ -150,7 +150,7 @@ fn the_helper_makes_the_tables() {
 #[test]
 fn a_late_helper_is_done_without() {
     let memory = memory();
-    let helper = Preparer::start().unwrap();
+    let helper = Preallocator::start().unwrap();
     let (open, gate) = crossbeam_channel::bounded::<()>(0);
     let busy = helper.order::<Table>(&memory, Urgency::Soon, move |_, _| {
         let _ = gate.recv();
@@ -214,7 +214,7 @@ fn pages_of_outgrown_tables_are_returned() {
     let memory = memory();
     let sectors = || rustix::fs::fstat(memory.private.fd()).unwrap().st_blocks as usize;
     let before = sectors();
-    let mut index = index_with(&memory, Preparer::start().unwrap(), 0);
+    let mut index = index_with(&memory, Preallocator::start().unwrap(), 0);
     for key in 0..1_000_000 {
         insert(&mut index, key);
     }

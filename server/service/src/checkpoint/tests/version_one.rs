@@ -1,6 +1,6 @@
 //! A model of format version 1, written here byte by byte as `docs/FORMAT.md` defines it.
 
-use tidewater_protocol::layout::hash::{H64, line_chk};
+use tidewater_protocol::layout::hash::{H64, line_checksum};
 use tidewater_protocol::table::{DenseLayout, Reduce};
 
 use super::*;
@@ -36,7 +36,7 @@ fn spec_of_table() -> TableSpec {
 
 /// Appends the checksum to seven words.
 fn line(words: [u64; 7]) -> Vec<u8> {
-    let check = line_chk(u64::from_le_bytes(*b"partline"), words[0], &words);
+    let check = line_checksum(u64::from_le_bytes(*b"partline"), words[0], &words);
     let words = words.into_iter().chain([check]);
     words.flat_map(u64::to_le_bytes).collect()
 }

@@ -18,7 +18,7 @@ fn begin(files: &mut Files, op: u64, dir: &Path) -> Manifest {
     assert_eq!(begun, Some(Ok(FileDone::Begun)));
     let mut part = PartWriter::create(Box::new(OsDisk), dir, 0, op).unwrap();
     let record = [op.to_le_bytes(), [1; 8]].concat();
-    part.records((1, 0), 1, &record).unwrap();
+    part.records(1, 0, 1, &record).unwrap();
     Manifest::new("job".into(), Vec::new(), vec![part.finish().unwrap()])
 }
 

@@ -54,7 +54,8 @@ impl Sessions {
     /// each lane.
     pub(in crate::server) fn reattach(
         &mut self,
-        (owner, local): (ConnId, Option<IpAddr>),
+        owner: ConnId,
+        local: Option<IpAddr>,
         hello: &Hello,
         id: SessionId,
         attach: Attach,

@@ -28,8 +28,8 @@ use crate::server::connects::{Asked, End, Make};
 use crate::server::handle::{ApplierControl, Counts, ticket};
 use crate::server::parked_flag_at;
 use tidewater_engine::apply::command::{Command, Reply};
-use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::ring_reader::{Ring, RingOwner};
 
 impl Sessions {
     /// Adds one ring at each applier, all or none. On shm they come with their lanes.
@@ -204,7 +204,9 @@ impl Sessions {
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
-        (id, applier, nonce): (SessionId, ApplierId, u64),
+        id: SessionId,
+        applier: ApplierId,
+        nonce: u64,
     ) -> Result<(), Refusal> {
         let session = self.all.get(&id);
         let session = session
@@ -223,7 +225,8 @@ impl Sessions {
     /// Hands the connection of a lane, which was checked, to its applier.
     pub(in crate::server) fn connect_lane(
         &mut self,
-        (id, applier): (SessionId, ApplierId),
+        id: SessionId,
+        applier: ApplierId,
         stream: TcpStream,
         from: String,
     ) -> Result<(), ServerError> {

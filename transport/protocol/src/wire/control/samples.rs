@@ -270,7 +270,7 @@ impl Gen {
             pkey: self.any() as u16,
             rate_mbps: self.any() as u32,
             tier: self.any() as u8,
-            rail: self.any() as u8,
+            position: self.any() as u8,
         }
     }
 

@@ -19,7 +19,7 @@ fn check<M: Message + PartialEq + core::fmt::Debug>(id: u64, messages: &[M]) {
     for message in messages {
         let mut bytes = Vec::new();
         encode(id, message, &mut bytes).unwrap();
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         decoder.trust();
         assert_eq!(decoder.push(&bytes), bytes.len());
         let frame = decoder.next_frame().unwrap().unwrap();
@@ -485,7 +485,7 @@ fn a_claimed_length_reserves_nothing() {
 fn kinds_are_not_confused() {
     let mut bytes = Vec::new();
     encode(1, &CoordinatorRequest::Members, &mut bytes).unwrap();
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     assert_eq!(decoder.push(&bytes), bytes.len());
     let frame = decoder.next_frame().unwrap().unwrap();
     assert!(matches!(

@@ -61,7 +61,7 @@ pub struct VerbsPort {
     /// Preference of the user, 0 first. Ports of one tier are ranked by what both ends know of them.
     pub tier: u8,
     /// Position of the port among those of its host, by name: equal hosts have equal cables.
-    pub rail: u8,
+    pub position: u8,
 }
 
 /// A port of each end, by GID.

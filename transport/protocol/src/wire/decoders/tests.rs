@@ -19,14 +19,14 @@ fn handshake() -> [Vec<Vec<u8>>; 2] {
     let mut server = ServerHandshake::new(SERVER_RANDOM);
     for last in [false, true] {
         sent[0].push(out.clone());
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(&out), out.len());
         out.clear();
         let frame = decoder.next_frame().unwrap().unwrap();
         let admitted = server.step(&policy(), frame, &mut out, |_| Ok(())).unwrap();
         assert_eq!(admitted.is_some(), last);
         sent[1].push(out.clone());
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(&out), out.len());
         out.clear();
         let welcome = client

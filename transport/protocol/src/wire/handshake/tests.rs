@@ -72,7 +72,7 @@ fn carry<T>(
     let index = frames.len();
     frames.push(sent.clone());
     tamper(index, &mut sent);
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     assert_eq!(decoder.push(&sent), sent.len());
     match decoder.next_frame()? {
         Some(frame) => take(frame),
@@ -170,7 +170,7 @@ fn a_wrong_token_is_refused_by_the_server() {
         &policy(),
         &mut |_, _| {},
     );
-    assert_eq!(outcome.server, Err(HandshakeError::PeerUnproven));
+    assert_eq!(outcome.server, Err(HandshakeError::PeerUnauthenticated));
     assert_eq!(outcome.client, Err(HandshakeError::TokenRefused));
 }
 
@@ -294,7 +294,7 @@ fn the_last_word_is_the_callers() {
     let mut client = ClientHandshake::start(&policy.token, lane_hello(), &mut bytes).unwrap();
     let mut server = ServerHandshake::new([1; 32]);
     let no = Refusal::new(RefusalCode::UnknownSession, [8, 0, 0, 0]);
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     for last in [false, true] {
         assert_eq!(decoder.push(&bytes), bytes.len());
         let mut answer = Vec::new();
@@ -302,7 +302,7 @@ fn the_last_word_is_the_callers() {
         let stepped = server.step(&policy, frame, &mut answer, |_| Err(no.clone()));
         assert_eq!(stepped.is_err(), last);
         bytes.clear();
-        let mut back = Decoder::unproven();
+        let mut back = Decoder::unauthenticated();
         assert_eq!(back.push(&answer), answer.len());
         let stepped = client.step(back.next_frame().unwrap().unwrap(), &mut bytes);
         if last {
@@ -321,7 +321,7 @@ fn another_version_is_named_at_both_ends() {
         &[&[9, 0, 0, 0], &[0xee; 700][..]].concat(),
     )
     .unwrap();
-    let mut decoder = Decoder::unproven();
+    let mut decoder = Decoder::unauthenticated();
     assert_eq!(decoder.push(&future), future.len());
     let mut answer = Vec::new();
     let stepped = ServerHandshake::new([1; 32]).step(
@@ -412,12 +412,12 @@ fn a_recorded_handshake_is_refused() {
     let mut server = ServerHandshake::new([0xbc; 32]);
     let mut out = Vec::new();
     for (frame, is_last) in [(&recorded[0], false), (&recorded[2], true)] {
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(frame), frame.len());
         let frame = decoder.next_frame().unwrap().unwrap();
         let stepped = server.step(&policy(), frame, &mut out, |_| Ok(()));
         let expected = if is_last {
-            Err(HandshakeError::PeerUnproven)
+            Err(HandshakeError::PeerUnauthenticated)
         } else {
             Ok(None)
         };
@@ -433,7 +433,7 @@ fn a_recorded_handshake_is_refused() {
             frame.clone_from(&recorded[index]);
         }
     });
-    assert_eq!(outcome.client, Err(HandshakeError::PeerUnproven));
+    assert_eq!(outcome.client, Err(HandshakeError::PeerUnauthenticated));
 }
 
 #[test]
@@ -454,7 +454,7 @@ fn an_hmac_sent_back_to_its_maker_is_refused() {
             }
         },
     );
-    assert_eq!(outcome.client, Err(HandshakeError::PeerUnproven));
+    assert_eq!(outcome.client, Err(HandshakeError::PeerUnauthenticated));
 
     // A client without the token mirrors the server's welcome of another connection with a known
     // challenge: the label differs even if the transcript were the same.
@@ -473,7 +473,7 @@ fn an_hmac_sent_back_to_its_maker_is_refused() {
 fn messages_out_of_turn_end_it() {
     let frames = shake_plain(control_hello(), &policy()).frames;
     for wrong in [1, 2, 3] {
-        let mut decoder = Decoder::unproven();
+        let mut decoder = Decoder::unauthenticated();
         assert_eq!(decoder.push(&frames[wrong]), frames[wrong].len());
         let frame = decoder.next_frame().unwrap().unwrap();
         let mut server = ServerHandshake::new([0xbb; 32]);

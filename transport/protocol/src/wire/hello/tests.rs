@@ -53,8 +53,8 @@ fn every_length_and_every_reserved_byte_is_checked() {
         mac: [5; 32],
     };
     let mut welcome_bytes = Vec::new();
-    welcome.encode_proven(&mut welcome_bytes);
-    assert_eq!(welcome_bytes.len(), Welcome::PROVEN_BYTES);
+    welcome.encode_authenticated(&mut welcome_bytes);
+    assert_eq!(welcome_bytes.len(), Welcome::AUTHENTICATED_BYTES);
     welcome_bytes.extend_from_slice(&welcome.mac);
     assert_eq!(Welcome::decode(&welcome_bytes), Ok(welcome));
     for len in 0..hello_bytes.len() {

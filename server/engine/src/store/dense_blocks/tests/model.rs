@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::apply::kernels::RowKernel;
+use crate::kernels::RowKernel;
 
 pub(super) const ADAM: Optimizer = Optimizer::Adam {
     lr: 0.1,

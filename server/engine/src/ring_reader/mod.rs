@@ -52,12 +52,12 @@ pub enum RingError {
         why: FrameError,
     },
     /// A frame of another session.
-    #[error("frame at byte {at} carries session {told:#x}")]
+    #[error("frame at byte {at} carries session {session:#x}")]
     Session {
         /// Position in the ring's stream, in bytes.
         at: u64,
         /// Session in the frame's header.
-        told: u64,
+        session: u64,
     },
     /// A frame longer than allowed, than the tail, or across the wrap point.
     #[error("frame at byte {at} of {len} bytes does not fit")]
@@ -78,10 +78,10 @@ pub enum RingError {
         at: u64,
     },
     /// A gap in the sequence.
-    #[error("frame {told} where {expected} is due")]
+    #[error("frame {seq} where {expected} is due")]
     Sequence {
         /// Sequence number in the frame.
-        told: u64,
+        seq: u64,
         /// Sequence number that is due.
         expected: u64,
     },
@@ -119,7 +119,7 @@ pub struct Ring {
     /// Frames that were not there when their tail was.
     late_frames: u64,
     state: StateLine,
-    told: StateLine,
+    published: StateLine,
     rejects: VecDeque<Reject>,
     check_frames: bool,
     status: StatusLine,
@@ -190,7 +190,7 @@ impl Ring {
             late: None,
             late_frames: 0,
             state,
-            told: state,
+            published: state,
             rejects: VecDeque::new(),
             check_frames: owner.check_frames,
             status,
@@ -321,7 +321,7 @@ impl Ring {
             None => return self.not_yet(),
         };
         self.copy_payload(&header, payload);
-        if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
+        if self.check_frames && header.hasher().finish_bytes(payload) != header.checksum {
             return self.not_yet();
         }
         let expected = self.state.applied_seq + 1;
@@ -337,7 +337,7 @@ impl Ring {
         }
         if header.seq > expected {
             return Err(RingError::Sequence {
-                told: header.seq,
+                seq: header.seq,
                 expected,
             });
         }
@@ -373,7 +373,7 @@ impl Ring {
             }
             return Err(RingError::Session {
                 at,
-                told: header.session,
+                session: header.session,
             });
         }
         let len = match header.kind {
@@ -478,10 +478,10 @@ impl Ring {
     /// # Errors
     /// [`LaneError`] from the lane.
     pub fn publish(&mut self, memory: &ServerMemory) -> Result<bool, LaneError> {
-        if self.state == self.told {
+        if self.state == self.published {
             return Ok(false);
         }
-        self.told = self.state;
+        self.published = self.state;
         self.store_public(memory);
         let line = self.state.to_line(self.session.0);
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))?;

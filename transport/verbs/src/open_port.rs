@@ -1,7 +1,7 @@
 //! RDMA ports in use, and the choice of one.
 //!
 //! [`rank_ports`] lists the ports that this process can use, the best first, by the rule of
-//! [`Topology::rdma_ports`]; [`Adapter::open`] opens one. Which of them a session uses is agreed with the
+//! [`Topology::rdma_ports`]; [`OpenPort::open`] opens one. Which of them a session uses is agreed with the
 //! peer ([`rank_pairs`](tidewater_topology::rank_pairs)).
 
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use tidewater_topology::{PortCandidate, PortNames, PortWish, RankedPorts, Topolo
 /// An open device with the port and address that connections through it use. Shared by all connections
 /// of the process that use them.
 #[derive(Debug)]
-pub struct Adapter {
+pub struct OpenPort {
     device: Arc<Device>,
     port: u8,
     gid: Gid,
@@ -27,15 +27,15 @@ pub struct Adapter {
     state: PortState,
 }
 
-/// Adapters and devices in use. A device can outlive its adapters, and is not opened twice even then:
+/// Ports and devices in use. A device can outlive its ports, and is not opened twice even then:
 /// objects of two openings cannot be used together.
 static OPEN: Mutex<Open> = Mutex::new(Open {
-    adapters: Vec::new(),
+    open_ports: Vec::new(),
     devices: Vec::new(),
 });
 
 struct Open {
-    adapters: Vec<Weak<Adapter>>,
+    open_ports: Vec<Weak<OpenPort>>,
     devices: Vec<Weak<Device>>,
 }
 
@@ -109,12 +109,12 @@ fn usable(mut ranked: RankedPorts, drivable: &[String]) -> Result<RankedPorts, V
     Ok(ranked)
 }
 
-impl Adapter {
-    /// Returns the adapter of the best port for connections from `local`. `wish` names the permitted ports,
-    /// as [`PortNames`] does. A port that cannot be opened is skipped. An open adapter is shared.
+impl OpenPort {
+    /// Returns the best port for connections from `local`. `wish` names the permitted ports,
+    /// as [`PortNames`] does. A port that cannot be opened is skipped. An open port is shared.
     ///
     /// # Errors
-    /// As [`rank_ports`] and, of the last port that was tried, [`Adapter::open`].
+    /// As [`rank_ports`] and, of the last port that was tried, [`OpenPort::open`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let bad = |name: &str| VerbsError::NoSuchDevice {
             wanted: name.into(),
@@ -130,40 +130,40 @@ impl Adapter {
         let mut last = VerbsError::NoPort { found: "".into() };
         for candidate in &ranked.candidates {
             match Self::open(candidate) {
-                Ok(adapter) => return Ok(adapter),
+                Ok(open_port) => return Ok(open_port),
                 Err(e) => last = e,
             }
         }
         Err(last)
     }
 
-    /// Opens a port. An open adapter is shared.
+    /// Opens a port. An open port is shared.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the device cannot be opened, [`VerbsError::Limit`] when its messages are
     /// too short.
     pub fn open(candidate: &PortCandidate) -> Result<Arc<Self>, VerbsError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.adapters.retain(|adapter| {
-            let adapter = adapter.upgrade();
-            adapter.is_some_and(|adapter| !adapter.device().has_failed())
+        open.open_ports.retain(|open_port| {
+            let open_port = open_port.upgrade();
+            open_port.is_some_and(|open_port| !open_port.device().has_failed())
         });
-        let mut held = open.adapters.iter().filter_map(Weak::upgrade);
+        let mut held = open.open_ports.iter().filter_map(Weak::upgrade);
         if let Some(shared) = held.find(|a| a.is(candidate)) {
             return Ok(shared);
         }
         let device = open.device(&candidate.device)?;
         let state = device.port(candidate.port)?;
         takes_messages(device.name(), &state)?;
-        let adapter = Arc::new(Self {
+        let open_port = Arc::new(Self {
             state,
             device,
             port: candidate.port,
             gid: Gid(candidate.gid.gid.octets()),
             gid_index: gid_index(candidate),
         });
-        open.adapters.push(Arc::downgrade(&adapter));
-        Ok(adapter)
+        open.open_ports.push(Arc::downgrade(&open_port));
+        Ok(open_port)
     }
 
     fn is(&self, candidate: &PortCandidate) -> bool {

@@ -1,4 +1,4 @@
-//! The helper thread: prepares memory that appliers will need, before they need it.
+//! The helper thread: preallocates memory that appliers will need, before they need it.
 //!
 //! To make 64 MiB present takes tens of milliseconds, and ten times that on a virtual machine,
 //! where the host has to find the pages. Where threads outnumber cores that time is taken from
@@ -18,7 +18,7 @@ use super::memory::ServerMemory;
 
 /// Orders that may wait: one for each table on each applier is the normal case.
 const ORDERS_MAX: usize = 1024;
-/// Bytes prepared between two readings of the clock: 30 us, or 200 where pages are slow.
+/// Bytes preallocated between two readings of the clock: 30 us, or 200 where pages are slow.
 pub(super) const STEP_BYTES: usize = 64 << 10;
 /// Time of work after which the helper pauses for as long.
 const WORK: Duration = Duration::from_micros(200);
@@ -48,17 +48,19 @@ pub(super) enum Urgency {
     Later,
 }
 
-/// The helper thread's inboxes, one for each urgency. Clones share them.
+/// The helper thread's queues, one for each urgency. Clones share them.
 #[derive(Clone)]
-pub struct Preparer(Option<[Sender<Job>; 2]>);
+pub struct Preallocator(Option<[Sender<Job>; 2]>);
 
-impl std::fmt::Debug for Preparer {
+impl std::fmt::Debug for Preallocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Preparer").field(&self.0.is_some()).finish()
+        f.debug_tuple("Preallocator")
+            .field(&self.0.is_some())
+            .finish()
     }
 }
 
-impl Preparer {
+impl Preallocator {
     /// No helper: appliers make everything when they need it.
     pub const fn none() -> Self {
         Self(None)
@@ -72,7 +74,7 @@ impl Preparer {
         let [(soon, urgent), (later, others)] = [(); 2].map(|()| bounded::<Job>(ORDERS_MAX));
         let work = move || {
             let mut pace = Pace::default();
-            // Both end together, with the last Preparer.
+            // Both end together, with the last Preallocator.
             while let Ok(job) = select_biased! {
                 recv(urgent) -> job => job,
                 recv(others) -> job => job,
@@ -103,12 +105,12 @@ impl Preparer {
             if let Ok(made) = make(&memory, pace) {
                 let made = Some(made);
                 // The applier made one itself meanwhile, or needs none.
-                let prepared = Prepared {
+                let preallocated = Preallocated {
                     memory,
                     made,
                     later,
                 };
-                if let Err(SendError(mut late)) = answer.send(prepared)
+                if let Err(SendError(mut late)) = answer.send(preallocated)
                     && let Some(made) = late.made.take()
                 {
                     made.discard_late(&late.memory, pace);
@@ -139,14 +141,14 @@ impl Pace {
 }
 
 /// A result of the helper, until it is taken.
-struct Prepared<T: Made> {
+struct Preallocated<T: Made> {
     memory: Arc<ServerMemory>,
     made: Option<T>,
     /// Orders of the helper for which there is time.
     later: Sender<Job>,
 }
 
-impl<T: Made> Drop for Prepared<T> {
+impl<T: Made> Drop for Preallocated<T> {
     /// The applier drops an order that is done, and has made one itself: the helper returns its pages.
     fn drop(&mut self) {
         let Some(made) = self.made.take() else {
@@ -173,7 +175,7 @@ fn taken<T>(kept: &Mutex<Option<T>>) -> Option<T> {
 }
 
 /// An order under way. If it is dropped, its result is freed.
-pub(super) struct Order<T: Made>(Receiver<Prepared<T>>);
+pub(super) struct Order<T: Made>(Receiver<Preallocated<T>>);
 
 /// State of an order.
 pub(super) enum Delivery<T> {
@@ -201,7 +203,7 @@ impl<T: Made> Order<T> {
     /// The result of the order, if it is done.
     pub(super) fn take(&mut self) -> Delivery<T> {
         match self.0.try_recv() {
-            Ok(mut prepared) => prepared
+            Ok(mut preallocated) => preallocated
                 .made
                 .take()
                 .map_or(Delivery::Failed, Delivery::Here),
@@ -234,18 +236,18 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
-    fn setup() -> (Arc<ServerMemory>, Preparer) {
+    fn setup() -> (Arc<ServerMemory>, Preallocator) {
         let memory = ServerMemory::new(16 << 20, Incarnation(1)).unwrap();
-        (Arc::new(memory), Preparer::start().unwrap())
+        (Arc::new(memory), Preallocator::start().unwrap())
     }
 
     #[test]
     fn what_nobody_takes_is_given_back() {
-        let (memory, preparer) = setup();
+        let (memory, preallocator) = setup();
         let (back, given_back) = bounded(1);
         let thing = || {
             let back = back.clone();
-            preparer.order(&memory, Urgency::Soon, move |_, pace| {
+            preallocator.order(&memory, Urgency::Soon, move |_, pace| {
                 Ok(pace.step(|| Thing(back)))
             })
         };
@@ -275,21 +277,21 @@ mod tests {
 
     #[test]
     fn orders_are_late_fail_or_find_no_room_but_nobody_waits() {
-        let (memory, preparer) = setup();
+        let (memory, preallocator) = setup();
         let (open, gate) = bounded::<()>(0);
         let busy = move |_: &ServerMemory, _: &mut Pace| -> Result<Thing, StoreError> {
             let _ = gate.recv();
             Err(StoreError::Limit {
-                what: "patience",
+                what: "tests",
                 have: 1,
                 limit: 0,
             })
         };
-        let mut first = preparer
+        let mut first = preallocator
             .order(&memory, Urgency::Soon, busy.clone())
             .unwrap();
         assert!(matches!(first.take(), Delivery::Late));
-        let more = std::iter::from_fn(|| preparer.order(&memory, Urgency::Soon, busy.clone()));
+        let more = std::iter::from_fn(|| preallocator.order(&memory, Urgency::Soon, busy.clone()));
         let more: Vec<_> = more.take(2 * ORDERS_MAX).collect();
         assert!((ORDERS_MAX - 1..=ORDERS_MAX).contains(&more.len()));
         drop(open);
@@ -297,7 +299,8 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(matches!(first.take(), Delivery::Failed));
-        let none = Preparer::none().order(&memory, Urgency::Soon, |_, _| Ok(Thing(bounded(1).0)));
+        let none =
+            Preallocator::none().order(&memory, Urgency::Soon, |_, _| Ok(Thing(bounded(1).0)));
         assert!(none.is_none());
     }
 }

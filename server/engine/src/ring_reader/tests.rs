@@ -57,7 +57,7 @@ fn frame(seq: u64) -> FrameHeader {
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
-        chk: 0,
+        checksum: 0,
     }
 }
 
@@ -114,7 +114,7 @@ fn write(inbox: &Inbox, word: u64) {
         user_tag: word,
         ..frame(1)
     };
-    header.chk = header.hasher().finish_bytes(&payload);
+    header.checksum = header.hasher().finish_bytes(&payload);
     write_header(inbox, &header);
     inbox
         .window()
@@ -167,11 +167,11 @@ fn no_change_inside_a_look_is_seen(check_frames: bool) {
             frames += 1;
             let len = payload.len();
             let is_one = header.payload_len as usize == len && LENS.contains(&len);
-            let is_proven = || {
-                header.hasher().finish_bytes(&payload) == header.chk
+            let checksum_matches = || {
+                header.hasher().finish_bytes(&payload) == header.checksum
                     && payload.ends_with(&payload[..8])
             };
-            if !is_one || (check_frames && !is_proven()) {
+            if !is_one || (check_frames && !checksum_matches()) {
                 bad = Some((header, len));
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! +0    u64 session | u32 rank, thread | u64 namespace | u64 ring bytes | u64 status at |
-//!       u32 applier, checks frames | u64 chk | 0
+//!       u32 applier, checks frames | u64 checksum | 0
 //! +64   progress: two of u64 seq | u64 head | u64 rejected; u64 of a cut push: u32 rows, seq | 0
 //! +128  reject records, at the sequence number modulo their number
 //! ```
@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{SessionId, WorkerId, WorkerThread};
-use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::hash::line_checksum;
 use tidewater_protocol::layout::lines::{Reject, StateLine};
 use tidewater_protocol::layout::{LINE_BYTES, pack, unpack};
 use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
@@ -79,7 +79,7 @@ impl RingRecord {
             status_at: line[4] as usize,
             applier,
         };
-        (line_chk(RING, line[0], &line[..6]) == line[6]).then_some(record)
+        (line_checksum(RING, line[0], &line[..6]) == line[6]).then_some(record)
     }
 }
 
@@ -108,10 +108,10 @@ impl KeptRing {
     /// Writes what does not change: a successor has the ring from now on.
     pub(super) fn begin(&self, record: RingRecord) {
         let words = record.words();
-        let chk = line_chk(RING, words[0], &words);
+        let checksum = line_checksum(RING, words[0], &words);
         let [a, b, c, d, e, f] = words;
         self.at(0, LINE_BYTES)
-            .store_line(0, &[a, b, c, d, e, f, chk, 0]);
+            .store_line(0, &[a, b, c, d, e, f, checksum, 0]);
     }
 
     /// Counts a frame as applied or refused.
