@@ -66,7 +66,7 @@ pub mod clock;
 pub mod collective;
 pub mod connect;
 pub mod error;
-
+mod ids;
 pub mod interrupt;
 mod lanes;
 pub mod link;

@@ -4,6 +4,7 @@
 
 mod any_function;
 mod any_push_buffer;
+mod any_table;
 mod arrivals;
 mod batches;
 mod cached_table;

@@ -17,9 +17,10 @@ use super::blocks::{self, BlockScratch};
 use super::validation::{RowRead, RowValidator, Verdict};
 use super::{PullMode, PullOptions, Timeout, pull_rows};
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
-use crate::table::opened::{HandleId, Named};
+use crate::table::opened::Named;
 use crate::table::state::TableState;
 
 /// Names a pull that was started.

@@ -12,8 +12,8 @@ use super::batched_ranges::Window;
 use super::blocks::{BlockPull, RangePart};
 use super::lane_reads::{CallDest, LaneReads, lane_bytes};
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::Lanes;
-use crate::table::opened::HandleId;
 
 /// State of one pull.
 #[derive(Debug, Default)]

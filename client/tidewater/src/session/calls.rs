@@ -9,9 +9,9 @@ use tidewater_runtime::sync::Arc;
 use super::threads::first_only;
 use super::{Client, creation_timeout};
 use crate::error::ClientError;
+use crate::ids::ClientNumber;
 use crate::interrupt;
 use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded};
-use crate::table::opened::ClientNumber;
 use crate::table::{Element, Table};
 
 /// Longest time that [`Client::test_call`] waits for a message.

@@ -13,9 +13,10 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::clock::wait_version;
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::{Lanes, Requests};
 use crate::pull::{self, PullMode, PullOptions, Pulled, Reading, Want, request};
-use crate::table::opened::{HandleId, Named};
+use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 

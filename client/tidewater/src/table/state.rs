@@ -12,8 +12,8 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
-use super::opened::HandleId;
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::Lanes;
 use tidewater_bookkeeping::locations::Locations;
 use tidewater_runtime::sync::Arc;
