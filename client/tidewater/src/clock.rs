@@ -209,7 +209,7 @@ impl WorkerClock {
     /// must see.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
-        lanes.tend()?;
+        lanes.keep_alive()?;
         lanes.send_held(Deadline::after(self.deadline))?;
         match self.awaited(domain) {
             None => Ok(()),
@@ -303,7 +303,7 @@ impl WorkerClock {
         thread: WorkerThread,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        lanes.tend()?;
+        lanes.keep_alive()?;
         if let Some(need) = self.awaited(domain) {
             self.wait_for(need, lanes, domain, deadline)?;
         }
@@ -401,12 +401,12 @@ fn wait_min(
     need: u64,
     deadline: Deadline,
 ) -> Result<u64, ClientError> {
-    let mut nag = Deadline::after(CLOCK_NAG);
+    let mut warn_at = Deadline::after(CLOCK_NAG);
     let each = |lanes: &mut Lanes| {
-        if nag.passed() {
+        if warn_at.passed() {
             let missing = missing_workers(lanes, domain, need);
             tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
-            nag = Deadline::after(CLOCK_NAG);
+            warn_at = Deadline::after(CLOCK_NAG);
         }
     };
     let look = |lanes: &mut Lanes| {

@@ -226,7 +226,7 @@ fn describe(reason: RejectReason) -> String {
             format!("values have type code {frame}, the table has {table}")
         }
         RejectReason::NotFinite { row, key } => format!(
-            "row {row} (key {key}) holds NaN or infinity; mend the gradient, or create the table with \
+            "row {row} (key {key}) holds NaN or infinity; correct the gradient, or create the table with \
              finite_check = false"
         ),
         RejectReason::WrongLength { bytes, expected } => {

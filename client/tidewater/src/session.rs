@@ -438,10 +438,10 @@ impl Client {
     /// When a server or the coordinator is lost.
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
         match self.lanes.poll() {
-            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline),
+            Err(Interrupt::Broken(lane)) => self.lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
             Ok(()) => Ok(()),
         }

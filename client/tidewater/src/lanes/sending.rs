@@ -181,7 +181,7 @@ impl Lanes {
 
     /// Sends the frames that are built in a lane's ring.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
-        self.tend()?;
+        self.keep_alive()?;
         if self.all[lane].broken.is_none() {
             match self.all[lane].send() {
                 Ok(()) => return Ok(()),
@@ -192,6 +192,6 @@ impl Lanes {
             }
         }
         // The recovery writes everything that was built.
-        self.mend(lane, deadline)
+        self.recover(lane, deadline)
     }
 }

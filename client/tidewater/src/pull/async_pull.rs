@@ -473,7 +473,7 @@ impl LaterPull {
         match posted.map_err(|e| lanes.failed(part.lane, e)) {
             Ok(()) => Ok(()),
             // Reads of a replaced lane count as not arrived and are repeated.
-            Err(Interrupt::Broken(lane)) => lanes.mend(lane, deadline),
+            Err(Interrupt::Broken(lane)) => lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
         }
     }

@@ -24,7 +24,7 @@ use crate::table::state::{DensePart, TableState};
 const WINDOW_BLOCKS: u64 = 16;
 /// Pause between two tries of a snapshot. A partition is flipped in some microseconds, but its applier
 /// may have to wait for a core first.
-const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
+const SNAPSHOT_PAUSE: Duration = Duration::from_micros(50);
 /// Number of tries after which the server is asked whether the table exists.
 const SNAPSHOT_ASKS: u32 = 16;
 
@@ -217,7 +217,7 @@ pub(crate) fn newest_version(
         if deadline.passed() {
             break;
         }
-        pull.lanes.nap(SNAPSHOT_NAP);
+        pull.lanes.sleep_briefly(SNAPSHOT_PAUSE);
     }
     Err(ClientError::Deadline {
         op: "look at the version",
@@ -531,7 +531,7 @@ impl BlockPull<'_> {
             if self.deadline.passed() {
                 break;
             }
-            self.lanes.nap(SNAPSHOT_NAP);
+            self.lanes.sleep_briefly(SNAPSHOT_PAUSE);
         }
         let newest: Vec<_> = tries
             .iter()

@@ -325,7 +325,7 @@ fn recovering(
     loop {
         // An earlier call may have given the lane up at its deadline, which is not this one's.
         if lanes.is_broken(lane) {
-            lanes.mend(lane, deadline)?;
+            lanes.recover(lane, deadline)?;
         }
         match read(lanes.get(lane).lane()) {
             Ok(()) => return Ok(()),
@@ -346,7 +346,7 @@ fn recovering(
             }
             Err(e) => match lanes.failed(lane, e) {
                 Interrupt::Failed(e) => return Err(e),
-                Interrupt::Broken(_) => lanes.mend(lane, deadline)?,
+                Interrupt::Broken(_) => lanes.recover(lane, deadline)?,
             },
         }
     }

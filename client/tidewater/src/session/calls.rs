@@ -66,7 +66,7 @@ impl Client {
         holds_clock: bool,
     ) -> Result<PendingCall, ClientError> {
         self.check_worker(call.op())?;
-        self.tend_dropped();
+        self.forget_dropped();
         if matches!(
             call,
             CoordinatorCall::CreateTable(_) | CoordinatorCall::Load { .. }
@@ -103,7 +103,7 @@ impl Client {
         if self.started.is_empty() {
             return Ok(());
         }
-        self.tend_dropped();
+        self.forget_dropped();
         if !self.started.iter().any(|call| call.holds_clock) {
             return Ok(());
         }
@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Forgets calls that were dropped. Those that hold the clock stay until they are over.
-    fn tend_dropped(&mut self) {
+    fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];
             if !call.is_dropped() {

@@ -457,7 +457,7 @@ impl Client {
         keys: &[u64],
         rows: RowsOf,
     ) -> Result<(), ClientError> {
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         let state = self.tables.find_mut("pull_rows", table.named())?;
         self.collective.rows.clear();
         self.collective.rows.resize(keys.len() * rows.dim(), 0);
@@ -520,7 +520,7 @@ impl Client {
                 ranks.dedup();
                 Ok(ranks)
             }
-            Err(e) => Err(self.lanes.blame(e)),
+            Err(e) => Err(self.lanes.root_cause(e)),
         }
     }
 

@@ -64,7 +64,8 @@ impl Client {
         self.collective = collectives::State::default();
         self.clock = self.clock.begun_again();
         let links = connect.connect(0, deadline);
-        let ThreadLinks { servers, parker } = links.map_err(|error| self.lanes.blame(error))?;
+        let ThreadLinks { servers, parker } =
+            links.map_err(|error| self.lanes.root_cause(error))?;
         let lanes = Lanes::new(servers, parker, self.guard.coordinator())?;
         self.lanes = lanes.with_settings_of(&self.lanes);
         self.by_lane = vec![Vec::new(); self.lanes.len()];

@@ -211,7 +211,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<u64, ClientError> {
         let state = self.tables.find(op, table.named())?;
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         let of = (state.name(), state.spec.domain);
         wait_version(&mut self.lanes, op, of, need, Deadline::after(timeout))
     }
@@ -263,7 +263,7 @@ impl Client {
                 );
                 return Err(ClientError::Deadline { op, missing });
             }
-            self.lanes.nap(PAUSE);
+            self.lanes.sleep_briefly(PAUSE);
         }
     }
 
@@ -340,7 +340,7 @@ impl Client {
                 Ok(()) => return Ok(wanted),
                 // The newest one of a moment ago was replaced.
                 Err(ClientError::VersionGone { .. }) if version.is_none() && !deadline.passed() => {
-                    self.lanes.nap(PAUSE);
+                    self.lanes.sleep_briefly(PAUSE);
                 }
                 Err(e) => return Err(e),
             }
@@ -408,7 +408,7 @@ impl Client {
         let named = table.named();
         let state = self.tables.find("pull_pinned", named)?;
         let deadline = Deadline::after(options.timeout);
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
         let is_same = |pin: &&Pin| pin.handle == named.handle && pin.version == version;
         let Some(pin) = self.pins.iter().find(is_same) else {
