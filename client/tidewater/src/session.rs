@@ -41,7 +41,7 @@ use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
-use crate::pull::{BlockScratch, LaterPulls, RowScratch};
+use crate::pull::{AsyncPulls, BlockScratch, RowScratch};
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -89,7 +89,7 @@ pub struct Client {
     blocks: BlockScratch,
     combiner: Combiner,
     feedback: Feedback,
-    later: LaterPulls,
+    async_pulls: AsyncPulls,
     pins: Vec<versions::Pin>,
     by_lane: Vec<Vec<u32>>,
     /// How far the push under way is on each lane: number of built rows, or the next element.
@@ -152,7 +152,7 @@ impl Client {
             blocks: BlockScratch::default(),
             combiner: Combiner::default(),
             feedback: Feedback::default(),
-            later: LaterPulls::default(),
+            async_pulls: AsyncPulls::default(),
             pins: Vec::new(),
             by_lane,
             lane_next,
@@ -330,9 +330,9 @@ impl Client {
     /// Asks every server for its part of a table, and adds the table.
     fn describe(&mut self, info: TableInfo, deadline: Deadline) -> Result<(), ClientError> {
         let id = info.id;
-        let hints = self.guard.locations().of(id);
+        let locations = self.guard.locations().of(id);
         let handle = self.tables.next_handle()?;
-        let mut state = TableState::new(handle, info, &self.lanes, hints)?;
+        let mut state = TableState::new(handle, info, &self.lanes, locations)?;
         let mut first_lane = 0;
         for server in 0..self.lanes.servers() {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);
@@ -350,7 +350,7 @@ impl Client {
                 })?;
         }
         if let Some(gone) = self.tables.add(state) {
-            self.later.cancel_all(gone);
+            self.async_pulls.cancel_all(gone);
             self.forget_pins(gone);
             self.feedback.forget(gone.number());
         }
@@ -370,7 +370,7 @@ impl Client {
         self.tables.find("release_table", named)?;
         self.lanes.send_held(deadline)?;
         self.lanes.coordinator.release_table(named.id, deadline)?;
-        self.later.cancel_all(named.handle);
+        self.async_pulls.cancel_all(named.handle);
         self.forget_pins(named.handle);
         self.feedback.forget(named.handle.number());
         self.tables.remove(named);

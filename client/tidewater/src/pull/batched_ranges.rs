@@ -52,7 +52,7 @@ pub(super) struct Window {
     pub(super) before: usize,
     /// Offset of what is read after the payload.
     pub(super) after: usize,
-    /// Offset of the first word of a payload that does not begin at a whole word.
+    /// Offset of the first word of a payload that does not begin at a word boundary.
     word: usize,
 }
 
@@ -296,7 +296,7 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Copies the first bytes of a payload that does not begin at a whole word from the head.
+    /// Copies the first bytes of a payload that does not begin at a word boundary from the head.
     fn place_first_word(&self, window: &Window, first: u64, head: &[u8], out: &mut [u8]) {
         let part = &window.part;
         let skew = size(self.payload_of(part).addr % 8);
@@ -311,7 +311,7 @@ impl BlockPull<'_> {
 }
 
 /// The read of `len` bytes to `body_at`, and the number of bytes before them that it also reads. Reads
-/// begin at whole words, which an element of four bytes need not: the first word then goes to `head_at`.
+/// begin at word boundaries, which an element of four bytes need not: the first word then goes to `head_at`.
 pub(super) fn payload_read(
     at: RemoteAddr,
     len: usize,
@@ -319,20 +319,20 @@ pub(super) fn payload_read(
     body_at: usize,
 ) -> (ReadOp, usize) {
     let skew = size(at.addr % 8);
-    let whole = match skew {
+    let read_bytes = match skew {
         0 => len,
         _ => (len + skew).max(8),
     };
-    let whole = match on(Mutant::LongReadWraps) {
-        true => whole & u32::MAX as usize,
-        false => whole,
+    let read_bytes = match on(Mutant::LongReadWraps) {
+        true => read_bytes & u32::MAX as usize,
+        false => read_bytes,
     };
     let op = ReadOp {
         from: RemoteAddr {
             addr: at.addr - skew as u64,
             ..at
         },
-        len: count(whole),
+        len: count(read_bytes),
         head_len: if skew == 0 { 0 } else { 8 },
         head_at,
         body_at: if skew == 0 {
@@ -352,12 +352,12 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
         let meets = next.from.key == last.from.key
             && next.from.addr == last.from.addr.wrapping_add(u64::from(last.len));
         let (heads, bodies) = (last.head_len > 0, last.len > last.head_len);
-        let lands = match (next.head_len > 0, next.len > next.head_len) {
+        let is_placed_behind = match (next.head_len > 0, next.len > next.head_len) {
             (true, false) if !bodies => next.head_at == last.head_at + last.head_len as usize,
             (false, true) if !heads => next.body_at == last.body_at + last.len as usize,
             _ => false,
         };
-        (meets && lands && !next.fence).then_some((last, len))
+        (meets && is_placed_behind && !next.fence).then_some((last, len))
     });
     match longer {
         Some((last, len)) => {

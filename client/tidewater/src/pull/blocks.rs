@@ -13,7 +13,7 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::async_ranges::LaterRange;
+use super::async_ranges::AsyncRange;
 use super::batched_ranges::{CONSISTENT, Stage, Window, WindowReads};
 use super::{PullMode, Pulled, Seen};
 use crate::error::ClientError;
@@ -125,7 +125,7 @@ pub(super) fn start(
     lanes: &mut Lanes,
     table: &TableState,
     scratch: &mut BlockScratch,
-    later: &mut LaterRange,
+    range: &mut AsyncRange,
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     let Some((layout, _)) = table.blocks() else {
@@ -140,15 +140,15 @@ pub(super) fn start(
         scratch,
         deadline,
     };
-    let cut = cut(table, later.first, later.bytes, &mut pieces);
+    let cut = cut(table, range.first, range.bytes, &mut pieces);
     let posted = cut.and_then(|()| {
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
-        let reads = matches!(later.options.mode, PullMode::Consistent | PullMode::Hogwild);
-        later.is_unposted = twice || !reads;
-        if !later.is_unposted {
+        let reads = matches!(range.options.mode, PullMode::Consistent | PullMode::Hogwild);
+        range.is_unposted = twice || !reads;
+        if !range.is_unposted {
             cut_windows(&pieces, layout.block_elements(), &mut windows);
         }
-        later.post(&mut pull, &windows)
+        range.post(&mut pull, &windows)
     });
     scratch.pieces = pieces;
     posted
@@ -159,16 +159,16 @@ pub(super) fn finish(
     lanes: &mut Lanes,
     table: &TableState,
     scratch: &mut BlockScratch,
-    later: &mut LaterRange,
+    range: &mut AsyncRange,
     out: &mut [u8],
     deadline: Deadline,
 ) -> Result<(), ClientError> {
-    let Some((layout, _)) = table.blocks().filter(|_| !later.is_unposted) else {
+    let Some((layout, _)) = table.blocks().filter(|_| !range.is_unposted) else {
         let how = Reading {
-            mode: later.options.mode,
+            mode: range.options.mode,
             want: Want::Newest,
         };
-        return pull(lanes, table, scratch, later.first, out, how, deadline).map(drop);
+        return pull(lanes, table, scratch, range.first, out, how, deadline).map(drop);
     };
     let mut pull = BlockPull {
         lanes,
@@ -177,7 +177,7 @@ pub(super) fn finish(
         scratch,
         deadline,
     };
-    later.finish(&mut pull, out)?;
+    range.finish(&mut pull, out)?;
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
     Ok(())
@@ -212,7 +212,7 @@ pub(crate) fn newest_version(
             return Ok(Some(newest));
         }
         if attempt % SNAPSHOT_ASKS == 0 {
-            pull.ask_whether_there(&pieces, &tries)?;
+            pull.check_exists(&pieces, &tries)?;
         }
         if deadline.passed() {
             break;
@@ -352,7 +352,7 @@ impl BlockPull<'_> {
     /// Address of the version words of a piece's blocks.
     pub(super) fn words_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         let versions = piece.part.versions;
-        let versions = versions.ok_or_else(|| self.nonsense("no version words"))?;
+        let versions = versions.ok_or_else(|| self.protocol_error("no version words"))?;
         let block = piece.first / self.layout.block_elements() - piece.base;
         Ok(RemoteAddr {
             key: versions.key,
@@ -526,7 +526,7 @@ impl BlockPull<'_> {
             }
             self.lanes.counters.retries += 1;
             if attempt % SNAPSHOT_ASKS == 0 {
-                self.ask_whether_there(pieces, tries)?;
+                self.check_exists(pieces, tries)?;
             }
             if self.deadline.passed() {
                 break;
@@ -551,7 +551,7 @@ impl BlockPull<'_> {
     /// A record that does not validate is being written, or its table was released: then the server
     /// refuses.
     #[cold]
-    fn ask_whether_there(
+    fn check_exists(
         &mut self,
         pieces: &[RangePart],
         tries: &[PieceTry],
@@ -630,8 +630,8 @@ impl BlockPull<'_> {
                 tried.version = None;
             }
         })?;
-        let is_whole = tries.iter().all(|tried| tried.version == Some(version));
-        Ok(is_whole.then_some(version))
+        let is_complete = tries.iter().all(|tried| tried.version == Some(version));
+        Ok(is_complete.then_some(version))
     }
 
     /// Reads pieces of a pinned version: nothing is written to them. The records show whether the table
@@ -647,7 +647,7 @@ impl BlockPull<'_> {
         todo.clear();
         for piece in pieces {
             let buffer = buffers.get(piece.part.lane).copied().flatten();
-            let buffer = buffer.ok_or_else(|| self.nonsense("a partition without a pin"))?;
+            let buffer = buffer.ok_or_else(|| self.protocol_error("a partition without a pin"))?;
             todo.push(self.in_buffer(piece, buffer)?);
         }
         cut_windows(todo, self.layout.block_elements(), again);
@@ -660,8 +660,8 @@ impl BlockPull<'_> {
             tried.line = pull.record(window.after, window.part.part.salt);
             tried.version = tried.version.filter(|_| tried.line.is_some());
         })?;
-        let is_whole = tries.iter().all(|tried| tried.version.is_some());
-        Ok(is_whole.then_some(version))
+        let is_complete = tries.iter().all(|tried| tried.version.is_some());
+        Ok(is_complete.then_some(version))
     }
 
     /// A piece with its payload in a buffer.
@@ -670,7 +670,7 @@ impl BlockPull<'_> {
         let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);
         let mut piece = *piece;
         piece.part.payload =
-            payload.ok_or_else(|| self.nonsense("a buffer that it does not have"))?;
+            payload.ok_or_else(|| self.protocol_error("a buffer that it does not have"))?;
         Ok(piece)
     }
 
@@ -691,7 +691,7 @@ impl BlockPull<'_> {
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)
     }
 
-    fn nonsense(&self, what: &str) -> ClientError {
+    fn protocol_error(&self, what: &str) -> ClientError {
         ClientError::Protocol {
             server: "a server".into(),
             what: format!("table \"{}\": {what}", self.table.name()),

@@ -62,7 +62,7 @@ impl LaneReads {
             from: source.from,
             loc,
             row,
-            taken: None,
+            unpacked: None,
             ver: RowVersion::default(),
         });
     }
@@ -76,7 +76,7 @@ impl RowScratch {
 }
 
 /// Distance, in keys, by which cached locations are prefetched.
-pub(super) const HINTS_AHEAD: usize = 16;
+pub(super) const LOCATIONS_AHEAD: usize = 16;
 
 /// One pull in progress.
 struct RowPull<'a> {
@@ -98,7 +98,7 @@ pub(crate) fn pull(
     keys: &[u64],
     out: &mut [u8],
     options: PullOptions,
-    due: Timeout,
+    timeout: Timeout,
 ) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
@@ -107,8 +107,8 @@ pub(crate) fn pull(
     if !lanes.any_mapped() || options.mode == PullMode::Gather {
         scratch.todo.extend(0..count(keys.len()));
     } else {
-        let left = (&mut scratch.todo, &mut scratch.last);
-        let tried = direct::pull(lanes, table, options.mode, keys, out, left);
+        let (todo, last) = (&mut scratch.todo, &mut scratch.last);
+        let tried = direct::pull(lanes, table, options.mode, keys, out, todo, last);
         match options.mode {
             PullMode::Hogwild => lanes.counters.rows_hogwild += tried.accepted,
             _ => lanes.counters.rows_consistent += tried.accepted,
@@ -121,7 +121,7 @@ pub(crate) fn pull(
         lanes.counters.retries += tried.rejected;
         pause(0);
     }
-    let deadline = due.deadline();
+    let deadline = timeout.deadline();
     let mut pull = RowPull {
         lanes,
         table,
@@ -189,15 +189,15 @@ impl RowPull<'_> {
         s.missing.clear();
         let row_bytes = self.table.row.payload_bytes;
         for (n, &row) in s.todo.iter().enumerate() {
-            if let Some(&later) = s.todo.get(n + HINTS_AHEAD) {
+            if let Some(&later) = s.todo.get(n + LOCATIONS_AHEAD) {
                 self.table.prefetch(self.key(later));
             }
             let key = self.key(row);
             // A cached location that failed twice is stale, not a row being written: resolve it.
             if attempt >= 2 && self.table.is_sparse() {
-                self.table.hints.forget(key);
+                self.table.locations.forget(key);
             }
-            let known = self.table.place(key);
+            let known = self.table.locate(key);
             match known.and_then(|place| Some((s.reads.get_mut(place.0.lane)?, place))) {
                 Some((reads, place)) => reads.add(key, row, place, row_bytes),
                 None => s.missing.push(row),
@@ -222,7 +222,7 @@ impl RowPull<'_> {
         let mut unknown = Vec::new();
         for &row in &s.missing {
             let lane = self.lane(row)?;
-            match self.table.hints.get_waiting(self.key(row)) {
+            match self.table.locations.get_waiting(self.key(row)) {
                 Some(loc) => s.located.push((row, lane, loc)),
                 None => unknown.push((lane, row)),
             }
@@ -232,7 +232,8 @@ impl RowPull<'_> {
         let row_bytes = self.table.row.payload_bytes;
         for &(row, lane, loc) in &s.located {
             let source = self.table.sparse_row(lane, loc);
-            let source = source.map_err(|number| nonsense(self.lanes.name(lane), loc, number))?;
+            let source =
+                source.map_err(|number| invalid_location(self.lanes.name(lane), loc, number))?;
             if let Some(reads) = s.reads.get_mut(lane) {
                 reads.add(self.key(row), row, (source, loc), row_bytes);
             }
@@ -268,7 +269,7 @@ impl RowPull<'_> {
         let mut initial = Vec::new();
         for (row, loc) in found {
             if loc.is_some() {
-                self.table.hints.put(self.key(row), loc);
+                self.table.locations.put(self.key(row), loc);
                 located.push((row, self.lane(row)?, loc));
             } else {
                 initial.push(row);
@@ -296,7 +297,8 @@ impl RowPull<'_> {
                     continue;
                 };
                 let op = self.table.extents_op(lane, number);
-                let (op, first) = op.ok_or_else(|| nonsense(self.lanes.name(lane), loc, number))?;
+                let (op, first) =
+                    op.ok_or_else(|| invalid_location(self.lanes.name(lane), loc, number))?;
                 let known = s.asked.iter().any(|&(l, f, _)| (l, f) == (lane, first));
                 if let (Some(reads), false) = (s.reads.get_mut(lane), known) {
                     reads.ops.push(ReadOp {
@@ -339,7 +341,7 @@ impl RowPull<'_> {
         let hogwild = self.options.mode == PullMode::Hogwild;
         if hogwild {
             for reads in &mut s.reads {
-                put_witness_last(&mut reads.ops, attempt);
+                put_sentinel_last(&mut reads.ops, attempt);
             }
         }
         let mut dest = CallDest {
@@ -349,9 +351,9 @@ impl RowPull<'_> {
         };
         read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
         for reads in &s.reads {
-            let unproven = hogwild && !self.witness_holds(reads, &s.heads);
+            let is_doubtful = hogwild && !self.sentinel_matches(reads, &s.heads);
             for row in &reads.rows {
-                if unproven || !self.accept(row, &s.heads, row_bytes) {
+                if is_doubtful || !self.accept(row, &s.heads, row_bytes) {
                     s.again.push(row.row);
                 }
             }
@@ -362,7 +364,7 @@ impl RowPull<'_> {
     /// Whether the last row that was read from a lane has a matching checksum. Then the table still
     /// existed when the other rows were read. Unvalidated rows do not show by themselves that their
     /// memory was given to another table.
-    fn witness_holds(&self, reads: &LaneReads, heads: &[u8]) -> bool {
+    fn sentinel_matches(&self, reads: &LaneReads, heads: &[u8]) -> bool {
         let Some(op) = reads.ops.last() else {
             return true;
         };
@@ -386,27 +388,27 @@ impl RowPull<'_> {
     #[inline]
     fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
         let hogwild = self.options.mode == PullMode::Hogwild;
-        let (verdict, ver) = match row.taken {
+        let (verdict, ver) = match row.unpacked {
             Some(verdict) => (verdict, row.ver),
-            None => self.judge_landed(row, heads, row_bytes),
+            None => self.judge_placed(row, heads, row_bytes),
         };
-        if verdict == Verdict::Proven {
+        if verdict == Verdict::Valid {
             self.seen.add(ver.counter());
         }
         match verdict {
-            Verdict::Proven if hogwild => self.lanes.counters.rows_hogwild += 1,
-            Verdict::Proven => self.lanes.counters.rows_consistent += 1,
+            Verdict::Valid if hogwild => self.lanes.counters.rows_hogwild += 1,
+            Verdict::Valid => self.lanes.counters.rows_consistent += 1,
             Verdict::Torn => {}
             Verdict::Stale => {
                 self.lanes.counters.stale_hints += 1;
-                self.table.hints.forget(row.key);
+                self.table.locations.forget(row.key);
             }
         }
-        verdict == Verdict::Proven
+        verdict == Verdict::Valid
     }
 
     /// Judges a row with head and payload placed apart.
-    fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
+    fn judge_placed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
         let at = row.row as usize;
         let (Some(head), Some(payload)) = (
             heads
@@ -417,7 +419,7 @@ impl RowPull<'_> {
             return (Verdict::Torn, RowVersion::default());
         };
         let verdict = match self.options.mode {
-            PullMode::Hogwild => row.judge_unproven(head),
+            PullMode::Hogwild => row.judge_unvalidated(head),
             _ => row.verify(head, payload),
         };
         (verdict, RowVersion::of_head(head))
@@ -446,7 +448,7 @@ impl RowPull<'_> {
 
 /// Makes the error of a location in an extent that there is not.
 #[cold]
-fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
+fn invalid_location(server: &str, loc: RowLocation, number: u16) -> ClientError {
     ClientError::Protocol {
         server: server.to_owned(),
         what: format!(
@@ -458,7 +460,7 @@ fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
 
 /// Moves one of the reads behind the others, where a fence holds it. Each try moves another one, since
 /// the last row may be a hot one.
-fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
+fn put_sentinel_last(ops: &mut [ReadOp], attempt: u32) {
     let Some(last) = ops.len().checked_sub(1) else {
         return;
     };

@@ -573,7 +573,7 @@ fn fill_keys(
         let key = combiner.keys.get(row).copied().unwrap_or_default();
         put(to, n * 8, &key.to_le_bytes());
         if state.is_sparse() {
-            let loc = state.hints.get(key).unwrap_or(RowLocation::NONE);
+            let loc = state.locations.get(key).unwrap_or(RowLocation::NONE);
             put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
         }
     }

@@ -56,7 +56,7 @@ impl Client {
         };
         // The number of the client is another one: tickets and handles of before are no longer its own.
         self.tables = Tables::new()?;
-        self.later.clear();
+        self.async_pulls.clear();
         self.pins.clear();
         self.started.clear();
         self.feedback.clear();
