@@ -112,19 +112,19 @@ impl Replies {
     ) -> Option<ReplyHeader> {
         let slot = (tag & 0xff) as usize;
         let at = mailbox_reply_at(slot, self.ring_bytes);
-        let (header, chk) = ReplyHeader::from_line(&mailbox.line(at))?;
+        let (header, checksum) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
         let fits = len <= self.payload_bytes_max();
-        let planted = tidewater_protocol::mutants::on(
+        let is_mutant = tidewater_protocol::mutants::on(
             tidewater_protocol::mutants::Mutant::ReplySlotOutsideHash,
         );
         // The checksum covers tag and slot and decides; these comparisons only save work.
-        if !fits || (!planted && (header.user_tag != tag || header.slot as usize != slot)) {
+        if !fits || (!is_mutant && (header.user_tag != tag || header.slot as usize != slot)) {
             return None;
         }
         out.resize(len, 0);
         mailbox.words(at + REPLY_HEADER_BYTES, len).copy_out(0, out);
-        if header.hasher(session.0).finish_bytes(out) != chk {
+        if header.hasher(session.0).finish_bytes(out) != checksum {
             return None;
         }
         if let Some(slot) = self.slot(tag) {

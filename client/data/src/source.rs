@@ -278,10 +278,10 @@ impl DataSource for FileSource {
 
     fn open(&self, shard: &Shard) -> Result<Box<dyn Records>, DataError> {
         let at = self.shards.iter().position(|s| s.path == shard.path);
-        let Some((file, whole)) = at.map(|at| (&self.files[at], &self.shards[at])) else {
+        let Some((file, owned)) = at.map(|at| (&self.files[at], &self.shards[at])) else {
             return Err(no_such_shard(shard));
         };
-        if shard.end > whole.end || shard.unit != whole.unit {
+        if shard.end > owned.end || shard.unit != owned.unit {
             return Err(no_such_shard(shard));
         }
         let path = shard.path.clone();
@@ -519,8 +519,8 @@ impl DataSource for MemorySource {
     }
 
     fn open(&self, shard: &Shard) -> Result<Box<dyn Records>, DataError> {
-        let whole = &self.shards[0];
-        if shard.path != whole.path || shard.unit != whole.unit || shard.end > whole.end {
+        let owned = &self.shards[0];
+        if shard.path != owned.path || shard.unit != owned.unit || shard.end > owned.end {
             return Err(no_such_shard(shard));
         }
         Ok(Box::new(MemoryRecords {

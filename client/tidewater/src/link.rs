@@ -460,12 +460,12 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// Like [`Self::check`], but waits up to `_patience`: for a caller that saw a connection end
+    /// Like [`Self::check`], but waits up to `_timeout`: for a caller that saw a connection end
     /// without a cause.
     ///
     /// # Errors
     /// As [`Self::check`].
-    fn check_within(&mut self, _patience: Duration) -> Result<(), ClientError> {
+    fn check_within(&mut self, _timeout: Duration) -> Result<(), ClientError> {
         self.check()
     }
 

@@ -338,12 +338,12 @@ impl Client {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);
             first_lane = lanes.end;
             let describe = |link: &mut dyn ServerLink, slice| {
-                let told = link.describe(id, slice)?;
-                Ok((told, link.name().to_owned()))
+                let descriptor = link.describe(id, slice)?;
+                Ok((descriptor, link.name().to_owned()))
             };
-            let (told, name) = self.lanes.ask(server, deadline, describe)?;
+            let (descriptor, name) = self.lanes.ask(server, deadline, describe)?;
             state
-                .learn(&told, lanes)
+                .learn(&descriptor, lanes)
                 .map_err(|what| ClientError::Protocol {
                     server: name,
                     what: format!("table \"{}\": {what}", state.name()),

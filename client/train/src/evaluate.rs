@@ -106,15 +106,15 @@ pub fn evaluate(
     let start = clock::now();
     let (rank, workers) = (client.rank().0, client.workers());
     let part = read_part(&config.data, rank, workers, &config.read)?;
-    let board = AllGather::new(client)?;
+    let all_gather = AllGather::new(client)?;
     let (weights, described) = saved::load(client, config.load.as_deref())?;
     described.check(&config.data, part.width(), part.max_key())?;
-    let Some(mut evaluator) = Evaluator::new(client, &board, part, Scorer::of_saved())? else {
+    let Some(mut evaluator) = Evaluator::new(client, &all_gather, part, Scorer::of_saved())? else {
         let path = config.data.clone();
         return Err(TrainError::NoRows { path });
     };
     let first = client.global_clock()?;
-    let quality = evaluator.run(client, &board, &weights)?;
+    let quality = evaluator.run(client, &all_gather, &weights)?;
     let last = client.global_clock()?;
     let report = quality.map(|quality| EvaluationReport {
         epoch: 0,
@@ -127,7 +127,7 @@ pub fn evaluate(
     });
     if rank == 0 {
         evaluator.release(client)?;
-        board.release(client)?;
+        all_gather.release(client)?;
     }
     meet(client)?;
     Ok(report)
@@ -247,13 +247,13 @@ impl Evaluator {
     /// Makes the evaluator; all workers call it. `None` if no worker has a row.
     pub(crate) fn new(
         client: &mut Client,
-        board: &AllGather,
+        all_gather: &AllGather,
         part: Dataset,
         scorer: Scorer,
     ) -> Result<Option<Self>, ClientError> {
         let mut row: Row = [0; WIDTH];
         row[..2].copy_from_slice(&[part.rows() as i64, part.skipped().cast_signed()]);
-        let parts = part_counts(&board.exchange(client, &row)?);
+        let parts = part_counts(&all_gather.exchange(client, &row)?);
         let before = client.rank().0 as usize;
         let first = parts.iter().take(before).map(|part| part.rows).sum();
         let rows: u64 = parts.iter().map(|part| part.rows).sum();
@@ -283,17 +283,17 @@ impl Evaluator {
     pub(crate) fn run(
         &mut self,
         client: &mut Client,
-        board: &AllGather,
+        all_gather: &AllGather,
         weights: &Table<f32>,
     ) -> Result<Option<Quality>, TrainError> {
         self.predict(client, weights)?;
-        board.meet(client)?;
+        all_gather.meet(client)?;
         let quality = match client.rank() {
             WorkerId(0) => Some(self.measure(client)?),
             _ => None,
         };
         // The next evaluation overwrites the rows that rank 0 reads.
-        board.meet(client)?;
+        all_gather.meet(client)?;
         Ok(quality)
     }
 

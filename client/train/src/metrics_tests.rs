@@ -142,18 +142,18 @@ proptest! {
     }
 
     #[test]
-    fn parts_merge_to_the_whole(
+    fn merged_parts_equal_all_rows(
         rows in prop::collection::vec((0f64..=1.0, any::<bool>()), 1..60),
         cut in 0usize..60,
     ) {
         let cut = cut.min(rows.len());
         let mut merged = evaluation(&rows[..cut]);
         merged.merge(&evaluation(&rows[cut..])).unwrap();
-        let whole = evaluation(&rows);
-        prop_assert!((merged.loss_sum - whole.loss_sum).abs() < 1e-9);
-        prop_assert!((merged.squares - whole.squares).abs() < 1e-9);
-        (merged.loss_sum, merged.squares) = (whole.loss_sum, whole.squares);
-        prop_assert_eq!(merged, whole);
+        let all_rows = evaluation(&rows);
+        prop_assert!((merged.loss_sum - all_rows.loss_sum).abs() < 1e-9);
+        prop_assert!((merged.squares - all_rows.squares).abs() < 1e-9);
+        (merged.loss_sum, merged.squares) = (all_rows.loss_sum, all_rows.squares);
+        prop_assert_eq!(merged, all_rows);
     }
 
     /// Few distinct, narrow probabilities: bins are shared often, so that the bound is not trivial.

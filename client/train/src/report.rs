@@ -107,7 +107,7 @@ impl Report {
         (transport, servers, workers): (Option<TransportKind>, u32, u32),
         training: &Training,
         quality: Option<Quality>,
-        census: WeightStats,
+        stats: WeightStats,
         latencies: &Latencies,
         counters: BTreeMap<String, u64>,
     ) -> Self {
@@ -126,10 +126,10 @@ impl Report {
             steps: training.steps,
             seconds,
             rows_per_second: per(training.rows as f64, seconds),
-            weights: census.weights,
-            zero_weights: census.zeros,
-            zeros: per(census.zeros as f64, census.weights as f64),
-            fingerprint: format!("{:016x}", census.fingerprint),
+            weights: stats.weights,
+            zero_weights: stats.zeros,
+            zeros: per(stats.zeros as f64, stats.weights as f64),
+            fingerprint: format!("{:016x}", stats.fingerprint),
             bytes_pulled: count("bytes_pulled"),
             bytes_pushed: count("bytes_pushed"),
             pulls: count("pulls"),
@@ -192,6 +192,6 @@ fn aside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-fn per(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+fn per(part: f64, total: f64) -> f64 {
+    if total > 0.0 { part / total } else { 0.0 }
 }

@@ -88,8 +88,8 @@ pub(crate) fn run_from(
     if client.resumed().is_some() {
         release_aside(client)?;
     }
-    let board = AllGather::new(client)?;
-    settings_check::check(client, &board, config)?;
+    let all_gather = AllGather::new(client)?;
+    settings_check::check(client, &all_gather, config)?;
     if let Some(dir) = model.filter(|_| is_to_load && client.resumed().is_none()) {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
@@ -97,7 +97,7 @@ pub(crate) fn run_from(
         meet(client)?;
     }
     let weights = weights(client, config, model)?;
-    let run = Run::new(client, config, model, board, weights)?;
+    let run = Run::new(client, config, model, all_gather, weights)?;
     run.train(client, host, &data)
 }
 
@@ -154,7 +154,7 @@ struct Run<'a> {
     weights: Table<f32>,
     position: PositionTable,
     description: DescriptionTable,
-    board: AllGather,
+    all_gather: AllGather,
     stop: StopSign,
     worker: Worker,
     rank: u32,
@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
         client: &mut Client,
         config: &'a Config,
         model: Option<&'a str>,
-        board: AllGather,
+        all_gather: AllGather,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
@@ -208,10 +208,10 @@ impl<'a> Run<'a> {
             worker: Worker::new(config.model()),
             rank: client.rank().0,
             rule: (model.is_none() && client.resumed().is_none()).then_some(config.optimizer),
-            evaluations: Evaluations::new(client, config, &board)?,
+            evaluations: Evaluations::new(client, config, &all_gather)?,
             skipped: 0,
             start: clock::now(),
-            board,
+            all_gather,
         })
     }
 
@@ -323,7 +323,7 @@ impl<'a> Run<'a> {
         {
             *cell = i64::from_le_bytes(*bytes);
         }
-        let all = self.board.exchange(client, &row)?;
+        let all = self.all_gather.exchange(client, &row)?;
         let mut least: Option<(Position, Course, u64)> = None;
         for row in all {
             let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
@@ -398,7 +398,7 @@ impl<'a> Run<'a> {
             features.cast_signed(),
             width.cast_signed(),
         ]);
-        let all = self.board.exchange(client, &row)?;
+        let all = self.all_gather.exchange(client, &row)?;
         let most = |cell: usize| all.iter().map(|row| row[cell].cast_unsigned()).max();
         let rows = all.iter().map(|row| row[1].cast_unsigned()).sum();
         let trained = Described {
@@ -417,7 +417,7 @@ impl<'a> Run<'a> {
         at: (u64, u64),
     ) -> Result<Option<Quality>, TrainError> {
         self.evaluations
-            .run(client, host, (&self.board, &self.weights), at)
+            .run(client, host, (&self.all_gather, &self.weights), at)
     }
 
     /// Whether the run ends here, by a signal of a process or because an operator stops the job.
@@ -520,7 +520,7 @@ impl<'a> Run<'a> {
             tally.stops.into(),
             step.cast_signed(),
         ]);
-        let all = self.board.exchange(client, &row)?;
+        let all = self.all_gather.exchange(client, &row)?;
         if all.iter().any(|row| row[3] != 0) {
             // Without a bound on staleness workers stop at different steps; the least one omits no step
             // later.
@@ -547,7 +547,7 @@ impl<'a> Run<'a> {
             None => self.evaluate(client, host, (end.epoch, step))?,
         };
         let keys = weight_stats::keys_of(data, self.config.model().bias_key);
-        let census = weight_stats::take(client, &self.board, &self.weights, &keys)?;
+        let stats = weight_stats::take(client, &self.all_gather, &self.weights, &keys)?;
         self.worker.latencies.join(client)?;
         if self.rank != 0 {
             return Ok(Outcome::Done(None));
@@ -558,7 +558,7 @@ impl<'a> Run<'a> {
             took: totals.took,
             log_loss: totals.log_loss,
         };
-        let report = self.report(client, training, counters, quality, census);
+        let report = self.report(client, training, counters, quality, stats);
         Ok(Outcome::Done(Some(Box::new(report))))
     }
 
@@ -568,7 +568,7 @@ impl<'a> Run<'a> {
         training: Training,
         counters: BTreeMap<String, u64>,
         quality: Option<Quality>,
-        census: WeightStats,
+        stats: WeightStats,
     ) -> Report {
         let place = (
             client.transport(),
@@ -581,7 +581,7 @@ impl<'a> Run<'a> {
             place,
             &training,
             quality,
-            census,
+            stats,
             latencies,
             counters,
         )
@@ -595,7 +595,7 @@ impl<'a> Run<'a> {
             *cell = value.cast_signed();
         }
         let mut sums: BTreeMap<String, u64> = mine.into_keys().map(|name| (name, 0)).collect();
-        for row in self.board.exchange(client, &row)? {
+        for row in self.all_gather.exchange(client, &row)? {
             for (sum, value) in sums.values_mut().zip(row) {
                 *sum = sum.wrapping_add(value.cast_unsigned());
             }
@@ -616,7 +616,7 @@ impl<'a> Run<'a> {
         meet(client)?;
         if self.rank == 0 {
             self.evaluations.release(client)?;
-            self.board.release(client)?;
+            self.all_gather.release(client)?;
             self.stop.release(client)?;
             if let Some((position, course)) = moved {
                 self.position.write(client, position, &course)?;

@@ -202,7 +202,7 @@ impl NetCoordinatorLink {
                 let missing = self.no_answer();
                 return Err(ClientError::Deadline {
                     op,
-                    missing: self.who_is_missing(missing),
+                    missing: self.missing_workers(missing),
                 });
             }
         }
@@ -415,7 +415,7 @@ impl NetCoordinatorLink {
     }
 
     /// Adds the joined servers to a deadline error: creating a table waits for servers.
-    fn who_is_missing(&mut self, otherwise: String) -> String {
+    fn missing_workers(&mut self, otherwise: String) -> String {
         if self.conn.is_absent() {
             return otherwise;
         }
@@ -581,7 +581,7 @@ impl CoordinatorLink for NetCoordinatorLink {
         let missing = self.no_answer();
         // Tables wait for servers.
         match op {
-            "create table" | "open table" => self.who_is_missing(missing),
+            "create table" | "open table" => self.missing_workers(missing),
             _ => missing,
         }
     }
@@ -590,10 +590,10 @@ impl CoordinatorLink for NetCoordinatorLink {
         self.check_within(Duration::from_millis(1))
     }
 
-    fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
+    fn check_within(&mut self, timeout: Duration) -> Result<(), ClientError> {
         self.check_restart()?;
         let resumed = self.restart.resumed;
-        let until = Deadline::after(patience);
+        let until = Deadline::after(timeout);
         loop {
             let late = match self.conn.wait_notice(until) {
                 Ok(notice) => {
@@ -690,12 +690,12 @@ fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError
         table: "-".into(),
         what,
     };
-    let whole = std::path::absolute(dir).map_err(|error| {
+    let absolute = std::path::absolute(dir).map_err(|error| {
         wrong(format!(
             "directory \"{dir}\": {error}; give an absolute path"
         ))
     })?;
-    whole.into_os_string().into_string().map_err(|path| {
+    absolute.into_os_string().into_string().map_err(|path| {
         wrong(format!(
             "{path:?} is not UTF-8; give an absolute path that is"
         ))

@@ -209,9 +209,9 @@ impl PushRing {
 
     fn signal(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         let mut cell = [0; 16];
-        let [value, chk] = CheckedU64::new(self.tail, self.session.0).0;
+        let [value, checksum] = CheckedU64::new(self.tail, self.session.0).0;
         cell[..8].copy_from_slice(&value.to_le_bytes());
-        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        cell[8..].copy_from_slice(&checksum.to_le_bytes());
         let to = RemoteAddr {
             key: INBOX_KEY,
             addr: INBOX_TAIL_AT as u64,

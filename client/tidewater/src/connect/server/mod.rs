@@ -156,11 +156,11 @@ impl NetServerLink {
                     .zip(&attached.lanes)
                     .all(|(a, lane)| lane.applier == a);
                 if attached.lanes.is_empty() || !in_order {
-                    return Err(self.nonsense("lanes that are not its appliers'"));
+                    return Err(self.wrong_answer("lanes that are not its appliers'"));
                 }
                 Ok(attached)
             }
-            _ => Err(self.nonsense("another answer than to Attach")),
+            _ => Err(self.wrong_answer("another answer than to Attach")),
         }
     }
 
@@ -262,7 +262,7 @@ impl NetServerLink {
         format!("server {}", self.name)
     }
 
-    fn nonsense(&self, what: &str) -> Failure {
+    fn wrong_answer(&self, what: &str) -> Failure {
         Failure::Final(ClientError::Protocol {
             server: self.name.clone(),
             what: what.to_owned(),
@@ -371,13 +371,13 @@ impl NetServerLink {
         let request = ServerRequest::Recover { applier };
         let recovered = match self.ask(&request, deadline)? {
             ServerAnswer::Recovered(recovered) if recovered.lane.applier == applier => recovered,
-            _ => return Err(self.nonsense("another answer than to Recover")),
+            _ => return Err(self.wrong_answer("another answer than to Recover")),
         };
         let lane = match (self.transport, &recovered.shm) {
-            (TransportKind::Shm, Some(told)) => self.renewed(usize::from(applier.0), told)?,
+            (TransportKind::Shm, Some(attach)) => self.renewed(usize::from(applier.0), attach)?,
             (TransportKind::Tcp, None) => Box::new(self.tcp_lane(&recovered.lane, deadline)?),
             (TransportKind::Verbs, None) => self.verbs_lane(&recovered.lane, call)?,
-            _ => return Err(self.nonsense("a lane of another transport")),
+            _ => return Err(self.wrong_answer("a lane of another transport")),
         };
         let state = state_of(&recovered);
         let status = Some(status_of(&recovered.lane));
@@ -446,8 +446,8 @@ impl ServerLink for NetServerLink {
         let request = ServerRequest::Describe { table };
         self.retry("describe", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
-                ServerAnswer::Table(told) if told.id == table => Ok(told),
-                _ => Err(link.nonsense("another answer than to Describe")),
+                ServerAnswer::Table(descriptor) if descriptor.id == table => Ok(descriptor),
+                _ => Err(link.wrong_answer("another answer than to Describe")),
             }
         })
     }
@@ -474,7 +474,7 @@ impl ServerLink for NetServerLink {
         self.retry("clocks", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
                 ServerAnswer::Clocks { workers, .. } => Ok(workers),
-                _ => Err(link.nonsense("another answer than to Clocks")),
+                _ => Err(link.wrong_answer("another answer than to Clocks")),
             }
         })
     }

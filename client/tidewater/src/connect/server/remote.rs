@@ -87,7 +87,8 @@ impl NetServerLink {
     /// Opens this end's port of the pair that the server has selected.
     fn use_path(&mut self, attached: &Attached) -> Attempt<()> {
         let port = attached.path.and_then(|path| self.paths.select(path));
-        let port = port.ok_or_else(|| self.nonsense("no ports, or others than were offered"))?;
+        let port =
+            port.ok_or_else(|| self.wrong_answer("no ports, or others than were offered"))?;
         let opened = self.open_port(&port);
         if opened.is_err() {
             self.paths.fail_here();
@@ -215,7 +216,7 @@ impl NetServerLink {
         };
         let conn = self.connect(purpose, deadline)?;
         let (Stream::Tcp(stream), rest) = conn.into_parts() else {
-            return Err(self.nonsense("a lane over a unix socket"));
+            return Err(self.wrong_answer("a lane over a unix socket"));
         };
         let bytes = mailbox_bytes(self.config.ring_bytes);
         let memory = Region::anonymous(bytes).map(Arc::new);
@@ -268,7 +269,7 @@ impl NetServerLink {
             ServerAnswer::VerbsConnected(connected) if connected.applier == grant.applier => {
                 connected
             }
-            _ => return Err(self.nonsense("another answer than to ConnectVerbs")),
+            _ => return Err(self.wrong_answer("another answer than to ConnectVerbs")),
         };
         self.opened(&side, grant, (offer, &connected), deadline)
     }
@@ -289,12 +290,12 @@ impl NetServerLink {
         let request = ServerRequest::ConnectLanes(connects);
         let connected = match self.ask_patiently(&request, deadline).map_err(unfit)? {
             ServerAnswer::LanesConnected(connected) if connected.len() == grants.len() => connected,
-            _ => return Err(self.nonsense("another answer than to ConnectLanes")),
+            _ => return Err(self.wrong_answer("another answer than to ConnectLanes")),
         };
         let mut lanes = Vec::with_capacity(grants.len());
         for ((grant, (side, offer)), connected) in grants.iter().zip(offers).zip(&connected) {
             if connected.applier != grant.applier {
-                return Err(self.nonsense("lanes in another order"));
+                return Err(self.wrong_answer("lanes in another order"));
             }
             lanes.push(self.opened(&side, grant, (offer, connected), deadline)?);
         }
@@ -328,8 +329,8 @@ impl NetServerLink {
         deadline: Deadline,
     ) -> Attempt<Box<dyn ClientLane>> {
         // A packet that is lost is sent again only after the device's timeout.
-        let patience = ATTEMPT.max(self.config.fabric.longest_retry());
-        let deadline = deadline.min(Deadline::after(patience));
+        let attempt = ATTEMPT.max(self.config.fabric.longest_retry());
+        let deadline = deadline.min(Deadline::after(attempt));
         let prove = (!self.path_proved).then_some(deadline);
         let lane = side.open(offer, connected, &self.name, prove);
         let mut lane = lane.map_err(Failure::Unfit)?;

@@ -107,8 +107,8 @@ mod tests {
                 at += piece.count;
             }
             assert_eq!(at, range.end);
-            let whole = dense_pieces(&table, 0..elements).unwrap();
-            let starts: Vec<u64> = whole.iter().map(|piece| piece.first).collect();
+            let all = dense_pieces(&table, 0..elements).unwrap();
+            let starts: Vec<u64> = all.iter().map(|piece| piece.first).collect();
             let inner = pieces.iter().skip(1).map(|piece| piece.first);
             assert!(
                 inner.clone().all(|first| starts.contains(&first)),
