@@ -13,7 +13,7 @@ use tidewater_protocol::wire::control::DomainClock;
 use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
-use crate::lanes::Lanes;
+use crate::lanes::{LaneRefusal, Lanes};
 use crate::push::Ticket;
 
 /// Synchronisation of workers: how far they may drift apart.
@@ -354,9 +354,9 @@ impl WorkerClock {
     /// Fails when a server refused the last tick: the server and this worker no longer agree.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
-            Some(Err((lane, reject))) => Err(ClientError::Protocol {
+            Some(Err(LaneRefusal { lane, refused })) => Err(ClientError::Protocol {
                 server: lanes.name(lane).to_owned(),
-                what: format!("it refused a tick: {reject:?}"),
+                what: format!("it refused a tick: {refused:?}"),
             }),
             _ => Ok(()),
         }
@@ -428,7 +428,8 @@ fn wait_min(
 pub(crate) fn wait_version(
     lanes: &mut Lanes,
     op: &'static str,
-    (table, domain): (&str, DomainId),
+    table: &str,
+    domain: DomainId,
     need: u64,
     deadline: Deadline,
 ) -> Result<u64, ClientError> {

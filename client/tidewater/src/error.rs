@@ -28,15 +28,17 @@ pub enum ClientError {
     #[error(
         "table \"{table}\" at {server}: the push {} (frames {} to {}), so many refused frames ago \
          that the reason is forgotten; wait for tickets sooner",
-        if *.certain { "was refused" } else { "was perhaps refused" }, .frames.0, .frames.1
+        if *.certain { "was refused" } else { "was perhaps refused" }, .first, .last
     )]
     RejectForgotten {
         /// Name of the table.
         table: String,
         /// Name of the refusing server.
         server: String,
-        /// First and last refused frame of the lane.
-        frames: (u64, u64),
+        /// First refused frame of the lane.
+        first: u64,
+        /// Last refused frame of the lane.
+        last: u64,
         /// Whether the push is certain to be among them.
         certain: bool,
     },
@@ -352,17 +354,7 @@ fn describe_trap(number: u64) -> &'static str {
 }
 
 /// Makes the error of a refusal inside a reply.
-pub(crate) fn rejected(
-    table: &str,
-    server: &str,
-    (seq, table_id): (u64, u32),
-    reason: RejectReason,
-) -> ClientError {
-    let reject = Reject {
-        seq,
-        table: table_id,
-        reason,
-    };
+pub(crate) fn rejected(table: &str, server: &str, reject: Reject) -> ClientError {
     ClientError::Rejected {
         table: table.to_owned(),
         server: server.to_owned(),

@@ -80,6 +80,13 @@ pub(crate) struct Lanes {
     followed: u64,
 }
 
+/// Refusal of a frame, and the lane of the frame.
+#[derive(Debug)]
+pub(crate) struct LaneRefusal {
+    pub(crate) lane: usize,
+    pub(crate) refused: Refused,
+}
+
 /// Why a poll of the lanes ended early.
 pub(crate) enum Interrupt {
     /// Lane `.0` broke: recover it and poll again.
@@ -635,8 +642,8 @@ impl Lanes {
         }
     }
 
-    /// Whether every frame of a ticket is applied; returns lane and reason of the first refused one.
-    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Refused)>> {
+    /// Whether every frame of a ticket is applied; returns the refusal of the first refused one.
+    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes
                 .all
@@ -652,8 +659,11 @@ impl Lanes {
             let Some(l) = self.all.get_mut(lane) else {
                 continue;
             };
-            if let Some(why) = l.rejects.among(p.first, p.last) {
-                refused = refused.or(Some((lane, why)));
+            if let Some(found) = l.rejects.among(p.first, p.last) {
+                refused = refused.or(Some(LaneRefusal {
+                    lane,
+                    refused: found,
+                }));
             }
         }
         Some(refused.map_or(Ok(()), Err))

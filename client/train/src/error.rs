@@ -161,7 +161,8 @@ impl TrainError {
     pub(super) fn other_training(
         dir: &str,
         why: &Refusal,
-        (have, want): (Option<&TableSpec>, &TableSpec),
+        have: Option<&TableSpec>,
+        want: &TableSpec,
     ) -> Self {
         let mut flags = Vec::new();
         if let Some(have) = have {
@@ -269,7 +270,7 @@ mod tests {
             (Some(&ftrl), &ssp, "give --sync bsp and the optimizer of"),
             (None, &bsp, "saved by another program?"),
         ] {
-            let error = TrainError::other_training("m", &why, (have, want));
+            let error = TrainError::other_training("m", &why, have, want);
             assert_eq!(error.exit_code(), 2);
             let text = error.to_string();
             assert!(

@@ -70,9 +70,11 @@ pub struct EvaluationReport {
     pub epoch: u64,
     /// Number of steps of each worker before it, over all runs of the model; 0 outside of a training.
     pub step: u64,
-    /// Ticks of all workers when the first weight was read, and when the last one was. Weights may contain
-    /// pushes up to the end of this interval. Equal if no worker trained meanwhile.
-    pub clocks: [u64; 2],
+    /// Ticks of all workers when the first weight was read.
+    pub first_clock: u64,
+    /// Ticks of all workers when the last weight was read. Weights may contain pushes up to this tick. Equal to
+    /// `first_clock` if no worker trained meanwhile.
+    pub last_clock: u64,
     /// Time since the beginning of the run, or of the observer.
     pub since_start: Duration,
     /// Duration of the evaluation.
@@ -119,7 +121,8 @@ pub fn evaluate(
     let report = quality.map(|quality| EvaluationReport {
         epoch: 0,
         step: 0,
-        clocks: [first, last],
+        first_clock: first,
+        last_clock: last,
         since_start: clock::now() - start,
         took: clock::now() - start,
         quality,
@@ -176,7 +179,7 @@ impl Observation {
                 measure.add(probability, example.label > 0.5)?;
             }
         }
-        let clocks = [first, client.global_clock()?];
+        let last = client.global_clock()?;
         let part = PartCount {
             worker: 0,
             rows: self.data.rows() as u64,
@@ -185,7 +188,8 @@ impl Observation {
         Ok(EvaluationReport {
             epoch: 0,
             step: 0,
-            clocks,
+            first_clock: first,
+            last_clock: last,
             since_start: clock::now() - self.start,
             took: clock::now() - began,
             quality: measure.quality()?,

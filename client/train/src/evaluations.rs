@@ -85,8 +85,10 @@ impl Evaluations {
         &mut self,
         client: &mut Client,
         host: &mut dyn Host,
-        (all_gather, weights): (&AllGather, &Table<f32>),
-        (epoch, step): (u64, u64),
+        all_gather: &AllGather,
+        weights: &Table<f32>,
+        epoch: u64,
+        step: u64,
     ) -> Result<Option<Quality>, TrainError> {
         let Some(evaluator) = &mut self.evaluator else {
             return Ok(None);
@@ -99,7 +101,8 @@ impl Evaluations {
             host.evaluated(&EvaluationReport {
                 epoch,
                 step,
-                clocks: [first, client.global_clock()?],
+                first_clock: first,
+                last_clock: client.global_clock()?,
                 since_start: clock::now() - self.start,
                 took: clock::now() - began,
                 quality,

@@ -100,14 +100,14 @@ fn foreign_evaluations_must_add_up() {
     let good = evaluation(&[(0.1, false), (0.6, true)]);
     let bad: [fn(&mut Evaluation); 7] = [
         |e| e.rows += 1,
-        |e| e.bins[3][0] += 1,
+        |e| e.bins[3].negatives += 1,
         |e| {
             e.bins.pop();
         },
-        |e| e.bins.push([0, 0]),
+        |e| e.bins.push(ClassCounts::default()),
         |e| e.true_positives = u64::MAX,
         |e| e.loss_sum = f64::NAN,
-        |e| e.bins[0] = [u64::MAX, u64::MAX],
+        |e| e.bins[0] = [u64::MAX, u64::MAX].into(),
     ];
     for break_it in bad {
         let mut broken = good.clone();
@@ -122,7 +122,7 @@ fn foreign_evaluations_must_add_up() {
     let mut huge = Evaluation::new();
     huge.rows = u64::MAX;
     huge.true_negatives = u64::MAX;
-    huge.bins[0][0] = u64::MAX;
+    huge.bins[0].negatives = u64::MAX;
     assert!(sum.merge(&huge).is_err());
     assert_eq!(sum, before);
     sum.merge(&good).unwrap();

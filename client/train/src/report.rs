@@ -101,10 +101,18 @@ pub(crate) struct Training {
     pub(crate) log_loss: f64,
 }
 
+/// Processes of the run, and what connects them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deployment {
+    pub(crate) transport: Option<TransportKind>,
+    pub(crate) servers: u32,
+    pub(crate) workers: u32,
+}
+
 impl Report {
     pub(crate) fn new(
         config: &Config,
-        (transport, servers, workers): (Option<TransportKind>, u32, u32),
+        deployment: Deployment,
         training: &Training,
         quality: Option<Quality>,
         stats: WeightStats,
@@ -141,9 +149,11 @@ impl Report {
             push_applied_p50_us: until_applied.p50_us,
             push_applied_p99_us: until_applied.p99_us,
             sync: config.sync.to_string(),
-            transport: transport.map_or_else(String::new, |t| t.to_string()),
-            servers,
-            workers,
+            transport: deployment
+                .transport
+                .map_or_else(String::new, |t| t.to_string()),
+            servers: deployment.servers,
+            workers: deployment.workers,
             optimizer: config.optimizer,
             batch_rows: config.batch_rows.get(),
             epochs: config.epochs,

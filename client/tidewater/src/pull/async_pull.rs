@@ -32,6 +32,15 @@ pub struct PullTicket {
     number: u64,
 }
 
+/// A range to be pulled: `bytes` from element `first` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RangeRequest {
+    pub(crate) named: Named,
+    pub(crate) first: u64,
+    pub(crate) bytes: usize,
+    pub(crate) options: PullOptions,
+}
+
 /// Rows of a pull that are read on one lane.
 #[derive(Debug, Default)]
 struct Part {
@@ -88,7 +97,8 @@ impl AsyncPulls {
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
-        (named, table): (Named, &TableState),
+        named: Named,
+        table: &TableState,
         keys: &[u64],
         options: PullOptions,
         deadline: Deadline,
@@ -122,25 +132,25 @@ impl AsyncPulls {
         })
     }
 
-    /// Starts a pull of a range of `bytes` from element `first` on: posts its reads.
+    /// Starts a pull of a range: posts its reads.
     pub(crate) fn start_range(
         &mut self,
         lanes: &mut Lanes,
-        (named, table): (Named, &TableState),
+        table: &TableState,
         scratch: &mut BlockScratch,
-        (first, bytes): (u64, usize),
-        options: PullOptions,
+        request: RangeRequest,
         deadline: Deadline,
     ) -> Result<PullTicket, ClientError> {
         self.check_room(table)?;
         self.next += 1;
         let mut range = self.spare_ranges.pop().unwrap_or_default();
-        (range.number, range.handle) = (self.next, Some(named.handle));
-        (range.first, range.bytes, range.options) = (first, bytes, options);
+        (range.number, range.handle) = (self.next, Some(request.named.handle));
+        (range.first, range.bytes) = (request.first, request.bytes);
+        range.options = request.options;
         blocks::start(lanes, table, scratch, &mut range, deadline)?;
         self.ranges.push(range);
         Ok(PullTicket {
-            named,
+            named: request.named,
             number: self.next,
         })
     }

@@ -64,7 +64,7 @@ impl AsyncRange {
         self.head.resize(head, 0);
         for (lane, reads) in self.reads.iter_mut().enumerate() {
             if !reads.ops.is_empty() {
-                reads.post(pull.lanes, (lane, self.number), usize::MAX)?;
+                reads.post(pull.lanes, lane, self.number, usize::MAX)?;
             }
         }
         Ok(())
@@ -97,12 +97,7 @@ impl AsyncRange {
         for (lane, reads) in self.reads.iter_mut().enumerate() {
             reads.collect(pull.lanes, lane, &mut dest, pull.deadline)?;
         }
-        pull.judge_round(
-            &self.round,
-            (self.first, &mut self.head),
-            out,
-            &mut self.rest,
-        );
+        pull.judge_round(&self.round, self.first, &mut self.head, out, &mut self.rest);
         if on(Mutant::LaterRangeUnjudged) {
             self.rest.truncate(self.unposted);
         }

@@ -153,7 +153,7 @@ impl BlockPull<'_> {
         for n in 0..stages.len() {
             reads.iter_mut().for_each(LaneReads::clear);
             read = self
-                .stage_reads(round, (stages, n), first, &mut reads)
+                .stage_reads(round, stages, n, first, &mut reads)
                 .and_then(|()| {
                     let mut dest = CallDest {
                         head: &mut head,
@@ -203,7 +203,7 @@ impl BlockPull<'_> {
         let bytes = self.place_windows(round, &CONSISTENT);
         for n in 0..CONSISTENT.len() {
             let ends: Vec<usize> = reads.iter().map(|of_lane| of_lane.ops.len()).collect();
-            self.stage_reads(round, (&CONSISTENT, n), first, reads)?;
+            self.stage_reads(round, &CONSISTENT, n, first, reads)?;
             for (of_lane, end) in reads.iter_mut().zip(ends) {
                 if let Some(op) = of_lane.ops.get_mut(end).filter(|_| n > 0) {
                     op.fence = true;
@@ -218,7 +218,8 @@ impl BlockPull<'_> {
     pub(super) fn judge_round(
         &mut self,
         round: &[Window],
-        (first, head): (u64, &mut Vec<u8>),
+        first: u64,
+        head: &mut Vec<u8>,
         out: &mut [u8],
         again: &mut Vec<RangePart>,
     ) {
@@ -238,7 +239,8 @@ impl BlockPull<'_> {
     fn stage_reads(
         &mut self,
         round: &[Window],
-        (stages, n): (&[Stage], usize),
+        stages: &[Stage],
+        n: usize,
         first: u64,
         reads: &mut [LaneReads],
     ) -> Result<(), ClientError> {

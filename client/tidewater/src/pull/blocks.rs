@@ -68,12 +68,15 @@ struct PieceTry {
     version: Option<u64>,
 }
 
-/// Lists of pieces to read and of their windows, and the state of all pieces.
-type PieceLists<'a> = (
-    &'a mut Vec<RangePart>,
-    &'a mut Vec<RangePart>,
-    &'a mut Vec<PieceTry>,
-);
+/// Lists of the pieces of a snapshot.
+struct PieceLists<'a> {
+    /// Pieces to read.
+    todo: &'a mut Vec<RangePart>,
+    /// Their windows.
+    windows: &'a mut Vec<RangePart>,
+    /// State of all pieces.
+    tries: &'a mut Vec<PieceTry>,
+}
 
 /// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
@@ -207,7 +210,7 @@ pub(crate) fn newest_version(
     };
     let (mut todo, mut tries) = (Vec::new(), vec![PieceTry::default(); pieces.len()]);
     for attempt in 1u32.. {
-        pull.read_records(&pieces, first, &mut [], (&mut todo, &mut tries))?;
+        pull.read_records(&pieces, first, &mut [], &mut todo, &mut tries)?;
         if let Some(newest) = newest_of_all(&tries) {
             return Ok(Some(newest));
         }
@@ -306,14 +309,13 @@ impl BlockPull<'_> {
         }
         let mut todo = std::mem::take(&mut self.scratch.todo);
         let mut again = std::mem::take(&mut self.scratch.again);
-        let lists = (&mut todo, &mut again);
-        let done = match mode {
-            PullMode::Snapshot => self.snapshot(pieces, first, out, lists, want),
-            _ if twice => self.snapshot(pieces, first, out, lists, want),
-            PullMode::Hogwild => self
-                .unchecked(pieces, first, out, lists)
-                .map(|()| Pulled::default()),
-            _ => self.consistent(pieces, first, out, lists),
+        let done = if twice || mode == PullMode::Snapshot {
+            self.snapshot(pieces, first, out, &mut todo, &mut again, want)
+        } else if mode == PullMode::Hogwild {
+            self.unchecked(pieces, first, out, &mut todo, &mut again)
+                .map(|()| Pulled::default())
+        } else {
+            self.consistent(pieces, first, out, &mut todo, &mut again)
         };
         (self.scratch.todo, self.scratch.again) = (todo, again);
         done
@@ -328,7 +330,7 @@ impl BlockPull<'_> {
     ) -> Result<(), ClientError> {
         let mut todo = std::mem::take(&mut self.scratch.todo);
         let mut again = std::mem::take(&mut self.scratch.again);
-        let read = self.consistent(pieces, first, out, (&mut todo, &mut again));
+        let read = self.consistent(pieces, first, out, &mut todo, &mut again);
         (self.scratch.todo, self.scratch.again) = (todo, again);
         read.map(drop)
     }
@@ -384,7 +386,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        again: &mut Vec<RangePart>,
     ) -> Result<Pulled, ClientError> {
         let per_block = self.layout.block_elements();
         cut_windows(pieces, per_block, todo);
@@ -447,7 +450,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        again: &mut Vec<RangePart>,
     ) -> Result<(), ClientError> {
         const STAGES: [Stage; 2] = [Stage::Payload, Stage::WordsAgain];
         cut_windows(pieces, self.layout.block_elements(), todo);
@@ -482,7 +486,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        lists: (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        windows: &mut Vec<RangePart>,
         want: Want<'_>,
     ) -> Result<Pulled, ClientError> {
         if pieces.is_empty() {
@@ -491,8 +496,12 @@ impl BlockPull<'_> {
         let mut tries = std::mem::take(&mut self.scratch.tries);
         tries.clear();
         tries.resize(pieces.len(), PieceTry::default());
-        let lists = (lists.0, lists.1, &mut tries);
-        let done = self.snapshot_until_equal(pieces, first, out, lists, want);
+        let mut lists = PieceLists {
+            todo,
+            windows,
+            tries: &mut tries,
+        };
+        let done = self.snapshot_until_equal(pieces, first, out, &mut lists, want);
         self.scratch.tries = tries;
         let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
         done.map(|version| {
@@ -506,14 +515,13 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
+        lists: &mut PieceLists<'_>,
         want: Want<'_>,
     ) -> Result<u64, ClientError> {
         for attempt in 1u32.. {
-            let lists = (&mut *todo, &mut *again, &mut *tries);
             let tried = match want {
                 Want::Pinned { version, buffers } => {
-                    self.try_pinned(pieces, first, out, lists, (version, buffers))
+                    self.try_pinned(pieces, first, out, lists, version, buffers)
                 }
                 _ => self.try_version(pieces, first, out, lists, want),
             };
@@ -526,14 +534,15 @@ impl BlockPull<'_> {
             }
             self.lanes.counters.retries += 1;
             if attempt % SNAPSHOT_ASKS == 0 {
-                self.check_exists(pieces, tries)?;
+                self.check_exists(pieces, lists.tries)?;
             }
             if self.deadline.passed() {
                 break;
             }
             self.lanes.sleep_briefly(SNAPSHOT_PAUSE);
         }
-        let newest: Vec<_> = tries
+        let newest: Vec<_> = lists
+            .tries
             .iter()
             .map(|t| t.line.map(|line| line.min_clock))
             .collect();
@@ -574,7 +583,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, tries): (&mut Vec<RangePart>, &mut [PieceTry]),
+        todo: &mut Vec<RangePart>,
+        tries: &mut [PieceTry],
     ) -> Result<(), ClientError> {
         todo.clear();
         todo.extend_from_slice(pieces);
@@ -593,10 +603,15 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
+        lists: &mut PieceLists<'_>,
         want: Want<'_>,
     ) -> Result<Option<u64>, ClientError> {
-        self.read_records(pieces, first, out, (&mut *todo, tries))?;
+        let PieceLists {
+            todo,
+            windows,
+            tries,
+        } = lists;
+        self.read_records(pieces, first, out, todo, tries)?;
         let Some(newest) = newest_of_all(tries) else {
             return Ok(None);
         };
@@ -605,7 +620,7 @@ impl BlockPull<'_> {
             _ => newest,
         };
         todo.clear();
-        for (piece, tried) in pieces.iter().zip(&mut *tries) {
+        for (piece, tried) in pieces.iter().zip(tries.iter_mut()) {
             if tried.version == Some(version) {
                 continue;
             }
@@ -620,9 +635,9 @@ impl BlockPull<'_> {
                 _ => tried.version = None,
             }
         }
-        cut_windows(todo, self.layout.block_elements(), again);
+        cut_windows(todo, self.layout.block_elements(), windows);
         let stages = [Stage::Payload, Stage::RecordAgain];
-        self.read_windows(again, &stages, first, out, |pull, window| {
+        self.read_windows(windows, &stages, first, out, |pull, window| {
             let tried = &mut tries[number_of(pieces, &window.part)];
             let after = pull.record(window.after, window.part.part.salt);
             let is_kept = after.is_some_and(|after| after.holds(after.epoch_of(version)));
@@ -641,21 +656,27 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
-        (version, buffers): (u64, &[Option<usize>]),
+        lists: &mut PieceLists<'_>,
+        version: u64,
+        buffers: &[Option<usize>],
     ) -> Result<Option<u64>, ClientError> {
+        let PieceLists {
+            todo,
+            windows,
+            tries,
+        } = lists;
         todo.clear();
         for piece in pieces {
             let buffer = buffers.get(piece.part.lane).copied().flatten();
             let buffer = buffer.ok_or_else(|| self.protocol_error("a partition without a pin"))?;
             todo.push(self.in_buffer(piece, buffer)?);
         }
-        cut_windows(todo, self.layout.block_elements(), again);
-        for tried in &mut *tries {
+        cut_windows(todo, self.layout.block_elements(), windows);
+        for tried in tries.iter_mut() {
             tried.version = Some(version);
         }
         let stages = [Stage::Payload, Stage::RecordAgain];
-        self.read_windows(again, &stages, first, out, |pull, window| {
+        self.read_windows(windows, &stages, first, out, |pull, window| {
             let tried = &mut tries[number_of(pieces, &window.part)];
             tried.line = pull.record(window.after, window.part.part.salt);
             tried.version = tried.version.filter(|_| tried.line.is_some());

@@ -93,7 +93,7 @@ pub(crate) fn read_lanes(
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
             let tag = lanes.read_tag();
-            of_lane.post(lanes, (lane, tag), most)?;
+            of_lane.post(lanes, lane, tag, most)?;
         }
     }
     // Mapped lanes do not wait.
@@ -111,7 +111,7 @@ pub(crate) fn read_lanes(
         for (lane, of_lane) in reads.iter_mut().enumerate() {
             if of_lane.posted.end < of_lane.ops.len() {
                 let tag = lanes.read_tag();
-                of_lane.post(lanes, (lane, tag), most)?;
+                of_lane.post(lanes, lane, tag, most)?;
                 done = false;
             }
         }
@@ -152,7 +152,8 @@ impl LaneReads {
     pub(super) fn post(
         &mut self,
         lanes: &mut Lanes,
-        (lane, tag): (usize, u64),
+        lane: usize,
+        tag: u64,
         most: usize,
     ) -> Result<(), ClientError> {
         let first = self.posted.end;
@@ -208,7 +209,7 @@ impl LaneReads {
             return Ok(());
         }
         if let Some(tag) = self.tag
-            && self.await_batch(lanes, (lane, tag), dest, deadline)?
+            && self.await_batch(lanes, lane, tag, dest, deadline)?
         {
             self.posted.start = self.posted.end;
             self.tag = None;
@@ -222,7 +223,8 @@ impl LaneReads {
     fn await_batch(
         &mut self,
         lanes: &mut Lanes,
-        (lane, tag): (usize, u64),
+        lane: usize,
+        tag: u64,
         dest: &mut CallDest<'_>,
         deadline: Deadline,
     ) -> Result<bool, ClientError> {

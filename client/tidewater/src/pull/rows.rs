@@ -22,31 +22,42 @@ pub(crate) struct RowScratch {
     ops: Vec<ReadOp>,
     reads: Vec<LaneReads>,
     missing: Vec<u32>,
-    /// Rows with a location that a server resolved, and their lanes.
-    located: Vec<(u32, usize, RowLocation)>,
+    /// Rows with a location that a server resolved.
+    located: Vec<LocatedRow>,
     extents: ExtentScratch,
     last: Vec<u32>,
+}
+
+/// A row of a call, by number, with its lane and location.
+#[derive(Debug, Clone, Copy)]
+struct LocatedRow {
+    row: u32,
+    lane: usize,
+    loc: RowLocation,
+}
+
+/// Entries of a lane's extent table that are read.
+#[derive(Debug, Clone, Copy)]
+struct ExtentRead {
+    lane: usize,
+    /// Number of the first entry.
+    first: u16,
+    /// Offset of the entries in [`ExtentScratch::lines`].
+    at: usize,
 }
 
 /// Memory for reads of extent tables.
 #[derive(Debug, Default)]
 struct ExtentScratch {
     reads: Vec<LaneReads>,
-    /// Lane, first entry and place in `lines` of each read.
-    asked: Vec<(usize, u16, usize)>,
+    asked: Vec<ExtentRead>,
     lines: Vec<u8>,
 }
 
 impl LaneReads {
     /// Adds the read of a row.
     #[inline]
-    fn add(
-        &mut self,
-        key: u64,
-        row: u32,
-        (source, loc): (RowSource, RowLocation),
-        row_bytes: usize,
-    ) {
+    fn add(&mut self, key: u64, row: u32, source: RowSource, loc: RowLocation, row_bytes: usize) {
         let at = row as usize;
         self.ops.push(ReadOp {
             from: source.from,
@@ -198,8 +209,10 @@ impl RowPull<'_> {
                 self.table.locations.forget(key);
             }
             let known = self.table.locate(key);
-            match known.and_then(|place| Some((s.reads.get_mut(place.0.lane)?, place))) {
-                Some((reads, place)) => reads.add(key, row, place, row_bytes),
+            let of_lane =
+                known.and_then(|(source, loc)| Some((s.reads.get_mut(source.lane)?, source, loc)));
+            match of_lane {
+                Some((reads, source, loc)) => reads.add(key, row, source, loc, row_bytes),
                 None => s.missing.push(row),
             }
         }
@@ -223,19 +236,19 @@ impl RowPull<'_> {
         for &row in &s.missing {
             let lane = self.lane(row)?;
             match self.table.locations.get_waiting(self.key(row)) {
-                Some(loc) => s.located.push((row, lane, loc)),
+                Some(loc) => s.located.push(LocatedRow { row, lane, loc }),
                 None => unknown.push((lane, row)),
             }
         }
         self.resolve(&mut s.located, unknown)?;
         self.learn_extents(&s.located, &mut s.extents)?;
         let row_bytes = self.table.row.payload_bytes;
-        for &(row, lane, loc) in &s.located {
+        for &LocatedRow { row, lane, loc } in &s.located {
             let source = self.table.sparse_row(lane, loc);
             let source =
                 source.map_err(|number| invalid_location(self.lanes.name(lane), loc, number))?;
             if let Some(reads) = s.reads.get_mut(lane) {
-                reads.add(self.key(row), row, (source, loc), row_bytes);
+                reads.add(self.key(row), row, source, loc, row_bytes);
             }
         }
         Ok(())
@@ -251,7 +264,7 @@ impl RowPull<'_> {
     /// Resolves the locations of rows, given with their lanes. Rows without one get initial values.
     fn resolve(
         &mut self,
-        located: &mut Vec<(u32, usize, RowLocation)>,
+        located: &mut Vec<LocatedRow>,
         mut unknown: Vec<(usize, u32)>,
     ) -> Result<(), ClientError> {
         if unknown.is_empty() {
@@ -270,7 +283,8 @@ impl RowPull<'_> {
         for (row, loc) in found {
             if loc.is_some() {
                 self.table.locations.put(self.key(row), loc);
-                located.push((row, self.lane(row)?, loc));
+                let lane = self.lane(row)?;
+                located.push(LocatedRow { row, lane, loc });
             } else {
                 initial.push(row);
             }
@@ -284,7 +298,7 @@ impl RowPull<'_> {
     /// Reads the entries of unknown extents, from all lanes at once.
     fn learn_extents(
         &mut self,
-        located: &[(u32, usize, RowLocation)],
+        located: &[LocatedRow],
         s: &mut ExtentScratch,
     ) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
@@ -292,20 +306,25 @@ impl RowPull<'_> {
             s.reads.iter_mut().for_each(LaneReads::clear);
             s.asked.clear();
             let mut bytes = 0;
-            for &(_, lane, loc) in located {
+            for &LocatedRow { lane, loc, .. } in located {
                 let Err(number) = self.table.sparse_row(lane, loc) else {
                     continue;
                 };
                 let op = self.table.extents_op(lane, number);
                 let (op, first) =
                     op.ok_or_else(|| invalid_location(self.lanes.name(lane), loc, number))?;
-                let known = s.asked.iter().any(|&(l, f, _)| (l, f) == (lane, first));
+                let is_same = |read: &ExtentRead| read.lane == lane && read.first == first;
+                let known = s.asked.iter().any(is_same);
                 if let (Some(reads), false) = (s.reads.get_mut(lane), known) {
                     reads.ops.push(ReadOp {
                         head_at: bytes,
                         ..op
                     });
-                    s.asked.push((lane, first, bytes));
+                    s.asked.push(ExtentRead {
+                        lane,
+                        first,
+                        at: bytes,
+                    });
                     bytes += op.len as usize;
                 }
             }
@@ -319,17 +338,18 @@ impl RowPull<'_> {
                 row_bytes: None,
             };
             read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
-            let ends = s.asked.iter().skip(1).map(|asked| asked.2).chain([bytes]);
-            for (&(lane, first, at), end) in s.asked.iter().zip(ends) {
+            let ends = s.asked.iter().skip(1).map(|read| read.at).chain([bytes]);
+            for (&ExtentRead { lane, first, at }, end) in s.asked.iter().zip(ends) {
                 self.table.learn_extents(lane, first, &s.lines[at..end]);
             }
         }
-        let lost = |&&(_, lane, loc): &&(u32, usize, RowLocation)| {
+        let lost = |located: &&LocatedRow| {
+            let LocatedRow { lane, loc, .. } = **located;
             self.table.sparse_row(lane, loc).is_err()
         };
         match located.iter().find(lost) {
             // No entry of a released table validates any more: then the server refuses.
-            Some(&(row, ..)) => self.gather(&mut vec![row]),
+            Some(located) => self.gather(&mut vec![located.row]),
             None => Ok(()),
         }
     }

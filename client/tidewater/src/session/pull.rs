@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::error::ClientError;
 use crate::pull::{
-    self, Missing, PullMode, PullOptions, PullTicket, Pulled, Reading, Timeout, Want,
+    self, Missing, PullMode, PullOptions, PullTicket, Pulled, RangeRequest, Reading, Timeout, Want,
 };
 use crate::table::{Element, Table};
 
@@ -83,7 +83,8 @@ impl Client {
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         self.async_pulls.start(
             &mut self.lanes,
-            (table.named(), state),
+            table.named(),
+            state,
             keys,
             options,
             deadline,
@@ -129,14 +130,15 @@ impl Client {
             return Err(state.wrong(op, format!("{count} elements do not fit in memory")));
         };
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
-        self.async_pulls.start_range(
-            &mut self.lanes,
-            (table.named(), state),
-            &mut self.blocks,
-            (first, bytes),
+        let request = RangeRequest {
+            named: table.named(),
+            first,
+            bytes,
             options,
-            deadline,
-        )
+        };
+        let scratch = &mut self.blocks;
+        self.async_pulls
+            .start_range(&mut self.lanes, state, scratch, request, deadline)
     }
 
     /// Whether [`Client::finish_pull`] would return without waiting for reads under way.

@@ -212,8 +212,8 @@ impl Client {
     ) -> Result<u64, ClientError> {
         let state = self.tables.find(op, table.named())?;
         self.lanes.keep_alive()?;
-        let of = (state.name(), state.spec.domain);
-        wait_version(&mut self.lanes, op, of, need, Deadline::after(timeout))
+        let (lanes, deadline) = (&mut self.lanes, Deadline::after(timeout));
+        wait_version(lanes, op, state.name(), state.spec.domain, need, deadline)
     }
 
     /// Pulls ranges of several tables as of one version: the newest that every applier still holds for all

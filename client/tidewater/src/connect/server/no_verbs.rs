@@ -24,7 +24,8 @@ pub(super) enum LaneOffer {}
 impl VerbsSide {
     pub(super) fn ports(
         _: IpAddr,
-        _: (Option<&RdmaDevice>, FabricSettings),
+        _: Option<&RdmaDevice>,
+        _: FabricSettings,
         _: u32,
     ) -> Result<RankedPorts, String> {
         Err(NOT_BUILT_IN.into())

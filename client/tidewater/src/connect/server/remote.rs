@@ -160,7 +160,8 @@ impl NetServerLink {
             Failure::Again("the control connection has lost its address".to_owned())
         })?;
         let names = self.config.rdma_device.as_ref();
-        let ports = VerbsSide::ports(local, (names, self.config.fabric), self.config.local_rank);
+        let (fabric, rank) = (self.config.fabric, self.config.local_rank);
+        let ports = VerbsSide::ports(local, names, fabric, rank);
         self.paths.set_ports(ports.map_err(Failure::Unfit)?);
         Ok(())
     }
@@ -178,7 +179,10 @@ impl NetServerLink {
         let grants = &attached.lanes;
         if self.transport == TransportKind::Verbs {
             return match self.verbs_lanes(grants, deadline) {
-                Ok(lanes) => Ok(grants.iter().zip(lanes).map(first).collect()),
+                Ok(lanes) => {
+                    let pairs = grants.iter().zip(lanes);
+                    Ok(pairs.map(|(grant, lane)| first(grant, lane)).collect())
+                }
                 Err(Failure::Again(why) | Failure::Absent(why)) => {
                     tracing::debug!(server = self.name, why, "lanes to be recovered");
                     self.conn = None;
@@ -197,7 +201,7 @@ impl NetServerLink {
         for grant in grants {
             let attempt = deadline.min(Deadline::after(ATTEMPT));
             lanes.push(match self.tcp_lane(grant, attempt) {
-                Ok(lane) => first((grant, Box::new(lane))),
+                Ok(lane) => first(grant, Box::new(lane)),
                 Err(Failure::Again(_) | Failure::Absent(_)) => {
                     self.recover(grant.applier, deadline)?
                 }
@@ -271,7 +275,7 @@ impl NetServerLink {
             }
             _ => return Err(self.wrong_answer("another answer than to ConnectVerbs")),
         };
-        self.opened(&side, grant, (offer, &connected), deadline)
+        self.opened(&side, grant, offer, &connected, deadline)
     }
 
     /// As [`Self::verbs_lane`] for all lanes of a session, by one request.
@@ -297,7 +301,7 @@ impl NetServerLink {
             if connected.applier != grant.applier {
                 return Err(self.wrong_answer("lanes in another order"));
             }
-            lanes.push(self.opened(&side, grant, (offer, connected), deadline)?);
+            lanes.push(self.opened(&side, grant, offer, connected, deadline)?);
         }
         Ok(lanes)
     }
@@ -325,7 +329,8 @@ impl NetServerLink {
         &mut self,
         side: &VerbsSide,
         grant: &LaneGrant,
-        (offer, connected): (LaneOffer, &VerbsConnected),
+        offer: LaneOffer,
+        connected: &VerbsConnected,
         deadline: Deadline,
     ) -> Attempt<Box<dyn ClientLane>> {
         // A packet that is lost is sent again only after the device's timeout.
@@ -344,7 +349,7 @@ impl NetServerLink {
 }
 
 /// A lane of a new session.
-fn first((grant, lane): (&LaneGrant, Box<dyn ClientLane>)) -> OpenLane {
+fn first(grant: &LaneGrant, lane: Box<dyn ClientLane>) -> OpenLane {
     OpenLane {
         lane,
         state: StateLine::default(),

@@ -25,7 +25,8 @@ impl VerbsSide {
     /// Ranks the ports of this host for connections from `control`.
     pub(super) fn ports(
         control: IpAddr,
-        (names, fabric): (Option<&RdmaDevice>, FabricSettings),
+        names: Option<&RdmaDevice>,
+        fabric: FabricSettings,
         local_rank: u32,
     ) -> Result<RankedPorts, String> {
         let wish = PortWish {

@@ -40,7 +40,8 @@ pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<
             let lane = table.lane_of_partition(partition)?;
             cut(
                 &mut pieces,
-                (lane, partition),
+                lane,
+                partition,
                 bounds.start,
                 first..end,
                 per_frame(table),
@@ -55,13 +56,7 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
     let mut pieces = Vec::new();
     for (partition, &slots) in (0..).zip(slots) {
         let lane = table.lane_of_partition(partition)?;
-        cut(
-            &mut pieces,
-            (lane, partition),
-            0,
-            0..slots,
-            per_frame(table),
-        );
+        cut(&mut pieces, lane, partition, 0, 0..slots, per_frame(table));
     }
     Some(pieces)
 }
@@ -69,7 +64,8 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
 /// Cuts `range` at multiples of `step` from `start` on.
 fn cut(
     pieces: &mut Vec<FramePiece>,
-    (lane, partition): (usize, u32),
+    lane: usize,
+    partition: u32,
     start: u64,
     range: Range<u64>,
     step: u64,
