@@ -222,7 +222,7 @@ impl CoordinatorLink for Catalogue {
             (job.as_str(), info.spec.name.as_str()) == (self.namespace.as_str(), name)
         };
         let found = tables.iter().find(mine).map(|(_, info)| info.clone());
-        found.ok_or_else(|| ClientError::Environment(format!("no table {name}")))
+        found.ok_or_else(|| ClientError::Environment(format!("no table {name}").into()))
     }
 
     fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {

@@ -57,7 +57,7 @@ impl Serving {
         let vars = vars.filter(|(name, _)| name.to_string_lossy().starts_with("TIDEWATER_RDMA_"));
         let joined = options.join_from_vars(vars)?;
         let job = joined.into_job();
-        job.ok_or_else(|| ClientError::Environment("this process has become a server".to_owned()))
+        job.ok_or_else(|| ClientError::Environment("this process has become a server".into()))
     }
 }
 
@@ -201,7 +201,9 @@ pub(crate) fn torn(serving: &Serving, time: Duration) -> Result<Finding, ClientE
 /// Error for a thread of a check that panicked.
 pub(crate) fn panicked() -> ClientError {
     ClientError::Environment(
-        "a thread of the check panicked: a defect, please report it".to_owned(),
+        "a thread of the check panicked: a defect, please report it"
+            .to_owned()
+            .into(),
     )
 }
 

@@ -478,7 +478,7 @@ pub(crate) fn check_member(
                  the first tick of a job whose number of workers was not said, or it has left its \
                  job; say the number when each session is opened (workers=N, or TIDEWATER_WORKERS=N \
                  in the environment), or open this session under asp"
-            )));
+            ).into()));
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! Errors of client calls.
 
+use tidewater_control::conn::ConnError;
+use tidewater_control::dial::DialError;
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::ids::{DomainId, Incarnation, ServerId, WorkerThread};
 use tidewater_protocol::layout::lines::Reject;
@@ -7,6 +9,64 @@ use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use crate::collective::CollectiveError;
+
+/// Error of another layer. It can be downcast, for example to [`std::io::Error`] or [`SystemError`].
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// A call of the operating system that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {op}: {source}{}", .remedy.map_or_else(String::new, |remedy| format!("; {remedy}")))]
+pub struct SystemError {
+    /// What the call was to do.
+    pub op: &'static str,
+    /// Error of the system.
+    #[source]
+    pub source: std::io::Error,
+    /// What the user can do about it.
+    pub remedy: Option<&'static str>,
+}
+
+/// Failure of a control connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlFailure {
+    /// The connection could not be made.
+    #[error(transparent)]
+    Dial(#[from] Box<DialError>),
+    /// The connection failed in a call.
+    #[error(transparent)]
+    Conn(#[from] Box<ConnError>),
+    /// The peer sent the answer to another request.
+    #[error("it answers {op} with something else; is it of another release?")]
+    OtherAnswer {
+        /// Name of the request.
+        op: &'static str,
+    },
+}
+
+/// Why there is no memory for a [`RegisteredBuffer`](crate::RegisteredBuffer).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The buffer is larger than the limit.
+    #[error("a buffer has at most {limit}")]
+    TooLarge {
+        /// Most bytes of a buffer.
+        limit: usize,
+    },
+    /// The client has as many buffers as it can have.
+    #[error("{buffers} buffers are there, the most of a client; drop some")]
+    TooMany {
+        /// Number of buffers of the client.
+        buffers: usize,
+    },
+    /// The system gives no memory.
+    #[error(transparent)]
+    Allocate(#[from] tidewater_runtime::mem::MemError),
+    /// A device does not take the memory.
+    #[error("{0}")]
+    Register(#[source] Cause),
+}
 
 /// Why a call failed. Unless the variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -58,23 +118,27 @@ pub enum ClientError {
         op: &'static str,
     },
     /// A server cannot be reached, and recovery did not help.
-    #[error("server {server} is unreachable: {why}; is the process alive?")]
+    #[error("server {server} is unreachable: {op}: {source}; is the process alive?")]
     ServerLost {
         /// Name of the lost server.
         server: String,
-        /// Error text of the last attempt.
-        why: String,
+        /// Name of the last attempt.
+        op: &'static str,
+        /// Error of the last attempt.
+        #[source]
+        source: Cause,
     },
     /// Coordinator or server refused the request.
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The control connection to a peer failed.
-    #[error("control connection to {peer}: {why}")]
+    #[error("control connection to {peer}: {source}")]
     Control {
         /// Name of the peer.
         peer: String,
-        /// Text of the failure.
-        why: String,
+        /// Failure of the connection.
+        #[source]
+        source: ControlFailure,
     },
     /// The job file cannot be used: unreadable, open to others, or stale, which names both coordinators.
     #[error(transparent)]
@@ -150,7 +214,7 @@ pub enum ClientError {
     },
     /// The job's environment is incomplete or contradicts itself.
     #[error("{0}")]
-    Environment(String),
+    Environment(#[source] Cause),
     /// This process is alone: neither a launcher nor a `TIDEWATER_*` variable gives it a job. A program
     /// may start a cluster of its own then
     /// ([`JoinOptions::embedded`](crate::JoinOptions::embedded)).
@@ -158,14 +222,15 @@ pub enum ClientError {
     NoJob(String),
     /// The processes of a launch do not meet, or not as a job; names the missing ones.
     #[error("{0}")]
-    Launch(String),
+    Launch(#[source] Cause),
     /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be allocated or registered.
-    #[error("a buffer of {bytes} bytes: {why}")]
+    #[error("a buffer of {bytes} bytes: {source}")]
     Memory {
         /// Requested size in bytes.
         bytes: usize,
-        /// The system's error text or the exceeded limit, and the remedy.
-        why: String,
+        /// The exceeded limit, or the error of the system.
+        #[source]
+        source: MemoryError,
     },
     /// A text is not an expression of the element type.
     #[error("expression {text:?}: {source}")]

@@ -23,7 +23,7 @@ impl ClientNumber {
             ClientError::Environment(format!(
                 "this process has made {made} clients, and can number {}; start another process",
                 u32::MAX
-            ))
+            ).into())
         })
     }
 }

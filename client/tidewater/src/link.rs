@@ -15,7 +15,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
 
-use crate::error::ClientError;
+use crate::error::{Cause, ClientError, ControlFailure};
 
 /// A lane at the beginning of its session, or after recovery.
 pub struct OpenLane {
@@ -104,8 +104,8 @@ pub trait ServerLink: Send {
     /// Registers a buffer with the NIC of its lanes, if there is one.
     ///
     /// # Errors
-    /// Error text of the NIC or the system.
-    fn register(&mut self, _buffer: &mut Buffer) -> Result<(), String> {
+    /// Error of the NIC or the system.
+    fn register(&mut self, _buffer: &mut Buffer) -> Result<(), Cause> {
         Ok(())
     }
 
@@ -292,10 +292,10 @@ impl CoordinatorReply {
 }
 
 /// The error of an answer that belongs to another request.
-pub(crate) fn unexpected(op: &str) -> ClientError {
+pub(crate) fn unexpected(op: &'static str) -> ClientError {
     ClientError::Control {
         peer: "the coordinator".into(),
-        why: format!("it answers {op} with something else; is it of another release?"),
+        source: ControlFailure::OtherAnswer { op },
     }
 }
 

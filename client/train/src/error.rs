@@ -247,7 +247,8 @@ mod tests {
         assert_eq!(TrainError::from(alone).exit_code(), 3);
         let lost = ClientError::ServerLost {
             server: "server 1".into(),
-            why: "connection refused".into(),
+            op: "connect",
+            source: "connection refused".into(),
         };
         assert_eq!(TrainError::from(lost).exit_code(), 4);
     }

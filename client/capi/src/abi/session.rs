@@ -82,9 +82,9 @@ pub unsafe extern "C" fn tw_begin(
             // SAFETY: the buffer is as long as said and lives through the call.
             match unsafe { broadcast(bytes.as_mut_ptr().cast(), bytes.len(), context) } {
                 0 => Ok(()),
-                code => Err(ClientError::Launch(format!(
-                    "the program's broadcast has failed with {code}"
-                ))),
+                code => Err(ClientError::Launch(
+                    format!("the program's broadcast has failed with {code}").into(),
+                )),
             }
         };
         // SAFETY: the contract of the module.

@@ -24,7 +24,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::hostinfo;
 
-use crate::error::ClientError;
+use crate::error::{ClientError, ControlFailure};
 use crate::interrupt;
 use crate::link::{
     BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, blocking_calls,
@@ -149,7 +149,7 @@ impl NetCoordinatorLink {
                             | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
                         ..
                     } => refusal.into(),
-                    other => control(&address, &other),
+                    other => control(&address, Box::new(other).into()),
                 }
             })?;
         Ok(Self {
@@ -170,7 +170,7 @@ impl NetCoordinatorLink {
         deadline: Deadline,
     ) -> Result<Joined, ClientError> {
         let op = "join";
-        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
+        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.into()))?;
         let join = Join {
             host: hostinfo::host_name(),
             host_id,
@@ -373,7 +373,7 @@ impl NetCoordinatorLink {
             // A reason that came before the end says more than the end.
             error => match self.failed.clone() {
                 Some(refusal) => refusal.into(),
-                None => control(&self.address, &error),
+                None => control(&self.address, Box::new(error).into()),
             },
         }
     }
@@ -731,10 +731,7 @@ fn table_of(request: &CoordinatorRequest) -> &str {
     }
 }
 
-fn control(address: &str, why: &dyn std::fmt::Display) -> ClientError {
+fn control(address: &str, source: ControlFailure) -> ClientError {
     let peer = format!("coordinator at {address}");
-    ClientError::Control {
-        peer,
-        why: why.to_string(),
-    }
+    ClientError::Control { peer, source }
 }

@@ -201,7 +201,7 @@ impl Client {
             return Err(ClientError::Environment(format!(
                 "an earlier {failed} failed here when the other members may have completed it, and a call of a job of \
                  open size cannot be repeated then; end this worker, and join as another one"
-            )));
+            ).into()));
         }
         let bytes = len.saturating_mul(call.dtype.size());
         let mut open = match self.take_open(call, len)? {
@@ -245,7 +245,7 @@ impl Client {
                 "an earlier {} of {} elements failed between its rounds, where the other workers may wait; \
                  repeat that call with the same values before another collective call, or end the job",
                 open.op, open.len
-            )));
+            ).into()));
         }
         let open = self.collective.open.take();
         Ok(open.filter(|_| !on(Mutant::CollectiveBeginsAgain)))

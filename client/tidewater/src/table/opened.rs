@@ -65,9 +65,9 @@ impl Tables {
         let serial = self.serial.checked_add(1);
         self.serial = serial.ok_or_else(|| {
             let made = self.serial;
-            ClientError::Environment(format!(
-                "this client has opened {made} tables; make another"
-            ))
+            ClientError::Environment(
+                format!("this client has opened {made} tables; make another").into(),
+            )
         })?;
         Ok(HandleId::new(self.client, self.serial))
     }

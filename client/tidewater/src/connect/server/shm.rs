@@ -16,7 +16,7 @@ impl NetServerLink {
     /// Opens a session over shared memory, with one attempt: what fails on one host fails again.
     pub(super) fn open_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         if let Some(why) = obstacle(&self.server) {
-            return Err(Failure::Unfit(why));
+            return Err(Failure::Unfit(why.into()));
         }
         self.become_of(TransportKind::Shm);
         self.attach_shm(deadline).map_err(|failure| match failure {
@@ -64,10 +64,9 @@ impl NetServerLink {
 
     /// Maps the memory of the descriptors that came with the last answer.
     fn map(&self, conn: &mut Control, attach: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
-        let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
         let fds = conn.stream_mut().take(shm::descriptors(attach));
-        let fds = fds.map_err(|e| again(&e))?;
-        shm::attach(attach, fds, &self.name).map_err(|e| again(&e))
+        let fds = fds.map_err(|e| Failure::Again(e.into()))?;
+        shm::attach(attach, fds, &self.name).map_err(|e| Failure::Again(e.into()))
     }
 
     fn set_parked_flag(&mut self, lane: usize, open: &ShmClientLane) {
