@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use barrier::Barrier;
 use tidewater::error::Cause;
-use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane, Saved, ServerLink};
 use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
@@ -590,7 +590,7 @@ impl CoordinatorLink for Coordinator {
         self.barrier.meet(name, count)
     }
 
-    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<Saved, ClientError> {
         unreachable!("tests of this rig do not save")
     }
 

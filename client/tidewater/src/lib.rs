@@ -82,7 +82,7 @@ pub use clock::SyncMode;
 pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
 pub use error::ClientError;
-pub use link::Loaded;
+pub use link::{Loaded, Saved};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket, Pulled, RangeVersions};
 pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;

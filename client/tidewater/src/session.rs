@@ -40,7 +40,7 @@ use crate::clock::{SyncMode, WorkerClock, check_member};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
+use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, Saved, ServerLink};
 use crate::pull::{AsyncPulls, BlockScratch, RowScratch};
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
@@ -527,7 +527,7 @@ impl Client {
     }
 
     /// Saves all tables into a directory that all servers see. A relative path is relative to this
-    /// process's working directory. Returns rows and bytes written. Call it on one worker.
+    /// process's working directory. Returns what was written. Call it on one worker.
     ///
     /// Other workers go on meanwhile; their pushes do not change what is saved. Under BSP and SSP, tables
     /// of ticks are saved as they are when all workers have ticked as often as this one. Of other tables
@@ -536,7 +536,7 @@ impl Client {
     ///
     /// # Errors
     /// A refusal that names the file and the cause. The model that the directory held is unchanged.
-    pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
+    pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<Saved, ClientError> {
         self.check_worker("save")?;
         let clocks = self.clocks_of_save();
         let deadline = Deadline::after(timeout);

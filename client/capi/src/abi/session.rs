@@ -308,7 +308,7 @@ pub unsafe extern "C" fn tw_save(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.save(directory, timeout)?)
         })?;
-        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
+        for (to, number) in [(rows, saved.rows), (bytes, saved.bytes)] {
             if !to.is_null() {
                 // SAFETY: the contract of the module.
                 *unsafe { raw::out(to, "the place for rows or bytes") }? = number;

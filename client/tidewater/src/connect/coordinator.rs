@@ -27,7 +27,7 @@ use tidewater_topology::hostinfo;
 use crate::error::{ClientError, ControlFailure};
 use crate::interrupt;
 use crate::link::{
-    BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, blocking_calls,
+    BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, Saved, blocking_calls,
     unexpected,
 };
 
@@ -560,7 +560,7 @@ impl CoordinatorLink for NetCoordinatorLink {
                 tables: _,
                 rows,
                 bytes,
-            } => CoordinatorReply::Saved { rows, bytes },
+            } => CoordinatorReply::Saved(Saved { rows, bytes }),
             CoordinatorAnswer::Loaded {
                 tables,
                 rows,

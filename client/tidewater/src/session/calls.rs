@@ -11,7 +11,7 @@ use super::{Client, creation_timeout};
 use crate::error::ClientError;
 use crate::ids::ClientNumber;
 use crate::interrupt;
-use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded};
+use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded, Saved};
 use crate::table::{Element, Table};
 
 /// Longest time that [`Client::test_call`] waits for a message.
@@ -210,9 +210,9 @@ impl Client {
     /// while !client.test_call(&mut save)? {
     ///     // pull, compute, push
     /// }
-    /// let (rows, bytes) = client.finish_save(save)?;
-    /// assert_eq!(rows, 8);
-    /// # assert!(bytes > 0);
+    /// let saved = client.finish_save(save)?;
+    /// assert_eq!(saved.rows, 8);
+    /// # assert!(saved.bytes > 0);
     /// # std::fs::remove_dir_all(dir).expect("its directory");
     /// # client.finish()
     /// # }
@@ -319,11 +319,11 @@ impl Client {
         self.finish_call(call)?.done(op)
     }
 
-    /// Waits for the save of [`Client::start_save`]; returns rows and bytes written.
+    /// Waits for the save of [`Client::start_save`]; returns what was written.
     ///
     /// # Errors
     /// As [`Client::save`].
-    pub fn finish_save(&mut self, call: PendingCall) -> Result<(u64, u64), ClientError> {
+    pub fn finish_save(&mut self, call: PendingCall) -> Result<Saved, ClientError> {
         let op = call.op;
         self.finish_call(call)?.saved(op)
     }

@@ -30,7 +30,7 @@ use crate::clock::check_member;
 use crate::error::ClientError;
 use crate::interrupt;
 use crate::link::{
-    BegunCall, ConnectThread, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded,
+    BegunCall, ConnectThread, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, Saved,
     ThreadLinks, blocking_calls,
 };
 
