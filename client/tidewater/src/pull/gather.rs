@@ -41,7 +41,7 @@ pub(crate) fn request(
 
 /// Rows of one request, by their place in the list of rows.
 #[derive(Debug)]
-struct RowChunk {
+struct LaneRows {
     lane: usize,
     rows: Range<usize>,
 }
@@ -55,7 +55,7 @@ struct RowRequests<'a, F> {
     keys: &'a [u64],
     /// Numbers of the rows, sorted by lane.
     rows: &'a [u32],
-    chunks: Vec<RowChunk>,
+    chunks: Vec<LaneRows>,
     /// Bytes of the reply for each row, and their name.
     each: usize,
     what: &'static str,
@@ -253,8 +253,8 @@ impl Lanes {
         keys: &[u64],
         rows: &[u32],
         bytes: usize,
-    ) -> Vec<RowChunk> {
-        let mut chunks: Vec<RowChunk> = Vec::new();
+    ) -> Vec<LaneRows> {
+        let mut chunks: Vec<LaneRows> = Vec::new();
         for (n, &row) in rows.iter().enumerate() {
             let Some(lane) = table.lane_of(keys[row as usize]) else {
                 continue;
@@ -264,7 +264,7 @@ impl Lanes {
             let most = fits.min(room).min(FRAME_ROWS_MAX);
             match chunks.last_mut() {
                 Some(last) if last.lane == lane && last.rows.len() < most => last.rows.end += 1,
-                _ => chunks.push(RowChunk {
+                _ => chunks.push(LaneRows {
                     lane,
                     rows: n..n + 1,
                 }),

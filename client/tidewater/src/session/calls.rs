@@ -27,13 +27,13 @@ pub struct PendingCall {
     client: ClientNumber,
     op: &'static str,
     deadline: Deadline,
-    state: State,
+    state: CallState,
     /// Tells the client, which has the other reference, that this was not dropped.
     _alive: Arc<()>,
 }
 
 #[derive(Debug)]
-enum State {
+enum CallState {
     UnderWay(u64),
     Done(Box<CoordinatorReply>),
     /// It has failed: the connection does not know it any more.
@@ -75,11 +75,11 @@ impl Client {
         }
         self.lanes.send_held(deadline)?;
         let state = match self.lanes.coordinator.begin(call, deadline)? {
-            BegunCall::UnderWay(number) => State::UnderWay(number),
-            BegunCall::Done(reply) => State::Done(reply),
+            BegunCall::UnderWay(number) => CallState::UnderWay(number),
+            BegunCall::Done(reply) => CallState::Done(reply),
         };
         let alive = Arc::new(());
-        if let State::UnderWay(number) = state {
+        if let CallState::UnderWay(number) = state {
             self.started.push(Started {
                 alive: Arc::clone(&alive),
                 number,
@@ -254,9 +254,9 @@ impl Client {
             return Err(wrong("the call was started by another client"));
         }
         let number = match call.state {
-            State::UnderWay(number) => number,
-            State::Done(_) => return Ok(true),
-            State::Over => return Err(wrong("the call has failed before")),
+            CallState::UnderWay(number) => number,
+            CallState::Done(_) => return Ok(true),
+            CallState::Over => return Err(wrong("the call has failed before")),
         };
         let polled = match self.await_reply(call.op, number, wait) {
             Ok(None) if call.deadline.passed() => {
@@ -273,9 +273,9 @@ impl Client {
         }
         self.started.retain(|started| started.number != number);
         // Also an error is the end of it: the connection has forgotten it.
-        call.state = State::Over;
+        call.state = CallState::Over;
         if let Some(reply) = polled? {
-            call.state = State::Done(Box::new(reply));
+            call.state = CallState::Done(Box::new(reply));
         }
         Ok(true)
     }
@@ -288,7 +288,7 @@ impl Client {
             // An answer that has arrived counts also after the deadline.
             let wait = SLICE.min(call.deadline.left()).max(LOOK);
             if self.poll_call(&mut call, wait)?
-                && let State::Done(reply) = call.state
+                && let CallState::Done(reply) = call.state
             {
                 return Ok(*reply);
             }

@@ -30,7 +30,7 @@ type Take<'a> = &'a dyn Fn(&mut [u8], usize, usize, &[u8]);
 
 /// What a client keeps between its collective calls.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct CollectiveState {
     /// Number of completed rounds.
     rounds: u64,
     /// Call that failed after its first round. Only this call can follow: the others wait at the round
@@ -293,7 +293,7 @@ impl Client {
     /// Checks, after the first round, that the calls of all workers fit together. All workers come to
     /// the same result.
     fn agreed(&self, call: Call, bytes: usize) -> Result<(), CollectiveError> {
-        let State { rows, members, .. } = &self.collective;
+        let CollectiveState { rows, members, .. } = &self.collective;
         let rows = rows.chunks(rows.len() / members.len());
         let headers = members.iter().zip(rows);
         let headers =

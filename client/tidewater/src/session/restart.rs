@@ -61,7 +61,7 @@ impl Client {
         self.started.clear();
         self.feedback.clear();
         self.resume.table = None;
-        self.collective = collectives::State::default();
+        self.collective = collectives::CollectiveState::default();
         self.clock = self.clock.begun_again();
         let links = connect.connect(0, deadline);
         let ThreadLinks { servers, parker } =

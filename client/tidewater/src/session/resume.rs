@@ -27,7 +27,7 @@ const _: () = assert!(COLUMNS as usize == WORDS);
 
 /// What a client knows of the checkpoints of its job.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct ResumeState {
     has_checkpoints: bool,
     resumed: Option<Resumed>,
     /// The table of positions, once it is open.
