@@ -70,9 +70,9 @@ struct PieceTry {
 
 /// Lists of the pieces of a snapshot.
 struct PieceLists<'a> {
-    /// Pieces to read.
+    /// Pieces that are to be read.
     todo: &'a mut Vec<RangePart>,
-    /// Their windows.
+    /// Windows of the pieces that are read next.
     windows: &'a mut Vec<RangePart>,
     /// State of all pieces.
     tries: &'a mut Vec<PieceTry>,

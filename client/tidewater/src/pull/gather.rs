@@ -114,7 +114,7 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
 #[derive(Debug)]
 struct RangeChunk {
     lane: usize,
-    /// First element.
+    /// First element of the table.
     first: u64,
     /// Bytes of the destination.
     bytes: Range<usize>,

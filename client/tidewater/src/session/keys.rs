@@ -354,11 +354,11 @@ struct Listed {
 struct ScanPart {
     lane: usize,
     partition: u32,
-    /// First slot.
+    /// First slot of the partition.
     first: u64,
 }
 
-/// Requests for keys.
+/// Requests for keys, one a part.
 struct ScanRequests<'a> {
     table: &'a TableState,
     parts: Vec<ScanPart>,
