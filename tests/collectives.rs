@@ -500,7 +500,11 @@ fn saved_model_lacks_collective_tables() {
         client.all_gather(&[1i64; 100]).unwrap();
         client.barrier("saving", LONG).unwrap();
         if client.rank() == WorkerId(0) {
-            assert_eq!(client.save(path, LONG).unwrap().0, 4, "rows of \"weights\"");
+            assert_eq!(
+                client.save(path, LONG).unwrap().rows,
+                4,
+                "rows of \"weights\""
+            );
         }
         client.barrier("saved", LONG).unwrap();
         assert_eq!(client.all_gather(&[2i32]).unwrap(), [2, 2]);

@@ -240,7 +240,7 @@ fn solve_there(data: &Dataset, l1: f64, servers: u32, workers: u32) -> Result<So
                 solved.cost,
                 evaluation.evaluations(),
                 counters.frames / iterations,
-                space.usage().1
+                space.usage().most
             );
             let most = if l1 > 0.0 {
                 MOST_OF_OWLQN

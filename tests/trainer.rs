@@ -222,7 +222,8 @@ fn check_bits(transport: TransportKind, workers: u32, config: &Config) {
     assert_eq!(figures.test_positives, evaluation.positives());
     for found in &ends[0].program.evaluations {
         assert_eq!(
-            found.clocks, [found.step; 2],
+            [found.first_clock, found.last_clock],
+            [found.step; 2],
             "one version, after each step"
         );
         let rows: Vec<u64> = found.parts.iter().map(|part| part.rows).collect();

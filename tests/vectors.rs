@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use tidewater::{ClientError, Expression, Init, Job, JoinOptions, SyncMode};
-use tidewater_vectors::{Evaluation, Vector, VectorSpace};
+use tidewater_vectors::{Evaluation, Vector, VectorSpace, VectorUsage};
 
 const DIM: usize = 40_003;
 
@@ -198,7 +198,7 @@ fn dropped_vectors_are_reused_empty() {
     }
     assert_eq!(keep.zeros_like().unwrap().asum().unwrap(), 0.0);
     assert!(space.table_of(id).is_err(), "another use of the slot");
-    assert_eq!(space.usage(), (1, 2));
+    assert_eq!(space.usage(), VectorUsage { now: 1, most: 2 });
     let busy = space.clone().release().unwrap_err();
     assert!(busy.to_string().contains('1'), "{busy}");
     drop(keep);
@@ -376,7 +376,8 @@ fn random_vectors_have_equal_bits_on_any_servers() {
         let space = space(&cluster, "s", DIM);
         let of = |init, seed| space.random(init, seed).unwrap().pull().unwrap();
         seen.push(vec![of(uniform, 1), of(uniform, 2), of(normal, 1)]);
-        assert_eq!(space.usage(), (0, 1), "vectors are given back");
+        let usage = VectorUsage { now: 0, most: 1 };
+        assert_eq!(space.usage(), usage, "vectors are given back");
     }
     assert!(
         seen[0] == seen[1] && seen[0] == seen[2],

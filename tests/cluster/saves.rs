@@ -46,10 +46,10 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
     let straight = start(2, 2, 1);
     let mut one = client(&straight, 0, TransportChoice::Tcp);
     step(&mut one);
-    let (rows, bytes) = one.save(dir, Duration::from_secs(60)).unwrap();
+    let saved = one.save(dir, Duration::from_secs(60)).unwrap();
     // 6 rows; 5,000 elements in blocks of 1,024.
-    assert_eq!(rows, 6 + 5);
-    assert!(bytes > 5000 * 8, "{bytes}");
+    assert_eq!(saved.rows, 6 + 5);
+    assert!(saved.bytes > 5000 * 8, "{saved:?}");
     // Optimizer state is part of the model: the second step depends on it.
     let expected = step(&mut one);
     let moved = start(3, 1, 1);
@@ -57,7 +57,7 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
     let mut loaded = two.load(dir, Duration::from_secs(60)).unwrap();
     loaded.tables.sort();
     assert_eq!(loaded.tables, ["blocks", "sparse"]);
-    assert_eq!(loaded.rows, rows);
+    assert_eq!(loaded.rows, saved.rows);
     let found = step(&mut two);
     assert!(
         expected
@@ -183,7 +183,7 @@ fn save_is_of_one_tick_while_others_go_on() {
         iterate(&mut c, 100.0);
         iterate(&mut b, 1000.0);
         let (mut a, saved) = saved.join().unwrap();
-        assert_eq!(saved.unwrap().0, 300 + 5);
+        assert_eq!(saved.unwrap().rows, 300 + 5);
         a.finish().unwrap();
         b.finish().unwrap();
         c.finish().unwrap();

@@ -26,7 +26,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use barrier::Barrier;
-use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use tidewater::error::Cause;
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane, Saved, ServerLink};
 use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
@@ -448,9 +449,11 @@ impl ServerLink for Link {
         Ok(all)
     }
 
-    fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
-        let asking = self.verbs.as_ref();
-        asking.map_or(Ok(()), |asking| asking.register(buffer))
+    fn register(&mut self, buffer: &mut Buffer) -> Result<(), Cause> {
+        match &self.verbs {
+            Some(asking) => Ok(asking.register(buffer)?),
+            None => Ok(()),
+        }
     }
 
     fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
@@ -588,7 +591,7 @@ impl CoordinatorLink for Coordinator {
         self.barrier.meet(name, count)
     }
 
-    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<Saved, ClientError> {
         unreachable!("tests of this rig do not save")
     }
 

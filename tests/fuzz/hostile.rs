@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane, Saved, ServerLink};
 use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadDest, ReadOp, RemoteAddr,
@@ -324,8 +324,8 @@ impl CoordinatorLink for Link {
         Ok(())
     }
 
-    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
-        Ok((0, 0))
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<Saved, ClientError> {
+        Ok(Saved { rows: 0, bytes: 0 })
     }
 
     fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {

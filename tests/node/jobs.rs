@@ -320,9 +320,10 @@ fn a_latecomer_is_refused_with_the_remedy() {
         let mut late = open(1);
         for _ in 0..2 {
             let refused = late.tick();
-            let Err(ClientError::Environment(text)) = refused else {
+            let Err(ClientError::Environment(cause)) = refused else {
                 panic!("{transport:?}: {refused:?}");
             };
+            let text = cause.to_string();
             assert!(
                 text.contains("worker 1 is no member of clock domain 0"),
                 "{text}"

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, NetServerLink};
-use tidewater::link::{CoordinatorLink, Loaded, OpenLane};
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane, Saved};
 use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_conformance::test_device;
 use tidewater_lanes::fabric::SPIN;
@@ -222,7 +222,7 @@ impl CoordinatorLink for Catalogue {
             (job.as_str(), info.spec.name.as_str()) == (self.namespace.as_str(), name)
         };
         let found = tables.iter().find(mine).map(|(_, info)| info.clone());
-        found.ok_or_else(|| ClientError::Environment(format!("no table {name}")))
+        found.ok_or_else(|| ClientError::Environment(format!("no table {name}").into()))
     }
 
     fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {
@@ -234,7 +234,7 @@ impl CoordinatorLink for Catalogue {
         Err(ClientError::Environment("no barrier here".into()))
     }
 
-    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<Saved, ClientError> {
         Err(ClientError::Environment("no disk here".into()))
     }
 

@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
-use tidewater::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink, ThreadLinks};
+use tidewater::link::{
+    ConnectThread, CoordinatorLink, Loaded, OpenLane, Saved, ServerLink, ThreadLinks,
+};
 use tidewater::{Client, ClientError, Element, Parts, SyncMode, Table as ClientTable};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
@@ -552,7 +554,7 @@ impl CoordinatorLink for Coordinator {
         Ok(())
     }
 
-    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<(u64, u64), ClientError> {
+    fn save(&mut self, _: &str, _: &[DomainClock], _: Deadline) -> Result<Saved, ClientError> {
         unreachable!("tests of this rig do not save")
     }
 

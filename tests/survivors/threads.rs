@@ -334,7 +334,7 @@ fn started_calls_go_on_while_their_client_works() {
     let error = all[0].finish().unwrap_err().to_string();
     assert!(error.contains("finish the save first"), "{error}");
     all[2].tick().unwrap();
-    let (rows, _) = all[0].finish_save(save).unwrap();
+    let rows = all[0].finish_save(save).unwrap().rows;
     assert_eq!(rows, 16);
     let mut out = [0.0];
     let pulled = all[0].pull_rows(&a, &[1], &mut out, PullOptions::default());

@@ -214,7 +214,7 @@ fn round(client: &mut Client, round: u64, arrived: &AtomicU64, workers: u64, mod
     assert_eq!(seen, [workers as f32], "one table for all, made once");
     client.barrier("seen", LONG).unwrap();
     if client.rank().0 == 0 {
-        let (rows, _) = client.save(model.to_str().unwrap(), LONG).unwrap();
+        let rows = client.save(model.to_str().unwrap(), LONG).unwrap().rows;
         assert_eq!(rows, KEYS + 1);
         client.release_table(table).unwrap();
     }

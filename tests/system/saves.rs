@@ -46,8 +46,8 @@ fn relative_directory_is_the_callers() {
         let mut client = cluster.client(TransportChoice::Tcp);
         assign(&mut client, 3.0);
         let saved = client.save(path, LIMIT);
-        let (rows, _) = saved.unwrap_or_else(|error| panic!("save to {path}: {error}"));
-        assert_eq!(rows, 64);
+        let saved = saved.unwrap_or_else(|error| panic!("save to {path}: {error}"));
+        assert_eq!(saved.rows, 64);
         assert!(absolute.join("manifest.json").is_file(), "{absolute:?}");
         assert!(!cluster.directory.join(path).exists(), "in the servers'");
         for wrong in ["", "a\0b"] {

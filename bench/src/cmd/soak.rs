@@ -314,7 +314,7 @@ fn save_while(
     let mut saves = Vec::new();
     while on.load(Ordering::Relaxed) {
         let (begun, next) = (clock::now(), Deadline::after(every));
-        let (_, bytes) = client.save(dir, SAVE_TIMEOUT)?;
+        let bytes = client.save(dir, SAVE_TIMEOUT)?.bytes;
         saves.push((bytes, begun.elapsed().as_secs_f64()));
         while on.load(Ordering::Relaxed) && !next.passed() {
             std::thread::sleep(Duration::from_millis(1));

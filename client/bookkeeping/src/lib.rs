@@ -1,5 +1,5 @@
 //! What a client remembers between calls, without I/O: the [`locations`] of rows that it has
-//! read, the [refusals](rejects) of its frames and the [replies] that they wait for, the
+//! read, the [refusals](rejects) of its frames [in words](reject_text), the [replies] that they wait for, the
 //! [rows of one push](combine) before they are sent, what its [encoding leaves out](feedback), the
 //! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
 //! [versions] that a pull has read, and the rows of [collective] calls.
@@ -13,6 +13,7 @@ pub mod feedback;
 pub mod locations;
 pub mod paths;
 pub mod push_options;
+pub mod reject_text;
 pub mod rejects;
 pub mod replies;
 pub mod stall_detector;

@@ -18,18 +18,31 @@ use tidewater_topology::{PortCandidate, RankedPorts};
 /// Pairs of ports that failed in this process, the oldest first.
 static FAILED: Mutex<Vec<(VerbsPath, Instant)>> = Mutex::new(Vec::new());
 
+/// A pair of ports that failed, and the reason.
+#[derive(Debug)]
+struct FailedPath {
+    path: VerbsPath,
+    reason: String,
+}
+
+/// A device of this host that cannot be used, and the reason.
+#[derive(Debug)]
+struct UnusableDevice {
+    name: String,
+    reason: String,
+}
+
 /// Ports and paths of a session that is being opened over verbs.
 #[derive(Debug, Default)]
 pub struct Paths {
     ports: Vec<PortCandidate>,
     /// Pairs that failed in earlier sessions of this process.
     remembered: Vec<VerbsPath>,
-    /// Pairs that failed in this session, with the reasons.
-    failed: Vec<(VerbsPath, String)>,
+    /// Pairs that failed in this session.
+    failed: Vec<FailedPath>,
     /// The pair that the server has selected.
     selected: Option<VerbsPath>,
-    /// Devices of this host that cannot be used, with the reasons.
-    unusable: Vec<(String, String)>,
+    unusable: Vec<UnusableDevice>,
     /// Whether the attempt failed at this host's device, before the pair was tried.
     failed_here: bool,
 }
@@ -51,7 +64,7 @@ impl Paths {
         self.ports = ranked.candidates;
         let unusable = &self.unusable;
         self.ports
-            .retain(|port| unusable.iter().all(|(device, _)| *device != port.device));
+            .retain(|port| unusable.iter().all(|device| device.name != port.device));
     }
 
     /// Notes that the attempt failed at the device of the selected port, and says nothing about the pair.
@@ -69,7 +82,7 @@ impl Paths {
 
     /// The pairs that the server is not to select.
     pub fn failed(&self) -> Vec<VerbsPath> {
-        let own = self.failed.iter().map(|(path, _)| *path);
+        let own = self.failed.iter().map(|failed| failed.path);
         let all = own.chain(self.remembered.iter().copied());
         all.take(VERBS_FAILED_PATHS_MAX).collect()
     }
@@ -95,17 +108,19 @@ impl Paths {
     /// Handles the failure of an attempt: notes that the selected pair failed, or forgets remembered ones if
     /// there was no pair to select. After [`Self::fail_here`] it gives up the device instead of the pair, which
     /// is no try. Returns whether another attempt may succeed.
-    pub fn may_try_again(&mut self, why: &str) -> bool {
+    pub fn may_try_again(&mut self, reason: &str) -> bool {
+        let reason = reason.to_owned();
         if std::mem::take(&mut self.failed_here)
             && let Some(port) = self.port()
         {
             self.selected = None;
             self.ports.retain(|other| other.device != port.device);
-            self.unusable.push((port.device, why.to_owned()));
+            let name = port.device;
+            self.unusable.push(UnusableDevice { name, reason });
             return !self.ports.is_empty();
         }
         if let Some(path) = self.selected.take() {
-            self.failed.push((path, why.to_owned()));
+            self.failed.push(FailedPath { path, reason });
             let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
             failed.push((path, clock::now()));
             let surplus = failed.len().saturating_sub(VERBS_FAILED_PATHS_MAX);
@@ -121,13 +136,13 @@ impl Paths {
 
     /// The pairs and the devices that failed in this session, each with its reason; empty if none did.
     pub fn failures(&self) -> String {
-        let failure = |(path, why): &(VerbsPath, String)| {
+        let failure = |FailedPath { path, reason }: &FailedPath| {
             let [from, to] =
                 [path.client, path.server].map(|gid| Ipv6Addr::from(gid).to_canonical());
-            format!("{from} to {to}: {why}")
+            format!("{from} to {to}: {reason}")
         };
         let unusable = self.unusable.iter();
-        let unusable = unusable.map(|(device, why)| format!("{device}: {why}"));
+        let unusable = unusable.map(|device| format!("{}: {}", device.name, device.reason));
         let all = self.failed.iter().map(failure).chain(unusable);
         all.collect::<Vec<_>>().join("; ")
     }

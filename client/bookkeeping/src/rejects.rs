@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_told_as_often_as_it_is_asked_for() {
+    fn kept_reason_returned_each_time() {
         let mut rejects = Rejects::default();
         for seq in [3, 7, 8] {
             assert!(!rejects.add(reject(seq), seq));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_told_as_unknown() {
+    fn lost_rejects_reported_as_uncertain() {
         let mut rejects = Rejects::default();
         rejects.add(reject(4), 4);
         rejects.lose(20, 25, 30);
@@ -340,7 +340,7 @@ mod tests {
                 let is_refused = all.range(first..=last).next().is_some();
                 match rejects.among(first, last) {
                     None => prop_assert!(!is_refused),
-                    Some(Refused::With(told)) => prop_assert!(all.contains(&told.seq)),
+                    Some(Refused::With(reject)) => prop_assert!(all.contains(&reject.seq)),
                     Some(Refused::Forgotten { certain, .. }) => prop_assert!(is_refused || !certain),
                 }
                 prop_assert_eq!(rejects.open, entries(&rejects));

@@ -115,11 +115,11 @@ impl Replies {
         let (header, checksum) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
         let fits = len <= self.payload_bytes_max();
-        let planted = tidewater_protocol::mutants::on(
+        let is_mutant = tidewater_protocol::mutants::on(
             tidewater_protocol::mutants::Mutant::ReplySlotOutsideHash,
         );
         // The checksum covers tag and slot and decides; these comparisons only save work.
-        if !fits || (!planted && (header.user_tag != tag || header.slot as usize != slot)) {
+        if !fits || (!is_mutant && (header.user_tag != tag || header.slot as usize != slot)) {
             return None;
         }
         out.resize(len, 0);

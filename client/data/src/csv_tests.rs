@@ -139,14 +139,14 @@ fn unended(text: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    /// Records end where csv-core, an independent splitter, ends them; and parts join to the whole.
+    /// Records end where csv-core, an independent splitter, ends them; and joined parts equal the file.
     #[test]
     fn records_are_those_of_csv_core(file in "[a\",\n]{0,40}", cut in 0u64..40) {
         let file = file.as_bytes();
         let size = file.len() as u64;
-        let whole = records(file, 0..size);
+        let all = records(file, 0..size);
         let cut = cut.min(size);
-        prop_assert_eq!([records(file, 0..cut), records(file, cut..size)].concat(), whole.clone());
+        prop_assert_eq!([records(file, 0..cut), records(file, cut..size)].concat(), all.clone());
 
         let mut reader = ReaderBuilder::new().terminator(Terminator::Any(b'\n')).build();
         let (mut input, mut expected) = (file, Vec::new());
@@ -169,7 +169,7 @@ proptest! {
             let record = &record[start..];
             expected.push(((at + start) as u64, unended(record)));
         }
-        let found = whole.into_iter().filter(|(_, text)| !text.is_empty());
+        let found = all.into_iter().filter(|(_, text)| !text.is_empty());
         let found: Vec<_> = found.map(|(at, text)| (at, unended(&text))).collect();
         prop_assert_eq!(found, expected);
     }

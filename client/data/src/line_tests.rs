@@ -159,7 +159,7 @@ fn format_names_parse_back() {
 }
 
 #[test]
-fn the_first_feature_tells_the_format() {
+fn first_feature_decides_format() {
     assert_eq!(first_feature_has_colon(b"1 2:1 3"), Some(true));
     assert_eq!(first_feature_has_colon(b"1 qid:3 2"), Some(false));
     assert_eq!(first_feature_has_colon(b"1 # 2:1"), None);

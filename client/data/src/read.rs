@@ -244,11 +244,11 @@ impl RowReader {
         if !parser.has_header() {
             return self.source.open(shard);
         }
-        let whole = Shard {
+        let file = Shard {
             first: 0,
             ..shard.clone()
         };
-        let mut records = self.source.open(&whole)?;
+        let mut records = self.source.open(&file)?;
         if records.advance()? {
             let read = parser.read_header(records.bytes());
             read.map_err(|fault| records.fault(fault))?;

@@ -109,7 +109,7 @@ enum Layout {
     Text,
     Dmlc,
     /// First record and offset of each chunk.
-    Chunked(Arc<[(u64, u64)]>),
+    Chunked(Arc<[ChunkStart]>),
 }
 
 #[derive(Debug)]
@@ -226,12 +226,21 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
-/// First record and offset of each chunk, and the number of records.
+/// Beginning of a chunk of a file.
+#[derive(Debug, Clone, Copy, Default)]
+struct ChunkStart {
+    /// Number of its first record.
+    first: u64,
+    /// Offset in the file, in bytes.
+    offset: u64,
+}
+
+/// Finds the chunks of a file; returns them and the number of records.
 fn index(
     path: &Path,
     compression: Compression,
     size: u64,
-) -> Result<(Vec<(u64, u64)>, u64), DataError> {
+) -> Result<(Vec<ChunkStart>, u64), DataError> {
     let mut chunks = Vec::new();
     let (mut offset, mut records) = (0, 0);
     let mut content = input::open(path, compression, 0)?;
@@ -247,7 +256,10 @@ fn index(
         if end > size {
             return Err(damaged(FileFault::Truncated));
         }
-        chunks.push((records, offset));
+        chunks.push(ChunkStart {
+            first: records,
+            offset,
+        });
         records += u64::from(header.records);
         offset = end;
         match compression {
@@ -278,10 +290,10 @@ impl DataSource for FileSource {
 
     fn open(&self, shard: &Shard) -> Result<Box<dyn Records>, DataError> {
         let at = self.shards.iter().position(|s| s.path == shard.path);
-        let Some((file, whole)) = at.map(|at| (&self.files[at], &self.shards[at])) else {
+        let Some((file, owned)) = at.map(|at| (&self.files[at], &self.shards[at])) else {
             return Err(no_such_shard(shard));
         };
-        if shard.end > whole.end || shard.unit != whole.unit {
+        if shard.end > owned.end || shard.unit != owned.unit {
             return Err(no_such_shard(shard));
         }
         let path = shard.path.clone();
@@ -312,11 +324,9 @@ impl DataSource for FileSource {
                 number: None,
             }),
             Layout::Chunked(chunks) => {
-                let next = chunks.partition_point(|(first, _)| *first <= range.start);
-                let (first, offset) = match next.checked_sub(1) {
-                    Some(at) => chunks[at],
-                    None => (0, 0),
-                };
+                let next = chunks.partition_point(|chunk| chunk.first <= range.start);
+                let before = next.checked_sub(1).map(|at| chunks[at]);
+                let ChunkStart { first, offset } = before.unwrap_or_default();
                 Box::new(ChunkedRecords {
                     source: open(offset)?,
                     shard: shard.clone(),
@@ -519,8 +529,8 @@ impl DataSource for MemorySource {
     }
 
     fn open(&self, shard: &Shard) -> Result<Box<dyn Records>, DataError> {
-        let whole = &self.shards[0];
-        if shard.path != whole.path || shard.unit != whole.unit || shard.end > whole.end {
+        let owned = &self.shards[0];
+        if shard.path != owned.path || shard.unit != owned.unit || shard.end > owned.end {
             return Err(no_such_shard(shard));
         }
         Ok(Box::new(MemoryRecords {

@@ -114,13 +114,13 @@ fn directories_and_patterns_are_one_source() {
     put(&folder, ".hidden", "x");
     put(&folder, "other", "x");
     fs::create_dir(folder.path().join("part-dir")).unwrap();
-    let whole = read(&put(&folder, ".whole", all.join("\n")), &raw()).unwrap();
+    let all = read(&put(&folder, ".whole", all.join("\n")), &raw()).unwrap();
     let pattern = folder.path().join("part-[0-9]*");
     for parts in [1, 2, 5, 70] {
-        assert!(joined(&pattern, parts, &raw()) == whole, "{parts} parts");
+        assert!(joined(&pattern, parts, &raw()) == all, "{parts} parts");
     }
     fs::remove_file(folder.path().join("other")).unwrap();
-    assert!(read(folder.path(), &raw()).unwrap() == whole);
+    assert!(read(folder.path(), &raw()).unwrap() == all);
 
     let none = read(&folder.path().join("q*"), &raw()).unwrap_err();
     assert!(matches!(none, DataError::NoFiles { .. }), "{none}");
@@ -293,15 +293,15 @@ fn csv_files_are_divided_by_records() {
         ..raw()
     };
     let pattern = folder.path().join("*.csv*");
-    let whole = read(&pattern, &options).unwrap();
-    assert_eq!(whole.rows(), 80);
-    assert_eq!(whole.row(3).unwrap(), whole.row(43).unwrap());
+    let all = read(&pattern, &options).unwrap();
+    assert_eq!(all.rows(), 80);
+    assert_eq!(all.row(3).unwrap(), all.row(43).unwrap());
     assert_eq!(
-        (whole.labels()[3], whole.row(3).unwrap().values),
+        (all.labels()[3], all.row(3).unwrap().values),
         (3.0, &[3.0, 1.0][..])
     );
     for parts in [2, 3, 50] {
-        assert!(joined(&pattern, parts, &options) == whole, "{parts} parts");
+        assert!(joined(&pattern, parts, &options) == all, "{parts} parts");
     }
     let other = put(&folder, "c.csv", "x,text,y\n1,a,0\n");
     let error = read(&pattern, &options).unwrap_err().to_string();

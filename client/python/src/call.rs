@@ -66,9 +66,10 @@ impl Call {
         let call = self.take()?;
         let session = self.session.get();
         match self.kind {
-            Kind::Save => session
-                .with(py, |client| client.finish_save(call))?
-                .into_py_any(py),
+            Kind::Save => {
+                let saved = session.with(py, |client| client.finish_save(call))?;
+                (saved.rows, saved.bytes).into_py_any(py)
+            }
             Kind::Load => session
                 .with(py, |client| client.finish_load(call))?
                 .tables

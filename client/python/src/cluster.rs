@@ -131,7 +131,7 @@ impl Broadcast {
         Python::attach(|py| self.exchange(py, bytes)).map_err(|raised| {
             let text = format!("the communicator's bcast has failed: {raised}");
             self.raised = Some(raised);
-            ClientError::Launch(text)
+            ClientError::Launch(text.into())
         })
     }
 

@@ -505,7 +505,8 @@ impl Session {
     #[pyo3(signature = (directory, timeout=None))]
     fn save(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<(u64, u64)> {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(FILE_CALL_TIMEOUT);
-        self.with(py, |client| client.save(directory, timeout))
+        let saved = self.with(py, |client| client.save(directory, timeout))?;
+        Ok((saved.rows, saved.bytes))
     }
 
     /// Loads the tables of a saved model; returns their names. Waits for half an hour if no timeout is given.

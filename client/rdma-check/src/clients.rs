@@ -57,7 +57,7 @@ impl Serving {
         let vars = vars.filter(|(name, _)| name.to_string_lossy().starts_with("TIDEWATER_RDMA_"));
         let joined = options.join_from_vars(vars)?;
         let job = joined.into_job();
-        job.ok_or_else(|| ClientError::Environment("this process has become a server".to_owned()))
+        job.ok_or_else(|| ClientError::Environment("this process has become a server".into()))
     }
 }
 
@@ -79,13 +79,12 @@ pub(crate) fn speed(serving: &Serving, time: Duration) -> Result<Speed, ClientEr
     let job = serving.join("check-speed", 1, None)?;
     let mut client = job.client(SyncMode::Asp)?;
     let (pull_us, wrong_rows) = pull_latency(&mut client, time)?;
-    let (range_gb_s, push_gb_s, wrong_range) = ranges(&mut client, time)?;
+    let speed = ranges(&mut client, time)?;
     client.finish()?;
     Ok(Speed {
         pull_us,
-        range_gb_s,
-        push_gb_s,
-        wrong: wrong_rows + wrong_range,
+        wrong: wrong_rows + speed.wrong,
+        ..speed
     })
 }
 
@@ -111,7 +110,8 @@ fn pull_latency(client: &mut Client, time: Duration) -> Result<(f64, u64), Clien
     Ok((median * 1e6, wrong))
 }
 
-fn ranges(client: &mut Client, time: Duration) -> Result<(f64, f64, u64), ClientError> {
+/// Measures ranges; leaves the time of a row at 0.
+fn ranges(client: &mut Client, time: Duration) -> Result<Speed, ClientError> {
     let spec = TableBuilder::blocks::<f32>("range", RANGE as u64, 1);
     let table = client.create_table::<f32>(spec.spec())?;
     let (ones, mut out) = (vec![1.0_f32; PUSH], client.buffer::<f32>(RANGE)?);
@@ -141,7 +141,12 @@ fn ranges(client: &mut Client, time: Duration) -> Result<(f64, f64, u64), Client
         pulls += 1;
     }
     let bytes = f64::from(pulls) * (RANGE * 4) as f64;
-    Ok((bytes / spent.as_secs_f64() / 1e9, push_gb_s, wrong))
+    Ok(Speed {
+        pull_us: 0.0,
+        range_gb_s: bytes / spent.as_secs_f64() / 1e9,
+        push_gb_s,
+        wrong,
+    })
 }
 
 /// Counts of the torn check.
@@ -201,7 +206,9 @@ pub(crate) fn torn(serving: &Serving, time: Duration) -> Result<Finding, ClientE
 /// Error for a thread of a check that panicked.
 pub(crate) fn panicked() -> ClientError {
     ClientError::Environment(
-        "a thread of the check panicked: a defect, please report it".to_owned(),
+        "a thread of the check panicked: a defect, please report it"
+            .to_owned()
+            .into(),
     )
 }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+use tidewater::error::{Cause, SystemError};
 use tidewater::link::{OpenLane, ServerLink};
 use tidewater::{
     Client, ClientError, DomainId, Parts, PullOptions, PushOp, SyncMode, Table, TableBuilder,
@@ -167,11 +168,14 @@ fn connect(serving: &Serving, rank: u32, faults: Faults) -> Result<Client, Clien
     config.epoch = members.epoch;
     config.transport = TransportChoice::Verbs;
     config.rdma_device.clone_from(&serving.device);
-    config.fabric = fabric_from_env().map_err(|e| ClientError::Environment(e.to_string()))?;
+    config.fabric = fabric_from_env().map_err(|e| ClientError::Environment(e.into()))?;
     config.workers = joined.workers_expected;
     let parker = OsParker::new(SPIN);
-    let parker =
-        parker.map_err(|e| ClientError::Environment(format!("cannot make an epoll: {e}")))?;
+    let parker = parker.map_err(|source| {
+        let op = "make an epoll";
+        let remedy = None;
+        ClientError::Environment(SystemError { op, source, remedy }.into())
+    })?;
     let mut parker = parker.patient();
     let mut servers = Vec::new();
     for member in &members.servers {
@@ -256,7 +260,7 @@ impl ServerLink for FaultyLink {
         self.link.end_session(deadline)
     }
 
-    fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
+    fn register(&mut self, buffer: &mut Buffer) -> Result<(), Cause> {
         self.link.register(buffer)
     }
 

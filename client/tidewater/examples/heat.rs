@@ -72,7 +72,7 @@ fn simulate(mut client: Client) -> Result<(), ClientError> {
         neighbours(&mut client, &tables.edges, &mut strip, rank, workers)?;
         seed = strip.light(seed);
         let seen = strip.step(&weights);
-        push(&mut client, &tables, &strip, &seen, (t, rank))?;
+        push(&mut client, &tables, &strip, &seen, t, rank)?;
         client.tick()?;
     }
     count(&mut client, &tables.histogram, &strip)?;
@@ -197,7 +197,8 @@ fn push(
     tables: &Tables,
     strip: &Strip,
     seen: &Seen,
-    (t, rank): (usize, usize),
+    t: usize,
+    rank: usize,
 ) -> Result<(), ClientError> {
     let gradient = &seen.gradient;
     let mut pushed = client.push_dense(&tables.model, 0, gradient, PushOp::Gradient)?;

@@ -117,6 +117,8 @@ fn worker() -> Result<(), ClientError> {
     job.leave()?;
     match error == 0.0 {
         true => Ok(()),
-        false => Err(ClientError::Environment(format!("sums are off by {error}"))),
+        false => Err(ClientError::Environment(
+            format!("sums are off by {error}").into(),
+        )),
     }
 }

@@ -9,7 +9,7 @@ use tidewater_protocol::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
 use tidewater_runtime::mem::Buffer;
 use zerocopy::FromBytes;
 
-use crate::error::ClientError;
+use crate::error::{ClientError, MemoryError};
 use crate::lanes::Lanes;
 use crate::table::Element;
 
@@ -64,19 +64,21 @@ impl Buffers {
         len: usize,
     ) -> Result<RegisteredBuffer<T>, ClientError> {
         let bytes = len.saturating_mul(size_of::<T>());
-        let failed = |why| ClientError::Memory { bytes, why };
+        let failed = |source| ClientError::Memory { bytes, source };
         if bytes > BUFFER_BYTES_MAX {
-            return Err(failed(format!("a buffer has at most {BUFFER_BYTES_MAX}")));
+            return Err(failed(MemoryError::TooLarge {
+                limit: BUFFER_BYTES_MAX,
+            }));
         }
         let alive = Arc::strong_count(&self.0) - 1;
         if alive >= BUFFERS_MAX {
-            let why = format!("{alive} buffers are there, the most of a client; drop some");
-            return Err(failed(why));
+            return Err(failed(MemoryError::TooMany { buffers: alive }));
         }
-        let mut memory = Buffer::new(bytes).map_err(|e| failed(e.to_string()))?;
+        let mut memory = Buffer::new(bytes).map_err(|e| failed(e.into()))?;
         for server in 0..lanes.servers() {
             if let Some(link) = lanes.link(server) {
-                link.register(&mut memory).map_err(failed)?;
+                let registered = link.register(&mut memory);
+                registered.map_err(|cause| failed(MemoryError::Register(cause)))?;
             }
         }
         Ok(RegisteredBuffer {

@@ -13,7 +13,7 @@ use tidewater_protocol::wire::control::DomainClock;
 use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
-use crate::lanes::Lanes;
+use crate::lanes::{LaneRefusal, Lanes};
 use crate::push::Ticket;
 
 /// Synchronisation of workers: how far they may drift apart.
@@ -209,7 +209,7 @@ impl WorkerClock {
     /// must see.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
-        lanes.tend()?;
+        lanes.keep_alive()?;
         lanes.send_held(Deadline::after(self.deadline))?;
         match self.awaited(domain) {
             None => Ok(()),
@@ -303,7 +303,7 @@ impl WorkerClock {
         thread: WorkerThread,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        lanes.tend()?;
+        lanes.keep_alive()?;
         if let Some(need) = self.awaited(domain) {
             self.wait_for(need, lanes, domain, deadline)?;
         }
@@ -354,9 +354,9 @@ impl WorkerClock {
     /// Fails when a server refused the last tick: the server and this worker no longer agree.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
-            Some(Err((lane, reject))) => Err(ClientError::Protocol {
+            Some(Err(LaneRefusal { lane, refused })) => Err(ClientError::Protocol {
                 server: lanes.name(lane).to_owned(),
-                what: format!("it refused a tick: {reject:?}"),
+                what: format!("it refused a tick: {refused:?}"),
             }),
             _ => Ok(()),
         }
@@ -401,12 +401,12 @@ fn wait_min(
     need: u64,
     deadline: Deadline,
 ) -> Result<u64, ClientError> {
-    let mut nag = Deadline::after(CLOCK_NAG);
+    let mut warn_at = Deadline::after(CLOCK_NAG);
     let each = |lanes: &mut Lanes| {
-        if nag.passed() {
+        if warn_at.passed() {
             let missing = missing_workers(lanes, domain, need);
             tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
-            nag = Deadline::after(CLOCK_NAG);
+            warn_at = Deadline::after(CLOCK_NAG);
         }
     };
     let look = |lanes: &mut Lanes| {
@@ -428,7 +428,8 @@ fn wait_min(
 pub(crate) fn wait_version(
     lanes: &mut Lanes,
     op: &'static str,
-    (table, domain): (&str, DomainId),
+    table: &str,
+    domain: DomainId,
     need: u64,
     deadline: Deadline,
 ) -> Result<u64, ClientError> {
@@ -477,7 +478,7 @@ pub(crate) fn check_member(
                  the first tick of a job whose number of workers was not said, or it has left its \
                  job; say the number when each session is opened (workers=N, or TIDEWATER_WORKERS=N \
                  in the environment), or open this session under asp"
-            )));
+            ).into()));
         }
     }
     Ok(())

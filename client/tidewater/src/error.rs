@@ -1,12 +1,72 @@
 //! Errors of client calls.
 
+use tidewater_bookkeeping::reject_text::describe;
+use tidewater_control::conn::ConnError;
+use tidewater_control::dial::DialError;
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::ids::{DomainId, Incarnation, ServerId, WorkerThread};
 use tidewater_protocol::layout::lines::Reject;
-use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use crate::collective::CollectiveError;
+
+/// Error of another layer. It can be downcast, for example to [`std::io::Error`] or [`SystemError`].
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// A call of the operating system that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {op}: {source}{}", .remedy.map_or_else(String::new, |remedy| format!("; {remedy}")))]
+pub struct SystemError {
+    /// What the call was to do.
+    pub op: &'static str,
+    /// Error of the system.
+    #[source]
+    pub source: std::io::Error,
+    /// What the user can do about it.
+    pub remedy: Option<&'static str>,
+}
+
+/// Failure of a control connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlFailure {
+    /// The connection could not be made.
+    #[error(transparent)]
+    Dial(#[from] Box<DialError>),
+    /// The connection failed in a call.
+    #[error(transparent)]
+    Conn(#[from] Box<ConnError>),
+    /// The peer sent the answer to another request.
+    #[error("it answers {op} with something else; is it of another release?")]
+    OtherAnswer {
+        /// Name of the request.
+        op: &'static str,
+    },
+}
+
+/// Why there is no memory for a [`RegisteredBuffer`](crate::RegisteredBuffer).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The buffer is larger than the limit.
+    #[error("a buffer has at most {limit}")]
+    TooLarge {
+        /// Most bytes of a buffer.
+        limit: usize,
+    },
+    /// The client has as many buffers as it can have.
+    #[error("{buffers} buffers are there, the most of a client; drop some")]
+    TooMany {
+        /// Number of buffers of the client.
+        buffers: usize,
+    },
+    /// The system gives no memory.
+    #[error(transparent)]
+    Allocate(#[from] tidewater_runtime::mem::MemError),
+    /// A device does not take the memory.
+    #[error("{0}")]
+    Register(#[source] Cause),
+}
 
 /// Why a call failed. Unless the variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -28,15 +88,17 @@ pub enum ClientError {
     #[error(
         "table \"{table}\" at {server}: the push {} (frames {} to {}), so many refused frames ago \
          that the reason is forgotten; wait for tickets sooner",
-        if *.certain { "was refused" } else { "was perhaps refused" }, .frames.0, .frames.1
+        if *.certain { "was refused" } else { "was perhaps refused" }, .first, .last
     )]
     RejectForgotten {
         /// Name of the table.
         table: String,
         /// Name of the refusing server.
         server: String,
-        /// First and last refused frame of the lane.
-        frames: (u64, u64),
+        /// First refused frame of the lane.
+        first: u64,
+        /// Last refused frame of the lane.
+        last: u64,
         /// Whether the push is certain to be among them.
         certain: bool,
     },
@@ -56,23 +118,27 @@ pub enum ClientError {
         op: &'static str,
     },
     /// A server cannot be reached, and recovery did not help.
-    #[error("server {server} is unreachable: {why}; is the process alive?")]
+    #[error("server {server} is unreachable: {op}: {source}; is the process alive?")]
     ServerLost {
         /// Name of the lost server.
         server: String,
-        /// Error text of the last attempt.
-        why: String,
+        /// Name of the last attempt.
+        op: &'static str,
+        /// Error of the last attempt.
+        #[source]
+        source: Cause,
     },
     /// Coordinator or server refused the request.
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The control connection to a peer failed.
-    #[error("control connection to {peer}: {why}")]
+    #[error("control connection to {peer}: {source}")]
     Control {
         /// Name of the peer.
         peer: String,
-        /// Text of the failure.
-        why: String,
+        /// Failure of the connection.
+        #[source]
+        source: ControlFailure,
     },
     /// The job file cannot be used: unreadable, open to others, or stale, which names both coordinators.
     #[error(transparent)]
@@ -148,7 +214,7 @@ pub enum ClientError {
     },
     /// The job's environment is incomplete or contradicts itself.
     #[error("{0}")]
-    Environment(String),
+    Environment(#[source] Cause),
     /// This process is alone: neither a launcher nor a `TIDEWATER_*` variable gives it a job. A program
     /// may start a cluster of its own then
     /// ([`JoinOptions::embedded`](crate::JoinOptions::embedded)).
@@ -156,14 +222,15 @@ pub enum ClientError {
     NoJob(String),
     /// The processes of a launch do not meet, or not as a job; names the missing ones.
     #[error("{0}")]
-    Launch(String),
+    Launch(#[source] Cause),
     /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be allocated or registered.
-    #[error("a buffer of {bytes} bytes: {why}")]
+    #[error("a buffer of {bytes} bytes: {source}")]
     Memory {
         /// Requested size in bytes.
         bytes: usize,
-        /// The system's error text or the exceeded limit, and the remedy.
-        why: String,
+        /// The exceeded limit, or the error of the system.
+        #[source]
+        source: MemoryError,
     },
     /// A text is not an expression of the element type.
     #[error("expression {text:?}: {source}")]
@@ -212,157 +279,8 @@ pub enum ClientError {
     },
 }
 
-/// Describes a reject in words.
-fn describe(reason: RejectReason) -> String {
-    match reason {
-        RejectReason::UnknownTable { table } => {
-            format!("no table {table} there; was it created on this cluster?")
-        }
-        RejectReason::TableReleased { .. } => "the table was released".into(),
-        RejectReason::IndexOutOfRange { index, size } => {
-            format!("index {index} is past the end ({size})")
-        }
-        RejectReason::WrongDType { frame, table } => {
-            format!("values have type code {frame}, the table has {table}")
-        }
-        RejectReason::NotFinite { row, key } => format!(
-            "row {row} (key {key}) holds NaN or infinity; mend the gradient, or create the table with \
-             finite_check = false"
-        ),
-        RejectReason::WrongLength { bytes, expected } => {
-            format!("{bytes} bytes where {expected} are due")
-        }
-        RejectReason::WrongOwner { first, count: 1 } => {
-            format!("key {first} belongs to another applier: placement is stale")
-        }
-        RejectReason::WrongOwner { first, count } => {
-            format!("elements {first}..+{count} belong to another applier: placement is stale")
-        }
-        RejectReason::WrongOperation { kind, op } => format!(
-            "operation {op} in a frame of kind {kind} is not one of this table's (a gradient needs an \
-             optimizer, a range needs layout blocks)"
-        ),
-        RejectReason::NoMemory { used, capacity } => {
-            format!("{used} of {capacity} bytes in use; raise the server's --capacity")
-        }
-        RejectReason::PendingFull { needed, limit } => format!(
-            "workers that are ahead of their turn in the iteration need {needed} bytes, an applier \
-             holds {limit}: raise the server's --pending-bytes, for all such workers together (a push \
-             cannot wait for its turn where a job uses several clock domains)"
-        ),
-        RejectReason::ReplyTooLarge { bytes, slot } => {
-            format!("a reply of {bytes} bytes does not fit a slot of {slot}")
-        }
-        RejectReason::BadClock { clock, expected } => {
-            format!("clock {clock} where {expected} is due")
-        }
-        RejectReason::Function { problem, number } => describe_problem(problem, number),
-        RejectReason::Observer { kind } => {
-            format!("a frame of kind {kind} from an observer, which only reads; be a worker")
-        }
-        RejectReason::NotKept { oldest, newest } => {
-            format!("the version is not kept; versions {oldest} to {newest} are")
-        }
-        RejectReason::TableFull {
-            partition,
-            rows,
-            resource,
-            limit,
-        } => {
-            let resource = RowResource::from_code(resource);
-            let name = resource.map_or("resources of a later version", RowResource::name);
-            let remedy = resource.map_or("compare the versions", RowResource::remedy);
-            format!(
-                "partition {partition} gets no more rows: the table has {rows} rows on this applier, and \
-                 all {limit} {name} are in use; {remedy}"
-            )
-        }
-        RejectReason::PinsFull { pinned, limit } => format!(
-            "{pinned} versions are pinned, and {limit} can be: two less than the table has memory for; \
-             end a pin, or create the table with more versions"
-        ),
-        _ => format!("refused: {reason:?}"),
-    }
-}
-
-/// Describes in words why a function could not be run.
-fn describe_problem(problem: u64, number: u64) -> String {
-    use tidewater_protocol::layout::function::{AtTickProblem, FunctionProblem as Problem};
-    match Problem::from_code(problem) {
-        Some(Problem::Malformed) => format!("the call of {number} bytes is not one"),
-        Some(Problem::Expression) => format!(
-            "the expression of {number} bytes is damaged, or of another element type, or lacks inputs or \
-             parameters"
-        ),
-        Some(Problem::Input) => format!(
-            "input {number} is not like the target: give it the same shape, type and partitions, and for a \
-             target of ticks the same clock domain and effect"
-        ),
-        Some(Problem::AtTick) => match AtTickProblem::from_code(number) {
-            Some(problem) => problem.describe().into(),
-            None => {
-                format!("the table takes effect at ticks, for which reason {number} forbids it")
-            }
-        },
-        Some(Problem::Unknown) => format!(
-            "the servers have {number} functions, and none of this name; register it in their program, or \
-             start them with --function NAME=FILE"
-        ),
-        Some(Problem::Panicked) => {
-            "the function panicked; the servers' log has its message, and nothing was changed"
-                .into()
-        }
-        Some(Problem::TooLong) => format!("a frame covers at most {number} elements or rows"),
-        Some(Problem::Reduction) => format!("reduction {number} is not one of this element type"),
-        Some(Problem::Order) => format!(
-            "key {number} of the frame is not above the one before it; sort the keys and leave out repetitions"
-        ),
-        Some(Problem::OutOfFuel) => format!(
-            "the module used its fuel of {number} on one piece; does it end? raise --function-fuel"
-        ),
-        Some(Problem::OutOfMemory) => format!(
-            "the module and its piece need more than {number} bytes of memory; raise --function-memory"
-        ),
-        Some(Problem::Trapped) => format!("the module trapped: {}", describe_trap(number)),
-        Some(Problem::WrongResult) => format!(
-            "the module returned {number} as the length of its result; results have 0 to 65536 bytes"
-        ),
-        Some(Problem::Refused) if number == u64::MAX => {
-            "the function does not provide this kind of call (update or reduce)".into()
-        }
-        Some(Problem::Refused) => format!("the function refused its input with number {number}"),
-        None => format!("function problem {problem} with number {number}, of a later version"),
-    }
-}
-
-/// Describes in words how a module ended.
-fn describe_trap(number: u64) -> &'static str {
-    use tidewater_protocol::layout::function::FunctionTrap as Trap;
-    match Trap::from_code(number) {
-        Some(Trap::Unreachable) => "it reached `unreachable`, as after a panic",
-        Some(Trap::MemoryOutOfBounds) => "access outside of its memory",
-        Some(Trap::TableOutOfBounds) => "access outside of a table, or a table over its limit",
-        Some(Trap::NullCall) => "indirect call of an empty table element",
-        Some(Trap::WrongCall) => "indirect call of a function of another type",
-        Some(Trap::Overflow) => "integer overflow, or a conversion to an integer",
-        Some(Trap::DivisionByZero) => "integer division by zero",
-        Some(Trap::StackOverflow) => "calls are nested too deeply",
-        None => "for a reason of its runtime",
-    }
-}
-
 /// Makes the error of a refusal inside a reply.
-pub(crate) fn rejected(
-    table: &str,
-    server: &str,
-    (seq, table_id): (u64, u32),
-    reason: RejectReason,
-) -> ClientError {
-    let reject = Reject {
-        seq,
-        table: table_id,
-        reason,
-    };
+pub(crate) fn rejected(table: &str, server: &str, reject: Reject) -> ClientError {
     ClientError::Rejected {
         table: table.to_owned(),
         server: server.to_owned(),

@@ -2,7 +2,7 @@
 
 //! All lanes of one client thread, and the waits on them.
 //!
-//! A lane that breaks is marked. The call that was using it recovers it (see [`Lanes::mend`]) and
+//! A lane that breaks is marked. The call that was using it recovers it (see [`Lanes::recover`]) and
 //! continues: frames are re-sent from staging, reads are repeated, requests without a reply are sent
 //! again.
 
@@ -35,7 +35,7 @@ use tidewater_runtime::wait::wait_until;
 
 /// Interval at which calls check the control connections: a small part of the time for which a server
 /// keeps a session with a cut connection.
-const TEND_EVERY: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Interval at which waits that end at once look for the coordinator: a look takes up to 1 ms.
 const RETURN_EVERY: Duration = Duration::from_secs(2);
 /// Shortest pause between two attempts to reach a server.
@@ -60,7 +60,7 @@ pub(crate) struct Lanes {
     /// Next time at which a wait looks for the coordinator at its begin.
     return_at: Instant,
     /// Time of the next check of the control connections.
-    tend_at: Deadline,
+    keep_alive_at: Deadline,
     /// Whether a control connection can be cut while both ends live.
     remote: bool,
     /// Whether some server is reached over shared memory.
@@ -78,6 +78,13 @@ pub(crate) struct Lanes {
     task_lanes: Vec<usize>,
     /// Restarts of servers with their memory that the links have followed.
     followed: u64,
+}
+
+/// Refusal of a frame, and the lane of the frame.
+#[derive(Debug)]
+pub(crate) struct LaneRefusal {
+    pub(crate) lane: usize,
+    pub(crate) refused: Refused,
 }
 
 /// Why a poll of the lanes ended early.
@@ -126,7 +133,7 @@ impl Lanes {
         Ok(Self {
             remote: any(&[TransportKind::Tcp, TransportKind::Verbs]),
             any_mapped: any(&[TransportKind::Shm]),
-            tend_at: Deadline::after(TEND_EVERY),
+            keep_alive_at: Deadline::after(KEEP_ALIVE_EVERY),
             servers: made,
             all,
             parker,
@@ -275,7 +282,7 @@ impl Lanes {
                 Ok(None) => self.read_stalled_statuses()?,
                 Err(Interrupt::Failed(e)) => return Err(e),
                 Err(Interrupt::Broken(lane)) => {
-                    self.mend(lane, deadline)?;
+                    self.recover(lane, deadline)?;
                     now = clock::now();
                     continue;
                 }
@@ -283,14 +290,14 @@ impl Lanes {
             // `wait_until` called `look` once more after the deadline.
             if slice >= deadline {
                 let missing = self.missing();
-                return Err(self.blame(ClientError::Deadline { op, missing }));
+                return Err(self.root_cause(ClientError::Deadline { op, missing }));
             }
             now = clock::now();
             if now >= coordinator_at {
                 // The awaited process may have died.
                 interrupt::check(op)?;
                 self.coordinator.check()?;
-                self.tend_now(deadline)?;
+                self.keep_alive_now(deadline)?;
                 each(self);
                 now = clock::now();
                 coordinator_at = now + COORDINATOR_LOOK;
@@ -329,23 +336,23 @@ impl Lanes {
     /// Keeps the sessions alive if a check is due: calls that do not wait do this too. On one host a
     /// connection ends only with its other end: there it costs nothing.
     #[inline]
-    pub(crate) fn tend(&mut self) -> Result<(), ClientError> {
-        if self.remote && self.tend_at.passed() {
-            return self.tend_now(Deadline::after(TEND_EVERY));
+    pub(crate) fn keep_alive(&mut self) -> Result<(), ClientError> {
+        if self.remote && self.keep_alive_at.passed() {
+            return self.keep_alive_now(Deadline::after(KEEP_ALIVE_EVERY));
         }
         Ok(())
     }
 
     #[cold]
-    fn tend_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        self.tend_at = Deadline::after(TEND_EVERY);
+    fn keep_alive_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.keep_alive_at = Deadline::after(KEEP_ALIVE_EVERY);
         self.follow_successors();
         for n in 0..self.servers.len() {
             if let Err(e) = self.servers[n].link.check(deadline) {
                 if self.may_come_back(&e, deadline)? {
                     continue;
                 }
-                return Err(self.blame(e));
+                return Err(self.root_cause(e));
             }
         }
         self.give_up_silent();
@@ -374,7 +381,7 @@ impl Lanes {
     }
 
     /// Sleeps for `time`, or until a waker fires.
-    pub(crate) fn nap(&mut self, time: Duration) {
+    pub(crate) fn sleep_briefly(&mut self, time: Duration) {
         self.parker.prepare_park();
         self.parker.park_until(Deadline::after(time));
         self.parker.cancel_park();
@@ -409,14 +416,14 @@ impl Lanes {
         let applier = self.all[lane].applier;
         let missing = format!("rows of server {} applier {applier}", self.name(lane));
         let op = "pull";
-        self.blame(ClientError::Deadline { op, missing })
+        self.root_cause(ClientError::Deadline { op, missing })
     }
 
     /// Replaces an error by the coordinator's reason, if there is one. When a process dies the servers
     /// end too, and this client may notice the end of a server first. The reason is then still under
     /// way, over another connection than the server's end.
     #[cold]
-    pub(crate) fn blame(&mut self, seen: ClientError) -> ClientError {
+    pub(crate) fn root_cause(&mut self, seen: ClientError) -> ClientError {
         let reason = match &seen {
             ClientError::ServerLost { .. } => self.coordinator.check_within(COORDINATOR_LOOK),
             ClientError::Refused(refusal)
@@ -482,7 +489,7 @@ impl Lanes {
 
     /// Pauses between two attempts to reach a server. News of a successor end the pause.
     fn await_news(&mut self) -> Result<(), ClientError> {
-        self.nap(RETRY);
+        self.sleep_briefly(RETRY);
         self.coordinator.check_within(10 * RETRY)
     }
 
@@ -548,7 +555,7 @@ impl Lanes {
                 Err(e) => {
                     if !self.may_come_back(&e, deadline)? {
                         // The coordinator may know why the server ended.
-                        return Err(self.blame(e));
+                        return Err(self.root_cause(e));
                     }
                 }
                 done => return done,
@@ -564,7 +571,7 @@ impl Lanes {
                 continue;
             }
             if let Err(error) = server.link.end_session(deadline) {
-                return Err(self.blame(error));
+                return Err(self.root_cause(error));
             }
             server.ended = true;
         }
@@ -577,14 +584,14 @@ impl Lanes {
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.
-    pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+    pub(crate) fn recover(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         let mut attempts = 0;
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
             // A lane that breaks after every recovery must not loop for ever.
             if deadline.passed() {
                 let (op, missing) = ("recover a lane", format!("server {}", self.name(lane)));
-                return Err(self.blame(ClientError::Deadline { op, missing }));
+                return Err(self.root_cause(ClientError::Deadline { op, missing }));
             }
             // A killed server recovers nothing; the coordinator is about to report it, and its successor.
             let mapping = self.all[lane].mapping.as_ref();
@@ -612,7 +619,7 @@ impl Lanes {
                 // The coordinator reports it when all servers have ended the job, or the successor has it.
                 Err(e) => match self.may_come_back(&e, deadline)? {
                     true => continue,
-                    false => return Err(self.blame(e)),
+                    false => return Err(self.root_cause(e)),
                 },
             };
             self.counters.recoveries += 1;
@@ -635,8 +642,8 @@ impl Lanes {
         }
     }
 
-    /// Whether every frame of a ticket is applied; returns lane and reason of the first refused one.
-    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Refused)>> {
+    /// Whether every frame of a ticket is applied; returns the refusal of the first refused one.
+    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes
                 .all
@@ -652,8 +659,11 @@ impl Lanes {
             let Some(l) = self.all.get_mut(lane) else {
                 continue;
             };
-            if let Some(why) = l.rejects.among(p.first, p.last) {
-                refused = refused.or(Some((lane, why)));
+            if let Some(found) = l.rejects.among(p.first, p.last) {
+                refused = refused.or(Some(LaneRefusal {
+                    lane,
+                    refused: found,
+                }));
             }
         }
         Some(refused.map_or(Ok(()), Err))

@@ -66,7 +66,7 @@ pub mod clock;
 pub mod collective;
 pub mod connect;
 pub mod error;
-
+mod ids;
 pub mod interrupt;
 mod lanes;
 pub mod link;
@@ -82,7 +82,7 @@ pub use clock::SyncMode;
 pub use collective::{CollectiveError, ReduceOp};
 pub use connect::{Job, JoinOptions, Joined};
 pub use error::ClientError;
-pub use link::Loaded;
+pub use link::{Loaded, Saved};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket, Pulled, RangeVersions};
 pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;

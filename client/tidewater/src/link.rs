@@ -15,7 +15,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
 
-use crate::error::ClientError;
+use crate::error::{Cause, ClientError, ControlFailure};
 
 /// A lane at the beginning of its session, or after recovery.
 pub struct OpenLane {
@@ -104,8 +104,8 @@ pub trait ServerLink: Send {
     /// Registers a buffer with the NIC of its lanes, if there is one.
     ///
     /// # Errors
-    /// Error text of the NIC or the system.
-    fn register(&mut self, _buffer: &mut Buffer) -> Result<(), String> {
+    /// Error of the NIC or the system.
+    fn register(&mut self, _buffer: &mut Buffer) -> Result<(), Cause> {
         Ok(())
     }
 
@@ -142,6 +142,15 @@ pub trait ConnectThread: Send + Sync {
     fn renewed(&self, _members: &Members) -> Option<Arc<dyn ConnectThread>> {
         None
     }
+}
+
+/// Amount of a saved model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Saved {
+    /// Number of rows and blocks saved.
+    pub rows: u64,
+    /// Number of bytes written.
+    pub bytes: u64,
 }
 
 /// Result of loading a saved model.
@@ -233,12 +242,7 @@ pub enum CoordinatorReply {
     /// The table that was created or opened.
     Table(TableInfo),
     /// Result of a save.
-    Saved {
-        /// Number of rows and blocks saved.
-        rows: u64,
-        /// Number of bytes written.
-        bytes: u64,
-    },
+    Saved(Saved),
     /// Result of a load.
     Loaded(Loaded),
     /// Answer to a request about tasks.
@@ -262,9 +266,9 @@ impl CoordinatorReply {
         }
     }
 
-    pub(crate) fn saved(self, op: &'static str) -> Result<(u64, u64), ClientError> {
+    pub(crate) fn saved(self, op: &'static str) -> Result<Saved, ClientError> {
         match self {
-            Self::Saved { rows, bytes } => Ok((rows, bytes)),
+            Self::Saved(saved) => Ok(saved),
             _ => Err(unexpected(op)),
         }
     }
@@ -292,10 +296,10 @@ impl CoordinatorReply {
 }
 
 /// The error of an answer that belongs to another request.
-pub(crate) fn unexpected(op: &str) -> ClientError {
+pub(crate) fn unexpected(op: &'static str) -> ClientError {
     ClientError::Control {
         peer: "the coordinator".into(),
-        why: format!("it answers {op} with something else; is it of another release?"),
+        source: ControlFailure::OtherAnswer { op },
     }
 }
 
@@ -339,7 +343,7 @@ macro_rules! blocking_calls {
             dir: &str,
             clocks: &[DomainClock],
             deadline: Deadline,
-        ) -> Result<(u64, u64), ClientError> {
+        ) -> Result<Saved, ClientError> {
             let (dir, clocks) = (dir.to_owned(), clocks.to_vec());
             let call = CoordinatorCall::Save { dir, clocks };
             self.perform(&call, deadline)?.saved(call.op())
@@ -405,7 +409,7 @@ pub trait CoordinatorLink: Send {
     fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
 
     /// Saves all tables at these clocks (empty: as they are) into a directory that all servers see;
-    /// returns rows and bytes written. A relative path is relative to this process's working directory.
+    /// returns what was written. A relative path is relative to this process's working directory.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
@@ -414,7 +418,7 @@ pub trait CoordinatorLink: Send {
         dir: &str,
         clocks: &[DomainClock],
         deadline: Deadline,
-    ) -> Result<(u64, u64), ClientError>;
+    ) -> Result<Saved, ClientError>;
 
     /// Loads all tables of a saved model.
     ///
@@ -460,12 +464,12 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// Like [`Self::check`], but waits up to `_patience`: for a caller that saw a connection end
+    /// Like [`Self::check`], but waits up to `_timeout`: for a caller that saw a connection end
     /// without a cause.
     ///
     /// # Errors
     /// As [`Self::check`].
-    fn check_within(&mut self, _patience: Duration) -> Result<(), ClientError> {
+    fn check_within(&mut self, _timeout: Duration) -> Result<(), ClientError> {
         self.check()
     }
 
@@ -529,8 +533,7 @@ pub trait CoordinatorLink: Send {
                 CoordinatorReply::Done
             }
             CoordinatorCall::Save { dir, clocks } => {
-                let (rows, bytes) = self.save(dir, clocks, deadline)?;
-                CoordinatorReply::Saved { rows, bytes }
+                CoordinatorReply::Saved(self.save(dir, clocks, deadline)?)
             }
             CoordinatorCall::Load { dir } => CoordinatorReply::Loaded(self.load(dir, deadline)?),
             CoordinatorCall::LoadFunction { name, module } => {

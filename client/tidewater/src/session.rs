@@ -4,6 +4,7 @@
 
 mod any_function;
 mod any_push_buffer;
+mod any_table;
 mod arrivals;
 mod batches;
 mod cached_table;
@@ -39,8 +40,8 @@ use crate::clock::{SyncMode, WorkerClock, check_member};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, ServerLink};
-use crate::pull::{BlockScratch, LaterPulls, RowScratch};
+use crate::link::{ConnectThread, CoordinatorLink, Loaded, OpenLane, Saved, ServerLink};
+use crate::pull::{AsyncPulls, BlockScratch, RowScratch};
 use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -88,7 +89,7 @@ pub struct Client {
     blocks: BlockScratch,
     combiner: Combiner,
     feedback: Feedback,
-    later: LaterPulls,
+    async_pulls: AsyncPulls,
     pins: Vec<versions::Pin>,
     by_lane: Vec<Vec<u32>>,
     /// How far the push under way is on each lane: number of built rows, or the next element.
@@ -96,8 +97,8 @@ pub struct Client {
     /// Payload bytes of the frame that waits for room on each lane; 0: none.
     lane_waits: Vec<usize>,
     buffers: Buffers,
-    collective: collectives::State,
-    resume: resume::State,
+    collective: collectives::CollectiveState,
+    resume: resume::ResumeState,
     rank: WorkerId,
     workers: u32,
     timeout: Duration,
@@ -151,14 +152,14 @@ impl Client {
             blocks: BlockScratch::default(),
             combiner: Combiner::default(),
             feedback: Feedback::default(),
-            later: LaterPulls::default(),
+            async_pulls: AsyncPulls::default(),
             pins: Vec::new(),
             by_lane,
             lane_next,
             lane_waits,
             buffers: Buffers::default(),
-            collective: collectives::State::default(),
-            resume: resume::State::default(),
+            collective: collectives::CollectiveState::default(),
+            resume: resume::ResumeState::default(),
             rank: guard.thread().rank,
             workers,
             timeout: DATA_DEADLINE,
@@ -329,27 +330,27 @@ impl Client {
     /// Asks every server for its part of a table, and adds the table.
     fn describe(&mut self, info: TableInfo, deadline: Deadline) -> Result<(), ClientError> {
         let id = info.id;
-        let hints = self.guard.locations().of(id);
+        let locations = self.guard.locations().of(id);
         let handle = self.tables.next_handle()?;
-        let mut state = TableState::new(handle, info, &self.lanes, hints)?;
+        let mut state = TableState::new(handle, info, &self.lanes, locations)?;
         let mut first_lane = 0;
         for server in 0..self.lanes.servers() {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);
             first_lane = lanes.end;
             let describe = |link: &mut dyn ServerLink, slice| {
-                let told = link.describe(id, slice)?;
-                Ok((told, link.name().to_owned()))
+                let descriptor = link.describe(id, slice)?;
+                Ok((descriptor, link.name().to_owned()))
             };
-            let (told, name) = self.lanes.ask(server, deadline, describe)?;
+            let (descriptor, name) = self.lanes.ask(server, deadline, describe)?;
             state
-                .learn(&told, lanes)
+                .learn(&descriptor, lanes)
                 .map_err(|what| ClientError::Protocol {
                     server: name,
                     what: format!("table \"{}\": {what}", state.name()),
                 })?;
         }
         if let Some(gone) = self.tables.add(state) {
-            self.later.cancel_all(gone);
+            self.async_pulls.cancel_all(gone);
             self.forget_pins(gone);
             self.feedback.forget(gone.number());
         }
@@ -369,7 +370,7 @@ impl Client {
         self.tables.find("release_table", named)?;
         self.lanes.send_held(deadline)?;
         self.lanes.coordinator.release_table(named.id, deadline)?;
-        self.later.cancel_all(named.handle);
+        self.async_pulls.cancel_all(named.handle);
         self.forget_pins(named.handle);
         self.feedback.forget(named.handle.number());
         self.tables.remove(named);
@@ -437,10 +438,10 @@ impl Client {
     /// When a server or the coordinator is lost.
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
         match self.lanes.poll() {
-            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline),
+            Err(Interrupt::Broken(lane)) => self.lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
             Ok(()) => Ok(()),
         }
@@ -526,7 +527,7 @@ impl Client {
     }
 
     /// Saves all tables into a directory that all servers see. A relative path is relative to this
-    /// process's working directory. Returns rows and bytes written. Call it on one worker.
+    /// process's working directory. Returns what was written. Call it on one worker.
     ///
     /// Other workers go on meanwhile; their pushes do not change what is saved. Under BSP and SSP, tables
     /// of ticks are saved as they are when all workers have ticked as often as this one. Of other tables
@@ -535,7 +536,7 @@ impl Client {
     ///
     /// # Errors
     /// A refusal that names the file and the cause. The model that the directory held is unchanged.
-    pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
+    pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<Saved, ClientError> {
         self.check_worker("save")?;
         let clocks = self.clocks_of_save();
         let deadline = Deadline::after(timeout);

@@ -25,7 +25,7 @@ pub(crate) const WIDTH: usize = 40;
 pub(crate) const ASIDE: DomainId = DomainId(1);
 
 /// Longest wait for the other workers: as long as for a clock, since the same things delay both.
-const PATIENCE: Duration = CLOCK_DEADLINE;
+const MEET_TIMEOUT: Duration = CLOCK_DEADLINE;
 
 pub(crate) const NAME: &str = "tidewater-train/board";
 
@@ -81,7 +81,7 @@ impl AllGather {
 
 /// Waits for all workers of the job.
 pub(crate) fn meet(client: &mut Client) -> Result<(), ClientError> {
-    client.barrier("tidewater-train", PATIENCE)
+    client.barrier("tidewater-train", MEET_TIMEOUT)
 }
 
 /// Merges the tickets of several pushes to a table into one.

@@ -161,7 +161,8 @@ impl TrainError {
     pub(super) fn other_training(
         dir: &str,
         why: &Refusal,
-        (have, want): (Option<&TableSpec>, &TableSpec),
+        have: Option<&TableSpec>,
+        want: &TableSpec,
     ) -> Self {
         let mut flags = Vec::new();
         if let Some(have) = have {
@@ -246,7 +247,8 @@ mod tests {
         assert_eq!(TrainError::from(alone).exit_code(), 3);
         let lost = ClientError::ServerLost {
             server: "server 1".into(),
-            why: "connection refused".into(),
+            op: "connect",
+            source: "connection refused".into(),
         };
         assert_eq!(TrainError::from(lost).exit_code(), 4);
     }
@@ -269,7 +271,7 @@ mod tests {
             (Some(&ftrl), &ssp, "give --sync bsp and the optimizer of"),
             (None, &bsp, "saved by another program?"),
         ] {
-            let error = TrainError::other_training("m", &why, (have, want));
+            let error = TrainError::other_training("m", &why, have, want);
             assert_eq!(error.exit_code(), 2);
             let text = error.to_string();
             assert!(

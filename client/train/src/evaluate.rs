@@ -70,9 +70,11 @@ pub struct EvaluationReport {
     pub epoch: u64,
     /// Number of steps of each worker before it, over all runs of the model; 0 outside of a training.
     pub step: u64,
-    /// Ticks of all workers when the first weight was read, and when the last one was. Weights may contain
-    /// pushes up to the end of this interval. Equal if no worker trained meanwhile.
-    pub clocks: [u64; 2],
+    /// Ticks of all workers when the first weight was read.
+    pub first_clock: u64,
+    /// Ticks of all workers when the last weight was read. Weights may contain pushes up to this tick. Equal to
+    /// `first_clock` if no worker trained meanwhile.
+    pub last_clock: u64,
     /// Time since the beginning of the run, or of the observer.
     pub since_start: Duration,
     /// Duration of the evaluation.
@@ -106,20 +108,21 @@ pub fn evaluate(
     let start = clock::now();
     let (rank, workers) = (client.rank().0, client.workers());
     let part = read_part(&config.data, rank, workers, &config.read)?;
-    let board = AllGather::new(client)?;
+    let all_gather = AllGather::new(client)?;
     let (weights, described) = saved::load(client, config.load.as_deref())?;
     described.check(&config.data, part.width(), part.max_key())?;
-    let Some(mut evaluator) = Evaluator::new(client, &board, part, Scorer::of_saved())? else {
+    let Some(mut evaluator) = Evaluator::new(client, &all_gather, part, Scorer::of_saved())? else {
         let path = config.data.clone();
         return Err(TrainError::NoRows { path });
     };
     let first = client.global_clock()?;
-    let quality = evaluator.run(client, &board, &weights)?;
+    let quality = evaluator.run(client, &all_gather, &weights)?;
     let last = client.global_clock()?;
     let report = quality.map(|quality| EvaluationReport {
         epoch: 0,
         step: 0,
-        clocks: [first, last],
+        first_clock: first,
+        last_clock: last,
         since_start: clock::now() - start,
         took: clock::now() - start,
         quality,
@@ -127,7 +130,7 @@ pub fn evaluate(
     });
     if rank == 0 {
         evaluator.release(client)?;
-        board.release(client)?;
+        all_gather.release(client)?;
     }
     meet(client)?;
     Ok(report)
@@ -176,7 +179,7 @@ impl Observation {
                 measure.add(probability, example.label > 0.5)?;
             }
         }
-        let clocks = [first, client.global_clock()?];
+        let last = client.global_clock()?;
         let part = PartCount {
             worker: 0,
             rows: self.data.rows() as u64,
@@ -185,7 +188,8 @@ impl Observation {
         Ok(EvaluationReport {
             epoch: 0,
             step: 0,
-            clocks,
+            first_clock: first,
+            last_clock: last,
             since_start: clock::now() - self.start,
             took: clock::now() - began,
             quality: measure.quality()?,
@@ -247,13 +251,13 @@ impl Evaluator {
     /// Makes the evaluator; all workers call it. `None` if no worker has a row.
     pub(crate) fn new(
         client: &mut Client,
-        board: &AllGather,
+        all_gather: &AllGather,
         part: Dataset,
         scorer: Scorer,
     ) -> Result<Option<Self>, ClientError> {
         let mut row: Row = [0; WIDTH];
         row[..2].copy_from_slice(&[part.rows() as i64, part.skipped().cast_signed()]);
-        let parts = part_counts(&board.exchange(client, &row)?);
+        let parts = part_counts(&all_gather.exchange(client, &row)?);
         let before = client.rank().0 as usize;
         let first = parts.iter().take(before).map(|part| part.rows).sum();
         let rows: u64 = parts.iter().map(|part| part.rows).sum();
@@ -283,17 +287,17 @@ impl Evaluator {
     pub(crate) fn run(
         &mut self,
         client: &mut Client,
-        board: &AllGather,
+        all_gather: &AllGather,
         weights: &Table<f32>,
     ) -> Result<Option<Quality>, TrainError> {
         self.predict(client, weights)?;
-        board.meet(client)?;
+        all_gather.meet(client)?;
         let quality = match client.rank() {
             WorkerId(0) => Some(self.measure(client)?),
             _ => None,
         };
         // The next evaluation overwrites the rows that rank 0 reads.
-        board.meet(client)?;
+        all_gather.meet(client)?;
         Ok(quality)
     }
 

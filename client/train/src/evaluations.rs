@@ -49,7 +49,7 @@ impl Evaluations {
     pub(crate) fn new(
         client: &mut Client,
         config: &Config,
-        board: &AllGather,
+        all_gather: &AllGather,
     ) -> Result<Self, TrainError> {
         let start = clock::now();
         let is_first = client.rank().0 == 0;
@@ -64,7 +64,7 @@ impl Evaluations {
             Some(path) => {
                 let part = read_rows(path, client.rank().0, client.workers(), config)?;
                 let scorer = Scorer::new(config.model());
-                let made = Evaluator::new(client, board, part, scorer)?;
+                let made = Evaluator::new(client, all_gather, part, scorer)?;
                 let path = path.clone();
                 Some(made.ok_or(TrainError::NoRows { path })?)
             }
@@ -85,21 +85,24 @@ impl Evaluations {
         &mut self,
         client: &mut Client,
         host: &mut dyn Host,
-        (board, weights): (&AllGather, &Table<f32>),
-        (epoch, step): (u64, u64),
+        all_gather: &AllGather,
+        weights: &Table<f32>,
+        epoch: u64,
+        step: u64,
     ) -> Result<Option<Quality>, TrainError> {
         let Some(evaluator) = &mut self.evaluator else {
             return Ok(None);
         };
         let began = clock::now();
         let first = client.global_clock()?;
-        let quality = evaluator.run(client, board, weights)?;
+        let quality = evaluator.run(client, all_gather, weights)?;
         self.measured = Some((step, quality));
         if let Some(quality) = quality {
             host.evaluated(&EvaluationReport {
                 epoch,
                 step,
-                clocks: [first, client.global_clock()?],
+                first_clock: first,
+                last_clock: client.global_clock()?,
                 since_start: clock::now() - self.start,
                 took: clock::now() - began,
                 quality,

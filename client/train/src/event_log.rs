@@ -26,6 +26,7 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     step: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Ticks at the first and at the last weight that was read.
     clocks: Option<[u64; 2]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     part: Option<u32>,
@@ -125,7 +126,7 @@ impl EventLog {
             event: "evaluation",
             epoch: of_training(report.epoch),
             step: of_training(report.step),
-            clocks: Some(report.clocks),
+            clocks: Some([report.first_clock, report.last_clock]),
             part: None,
             worker: None,
             seconds: report.since_start.as_secs_f64(),

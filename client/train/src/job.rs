@@ -22,7 +22,7 @@ use super::host::{EpochReport, Host, Outcome, Resumed};
 use super::predict::{PredictConfig, Predicted, predict};
 use super::run::{STOPPED, run_from};
 use crate::all_gather::meet;
-use tidewater::error::ClientError;
+use tidewater::error::{ClientError, SystemError};
 use tidewater::session::Client;
 use tidewater::{ClusterConfig, Job, JoinOptions, SyncMode};
 
@@ -208,8 +208,11 @@ impl TrainingJob {
             let name = format!("tw-train-{rank}");
             let thread = std::thread::Builder::new().name(name);
             let thread = thread.spawn(move || part.work(&inbox, &outbox));
-            let thread = thread
-                .map_err(|e| ClientError::Environment(format!("cannot start a thread: {e}")))?;
+            let thread = thread.map_err(|source| {
+                let op = "start a thread";
+                let remedy = None;
+                ClientError::Environment(SystemError { op, source, remedy }.into())
+            })?;
             workers.push(Worker {
                 orders,
                 results,

@@ -72,10 +72,36 @@ pub fn auc_exact(rows: &mut [Scored]) -> Result<f64, MetricsError> {
     // `==`, so that -0 and 0, neighbours in the total order, are one group.
     let groups = rows.chunk_by(|a, b| a.score == b.score).map(|group| {
         let positives = group.iter().filter(|row| row.positive).count() as u64;
-        [group.len() as u64 - positives, positives]
+        ClassCounts {
+            negatives: group.len() as u64 - positives,
+            positives,
+        }
     });
     let wins = Wins::count(groups);
     wins.auc()
+}
+
+/// Rows by label. Serialised as `[negatives, positives]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "[u64; 2]", into = "[u64; 2]")]
+struct ClassCounts {
+    negatives: u64,
+    positives: u64,
+}
+
+impl From<[u64; 2]> for ClassCounts {
+    fn from([negatives, positives]: [u64; 2]) -> Self {
+        Self {
+            negatives,
+            positives,
+        }
+    }
+}
+
+impl From<ClassCounts> for [u64; 2] {
+    fn from(counts: ClassCounts) -> Self {
+        [counts.negatives, counts.positives]
+    }
 }
 
 /// Comparisons of positives with negatives, in halves so that ties are integers.
@@ -88,9 +114,10 @@ struct Wins {
 }
 
 impl Wins {
-    /// Counts groups of tied rows, given as `[negatives, positives]` by ascending score.
-    fn count(groups: impl Iterator<Item = [u64; 2]>) -> Self {
-        groups.fold(Self::default(), |mut wins, [negatives, positives]| {
+    /// Counts groups of tied rows by ascending score.
+    fn count(groups: impl Iterator<Item = ClassCounts>) -> Self {
+        groups.fold(Self::default(), |mut wins, group| {
+            let (negatives, positives) = (group.negatives, group.positives);
             let tied = u128::from(positives) * u128::from(negatives);
             wins.halves += 2 * u128::from(positives) * u128::from(wins.negatives) + tied;
             wins.tied_pairs += tied;
@@ -137,8 +164,8 @@ pub struct Evaluation {
     false_positives: u64,
     true_negatives: u64,
     false_negatives: u64,
-    /// `[negatives, positives]` by bin of probability.
-    bins: Vec<[u64; 2]>,
+    /// Counts of rows by bin of probability.
+    bins: Vec<ClassCounts>,
     /// Sum of squared distances of probability and label.
     squares: f64,
 }
@@ -159,7 +186,7 @@ impl Evaluation {
             false_positives: 0,
             true_negatives: 0,
             false_negatives: 0,
-            bins: vec![[0; 2]; AUC_BINS],
+            bins: vec![ClassCounts::default(); AUC_BINS],
             squares: 0.0,
         }
     }
@@ -188,7 +215,9 @@ impl Evaluation {
             (false, true) => &mut self.false_negatives,
         } += 1;
         // Rounds towards zero; below `AUC_BINS` because `p` is below 1.
-        self.bins[(p * AUC_BINS as f64) as usize][usize::from(positive)] += 1;
+        let bin = &mut self.bins[(p * AUC_BINS as f64) as usize];
+        bin.positives += u64::from(positive);
+        bin.negatives += u64::from(!positive);
         Ok(())
     }
 
@@ -210,8 +239,8 @@ impl Evaluation {
         self.true_negatives += other.true_negatives;
         self.false_negatives += other.false_negatives;
         for (bin, theirs) in self.bins.iter_mut().zip(&other.bins) {
-            bin[0] += theirs[0];
-            bin[1] += theirs[1];
+            bin.negatives += theirs.negatives;
+            bin.positives += theirs.positives;
         }
         Ok(())
     }
@@ -221,17 +250,17 @@ impl Evaluation {
             let mut counts = counts.iter();
             counts.try_fold(0u64, |sum, &n| sum.checked_add(n))
         };
-        let by_label = |label: usize| {
+        let in_bins = |count: fn(&ClassCounts) -> u64| {
             let mut bins = self.bins.iter();
-            bins.try_fold(0u64, |sum, bin| sum.checked_add(bin[label]))
+            bins.try_fold(0u64, |sum, bin| sum.checked_add(count(bin)))
         };
         let positives = total(&[self.true_positives, self.false_negatives]);
         let negatives = total(&[self.true_negatives, self.false_positives]);
         let rows = positives.zip(negatives).and_then(|(p, n)| total(&[p, n]));
         self.bins.len() == AUC_BINS
             && rows == Some(self.rows)
-            && by_label(1) == positives
-            && by_label(0) == negatives
+            && in_bins(|bin| bin.positives) == positives
+            && in_bins(|bin| bin.negatives) == negatives
             && self.loss_sum.is_finite()
             && self.loss_sum >= 0.0
             && self.squares.is_finite()
@@ -289,8 +318,8 @@ impl Evaluation {
     }
 }
 
-fn ratio(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64)
+fn ratio(part: u64, total: u64) -> Option<f64> {
+    (total > 0).then(|| part as f64 / total as f64)
 }
 
 #[cfg(test)]

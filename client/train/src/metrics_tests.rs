@@ -100,14 +100,14 @@ fn foreign_evaluations_must_add_up() {
     let good = evaluation(&[(0.1, false), (0.6, true)]);
     let bad: [fn(&mut Evaluation); 7] = [
         |e| e.rows += 1,
-        |e| e.bins[3][0] += 1,
+        |e| e.bins[3].negatives += 1,
         |e| {
             e.bins.pop();
         },
-        |e| e.bins.push([0, 0]),
+        |e| e.bins.push(ClassCounts::default()),
         |e| e.true_positives = u64::MAX,
         |e| e.loss_sum = f64::NAN,
-        |e| e.bins[0] = [u64::MAX, u64::MAX],
+        |e| e.bins[0] = [u64::MAX, u64::MAX].into(),
     ];
     for break_it in bad {
         let mut broken = good.clone();
@@ -122,7 +122,7 @@ fn foreign_evaluations_must_add_up() {
     let mut huge = Evaluation::new();
     huge.rows = u64::MAX;
     huge.true_negatives = u64::MAX;
-    huge.bins[0][0] = u64::MAX;
+    huge.bins[0].negatives = u64::MAX;
     assert!(sum.merge(&huge).is_err());
     assert_eq!(sum, before);
     sum.merge(&good).unwrap();
@@ -142,18 +142,18 @@ proptest! {
     }
 
     #[test]
-    fn parts_merge_to_the_whole(
+    fn merged_parts_equal_all_rows(
         rows in prop::collection::vec((0f64..=1.0, any::<bool>()), 1..60),
         cut in 0usize..60,
     ) {
         let cut = cut.min(rows.len());
         let mut merged = evaluation(&rows[..cut]);
         merged.merge(&evaluation(&rows[cut..])).unwrap();
-        let whole = evaluation(&rows);
-        prop_assert!((merged.loss_sum - whole.loss_sum).abs() < 1e-9);
-        prop_assert!((merged.squares - whole.squares).abs() < 1e-9);
-        (merged.loss_sum, merged.squares) = (whole.loss_sum, whole.squares);
-        prop_assert_eq!(merged, whole);
+        let all_rows = evaluation(&rows);
+        prop_assert!((merged.loss_sum - all_rows.loss_sum).abs() < 1e-9);
+        prop_assert!((merged.squares - all_rows.squares).abs() < 1e-9);
+        (merged.loss_sum, merged.squares) = (all_rows.loss_sum, all_rows.squares);
+        prop_assert_eq!(merged, all_rows);
     }
 
     /// Few distinct, narrow probabilities: bins are shared often, so that the bound is not trivial.

@@ -14,7 +14,7 @@ fn dataset(rows: &[(f32, &[(u64, f32)])]) -> Dataset {
     data
 }
 
-fn whole(data: &Dataset) -> BatchPlan<'_> {
+fn plan_of_all(data: &Dataset) -> BatchPlan<'_> {
     BatchPlan::new(data, NonZeroUsize::new(1 << 20).unwrap())
 }
 
@@ -53,7 +53,7 @@ fn objective(data: &Dataset, config: LogisticConfig, keys: &[u64], weights: &[f6
 #[test]
 fn keys_are_ascending_unique_and_hold_the_bias() {
     let data = three_rows();
-    let plan = whole(&data);
+    let plan = plan_of_all(&data);
     let mut step = LogisticStep::new(LogisticConfig::default());
     assert_eq!(step.prepare(&plan.batch(0)), [3, 900, BIAS_KEY, u64::MAX]);
     let mut step = LogisticStep::new(LogisticConfig {
@@ -67,7 +67,7 @@ fn keys_are_ascending_unique_and_hold_the_bias() {
 #[test]
 fn gradient_is_the_objectives_slope() {
     let data = three_rows();
-    let plan = whole(&data);
+    let plan = plan_of_all(&data);
     let nominal = Scale::Nominal(NonZeroU32::new(4).unwrap());
     for scale in [Scale::Mean, Scale::Sum, nominal] {
         for bias_key in [None, Some(BIAS_KEY), Some(500)] {
@@ -110,7 +110,7 @@ fn gradient_is_the_objectives_slope() {
 #[test]
 fn a_feature_may_share_the_bias_key() {
     let data = dataset(&[(1.0, &[(7, 2.0)])]);
-    let plan = whole(&data);
+    let plan = plan_of_all(&data);
     let mut step = LogisticStep::new(LogisticConfig {
         bias_key: Some(7),
         ..Default::default()
@@ -131,9 +131,9 @@ fn extreme_margins_stay_finite() {
 }
 
 #[test]
-fn misuse_is_told() {
+fn misuse_returns_typed_error() {
     let data = three_rows();
-    let plan = whole(&data);
+    let plan = plan_of_all(&data);
     let mut step = LogisticStep::new(LogisticConfig::default());
     let error = step.compute(&plan.batch(0), &[]).unwrap_err();
     assert_eq!(
@@ -152,7 +152,7 @@ fn misuse_is_told() {
     );
 
     let unmapped = dataset(&[(-1.0, &[(1, 1.0)])]);
-    let plan = whole(&unmapped);
+    let plan = plan_of_all(&unmapped);
     step.prepare(&plan.batch(0));
     let error = step.compute(&plan.batch(0), &[0.0; 2]).unwrap_err();
     assert!(error.to_string().contains("label -1"), "{error}");
@@ -171,7 +171,7 @@ fn an_empty_batch_is_no_step() {
 #[test]
 fn buffers_do_not_grow_in_steady_state() {
     let data = three_rows();
-    let plan = whole(&data);
+    let plan = plan_of_all(&data);
     let mut step = LogisticStep::new(LogisticConfig::default());
     let run = |step: &mut LogisticStep| {
         step.prepare(&plan.batch(0));
@@ -204,7 +204,7 @@ proptest! {
             let (keys, values): (Vec<u64>, Vec<f32>) = entries.iter().unzip();
             data.push(f32::from(u8::from(*label)), &keys, &values).unwrap();
         }
-        let plan = whole(&data);
+        let plan = plan_of_all(&data);
         let batch = plan.batch(0);
         let mut step = LogisticStep::new(LogisticConfig { l2: 0.1, ..Default::default() });
         let keys = step.prepare(&batch).to_vec();

@@ -61,6 +61,16 @@ impl Course {
     }
 }
 
+/// A position in a checkpoint of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Checkpoint {
+    /// The next step of the run.
+    pub(crate) at: Position,
+    /// Epoch with which the run ends.
+    pub(crate) end: u64,
+    pub(crate) course: Course,
+}
+
 /// The position of a worker in a checkpoint: [`encode`]'s words and the last epoch of the command.
 pub(crate) const CHECKPOINT_BYTES: usize = (CELLS + 1) * size_of::<u64>();
 
@@ -79,7 +89,7 @@ pub(crate) fn checkpoint(at: Position, end: u64, course: &Course) -> [u8; CHECKP
 ///
 /// # Errors
 /// Why the bytes are of no run of this program.
-pub(crate) fn from_checkpoint(bytes: &[u8]) -> Result<(Position, u64, Course), String> {
+pub(crate) fn from_checkpoint(bytes: &[u8]) -> Result<Checkpoint, String> {
     if bytes.len() != CHECKPOINT_BYTES {
         return Err(format!("a position of {} bytes", bytes.len()));
     }
@@ -89,7 +99,7 @@ pub(crate) fn from_checkpoint(bytes: &[u8]) -> Result<(Position, u64, Course), S
     }
     let [cells @ .., end] = words;
     match decode(cells)? {
-        Some((at, course)) => Ok((at, end, course)),
+        Some((at, course)) => Ok(Checkpoint { at, end, course }),
         None => Err("a position of layout 0".into()),
     }
 }
@@ -201,7 +211,12 @@ mod tests {
     fn position_survives_a_checkpoint() {
         let at = Position { epoch: 3, step: 93 };
         let bytes = checkpoint(at, 7, &COURSE);
-        assert_eq!(from_checkpoint(&bytes), Ok((at, 7, COURSE)));
+        let checkpoint = Checkpoint {
+            at,
+            end: 7,
+            course: COURSE,
+        };
+        assert_eq!(from_checkpoint(&bytes), Ok(checkpoint));
         for bad in [&bytes[..64], &[0; CHECKPOINT_BYTES]] {
             assert!(from_checkpoint(bad).is_err());
         }

@@ -38,7 +38,7 @@ const BEGIN: &str = "tidewater-prediction 1";
 const TEMPORARY: &str = ".part-";
 /// Least time that a worker waits for the parts of others before it predicts them too, and the pause between
 /// two looks.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TAKEOVER_AFTER_MIN: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What to predict, and where to.
@@ -348,7 +348,7 @@ impl Work<'_> {
         let took: Duration = self.own.iter().map(|part| part.took).sum();
         let mean = took / u32::try_from(self.own.len()).unwrap_or(u32::MAX).max(1);
         loop {
-            let until = Deadline::after(PATIENCE.max(2 * mean));
+            let until = Deadline::after(TAKEOVER_AFTER_MIN.max(2 * mean));
             let before = self.missing();
             while !until.passed() && self.missing().len() == before.len() && !before.is_empty() {
                 client.check_job()?;

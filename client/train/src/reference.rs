@@ -187,7 +187,7 @@ impl Cell {
                 beta1,
                 beta2,
                 eps,
-            } => self.adam(optimizer, g, [lr, beta1, beta2, eps]),
+            } => self.adam(optimizer, g, lr, beta1, beta2, eps),
             Optimizer::AdamW {
                 lr,
                 beta1,
@@ -196,7 +196,7 @@ impl Cell {
                 weight_decay,
             } => {
                 *w *= (1.0 - lr * weight_decay) as f32;
-                self.adam(optimizer, g, [lr, beta1, beta2, eps]);
+                self.adam(optimizer, g, lr, beta1, beta2, eps);
             }
             Optimizer::Ftrl {
                 alpha,
@@ -220,7 +220,7 @@ impl Cell {
     }
 
     /// A step of Adam, or of its form with the largest second moment.
-    fn adam(&mut self, optimizer: &Optimizer, g: f32, [lr, beta1, beta2, eps]: [f64; 4]) {
+    fn adam(&mut self, optimizer: &Optimizer, g: f32, lr: f64, beta1: f64, beta2: f64, eps: f64) {
         let [first, second, third] = &mut self.state;
         self.steps += 1;
         let t = self.steps as i32;

@@ -101,13 +101,21 @@ pub(crate) struct Training {
     pub(crate) log_loss: f64,
 }
 
+/// Processes of the run, and what connects them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deployment {
+    pub(crate) transport: Option<TransportKind>,
+    pub(crate) servers: u32,
+    pub(crate) workers: u32,
+}
+
 impl Report {
     pub(crate) fn new(
         config: &Config,
-        (transport, servers, workers): (Option<TransportKind>, u32, u32),
+        deployment: Deployment,
         training: &Training,
         quality: Option<Quality>,
-        census: WeightStats,
+        stats: WeightStats,
         latencies: &Latencies,
         counters: BTreeMap<String, u64>,
     ) -> Self {
@@ -126,10 +134,10 @@ impl Report {
             steps: training.steps,
             seconds,
             rows_per_second: per(training.rows as f64, seconds),
-            weights: census.weights,
-            zero_weights: census.zeros,
-            zeros: per(census.zeros as f64, census.weights as f64),
-            fingerprint: format!("{:016x}", census.fingerprint),
+            weights: stats.weights,
+            zero_weights: stats.zeros,
+            zeros: per(stats.zeros as f64, stats.weights as f64),
+            fingerprint: format!("{:016x}", stats.fingerprint),
             bytes_pulled: count("bytes_pulled"),
             bytes_pushed: count("bytes_pushed"),
             pulls: count("pulls"),
@@ -141,9 +149,11 @@ impl Report {
             push_applied_p50_us: until_applied.p50_us,
             push_applied_p99_us: until_applied.p99_us,
             sync: config.sync.to_string(),
-            transport: transport.map_or_else(String::new, |t| t.to_string()),
-            servers,
-            workers,
+            transport: deployment
+                .transport
+                .map_or_else(String::new, |t| t.to_string()),
+            servers: deployment.servers,
+            workers: deployment.workers,
             optimizer: config.optimizer,
             batch_rows: config.batch_rows.get(),
             epochs: config.epochs,
@@ -192,6 +202,6 @@ fn aside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-fn per(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+fn per(part: f64, total: f64) -> f64 {
+    if total > 0.0 { part / total } else { 0.0 }
 }

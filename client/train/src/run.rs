@@ -40,8 +40,8 @@ use super::evaluations::{EVALUATE, Evaluations, read_rows};
 use super::host::{EpochReport, Host, Outcome, Resumed};
 use super::latency;
 use super::position::POSITION;
-use super::position::{self, Course, Position, PositionTable};
-use super::report::{Report, Training};
+use super::position::{self, Checkpoint, Course, Position, PositionTable};
+use super::report::{Deployment, Report, Training};
 #[cfg(doc)]
 use super::saved::MODEL;
 use super::saved::{Described, DescriptionTable};
@@ -88,8 +88,8 @@ pub(crate) fn run_from(
     if client.resumed().is_some() {
         release_aside(client)?;
     }
-    let board = AllGather::new(client)?;
-    settings_check::check(client, &board, config)?;
+    let all_gather = AllGather::new(client)?;
+    settings_check::check(client, &all_gather, config)?;
     if let Some(dir) = model.filter(|_| is_to_load && client.resumed().is_none()) {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
@@ -97,7 +97,7 @@ pub(crate) fn run_from(
         meet(client)?;
     }
     let weights = weights(client, config, model)?;
-    let run = Run::new(client, config, model, board, weights)?;
+    let run = Run::new(client, config, model, all_gather, weights)?;
     run.train(client, host, &data)
 }
 
@@ -140,10 +140,19 @@ fn weights(
             // A model without such a table has no settings to compare.
             let loaded = client.open_table::<f32>(WEIGHTS).ok();
             let have = loaded.and_then(|table| client.spec(&table));
-            Err(TrainError::other_training(dir, &why, (have, &want)))
+            Err(TrainError::other_training(dir, &why, have, &want))
         }
         (made, _) => Ok(made?),
     }
+}
+
+/// Steps of a run, from its next one to the end of its last epoch.
+#[derive(Debug, Clone, Copy)]
+struct Span<'a> {
+    start: Position,
+    /// Epoch with which the run ends.
+    end: u64,
+    course: &'a Course,
 }
 
 /// The tables of a run, and its worker.
@@ -154,7 +163,7 @@ struct Run<'a> {
     weights: Table<f32>,
     position: PositionTable,
     description: DescriptionTable,
-    board: AllGather,
+    all_gather: AllGather,
     stop: StopSign,
     worker: Worker,
     rank: u32,
@@ -168,7 +177,7 @@ struct Run<'a> {
 
 /// Extent of an epoch that was run.
 enum Walk {
-    Whole(EpochReport),
+    Completed(EpochReport),
     /// Stopped before this step.
     Stopped(u64),
 }
@@ -195,7 +204,7 @@ impl<'a> Run<'a> {
         client: &mut Client,
         config: &'a Config,
         model: Option<&'a str>,
-        board: AllGather,
+        all_gather: AllGather,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
@@ -208,10 +217,10 @@ impl<'a> Run<'a> {
             worker: Worker::new(config.model()),
             rank: client.rank().0,
             rule: (model.is_none() && client.resumed().is_none()).then_some(config.optimizer),
-            evaluations: Evaluations::new(client, config, &board)?,
+            evaluations: Evaluations::new(client, config, &all_gather)?,
             skipped: 0,
             start: clock::now(),
-            board,
+            all_gather,
         })
     }
 
@@ -252,13 +261,17 @@ impl<'a> Run<'a> {
             seed: self.config.seed,
         };
         let (start, last) = self.start(client, host, &course)?;
-        let way = (start, last, &course);
-        let (totals, end) = self.epochs(client, host, &mut plan, way)?;
+        let span = Span {
+            start,
+            end: last,
+            course: &course,
+        };
+        let (totals, end) = self.epochs(client, host, &mut plan, span)?;
         self.worker.settle(client)?;
         let signal = self.stop.settle(client, || host.signal())?;
         let outcome = match signal {
             Some(signal) => Outcome::Stopped(signal),
-            None => self.figures(client, host, data, totals, (end, &course))?,
+            None => self.figures(client, host, data, totals, end, &course)?,
         };
         // A run without a step leaves the position as loaded.
         let moved = (end != start || self.model.is_none()).then_some((end, course));
@@ -275,7 +288,11 @@ impl<'a> Run<'a> {
         course: &Course,
     ) -> Result<(Position, u64), TrainError> {
         let epochs = self.config.epochs;
-        let (saved, its, last) = match client.resumed() {
+        let Checkpoint {
+            at: saved,
+            end: last,
+            course: its,
+        } = match client.resumed() {
             Some(_) => match self.of_checkpoint(client)? {
                 Some(found) => found,
                 None => return Ok((Position::default(), epochs)),
@@ -284,10 +301,11 @@ impl<'a> Run<'a> {
                 let Some(dir) = self.model else {
                     return Ok((Position::default(), epochs));
                 };
-                let Some((saved, its)) = self.position.read(client, dir)? else {
+                let Some((at, course)) = self.position.read(client, dir)? else {
                     return Ok((Position::default(), epochs));
                 };
-                (saved, its, saved.epoch.saturating_add(epochs))
+                let end = at.epoch.saturating_add(epochs);
+                Checkpoint { at, end, course }
             }
         };
         let differs = its.difference(course);
@@ -311,10 +329,7 @@ impl<'a> Run<'a> {
 
     /// The position in the checkpoint that the job continues from. Without a bound on staleness the positions
     /// of workers differ: the least one omits no step.
-    fn of_checkpoint(
-        &self,
-        client: &mut Client,
-    ) -> Result<Option<(Position, Course, u64)>, TrainError> {
+    fn of_checkpoint(&self, client: &mut Client) -> Result<Option<Checkpoint>, TrainError> {
         let mine = client.position()?;
         let mut row: Row = [0; WIDTH];
         for (cell, bytes) in row
@@ -323,8 +338,8 @@ impl<'a> Run<'a> {
         {
             *cell = i64::from_le_bytes(*bytes);
         }
-        let all = self.board.exchange(client, &row)?;
-        let mut least: Option<(Position, Course, u64)> = None;
+        let all = self.all_gather.exchange(client, &row)?;
+        let mut least: Option<Checkpoint> = None;
         for row in all {
             let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
             if row[0] == 0 {
@@ -332,13 +347,13 @@ impl<'a> Run<'a> {
                 return Ok(None);
             }
             let decoded = position::from_checkpoint(&bytes[..position::CHECKPOINT_BYTES]);
-            let (at, last, course) = decoded.map_err(|what| TrainError::Position {
+            let checkpoint = decoded.map_err(|what| TrainError::Position {
                 dir: "the checkpoint".into(),
                 what,
             })?;
             let of = |at: &Position| (at.epoch, at.step);
-            if least.as_ref().is_none_or(|(other, ..)| of(&at) < of(other)) {
-                least = Some((at, course, last));
+            if least.is_none_or(|other| of(&checkpoint.at) < of(&other.at)) {
+                least = Some(checkpoint);
             }
         }
         Ok(least)
@@ -350,15 +365,16 @@ impl<'a> Run<'a> {
         client: &mut Client,
         host: &mut dyn Host,
         plan: &mut BatchPlan<'_>,
-        (start, end, course): (Position, u64, &Course),
+        span: Span<'_>,
     ) -> Result<(Totals, Position), TrainError> {
         let mut totals = Totals::default();
-        let mut at = start;
-        while at.epoch < end {
+        let mut at = span.start;
+        while at.epoch < span.end {
             plan.shuffle(self.config.seed.wrapping_add(self.rank.into()), at.epoch);
             let first = at.step;
-            let mut report = match self.epoch(client, host, plan, (at, end, course))? {
-                Walk::Whole(report) => report,
+            let rest = Span { start: at, ..span };
+            let mut report = match self.epoch(client, host, plan, rest)? {
+                Walk::Completed(report) => report,
                 Walk::Stopped(step) => {
                     at.step = step;
                     break;
@@ -369,11 +385,11 @@ impl<'a> Run<'a> {
                 step: 0,
             };
             totals.rows += report.rows;
-            totals.steps += course.steps - first;
+            totals.steps += span.course.steps - first;
             totals.took += report.took;
             totals.log_loss = report.log_loss;
             if self.evaluations.is_due_after(at.epoch) {
-                report.test = self.evaluate(client, host, (at.epoch, report.step))?;
+                report.test = self.evaluate(client, host, at.epoch, report.step)?;
             }
             if self.rank == 0 {
                 host.epoch_done(&report);
@@ -398,7 +414,7 @@ impl<'a> Run<'a> {
             features.cast_signed(),
             width.cast_signed(),
         ]);
-        let all = self.board.exchange(client, &row)?;
+        let all = self.all_gather.exchange(client, &row)?;
         let most = |cell: usize| all.iter().map(|row| row[cell].cast_unsigned()).max();
         let rows = all.iter().map(|row| row[1].cast_unsigned()).sum();
         let trained = Described {
@@ -414,10 +430,12 @@ impl<'a> Run<'a> {
         &mut self,
         client: &mut Client,
         host: &mut dyn Host,
-        at: (u64, u64),
+        epoch: u64,
+        step: u64,
     ) -> Result<Option<Quality>, TrainError> {
+        let (all_gather, weights) = (&self.all_gather, &self.weights);
         self.evaluations
-            .run(client, host, (&self.board, &self.weights), at)
+            .run(client, host, all_gather, weights, epoch, step)
     }
 
     /// Whether the run ends here, by a signal of a process or because an operator stops the job.
@@ -427,14 +445,15 @@ impl<'a> Run<'a> {
         Ok(self.stop.look(client, || host.signal().or(asked))?)
     }
 
-    /// Runs the rest of an epoch, from `at` on, unless a stop ends it.
+    /// Runs the rest of an epoch, from the start of the span on, unless a stop ends it.
     fn epoch(
         &mut self,
         client: &mut Client,
         host: &mut dyn Host,
         plan: &BatchPlan<'_>,
-        (at, end, course): (Position, u64, &Course),
+        span: Span<'_>,
     ) -> Result<Walk, TrainError> {
+        let (at, end, course) = (span.start, span.end, span.course);
         let steps = course.steps;
         let began = clock::now();
         let mut paused = Duration::ZERO;
@@ -459,9 +478,7 @@ impl<'a> Run<'a> {
             };
             let position = position::checkpoint(after, end, course);
             let position = client.has_checkpoints().then_some(&position[..]);
-            let loss = self
-                .worker
-                .step(client, &self.weights, (&batch, position))?;
+            let loss = self.worker.step(client, &self.weights, &batch, position)?;
             tally.rows += loss.rows as i64;
             tally.loss_sum += loss.loss_sum;
             step += 1;
@@ -472,7 +489,7 @@ impl<'a> Run<'a> {
                     return Ok(Walk::Stopped(least));
                 }
                 self.evaluations.renew(client)?;
-                self.evaluate(client, host, (at.epoch + 1, of_all))?;
+                self.evaluate(client, host, at.epoch + 1, of_all)?;
                 paused += clock::now() - since;
             }
         }
@@ -482,7 +499,7 @@ impl<'a> Run<'a> {
         };
         let rows: u64 = all.iter().map(|row| row[0].cast_unsigned()).sum();
         let losses = all.iter().map(|row| f64::from_bits(row[2].cast_unsigned()));
-        Ok(Walk::Whole(EpochReport {
+        Ok(Walk::Completed(EpochReport {
             epoch: at.epoch + 1,
             epochs: end,
             rows,
@@ -520,7 +537,7 @@ impl<'a> Run<'a> {
             tally.stops.into(),
             step.cast_signed(),
         ]);
-        let all = self.board.exchange(client, &row)?;
+        let all = self.all_gather.exchange(client, &row)?;
         if all.iter().any(|row| row[3] != 0) {
             // Without a bound on staleness workers stop at different steps; the least one omits no step
             // later.
@@ -537,17 +554,18 @@ impl<'a> Run<'a> {
         host: &mut dyn Host,
         data: &Dataset,
         totals: Totals,
-        (end, course): (Position, &Course),
+        end: Position,
+        course: &Course,
     ) -> Result<Outcome, TrainError> {
         // Read before the last evaluation adds to them: the figures are of training.
         let counters = self.counters(client)?;
         let step = end.epoch.saturating_mul(course.steps) + end.step;
         let quality = match self.evaluations.at(step) {
             Some(quality) => quality,
-            None => self.evaluate(client, host, (end.epoch, step))?,
+            None => self.evaluate(client, host, end.epoch, step)?,
         };
         let keys = weight_stats::keys_of(data, self.config.model().bias_key);
-        let census = weight_stats::take(client, &self.board, &self.weights, &keys)?;
+        let stats = weight_stats::take(client, &self.all_gather, &self.weights, &keys)?;
         self.worker.latencies.join(client)?;
         if self.rank != 0 {
             return Ok(Outcome::Done(None));
@@ -558,7 +576,7 @@ impl<'a> Run<'a> {
             took: totals.took,
             log_loss: totals.log_loss,
         };
-        let report = self.report(client, training, counters, quality, census);
+        let report = self.report(client, training, counters, quality, stats);
         Ok(Outcome::Done(Some(Box::new(report))))
     }
 
@@ -568,20 +586,20 @@ impl<'a> Run<'a> {
         training: Training,
         counters: BTreeMap<String, u64>,
         quality: Option<Quality>,
-        census: WeightStats,
+        stats: WeightStats,
     ) -> Report {
-        let place = (
-            client.transport(),
-            client.servers() as u32,
-            client.workers(),
-        );
+        let deployment = Deployment {
+            transport: client.transport(),
+            servers: client.servers() as u32,
+            workers: client.workers(),
+        };
         let latencies = &self.worker.latencies;
         Report::new(
             self.config,
-            place,
+            deployment,
             &training,
             quality,
-            census,
+            stats,
             latencies,
             counters,
         )
@@ -595,7 +613,7 @@ impl<'a> Run<'a> {
             *cell = value.cast_signed();
         }
         let mut sums: BTreeMap<String, u64> = mine.into_keys().map(|name| (name, 0)).collect();
-        for row in self.board.exchange(client, &row)? {
+        for row in self.all_gather.exchange(client, &row)? {
             for (sum, value) in sums.values_mut().zip(row) {
                 *sum = sum.wrapping_add(value.cast_unsigned());
             }
@@ -616,7 +634,7 @@ impl<'a> Run<'a> {
         meet(client)?;
         if self.rank == 0 {
             self.evaluations.release(client)?;
-            self.board.release(client)?;
+            self.all_gather.release(client)?;
             self.stop.release(client)?;
             if let Some((position, course)) = moved {
                 self.position.write(client, position, &course)?;

@@ -62,7 +62,7 @@ pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
 /// [`TrainError::Differs`] at all workers, if two have different settings.
 pub(crate) fn check(
     client: &mut Client,
-    board: &AllGather,
+    all_gather: &AllGather,
     config: &Config,
 ) -> Result<(), TrainError> {
     let settings = settings(config);
@@ -72,7 +72,7 @@ pub(crate) fn check(
     }
     compare(
         settings.map(|(flag, kind, _)| (flag, kind)),
-        &board.exchange(client, &row)?,
+        &all_gather.exchange(client, &row)?,
     )
 }
 
@@ -87,8 +87,8 @@ fn compare<const N: usize>(flags: [(&'static str, As); N], all: &[Row]) -> Resul
                 return Err(TrainError::Differs {
                     flag,
                     rank: rank as u32,
-                    given: told(kind, first[cell], "one"),
-                    other: told(kind, row[cell], "another one"),
+                    given: describe(kind, first[cell], "one"),
+                    other: describe(kind, row[cell], "another one"),
                 });
             }
         }
@@ -96,7 +96,7 @@ fn compare<const N: usize>(flags: [(&'static str, As); N], all: &[Row]) -> Resul
     Ok(())
 }
 
-fn told(kind: As, value: i64, otherwise: &str) -> String {
+fn describe(kind: As, value: i64, otherwise: &str) -> String {
     match (kind, value) {
         (As::Given, 0) => "none".into(),
         (As::Given, _) => "one".into(),
@@ -114,7 +114,7 @@ mod tests {
 
     /// A setting that differs at one worker is found and named by its flag, with both ranks.
     #[test]
-    fn who_was_told_something_else_is_named() {
+    fn different_setting_names_both_ranks() {
         let base = Config::new("a9a");
         let with = |change: fn(&mut Config)| {
             let mut config = base.clone();

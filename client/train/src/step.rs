@@ -45,7 +45,8 @@ impl Worker {
         &mut self,
         client: &mut Client,
         table: &Table<f32>,
-        (batch, position): (&Batch<'_>, Option<&[u8]>),
+        batch: &Batch<'_>,
+        position: Option<&[u8]>,
     ) -> Result<BatchLoss, TrainError> {
         let mut loss = BatchLoss::default();
         if !batch.is_empty() {

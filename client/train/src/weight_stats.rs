@@ -59,7 +59,7 @@ pub(crate) fn keys_of(data: &Dataset, bias: Option<u64>) -> Vec<u64> {
 /// Computes the statistics of all workers' `keys`. All workers call it, once a run.
 pub(crate) fn take(
     client: &mut Client,
-    board: &AllGather,
+    all_gather: &AllGather,
     weights: &Table<f32>,
     keys: &[u64],
 ) -> Result<WeightStats, ClientError> {
@@ -75,8 +75,8 @@ pub(crate) fn take(
     if let Some(sent) = sent {
         client.wait_applied(&sent)?;
     }
-    board.meet(client)?;
-    let mut census = WeightStats::default();
+    all_gather.meet(client)?;
+    let mut stats = WeightStats::default();
     let options = PullOptions::default().missing(Missing::Initial);
     let (mut owners, mut values) = (Vec::new(), Vec::new());
     for keys in keys.chunks(CHUNK) {
@@ -86,15 +86,15 @@ pub(crate) fn take(
         client.pull_rows(weights, keys, &mut values, options)?;
         for ((&key, &owner), &weight) in keys.iter().zip(&owners).zip(&values) {
             if owner == me {
-                census.count(key, weight);
+                stats.count(key, weight);
             }
         }
     }
     let mut row: Row = [0; WIDTH];
-    let counted = [census.weights, census.zeros, census.fingerprint];
+    let counted = [stats.weights, stats.zeros, stats.fingerprint];
     row[..3].copy_from_slice(&counted.map(u64::cast_signed));
     let mut all = WeightStats::default();
-    for row in board.exchange(client, &row)? {
+    for row in all_gather.exchange(client, &row)? {
         all.add([row[0], row[1], row[2]]);
     }
     if client.rank().0 == 0 {

@@ -138,7 +138,7 @@ fn a_signal_ends_the_run_after_a_step_and_saves() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_has_its_exit_code() {
+fn failures_named_with_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     std::fs::write(dir.join("bad"), "1 1:1\n-1 2:1 3:y\n").unwrap();

@@ -317,9 +317,9 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         self.call([number, i64::from(id.slot), id.generation as i64])?;
         self.answer(&weights.table(), number)?;
         if let Some(rank) = self.wait_for(0..self.gradients.len())? {
-            return Err(ClientError::Environment(format!(
-                "the evaluation failed at worker {rank}; its own error says why"
-            )));
+            return Err(ClientError::Environment(
+                format!("the evaluation failed at worker {rank}; its own error says why").into(),
+            ));
         }
         let mut costs = vec![0.0; self.gradients.len()];
         let ranks: Vec<u64> = (0..costs.len() as u64).collect();

@@ -41,7 +41,7 @@ mod space;
 pub use evaluation::Evaluation;
 pub use float::Float;
 pub use indices::INDICES_SPAN;
-pub use space::{Vector, VectorId, VectorSpace};
+pub use space::{Vector, VectorId, VectorSpace, VectorUsage};
 
 /// Compiles and runs the examples of the guide to functions.
 #[cfg(doctest)]

@@ -20,6 +20,15 @@ pub struct VectorId {
     pub generation: u64,
 }
 
+/// Numbers of vectors of a [`VectorSpace`], from [`VectorSpace::usage`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VectorUsage {
+    /// Vectors in use now.
+    pub now: usize,
+    /// Most vectors in use at the same time so far.
+    pub most: usize,
+}
+
 /// Vectors of one dimension, with the client that operates on them. Clones share it.
 #[derive(Debug)]
 pub struct VectorSpace<T> {
@@ -247,13 +256,13 @@ impl<T: Float> VectorSpace<T> {
         }
     }
 
-    /// Numbers of vectors in use now, and at most so far. Each takes a table.
-    pub fn usage(&self) -> (usize, usize) {
+    /// Number of vectors in use. Each takes a table.
+    pub fn usage(&self) -> VectorUsage {
         let slots = self.inner.slots.borrow().len();
-        (
-            slots - self.inner.free.borrow().len(),
-            self.inner.peak.get(),
-        )
+        VectorUsage {
+            now: slots - self.inner.free.borrow().len(),
+            most: self.inner.peak.get(),
+        }
     }
 
     /// Fails with the first error of an operator or of a solver's trait since the last call.
@@ -289,7 +298,7 @@ impl<T: Float> VectorSpace<T> {
     }
 
     fn free_tables(self) -> Result<Rc<RefCell<Client>>, ClientError> {
-        let (used, _) = self.usage();
+        let used = self.usage().now;
         let name = self.inner.name.clone();
         let inner = Rc::try_unwrap(self.inner).map_err(|_| ClientError::Argument {
             op: "release",

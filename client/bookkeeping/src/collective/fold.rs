@@ -56,9 +56,9 @@ pub fn fold(dtype: DType, op: ReduceOp, acc: &mut [u8], row: &[u8]) {
 mod tests {
     use super::*;
 
-    fn of(op: ReduceOp, values: [f64; 2]) -> f64 {
-        let mut acc = values[0].to_le_bytes();
-        fold(DType::F64, op, &mut acc, &values[1].to_le_bytes());
+    fn of(op: ReduceOp, first: f64, second: f64) -> f64 {
+        let mut acc = first.to_le_bytes();
+        fold(DType::F64, op, &mut acc, &second.to_le_bytes());
         f64::from_le_bytes(acc)
     }
 
@@ -70,19 +70,16 @@ mod tests {
             ReduceOp::Sum,
             ReduceOp::Product,
         ] {
-            assert!(of(op, [f64::NAN, 1.0]).is_nan(), "{op:?}");
-            assert!(of(op, [1.0, f64::NAN]).is_nan(), "{op:?}");
+            assert!(of(op, f64::NAN, 1.0).is_nan(), "{op:?}");
+            assert!(of(op, 1.0, f64::NAN).is_nan(), "{op:?}");
         }
         for op in [ReduceOp::Min, ReduceOp::Max] {
-            assert!(of(op, [0.0, -0.0]).is_sign_positive(), "{op:?}");
-            assert!(of(op, [-0.0, 0.0]).is_sign_negative(), "{op:?}");
+            assert!(of(op, 0.0, -0.0).is_sign_positive(), "{op:?}");
+            assert!(of(op, -0.0, 0.0).is_sign_negative(), "{op:?}");
         }
-        assert_eq!(
-            of(ReduceOp::Min, [2.0, -3.0]).to_bits(),
-            (-3.0f64).to_bits()
-        );
-        assert_eq!(of(ReduceOp::Max, [2.0, -3.0]).to_bits(), 2.0f64.to_bits());
-        assert!(of(ReduceOp::Sum, [-0.0, -0.0]).is_sign_negative());
+        assert_eq!(of(ReduceOp::Min, 2.0, -3.0).to_bits(), (-3.0f64).to_bits());
+        assert_eq!(of(ReduceOp::Max, 2.0, -3.0).to_bits(), 2.0f64.to_bits());
+        assert!(of(ReduceOp::Sum, -0.0, -0.0).is_sign_negative());
     }
 
     #[test]

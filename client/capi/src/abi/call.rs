@@ -209,7 +209,7 @@ pub unsafe extern "C" fn tw_save_finish(
             let pending = open.calls.remove(call)?;
             Ok(open.client.finish_save(pending.call)?)
         })?;
-        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
+        for (to, number) in [(rows, saved.rows), (bytes, saved.bytes)] {
             if !to.is_null() {
                 // SAFETY: the contract of the module.
                 *unsafe { raw::out(to, "the place for rows or bytes") }? = number;

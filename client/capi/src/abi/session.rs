@@ -82,9 +82,9 @@ pub unsafe extern "C" fn tw_begin(
             // SAFETY: the buffer is as long as said and lives through the call.
             match unsafe { broadcast(bytes.as_mut_ptr().cast(), bytes.len(), context) } {
                 0 => Ok(()),
-                code => Err(ClientError::Launch(format!(
-                    "the program's broadcast has failed with {code}"
-                ))),
+                code => Err(ClientError::Launch(
+                    format!("the program's broadcast has failed with {code}").into(),
+                )),
             }
         };
         // SAFETY: the contract of the module.
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn tw_save(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.save(directory, timeout)?)
         })?;
-        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
+        for (to, number) in [(rows, saved.rows), (bytes, saved.bytes)] {
             if !to.is_null() {
                 // SAFETY: the contract of the module.
                 *unsafe { raw::out(to, "the place for rows or bytes") }? = number;

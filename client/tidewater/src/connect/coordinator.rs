@@ -24,10 +24,10 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::hostinfo;
 
-use crate::error::ClientError;
+use crate::error::{ClientError, ControlFailure};
 use crate::interrupt;
 use crate::link::{
-    BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, blocking_calls,
+    BegunCall, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, Saved, blocking_calls,
     unexpected,
 };
 
@@ -149,7 +149,7 @@ impl NetCoordinatorLink {
                             | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
                         ..
                     } => refusal.into(),
-                    other => control(&address, &other),
+                    other => control(&address, Box::new(other).into()),
                 }
             })?;
         Ok(Self {
@@ -170,7 +170,7 @@ impl NetCoordinatorLink {
         deadline: Deadline,
     ) -> Result<Joined, ClientError> {
         let op = "join";
-        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
+        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.into()))?;
         let join = Join {
             host: hostinfo::host_name(),
             host_id,
@@ -202,7 +202,7 @@ impl NetCoordinatorLink {
                 let missing = self.no_answer();
                 return Err(ClientError::Deadline {
                     op,
-                    missing: self.who_is_missing(missing),
+                    missing: self.missing_workers(missing),
                 });
             }
         }
@@ -373,7 +373,7 @@ impl NetCoordinatorLink {
             // A reason that came before the end says more than the end.
             error => match self.failed.clone() {
                 Some(refusal) => refusal.into(),
-                None => control(&self.address, &error),
+                None => control(&self.address, Box::new(error).into()),
             },
         }
     }
@@ -415,7 +415,7 @@ impl NetCoordinatorLink {
     }
 
     /// Adds the joined servers to a deadline error: creating a table waits for servers.
-    fn who_is_missing(&mut self, otherwise: String) -> String {
+    fn missing_workers(&mut self, otherwise: String) -> String {
         if self.conn.is_absent() {
             return otherwise;
         }
@@ -560,7 +560,7 @@ impl CoordinatorLink for NetCoordinatorLink {
                 tables: _,
                 rows,
                 bytes,
-            } => CoordinatorReply::Saved { rows, bytes },
+            } => CoordinatorReply::Saved(Saved { rows, bytes }),
             CoordinatorAnswer::Loaded {
                 tables,
                 rows,
@@ -581,7 +581,7 @@ impl CoordinatorLink for NetCoordinatorLink {
         let missing = self.no_answer();
         // Tables wait for servers.
         match op {
-            "create table" | "open table" => self.who_is_missing(missing),
+            "create table" | "open table" => self.missing_workers(missing),
             _ => missing,
         }
     }
@@ -590,10 +590,10 @@ impl CoordinatorLink for NetCoordinatorLink {
         self.check_within(Duration::from_millis(1))
     }
 
-    fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
+    fn check_within(&mut self, timeout: Duration) -> Result<(), ClientError> {
         self.check_restart()?;
         let resumed = self.restart.resumed;
-        let until = Deadline::after(patience);
+        let until = Deadline::after(timeout);
         loop {
             let late = match self.conn.wait_notice(until) {
                 Ok(notice) => {
@@ -690,12 +690,12 @@ fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError
         table: "-".into(),
         what,
     };
-    let whole = std::path::absolute(dir).map_err(|error| {
+    let absolute = std::path::absolute(dir).map_err(|error| {
         wrong(format!(
             "directory \"{dir}\": {error}; give an absolute path"
         ))
     })?;
-    whole.into_os_string().into_string().map_err(|path| {
+    absolute.into_os_string().into_string().map_err(|path| {
         wrong(format!(
             "{path:?} is not UTF-8; give an absolute path that is"
         ))
@@ -731,10 +731,7 @@ fn table_of(request: &CoordinatorRequest) -> &str {
     }
 }
 
-fn control(address: &str, why: &dyn std::fmt::Display) -> ClientError {
+fn control(address: &str, source: ControlFailure) -> ClientError {
     let peer = format!("coordinator at {address}");
-    ClientError::Control {
-        peer,
-        why: why.to_string(),
-    }
+    ClientError::Control { peer, source }
 }

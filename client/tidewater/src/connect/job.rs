@@ -12,10 +12,11 @@ use tidewater_runtime::sync::Arc;
 #[cfg(feature = "embedded")]
 use tidewater_service::embedded::Cluster;
 
+use super::join_options::environment;
 use super::lane_memory::LaneMemory;
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::SyncMode;
-use crate::error::ClientError;
+use crate::error::{ClientError, SystemError};
 use crate::link::{ConnectThread, ServerLink, ThreadLinks};
 use crate::session::{Client, Parts};
 
@@ -225,7 +226,7 @@ impl Job {
             Some(own) if own != rank => Err(ClientError::Environment(format!(
                 "this process is worker {own} of its job and cannot connect as worker {rank}; start a \
                  process for each worker, join without a rank, or make siblings for further threads"
-            ))),
+            ).into())),
             _ => {
                 let mut join = self.join.clone();
                 join.rank = Some(rank);
@@ -247,7 +248,7 @@ impl Job {
             Held::Launched(parts) => parts.leave(),
             #[cfg(feature = "embedded")]
             Held::Embedded(cluster) => match cluster.failure() {
-                Some(failure) => Err(ClientError::Launch(failure.to_owned())),
+                Some(failure) => Err(ClientError::Launch(failure.to_owned().into())),
                 None => Ok(()),
             },
         }
@@ -331,7 +332,11 @@ impl ConnectThread for Threads {
         };
         let spin = tidewater_lanes::fabric::SPIN;
         let parker = OsParker::new(spin).map_err(|e| {
-            ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
+            environment(SystemError {
+                op: "make an epoll",
+                source: e,
+                remedy: Some("raise ulimit -n"),
+            })
         })?;
         let mut parker = parker.patient();
         let mut servers = Vec::new();

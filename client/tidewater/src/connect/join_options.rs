@@ -6,7 +6,6 @@
 //! detects that: it would be as many jobs of one as there are processes, or one without waits.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ use super::job::{Held, Job};
 use super::lane_memory::LaneMemory;
 #[cfg(feature = "embedded")]
 use super::launch::{self, Bootstrap};
-use crate::error::ClientError;
+use crate::error::{Cause, ClientError};
 
 /// Options of a program for the job that it joins. They override the environment.
 ///
@@ -302,7 +301,7 @@ impl JoinOptions {
             .collect();
         if named.len() > 1 {
             let what = format!("{} each name a job; give one of them", named.join(" and "));
-            return Err(ClientError::Environment(what));
+            return Err(ClientError::Environment(what.into()));
         }
         let part = self.bootstrap.as_ref().map(|bootstrap| bootstrap.part);
         if self.worker_only && part.is_some_and(|part| part != Part::Worker) {
@@ -352,11 +351,11 @@ impl JoinOptions {
                 "this is rank 0 of {size} of {source}, which keeps the job's coordinator, and this \
                  library has none: servers come first: {SERVERS_NEEDED}"
             );
-            return Err(ClientError::Environment(what));
+            return Err(ClientError::Environment(what.into()));
         }
         let deadline = Deadline::after(self.launch_timeout());
         let membership = rendezvous::register(place, Part::Worker, deadline);
-        let membership = membership.map_err(|error| ClientError::Launch(error.to_string()))?;
+        let membership = membership.map_err(|error| ClientError::Launch(error.into()))?;
         let mut job = self.launched_job(place, &membership, &vars)?;
         let line = job.describe();
         if let Some(announce) = self.announce {
@@ -387,7 +386,7 @@ impl JoinOptions {
                  launcher",
                 claimed.0, claimed.1
             );
-            return Err(ClientError::Environment(what));
+            return Err(ClientError::Environment(what.into()));
         }
         let mut join = JoinConfig::new(&membership.coordinator, membership.token.clone());
         join.rank = Some(number);
@@ -425,7 +424,7 @@ impl JoinOptions {
              {rank} of {size}. {OTHER_MPI} If each process is to have a job of its own, give each a \
              namespace of its own"
         );
-        Err(ClientError::Environment(what))
+        Err(ClientError::Environment(what.into()))
     }
 
     /// The job of the coordinator that the program names.
@@ -518,7 +517,7 @@ impl JoinOptions {
             let role = env.role.name();
             let what =
                 format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
-            return Err(ClientError::Environment(what));
+            return Err(ClientError::Environment(what.into()));
         }
         // Parsing a worker's environment fails without a coordinator; other values have defaults.
         let coordinator = env.coordinator.unwrap_or_default();
@@ -571,12 +570,12 @@ const OTHER_MPI: &str = "If it takes its number from an MPI library, that one do
 
 fn decide(vars: Vars, explicit: Explicit) -> Result<Decision, ClientError> {
     let around = LaunchEnv::of(vars, explicit)
-        .map_err(|error| environment(format_args!("there is no working directory: {error}")))?;
+        .map_err(|error| environment(format!("there is no working directory: {error}")))?;
     detect(&around).decision.map_err(environment)
 }
 
-pub(super) fn environment(error: impl fmt::Display) -> ClientError {
-    ClientError::Environment(error.to_string())
+pub(super) fn environment(error: impl Into<Cause>) -> ClientError {
+    ClientError::Environment(error.into())
 }
 
 /// Number of this process among those of its host, by the launcher that started it; 0 without one.

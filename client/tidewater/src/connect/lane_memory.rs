@@ -34,8 +34,9 @@ impl LaneMemory {
                 return Ok(None);
             };
             let bytes = value.to_str().and_then(|text| text.parse().ok());
-            let wrong =
-                || ClientError::Environment(format!("{name}={value:?} is no number of bytes"));
+            let wrong = || {
+                ClientError::Environment(format!("{name}={value:?} is no number of bytes").into())
+            };
             bytes.map(Some).ok_or_else(wrong)
         };
         let memory = Self {
@@ -47,10 +48,13 @@ impl LaneMemory {
                 if !bytes.is_power_of_two()
                     || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes) =>
             {
-                Err(ClientError::Environment(format!(
-                    "ring_bytes is {bytes}; a ring has a power of two from {RING_BYTES_MIN} to \
+                Err(ClientError::Environment(
+                    format!(
+                        "ring_bytes is {bytes}; a ring has a power of two from {RING_BYTES_MIN} to \
                      {RING_BYTES_MAX} bytes"
-                )))
+                    )
+                    .into(),
+                ))
             }
             _ => Ok(memory),
         }
@@ -58,7 +62,7 @@ impl LaneMemory {
 
     /// Bytes of each ring of a client with this number of lanes.
     pub(super) fn ring_of(self, lanes: usize) -> Result<usize, ClientError> {
-        let wrong = |what: String| Err(ClientError::Environment(what));
+        let wrong = |what: String| Err(ClientError::Environment(what.into()));
         if let Some(bytes) = self.ring_bytes {
             let needed = lanes.saturating_mul(lane_bytes(bytes));
             return match self.budget {

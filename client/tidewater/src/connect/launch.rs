@@ -19,7 +19,7 @@ use tidewater_topology::appliers_that_fit;
 
 use super::job::{Held, Job};
 use super::join_options::{JoinOptions, Joined, environment};
-use crate::error::ClientError;
+use crate::error::{Cause, ClientError};
 
 /// The coordinator of a job that meets by a bootstrap record, which the program broadcasts. It runs on a
 /// thread of the process of rank 0. [`Bootstrap`] has an example.
@@ -196,7 +196,7 @@ impl JoinOptions {
     /// Checks the numbers, which all processes give alike, and starts the coordinator.
     fn begin_host(&self, size: u32, servers: u32) -> Result<BootstrapHost, ClientError> {
         if size == 0 || servers > size {
-            return Err(environment(format_args!(
+            return Err(environment(format!(
                 "{servers} servers in {size} processes; give each process rank and size as MPI counts \
                  them, and at most one server for each"
             )));
@@ -266,7 +266,7 @@ fn part_of(options: &JoinOptions, place: &Place, vars: &LaunchVars) -> Result<Pa
             "{servers} processes as servers, and servers in all of them: say one of the two \
              (--servers, TIDEWATER_SERVERS; --servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS)"
         );
-        return Err(ClientError::Environment(what));
+        return Err(ClientError::Environment(what.into()));
     }
     if servers >= place.size {
         let size = place.size;
@@ -274,7 +274,7 @@ fn part_of(options: &JoinOptions, place: &Place, vars: &LaunchVars) -> Result<Pa
             "{servers} of {size} processes as servers leave none to work; start more, or make fewer \
              of them servers (--servers, TIDEWATER_SERVERS)"
         );
-        return Err(ClientError::Environment(what));
+        return Err(ClientError::Environment(what.into()));
     }
     Ok(match is_server(place.rank, place.size, servers) {
         _ if both => Part::Both,
@@ -321,7 +321,7 @@ struct ServerThread {
 impl ServerThread {
     fn start(server: ServerProcess) -> Result<Self, ClientError> {
         let cannot = |error| {
-            environment(format_args!(
+            environment(format!(
                 "cannot start a server's thread: {error}; raise ulimit -u and -n"
             ))
         };
@@ -332,7 +332,7 @@ impl ServerThread {
             ended.map(drop).map_err(|error| {
                 // At once, while the worker computes; `Job::leave` returns it later.
                 tracing::error!(%error, "the server in this worker's process has failed");
-                failed(format_args!("the server in this worker's process: {error}"))
+                failed(format!("the server in this worker's process: {error}"))
             })
         });
         Ok(Self {
@@ -385,8 +385,8 @@ fn start_server(
     ServerProcess::start(&config, Deadline::after(limit)).map_err(failed)
 }
 
-fn failed(error: impl fmt::Display) -> ClientError {
-    ClientError::Launch(error.to_string())
+fn failed(error: impl Into<Cause>) -> ClientError {
+    ClientError::Launch(error.into())
 }
 
 fn launch_error(error: LaunchedError) -> ClientError {

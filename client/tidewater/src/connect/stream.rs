@@ -134,7 +134,7 @@ impl TimedStream for Stream {
     }
 }
 
-pub(super) fn io_error(e: PassError) -> io::Error {
+fn io_error(e: PassError) -> io::Error {
     match e {
         PassError::Os { source, .. } => source,
         other => io::Error::other(other),

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reply::ReplyHeader;
 use tidewater_runtime::clock::Deadline;
 
@@ -124,8 +125,12 @@ impl Lanes {
                     queue.pending.retain(|pending| pending.tag != request.tag);
                     if let Some(reason) = reply.refused {
                         let (name, table) = requests.table();
-                        let id = (request.seq, table.0);
-                        return Err(rejected(name, self.name(lane), id, reason));
+                        let reject = Reject {
+                            seq: request.seq,
+                            table: table.0,
+                            reason,
+                        };
+                        return Err(rejected(name, self.name(lane), reject));
                     }
                     let answered = requests.answer(request.number, &buffer);
                     answered.map_err(|what| ClientError::Protocol {

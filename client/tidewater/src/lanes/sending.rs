@@ -1,9 +1,9 @@
 //! Frames are built in rings, held, and sent; a call that finds a ring full waits for room.
 
 use super::lane::call_slot;
-use super::{Interrupt, Lanes};
+use super::{Interrupt, LaneRefusal, Lanes};
 use crate::error::ClientError;
-use tidewater_bookkeeping::rejects::{NO_PUSH, Refused};
+use tidewater_bookkeeping::rejects::NO_PUSH;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
@@ -135,17 +135,17 @@ impl Lanes {
     }
 
     /// Takes the refusal of the earliest push that nothing has claimed, and claims all of that push.
-    pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
+    pub(crate) fn claim_refusal(&mut self) -> Option<LaneRefusal> {
         if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
         }
         let open = self.all.iter().enumerate();
         let open = open.filter_map(|(n, l)| l.rejects.unclaimed().map(|found| (n, found)));
-        let (lane, (call, why)) = open.min_by_key(|&(_, (call, _))| call)?;
+        let (lane, (call, refused)) = open.min_by_key(|&(_, (call, _))| call)?;
         for l in &mut self.all {
             l.rejects.claim(call);
         }
-        Some((lane, why))
+        Some(LaneRefusal { lane, refused })
     }
 
     /// Whether a frame of a push has to wait for room in the ring of its lane. The frames of other lanes
@@ -181,7 +181,7 @@ impl Lanes {
 
     /// Sends the frames that are built in a lane's ring.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
-        self.tend()?;
+        self.keep_alive()?;
         if self.all[lane].broken.is_none() {
             match self.all[lane].send() {
                 Ok(()) => return Ok(()),
@@ -192,6 +192,6 @@ impl Lanes {
             }
         }
         // The recovery writes everything that was built.
-        self.mend(lane, deadline)
+        self.recover(lane, deadline)
     }
 }

@@ -12,14 +12,15 @@ use tidewater_protocol::limits::{COORDINATOR_LOOK, PULLS_MAX};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::async_ranges::LaterRange;
+use super::async_ranges::AsyncRange;
 use super::blocks::{self, BlockScratch};
 use super::validation::{RowRead, RowValidator, Verdict};
 use super::{PullMode, PullOptions, Timeout, pull_rows};
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::{Interrupt, Lanes};
-use crate::pull::rows::{HINTS_AHEAD, RowScratch};
-use crate::table::opened::{HandleId, Named};
+use crate::pull::rows::{LOCATIONS_AHEAD, RowScratch};
+use crate::table::opened::Named;
 use crate::table::state::TableState;
 
 /// Names a pull that was started.
@@ -31,6 +32,15 @@ pub struct PullTicket {
     number: u64,
 }
 
+/// A range to be pulled: `bytes` from element `first` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RangeRequest {
+    pub(crate) named: Named,
+    pub(crate) first: u64,
+    pub(crate) bytes: usize,
+    pub(crate) options: PullOptions,
+}
+
 /// Rows of a pull that are read on one lane.
 #[derive(Debug, Default)]
 struct Part {
@@ -39,14 +49,14 @@ struct Part {
     replaced: u64,
     rows: Vec<RowRead>,
     /// The completed read. A spare part keeps here the memory of its next read.
-    landed: Option<ReadBatch>,
+    arrived: Option<ReadBatch>,
     /// Whether the payload was placed in the caller's memory.
     in_place: bool,
 }
 
 /// State of one pull.
 #[derive(Debug, Default)]
-pub(crate) struct LaterPull {
+pub(crate) struct AsyncPull {
     number: u64,
     /// Handle of the pull's table.
     handle: Option<HandleId>,
@@ -64,13 +74,13 @@ pub(crate) struct LaterPull {
 
 /// All pulls under way, and spare memory.
 #[derive(Debug, Default)]
-pub(crate) struct LaterPulls {
+pub(crate) struct AsyncPulls {
     next: u64,
-    all: Vec<LaterPull>,
-    ranges: Vec<LaterRange>,
+    all: Vec<AsyncPull>,
+    ranges: Vec<AsyncRange>,
     /// Memory of ended pulls, for later ones.
-    spare: Vec<LaterPull>,
-    spare_ranges: Vec<LaterRange>,
+    spare: Vec<AsyncPull>,
+    spare_ranges: Vec<AsyncRange>,
     spare_parts: Vec<Part>,
 }
 
@@ -82,12 +92,13 @@ const SPARE_BYTES_MAX: usize = 256 << 10;
 /// Pulls with kept memory: as many as are usually under way at once.
 const SPARE_MAX: usize = 64;
 
-impl LaterPulls {
+impl AsyncPulls {
     /// Starts a pull: posts the reads of all rows with a known location.
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
-        (named, table): (Named, &TableState),
+        named: Named,
+        table: &TableState,
         keys: &[u64],
         options: PullOptions,
         deadline: Deadline,
@@ -121,25 +132,25 @@ impl LaterPulls {
         })
     }
 
-    /// Starts a pull of a range of `bytes` from element `first` on: posts its reads.
+    /// Starts a pull of a range: posts its reads.
     pub(crate) fn start_range(
         &mut self,
         lanes: &mut Lanes,
-        (named, table): (Named, &TableState),
+        table: &TableState,
         scratch: &mut BlockScratch,
-        (first, bytes): (u64, usize),
-        options: PullOptions,
+        request: RangeRequest,
         deadline: Deadline,
     ) -> Result<PullTicket, ClientError> {
         self.check_room(table)?;
         self.next += 1;
         let mut range = self.spare_ranges.pop().unwrap_or_default();
-        (range.number, range.handle) = (self.next, Some(named.handle));
-        (range.first, range.bytes, range.options) = (first, bytes, options);
+        (range.number, range.handle) = (self.next, Some(request.named.handle));
+        (range.first, range.bytes) = (request.first, request.bytes);
+        range.options = request.options;
         blocks::start(lanes, table, scratch, &mut range, deadline)?;
         self.ranges.push(range);
         Ok(PullTicket {
-            named,
+            named: request.named,
             number: self.next,
         })
     }
@@ -159,7 +170,7 @@ impl LaterPulls {
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let of_ticket = |r: &LaterRange| r.number == ticket.number;
+        let of_ticket = |r: &AsyncRange| r.number == ticket.number;
         let n = self.ranges.iter().position(of_ticket);
         let n = n.ok_or_else(|| no_such_pull(table))?;
         let due = self.ranges[n].bytes;
@@ -180,7 +191,7 @@ impl LaterPulls {
     }
 
     /// Keeps the memory of an ended pull of a short range.
-    fn keep_range(&mut self, range: LaterRange) {
+    fn keep_range(&mut self, range: AsyncRange) {
         if self.spare_ranges.len() < SPARE_RANGES_MAX && range.bytes <= SPARE_BYTES_MAX {
             self.spare_ranges.push(range);
         }
@@ -218,7 +229,7 @@ impl LaterPulls {
     }
 
     /// Keeps the memory of an ended pull. A batch that a lane still reads into stays with the lane.
-    fn keep(&mut self, mut pull: LaterPull) {
+    fn keep(&mut self, mut pull: AsyncPull) {
         let small = |part: &Part| part.rows.capacity() <= SPARE_ROWS_MAX;
         let room = SPARE_MAX.saturating_sub(self.spare_parts.len());
         let parts = pull.parts.drain(..).filter(small).take(room);
@@ -238,7 +249,7 @@ impl LaterPulls {
                 let pull = self.all.iter_mut().find(|p| p.number == number);
                 let part = pull.and_then(|p| p.parts.iter_mut().find(|part| part.lane == lane));
                 match part {
-                    Some(part) => part.landed = Some(batch),
+                    Some(part) => part.arrived = Some(batch),
                     None => {
                         let mut ranges = self.ranges.iter_mut();
                         if let Some(range) = ranges.find(|r| r.number == number) {
@@ -262,7 +273,7 @@ impl LaterPulls {
         let parts = &self.all[n].parts;
         parts
             .iter()
-            .all(|p| p.landed.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
+            .all(|p| p.arrived.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
     }
 
     /// Waits for a pull and writes its rows to `out`; rows that fail validation are pulled again. After
@@ -313,7 +324,7 @@ impl LaterPulls {
         if !self.is_ready(lanes, ticket)
             && let Some(n) = self.position(ticket)
         {
-            self.all[n].land(lanes, table, scratch.ops(), out, deadline)?;
+            self.all[n].place_directly(lanes, table, scratch.ops(), out, deadline)?;
         }
         if !self.is_ready(lanes, ticket) {
             let me = &mut *self;
@@ -377,7 +388,7 @@ impl Part {
     }
 }
 
-impl LaterPull {
+impl AsyncPull {
     /// Pulls the rows that have not arrived, or failed validation.
     fn finish_rest(
         &self,
@@ -416,11 +427,11 @@ impl LaterPull {
     /// Sorts rows into lanes; those with an unknown location are left for the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in (0u32..).zip(&self.keys) {
-            if let Some(&later) = self.keys.get(row as usize + HINTS_AHEAD) {
+            if let Some(&later) = self.keys.get(row as usize + LOCATIONS_AHEAD) {
                 table.prefetch(later);
             }
             let known = table
-                .place(key)
+                .locate(key)
                 .filter(|_| self.options.mode != PullMode::Gather);
             let Some((source, loc)) = known else {
                 self.rest.push(row);
@@ -444,7 +455,7 @@ impl LaterPull {
                 from: source.from,
                 loc,
                 row,
-                taken: None,
+                unpacked: None,
                 ver: RowVersion::default(),
             });
         }
@@ -461,7 +472,7 @@ impl LaterPull {
         let part = &mut self.parts[n];
         let row_bytes = table.row.payload_bytes;
         // The old contents do not matter: each read fills its memory completely or is repeated.
-        let mut batch = part.landed.take().unwrap_or_default();
+        let mut batch = part.arrived.take().unwrap_or_default();
         part.in_place = false;
         part.reads(table, &mut batch.ops, |at, _| at);
         batch.head.resize(part.rows.len() * ROW_HEADER_BYTES, 0);
@@ -472,13 +483,13 @@ impl LaterPull {
         match posted.map_err(|e| lanes.failed(part.lane, e)) {
             Ok(()) => Ok(()),
             // Reads of a replaced lane count as not arrived and are repeated.
-            Err(Interrupt::Broken(lane)) => lanes.mend(lane, deadline),
+            Err(Interrupt::Broken(lane)) => lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
         }
     }
 
     /// Waits for reads under way while they can still be placed in `out`, without an extra copy.
-    fn land(
+    fn place_directly(
         &mut self,
         lanes: &mut Lanes,
         table: &TableState,
@@ -490,19 +501,19 @@ impl LaterPull {
         let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
         for part in &mut self.parts {
             let replaced = lanes.get(part.lane).replies.replaced() != part.replaced;
-            if part.landed.is_some() || replaced || lanes.is_broken(part.lane) {
+            if part.arrived.is_some() || replaced || lanes.is_broken(part.lane) {
                 continue;
             }
             part.reads(table, ops, |_, row| row);
             let lane = lanes.get(part.lane).lane();
-            let mut prover = RowValidator {
+            let mut validator = RowValidator {
                 rows: &mut part.rows,
                 row_bytes: table.row.payload_bytes,
             };
-            match lane.wait_read(self.number, ops, out, Some(&mut prover), slice) {
+            match lane.wait_read(self.number, ops, out, Some(&mut validator), slice) {
                 Ok(batch) => {
                     part.in_place = batch.is_some();
-                    part.landed = batch;
+                    part.arrived = batch;
                 }
                 Err(e) => match lanes.failed(part.lane, e) {
                     // The wait that follows recovers it.
@@ -522,7 +533,7 @@ impl LaterPull {
                 continue;
             }
             part.in_place = false;
-            let Some(batch) = &mut part.landed else {
+            let Some(batch) = &mut part.arrived else {
                 continue;
             };
             for (to, row) in batch.body.chunks_exact_mut(row_bytes).zip(&part.rows) {
@@ -542,11 +553,11 @@ impl LaterPull {
             let in_place = part.in_place;
             for (n, row) in part.rows.iter().enumerate() {
                 let (at, from) = (row.row as usize * row_bytes, n * row_bytes);
-                let verdict = part.landed.as_ref().and_then(|batch| {
+                let verdict = part.arrived.as_ref().and_then(|batch| {
                     let head = batch.head.get(n * ROW_HEADER_BYTES..)?.first_chunk()?;
                     let copied = batch.body.get(from..from + row_bytes)?;
                     let out = out.get_mut(at..at + row_bytes)?;
-                    Some(match row.taken {
+                    Some(match row.unpacked {
                         Some(verdict) if in_place => verdict,
                         // It was validated and moved to the batch with the others.
                         Some(verdict) => {
@@ -557,7 +568,7 @@ impl LaterPull {
                         None => row.judge(copy_verifying(row.salt, row.key, head, copied, out)),
                     })
                 });
-                if verdict == Some(Verdict::Proven) {
+                if verdict == Some(Verdict::Valid) {
                     lanes.counters.rows_consistent += counted;
                     continue;
                 }

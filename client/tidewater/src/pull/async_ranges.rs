@@ -12,19 +12,19 @@ use super::batched_ranges::Window;
 use super::blocks::{BlockPull, RangePart};
 use super::lane_reads::{CallDest, LaneReads, lane_bytes};
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::Lanes;
-use crate::table::opened::HandleId;
 
 /// State of one pull.
 #[derive(Debug, Default)]
-pub(super) struct LaterRange {
+pub(super) struct AsyncRange {
     pub(super) number: u64,
     /// Handle of the pull's table.
     pub(super) handle: Option<HandleId>,
     pub(super) first: u64,
     pub(super) bytes: usize,
     pub(super) options: PullOptions,
-    /// Whether its mode has no reads that travel: it is pulled as a whole when it is finished.
+    /// Whether its mode has no reads that travel: all of it is pulled when it is finished.
     pub(super) is_unposted: bool,
     /// Windows with posted reads.
     round: Vec<Window>,
@@ -36,7 +36,7 @@ pub(super) struct LaterRange {
     reads: Vec<LaneReads>,
 }
 
-impl LaterRange {
+impl AsyncRange {
     /// Posts the reads of `windows`, which are sorted by lane.
     pub(super) fn post(
         &mut self,
@@ -64,7 +64,7 @@ impl LaterRange {
         self.head.resize(head, 0);
         for (lane, reads) in self.reads.iter_mut().enumerate() {
             if !reads.ops.is_empty() {
-                reads.post(pull.lanes, (lane, self.number), usize::MAX)?;
+                reads.post(pull.lanes, lane, self.number, usize::MAX)?;
             }
         }
         Ok(())
@@ -73,14 +73,14 @@ impl LaterRange {
     /// Takes a completed batch.
     pub(super) fn take(&mut self, lane: usize, batch: ReadBatch) {
         if let Some(reads) = self.reads.get_mut(lane) {
-            reads.take_landed(batch);
+            reads.take_arrived(batch);
         }
     }
 
     /// Whether none of its reads is under way any more.
     pub(super) fn is_ready(&self, lanes: &mut Lanes) -> bool {
         let mut reads = self.reads.iter().enumerate();
-        reads.all(|(lane, reads)| reads.has_landed(lanes, lane))
+        reads.all(|(lane, reads)| reads.has_arrived(lanes, lane))
     }
 
     /// Waits for the reads, and reads the windows that they did not bring.
@@ -97,12 +97,7 @@ impl LaterRange {
         for (lane, reads) in self.reads.iter_mut().enumerate() {
             reads.collect(pull.lanes, lane, &mut dest, pull.deadline)?;
         }
-        pull.judge_round(
-            &self.round,
-            (self.first, &mut self.head),
-            out,
-            &mut self.rest,
-        );
+        pull.judge_round(&self.round, self.first, &mut self.head, out, &mut self.rest);
         if on(Mutant::LaterRangeUnjudged) {
             self.rest.truncate(self.unposted);
         }
@@ -113,7 +108,7 @@ impl LaterRange {
     }
 
     /// Leaves all windows to the end: the call has failed, and the next one may bring another buffer. Reads that are
-    /// under way land in memory that nothing reads.
+    /// under way go to memory that nothing reads.
     pub(super) fn leave_to_end(&mut self) {
         self.rest.truncate(self.unposted);
         if !on(Mutant::LateRangeKeepsBuffer) {

@@ -52,7 +52,7 @@ pub(super) struct Window {
     pub(super) before: usize,
     /// Offset of what is read after the payload.
     pub(super) after: usize,
-    /// Offset of the first word of a payload that does not begin at a whole word.
+    /// Offset of the first word of a payload that does not begin at a word boundary.
     word: usize,
 }
 
@@ -153,7 +153,7 @@ impl BlockPull<'_> {
         for n in 0..stages.len() {
             reads.iter_mut().for_each(LaneReads::clear);
             read = self
-                .stage_reads(round, (stages, n), first, &mut reads)
+                .stage_reads(round, stages, n, first, &mut reads)
                 .and_then(|()| {
                     let mut dest = CallDest {
                         head: &mut head,
@@ -203,7 +203,7 @@ impl BlockPull<'_> {
         let bytes = self.place_windows(round, &CONSISTENT);
         for n in 0..CONSISTENT.len() {
             let ends: Vec<usize> = reads.iter().map(|of_lane| of_lane.ops.len()).collect();
-            self.stage_reads(round, (&CONSISTENT, n), first, reads)?;
+            self.stage_reads(round, &CONSISTENT, n, first, reads)?;
             for (of_lane, end) in reads.iter_mut().zip(ends) {
                 if let Some(op) = of_lane.ops.get_mut(end).filter(|_| n > 0) {
                     op.fence = true;
@@ -218,7 +218,8 @@ impl BlockPull<'_> {
     pub(super) fn judge_round(
         &mut self,
         round: &[Window],
-        (first, head): (u64, &mut Vec<u8>),
+        first: u64,
+        head: &mut Vec<u8>,
         out: &mut [u8],
         again: &mut Vec<RangePart>,
     ) {
@@ -238,7 +239,8 @@ impl BlockPull<'_> {
     fn stage_reads(
         &mut self,
         round: &[Window],
-        (stages, n): (&[Stage], usize),
+        stages: &[Stage],
+        n: usize,
         first: u64,
         reads: &mut [LaneReads],
     ) -> Result<(), ClientError> {
@@ -296,7 +298,7 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Copies the first bytes of a payload that does not begin at a whole word from the head.
+    /// Copies the first bytes of a payload that does not begin at a word boundary from the head.
     fn place_first_word(&self, window: &Window, first: u64, head: &[u8], out: &mut [u8]) {
         let part = &window.part;
         let skew = size(self.payload_of(part).addr % 8);
@@ -311,7 +313,7 @@ impl BlockPull<'_> {
 }
 
 /// The read of `len` bytes to `body_at`, and the number of bytes before them that it also reads. Reads
-/// begin at whole words, which an element of four bytes need not: the first word then goes to `head_at`.
+/// begin at word boundaries, which an element of four bytes need not: the first word then goes to `head_at`.
 pub(super) fn payload_read(
     at: RemoteAddr,
     len: usize,
@@ -319,20 +321,20 @@ pub(super) fn payload_read(
     body_at: usize,
 ) -> (ReadOp, usize) {
     let skew = size(at.addr % 8);
-    let whole = match skew {
+    let read_bytes = match skew {
         0 => len,
         _ => (len + skew).max(8),
     };
-    let whole = match on(Mutant::LongReadWraps) {
-        true => whole & u32::MAX as usize,
-        false => whole,
+    let read_bytes = match on(Mutant::LongReadWraps) {
+        true => read_bytes & u32::MAX as usize,
+        false => read_bytes,
     };
     let op = ReadOp {
         from: RemoteAddr {
             addr: at.addr - skew as u64,
             ..at
         },
-        len: count(whole),
+        len: count(read_bytes),
         head_len: if skew == 0 { 0 } else { 8 },
         head_at,
         body_at: if skew == 0 {
@@ -352,12 +354,12 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
         let meets = next.from.key == last.from.key
             && next.from.addr == last.from.addr.wrapping_add(u64::from(last.len));
         let (heads, bodies) = (last.head_len > 0, last.len > last.head_len);
-        let lands = match (next.head_len > 0, next.len > next.head_len) {
+        let is_placed_behind = match (next.head_len > 0, next.len > next.head_len) {
             (true, false) if !bodies => next.head_at == last.head_at + last.head_len as usize,
             (false, true) if !heads => next.body_at == last.body_at + last.len as usize,
             _ => false,
         };
-        (meets && lands && !next.fence).then_some((last, len))
+        (meets && is_placed_behind && !next.fence).then_some((last, len))
     });
     match longer {
         Some((last, len)) => {

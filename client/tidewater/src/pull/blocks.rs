@@ -13,7 +13,7 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::async_ranges::LaterRange;
+use super::async_ranges::AsyncRange;
 use super::batched_ranges::{CONSISTENT, Stage, Window, WindowReads};
 use super::{PullMode, Pulled, Seen};
 use crate::error::ClientError;
@@ -24,7 +24,7 @@ use crate::table::state::{DensePart, TableState};
 const WINDOW_BLOCKS: u64 = 16;
 /// Pause between two tries of a snapshot. A partition is flipped in some microseconds, but its applier
 /// may have to wait for a core first.
-const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
+const SNAPSHOT_PAUSE: Duration = Duration::from_micros(50);
 /// Number of tries after which the server is asked whether the table exists.
 const SNAPSHOT_ASKS: u32 = 16;
 
@@ -68,12 +68,15 @@ struct PieceTry {
     version: Option<u64>,
 }
 
-/// Lists of pieces to read and of their windows, and the state of all pieces.
-type PieceLists<'a> = (
-    &'a mut Vec<RangePart>,
-    &'a mut Vec<RangePart>,
-    &'a mut Vec<PieceTry>,
-);
+/// Lists of the pieces of a snapshot.
+struct PieceLists<'a> {
+    /// Pieces that are to be read.
+    todo: &'a mut Vec<RangePart>,
+    /// Windows of the pieces that are read next.
+    windows: &'a mut Vec<RangePart>,
+    /// State of all pieces.
+    tries: &'a mut Vec<PieceTry>,
+}
 
 /// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
@@ -125,7 +128,7 @@ pub(super) fn start(
     lanes: &mut Lanes,
     table: &TableState,
     scratch: &mut BlockScratch,
-    later: &mut LaterRange,
+    range: &mut AsyncRange,
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     let Some((layout, _)) = table.blocks() else {
@@ -140,15 +143,15 @@ pub(super) fn start(
         scratch,
         deadline,
     };
-    let cut = cut(table, later.first, later.bytes, &mut pieces);
+    let cut = cut(table, range.first, range.bytes, &mut pieces);
     let posted = cut.and_then(|()| {
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
-        let reads = matches!(later.options.mode, PullMode::Consistent | PullMode::Hogwild);
-        later.is_unposted = twice || !reads;
-        if !later.is_unposted {
+        let reads = matches!(range.options.mode, PullMode::Consistent | PullMode::Hogwild);
+        range.is_unposted = twice || !reads;
+        if !range.is_unposted {
             cut_windows(&pieces, layout.block_elements(), &mut windows);
         }
-        later.post(&mut pull, &windows)
+        range.post(&mut pull, &windows)
     });
     scratch.pieces = pieces;
     posted
@@ -159,16 +162,16 @@ pub(super) fn finish(
     lanes: &mut Lanes,
     table: &TableState,
     scratch: &mut BlockScratch,
-    later: &mut LaterRange,
+    range: &mut AsyncRange,
     out: &mut [u8],
     deadline: Deadline,
 ) -> Result<(), ClientError> {
-    let Some((layout, _)) = table.blocks().filter(|_| !later.is_unposted) else {
+    let Some((layout, _)) = table.blocks().filter(|_| !range.is_unposted) else {
         let how = Reading {
-            mode: later.options.mode,
+            mode: range.options.mode,
             want: Want::Newest,
         };
-        return pull(lanes, table, scratch, later.first, out, how, deadline).map(drop);
+        return pull(lanes, table, scratch, range.first, out, how, deadline).map(drop);
     };
     let mut pull = BlockPull {
         lanes,
@@ -177,7 +180,7 @@ pub(super) fn finish(
         scratch,
         deadline,
     };
-    later.finish(&mut pull, out)?;
+    range.finish(&mut pull, out)?;
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
     Ok(())
@@ -207,17 +210,17 @@ pub(crate) fn newest_version(
     };
     let (mut todo, mut tries) = (Vec::new(), vec![PieceTry::default(); pieces.len()]);
     for attempt in 1u32.. {
-        pull.read_records(&pieces, first, &mut [], (&mut todo, &mut tries))?;
+        pull.read_records(&pieces, first, &mut [], &mut todo, &mut tries)?;
         if let Some(newest) = newest_of_all(&tries) {
             return Ok(Some(newest));
         }
         if attempt % SNAPSHOT_ASKS == 0 {
-            pull.ask_whether_there(&pieces, &tries)?;
+            pull.check_exists(&pieces, &tries)?;
         }
         if deadline.passed() {
             break;
         }
-        pull.lanes.nap(SNAPSHOT_NAP);
+        pull.lanes.sleep_briefly(SNAPSHOT_PAUSE);
     }
     Err(ClientError::Deadline {
         op: "look at the version",
@@ -306,14 +309,13 @@ impl BlockPull<'_> {
         }
         let mut todo = std::mem::take(&mut self.scratch.todo);
         let mut again = std::mem::take(&mut self.scratch.again);
-        let lists = (&mut todo, &mut again);
-        let done = match mode {
-            PullMode::Snapshot => self.snapshot(pieces, first, out, lists, want),
-            _ if twice => self.snapshot(pieces, first, out, lists, want),
-            PullMode::Hogwild => self
-                .unchecked(pieces, first, out, lists)
-                .map(|()| Pulled::default()),
-            _ => self.consistent(pieces, first, out, lists),
+        let done = if twice || mode == PullMode::Snapshot {
+            self.snapshot(pieces, first, out, &mut todo, &mut again, want)
+        } else if mode == PullMode::Hogwild {
+            self.unchecked(pieces, first, out, &mut todo, &mut again)
+                .map(|()| Pulled::default())
+        } else {
+            self.consistent(pieces, first, out, &mut todo, &mut again)
         };
         (self.scratch.todo, self.scratch.again) = (todo, again);
         done
@@ -328,7 +330,7 @@ impl BlockPull<'_> {
     ) -> Result<(), ClientError> {
         let mut todo = std::mem::take(&mut self.scratch.todo);
         let mut again = std::mem::take(&mut self.scratch.again);
-        let read = self.consistent(pieces, first, out, (&mut todo, &mut again));
+        let read = self.consistent(pieces, first, out, &mut todo, &mut again);
         (self.scratch.todo, self.scratch.again) = (todo, again);
         read.map(drop)
     }
@@ -352,7 +354,7 @@ impl BlockPull<'_> {
     /// Address of the version words of a piece's blocks.
     pub(super) fn words_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         let versions = piece.part.versions;
-        let versions = versions.ok_or_else(|| self.nonsense("no version words"))?;
+        let versions = versions.ok_or_else(|| self.protocol_error("no version words"))?;
         let block = piece.first / self.layout.block_elements() - piece.base;
         Ok(RemoteAddr {
             key: versions.key,
@@ -384,7 +386,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        again: &mut Vec<RangePart>,
     ) -> Result<Pulled, ClientError> {
         let per_block = self.layout.block_elements();
         cut_windows(pieces, per_block, todo);
@@ -447,7 +450,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again): (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        again: &mut Vec<RangePart>,
     ) -> Result<(), ClientError> {
         const STAGES: [Stage; 2] = [Stage::Payload, Stage::WordsAgain];
         cut_windows(pieces, self.layout.block_elements(), todo);
@@ -482,7 +486,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        lists: (&mut Vec<RangePart>, &mut Vec<RangePart>),
+        todo: &mut Vec<RangePart>,
+        windows: &mut Vec<RangePart>,
         want: Want<'_>,
     ) -> Result<Pulled, ClientError> {
         if pieces.is_empty() {
@@ -491,8 +496,12 @@ impl BlockPull<'_> {
         let mut tries = std::mem::take(&mut self.scratch.tries);
         tries.clear();
         tries.resize(pieces.len(), PieceTry::default());
-        let lists = (lists.0, lists.1, &mut tries);
-        let done = self.snapshot_until_equal(pieces, first, out, lists, want);
+        let mut lists = PieceLists {
+            todo,
+            windows,
+            tries: &mut tries,
+        };
+        let done = self.snapshot_until_equal(pieces, first, out, &mut lists, want);
         self.scratch.tries = tries;
         let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
         done.map(|version| {
@@ -506,14 +515,13 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
+        lists: &mut PieceLists<'_>,
         want: Want<'_>,
     ) -> Result<u64, ClientError> {
         for attempt in 1u32.. {
-            let lists = (&mut *todo, &mut *again, &mut *tries);
             let tried = match want {
                 Want::Pinned { version, buffers } => {
-                    self.try_pinned(pieces, first, out, lists, (version, buffers))
+                    self.try_pinned(pieces, first, out, lists, version, buffers)
                 }
                 _ => self.try_version(pieces, first, out, lists, want),
             };
@@ -526,14 +534,15 @@ impl BlockPull<'_> {
             }
             self.lanes.counters.retries += 1;
             if attempt % SNAPSHOT_ASKS == 0 {
-                self.ask_whether_there(pieces, tries)?;
+                self.check_exists(pieces, lists.tries)?;
             }
             if self.deadline.passed() {
                 break;
             }
-            self.lanes.nap(SNAPSHOT_NAP);
+            self.lanes.sleep_briefly(SNAPSHOT_PAUSE);
         }
-        let newest: Vec<_> = tries
+        let newest: Vec<_> = lists
+            .tries
             .iter()
             .map(|t| t.line.map(|line| line.min_clock))
             .collect();
@@ -551,7 +560,7 @@ impl BlockPull<'_> {
     /// A record that does not validate is being written, or its table was released: then the server
     /// refuses.
     #[cold]
-    fn ask_whether_there(
+    fn check_exists(
         &mut self,
         pieces: &[RangePart],
         tries: &[PieceTry],
@@ -574,7 +583,8 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, tries): (&mut Vec<RangePart>, &mut [PieceTry]),
+        todo: &mut Vec<RangePart>,
+        tries: &mut [PieceTry],
     ) -> Result<(), ClientError> {
         todo.clear();
         todo.extend_from_slice(pieces);
@@ -593,10 +603,15 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
+        lists: &mut PieceLists<'_>,
         want: Want<'_>,
     ) -> Result<Option<u64>, ClientError> {
-        self.read_records(pieces, first, out, (&mut *todo, tries))?;
+        let PieceLists {
+            todo,
+            windows,
+            tries,
+        } = lists;
+        self.read_records(pieces, first, out, todo, tries)?;
         let Some(newest) = newest_of_all(tries) else {
             return Ok(None);
         };
@@ -605,7 +620,7 @@ impl BlockPull<'_> {
             _ => newest,
         };
         todo.clear();
-        for (piece, tried) in pieces.iter().zip(&mut *tries) {
+        for (piece, tried) in pieces.iter().zip(tries.iter_mut()) {
             if tried.version == Some(version) {
                 continue;
             }
@@ -620,9 +635,9 @@ impl BlockPull<'_> {
                 _ => tried.version = None,
             }
         }
-        cut_windows(todo, self.layout.block_elements(), again);
+        cut_windows(todo, self.layout.block_elements(), windows);
         let stages = [Stage::Payload, Stage::RecordAgain];
-        self.read_windows(again, &stages, first, out, |pull, window| {
+        self.read_windows(windows, &stages, first, out, |pull, window| {
             let tried = &mut tries[number_of(pieces, &window.part)];
             let after = pull.record(window.after, window.part.part.salt);
             let is_kept = after.is_some_and(|after| after.holds(after.epoch_of(version)));
@@ -630,8 +645,8 @@ impl BlockPull<'_> {
                 tried.version = None;
             }
         })?;
-        let is_whole = tries.iter().all(|tried| tried.version == Some(version));
-        Ok(is_whole.then_some(version))
+        let is_complete = tries.iter().all(|tried| tried.version == Some(version));
+        Ok(is_complete.then_some(version))
     }
 
     /// Reads pieces of a pinned version: nothing is written to them. The records show whether the table
@@ -641,27 +656,33 @@ impl BlockPull<'_> {
         pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
-        (todo, again, tries): PieceLists<'_>,
-        (version, buffers): (u64, &[Option<usize>]),
+        lists: &mut PieceLists<'_>,
+        version: u64,
+        buffers: &[Option<usize>],
     ) -> Result<Option<u64>, ClientError> {
+        let PieceLists {
+            todo,
+            windows,
+            tries,
+        } = lists;
         todo.clear();
         for piece in pieces {
             let buffer = buffers.get(piece.part.lane).copied().flatten();
-            let buffer = buffer.ok_or_else(|| self.nonsense("a partition without a pin"))?;
+            let buffer = buffer.ok_or_else(|| self.protocol_error("a partition without a pin"))?;
             todo.push(self.in_buffer(piece, buffer)?);
         }
-        cut_windows(todo, self.layout.block_elements(), again);
-        for tried in &mut *tries {
+        cut_windows(todo, self.layout.block_elements(), windows);
+        for tried in tries.iter_mut() {
             tried.version = Some(version);
         }
         let stages = [Stage::Payload, Stage::RecordAgain];
-        self.read_windows(again, &stages, first, out, |pull, window| {
+        self.read_windows(windows, &stages, first, out, |pull, window| {
             let tried = &mut tries[number_of(pieces, &window.part)];
             tried.line = pull.record(window.after, window.part.part.salt);
             tried.version = tried.version.filter(|_| tried.line.is_some());
         })?;
-        let is_whole = tries.iter().all(|tried| tried.version.is_some());
-        Ok(is_whole.then_some(version))
+        let is_complete = tries.iter().all(|tried| tried.version.is_some());
+        Ok(is_complete.then_some(version))
     }
 
     /// A piece with its payload in a buffer.
@@ -670,7 +691,7 @@ impl BlockPull<'_> {
         let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);
         let mut piece = *piece;
         piece.part.payload =
-            payload.ok_or_else(|| self.nonsense("a buffer that it does not have"))?;
+            payload.ok_or_else(|| self.protocol_error("a buffer that it does not have"))?;
         Ok(piece)
     }
 
@@ -691,7 +712,7 @@ impl BlockPull<'_> {
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)
     }
 
-    fn nonsense(&self, what: &str) -> ClientError {
+    fn protocol_error(&self, what: &str) -> ClientError {
         ClientError::Protocol {
             server: "a server".into(),
             what: format!("table \"{}\": {what}", self.table.name()),

@@ -35,36 +35,36 @@ pub(super) struct Tried {
 
 /// A row in mapped memory.
 #[derive(Debug, Clone, Copy)]
-struct Place<'a> {
-    row: Words<'a>,
+struct MappedRow<'a> {
+    words: Words<'a>,
     salt: u64,
     loc: RowLocation,
     lane: usize,
 }
 
 /// Finds rows in mapped memory.
-struct Places<'a> {
+struct MappedRows<'a> {
     lanes: &'a Lanes,
     table: &'a TableState,
     bytes: usize,
     /// Memory of the lane used last: neighbours are mostly on one lane.
-    at_hand: Option<(usize, Mapped<'a>)>,
+    last_used: Option<(usize, Mapped<'a>)>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> MappedRows<'a> {
     #[inline(always)]
-    fn of(&mut self, key: u64) -> Option<Place<'a>> {
-        let (source, loc) = self.table.place(key)?;
-        let memory = match self.at_hand {
+    fn of(&mut self, key: u64) -> Option<MappedRow<'a>> {
+        let (source, loc) = self.table.locate(key)?;
+        let memory = match self.last_used {
             Some((lane, memory)) if lane == source.lane => memory,
             _ => {
                 let memory = self.lanes.mapped(source.lane)?;
-                self.at_hand = Some((source.lane, memory));
+                self.last_used = Some((source.lane, memory));
                 memory
             }
         };
-        Some(Place {
-            row: memory.words(source.from.key, source.from.addr, self.bytes)?,
+        Some(MappedRow {
+            words: memory.words(source.from.key, source.from.addr, self.bytes)?,
             salt: source.salt,
             loc,
             lane: source.lane,
@@ -74,9 +74,9 @@ impl<'a> Places<'a> {
     /// Whether a copy is of the row that the cached location meant: its slot was not given to another
     /// key.
     #[inline]
-    fn is_meant(&self, place: &Place<'_>, ver: RowVersion) -> bool {
-        !place.loc.is_some()
-            || ver.generation() == place.loc.generation()
+    fn is_meant(&self, row: &MappedRow<'_>, ver: RowVersion) -> bool {
+        !row.loc.is_some()
+            || ver.generation() == row.loc.generation()
             || on(Mutant::StaleLocationUsed)
     }
 }
@@ -90,21 +90,22 @@ pub(super) fn pull(
     mode: PullMode,
     keys: &[u64],
     out: &mut [u8],
-    (todo, last): (&mut Vec<u32>, &mut Vec<u32>),
+    todo: &mut Vec<u32>,
+    last: &mut Vec<u32>,
 ) -> Tried {
-    let mut places = Places {
+    let mut mapped = MappedRows {
         lanes,
         table,
         bytes: table.row.read_bytes(),
-        at_hand: None,
+        last_used: None,
     };
     let [key] = keys else {
-        return pull_many(places, mode, keys, out, (todo, last));
+        return pull_many(mapped, mode, keys, out, todo, last);
     };
     let mut tried = Tried::default();
-    match places.of(*key) {
+    match mapped.of(*key) {
         // A single row is its own sentinel: validated in one pass it costs less than read twice.
-        Some(place) => try_row(&places, &place, (0, *key), out, true, (todo, &mut tried)),
+        Some(row) => try_row(&mapped, &row, 0, *key, out, true, todo, &mut tried),
         None => todo.push(0),
     }
     tried
@@ -114,47 +115,47 @@ pub(super) fn pull(
 /// memory of a group.
 #[inline(never)]
 fn pull_many(
-    mut places: Places<'_>,
+    mut mapped: MappedRows<'_>,
     mode: PullMode,
     keys: &[u64],
     out: &mut [u8],
-    (todo, last): (&mut Vec<u32>, &mut Vec<u32>),
+    todo: &mut Vec<u32>,
+    last: &mut Vec<u32>,
 ) -> Tried {
     let mut tried = Tried::default();
-    let (lanes, table) = (places.lanes, places.table);
-    let proved = mode == PullMode::Consistent;
+    let (lanes, table) = (mapped.lanes, mapped.table);
+    let validate = mode == PullMode::Consistent;
     let row_bytes = table.row.payload_bytes;
     last.clear();
     last.resize(lanes.len(), NO_ROW);
     let mut group = [None; AHEAD];
     let mut first = 0;
-    ask_for_hints(table, keys, first);
+    prefetch_locations(table, keys, first);
     for (keys_of_group, outs) in keys.chunks(AHEAD).zip(out.chunks_mut(AHEAD * row_bytes)) {
-        for (place, key) in group.iter_mut().zip(keys_of_group) {
-            *place = places.of(*key);
+        for (row, key) in group.iter_mut().zip(keys_of_group) {
+            *row = mapped.of(*key);
         }
         let rows = || keys_of_group.iter().zip(&group);
         // Only prefetches in this loop: each may wait for an address translation, and the core overlaps
         // several waits only if they follow closely.
         rows()
-            .filter_map(|(_, place)| place.as_ref())
-            .for_each(|place| place.row.prefetch());
-        ask_for_hints(table, keys, first + AHEAD);
+            .filter_map(|(_, row)| row.as_ref())
+            .for_each(|row| row.words.prefetch());
+        prefetch_locations(table, keys, first + AHEAD);
         let numbered = (count(first)..).zip(rows());
-        for ((n, (key, place)), out) in numbered.zip(outs.chunks_exact_mut(row_bytes)) {
-            let Some(place) = place else {
+        for ((n, (key, row)), out) in numbered.zip(outs.chunks_exact_mut(row_bytes)) {
+            let Some(row) = row else {
                 todo.push(n);
                 continue;
             };
-            let row = (n, *key);
-            try_row(&places, place, row, out, proved, (todo, &mut tried));
-            if let Some(last) = last.get_mut(place.lane) {
+            try_row(&mapped, row, n, *key, out, validate, todo, &mut tried);
+            if let Some(last) = last.get_mut(row.lane) {
                 *last = n;
             }
         }
         first += AHEAD;
     }
-    if !proved && !witnesses_hold(&mut places, keys, out, row_bytes, last) {
+    if !validate && !sentinels_match(&mut mapped, keys, out, row_bytes, last) {
         todo.clear();
         todo.extend(0..count(keys.len()));
         tried = Tried::default();
@@ -164,33 +165,41 @@ fn pull_many(
 
 /// Prefetches the cached locations of the group of keys that begins with number `first`.
 #[inline]
-fn ask_for_hints(table: &TableState, keys: &[u64], first: usize) {
+fn prefetch_locations(table: &TableState, keys: &[u64], first: usize) {
     for key in keys.iter().skip(first).take(AHEAD) {
         table.prefetch(*key);
     }
 }
 
+/// Copies one row to `out`, and validates it or only its version. Adds its number `n` to `todo` if it
+/// fails.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "inlined; a struct of them would be built for each row"
+)]
 #[inline(always)]
 fn try_row(
-    places: &Places<'_>,
-    place: &Place<'_>,
-    (n, key): (u32, u64),
+    mapped: &MappedRows<'_>,
+    row: &MappedRow<'_>,
+    n: u32,
+    key: u64,
     out: &mut [u8],
-    proved: bool,
-    (todo, tried): (&mut Vec<u32>, &mut Tried),
+    validate: bool,
+    todo: &mut Vec<u32>,
+    tried: &mut Tried,
 ) {
-    let (ver, whole) = if proved {
-        let copy = copy_row(place.row, place.salt, key, out);
+    let (ver, is_valid) = if validate {
+        let copy = copy_row(row.words, row.salt, key, out);
         (copy.ver, copy.validated)
     } else {
-        let ver = copy_row_unvalidated(place.row, out);
+        let ver = copy_row_unvalidated(row.words, out);
         (ver, ver.is_valid())
     };
-    if whole && places.is_meant(place, ver) {
+    if is_valid && mapped.is_meant(row, ver) {
         tried.accepted += 1;
         tried.seen.add(ver.counter());
     } else {
-        tried.rejected += u64::from(!whole);
+        tried.rejected += u64::from(!is_valid);
         todo.push(n);
     }
 }
@@ -198,8 +207,8 @@ fn try_row(
 /// Whether the `last` row of each lane, read behind a fence, has a matching checksum. Then the table
 /// still existed when the other rows were read. Those do not show by themselves that their memory was
 /// given to another table.
-fn witnesses_hold(
-    places: &mut Places<'_>,
+fn sentinels_match(
+    mapped: &mut MappedRows<'_>,
     keys: &[u64],
     out: &mut [u8],
     row_bytes: usize,
@@ -213,7 +222,7 @@ fn witnesses_hold(
         let (Some(&key), Some(out)) = (key, out) else {
             return false;
         };
-        let place = places.of(key);
-        place.is_some_and(|place| copy_row(place.row, place.salt, key, out).validated)
+        let row = mapped.of(key);
+        row.is_some_and(|row| copy_row(row.words, row.salt, key, out).validated)
     })
 }

@@ -39,6 +39,13 @@ pub(crate) fn request(
     }
 }
 
+/// Rows of one request, by their place in the list of rows.
+#[derive(Debug)]
+struct LaneRows {
+    lane: usize,
+    rows: Range<usize>,
+}
+
 /// Requests about rows, each with keys of one lane. `place` gets the number of a row and its part of the
 /// reply.
 struct RowRequests<'a, F> {
@@ -48,8 +55,7 @@ struct RowRequests<'a, F> {
     keys: &'a [u64],
     /// Numbers of the rows, sorted by lane.
     rows: &'a [u32],
-    /// Lane and rows of each request.
-    chunks: Vec<(usize, Range<usize>)>,
+    chunks: Vec<LaneRows>,
     /// Bytes of the reply for each row, and their name.
     each: usize,
     what: &'static str,
@@ -67,16 +73,21 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
     }
 
     fn lane(&self, n: usize) -> usize {
-        self.chunks[n].0
+        self.chunks[n].lane
     }
 
     fn header(&self, n: usize) -> FrameHeader {
-        request(self.table, self.kind, self.chunks[n].1.len(), self.create)
+        request(
+            self.table,
+            self.kind,
+            self.chunks[n].rows.len(),
+            self.create,
+        )
     }
 
     fn payload(&mut self, n: usize) -> &[u8] {
         self.payload.clear();
-        for &row in &self.rows[self.chunks[n].1.clone()] {
+        for &row in &self.rows[self.chunks[n].rows.clone()] {
             self.payload
                 .extend_from_slice(&self.keys[row as usize].to_le_bytes());
         }
@@ -84,7 +95,7 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
     }
 
     fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
-        let rows = &self.rows[self.chunks[n].1.clone()];
+        let rows = &self.rows[self.chunks[n].rows.clone()];
         let due = rows.len() * self.each;
         if reply.len() != due {
             let (got, what) = (reply.len(), self.what);
@@ -99,10 +110,20 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
     }
 }
 
-/// Requests for copies of ranges: first element, and bytes of the destination.
+/// Elements of one request.
+#[derive(Debug)]
+struct RangeChunk {
+    lane: usize,
+    /// First element of the table.
+    first: u64,
+    /// Bytes of the destination.
+    bytes: Range<usize>,
+}
+
+/// Requests for copies of ranges.
 struct RangeRequests<'a> {
     table: &'a TableState,
-    parts: Vec<(usize, u64, Range<usize>)>,
+    chunks: Vec<RangeChunk>,
     element: [u8; 8],
     out: &'a mut [u8],
 }
@@ -113,25 +134,25 @@ impl Requests for RangeRequests<'_> {
     }
 
     fn len(&self) -> usize {
-        self.parts.len()
+        self.chunks.len()
     }
 
     fn lane(&self, n: usize) -> usize {
-        self.parts[n].0
+        self.chunks[n].lane
     }
 
     fn header(&self, n: usize) -> FrameHeader {
-        let elements = self.parts[n].2.len() / self.table.spec.dtype.size();
+        let elements = self.chunks[n].bytes.len() / self.table.spec.dtype.size();
         request(self.table, FrameKind::Gather, elements, false)
     }
 
     fn payload(&mut self, n: usize) -> &[u8] {
-        self.element = self.parts[n].1.to_le_bytes();
+        self.element = self.chunks[n].first.to_le_bytes();
         &self.element
     }
 
     fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String> {
-        let to = &mut self.out[self.parts[n].2.clone()];
+        let to = &mut self.out[self.chunks[n].bytes.clone()];
         if reply.len() != to.len() {
             let (due, got) = (to.len(), reply.len());
             return Err(format!(
@@ -232,8 +253,8 @@ impl Lanes {
         keys: &[u64],
         rows: &[u32],
         bytes: usize,
-    ) -> Vec<(usize, Range<usize>)> {
-        let mut chunks: Vec<(usize, Range<usize>)> = Vec::new();
+    ) -> Vec<LaneRows> {
+        let mut chunks: Vec<LaneRows> = Vec::new();
         for (n, &row) in rows.iter().enumerate() {
             let Some(lane) = table.lane_of(keys[row as usize]) else {
                 continue;
@@ -242,8 +263,11 @@ impl Lanes {
             let fits = self.get(lane).replies.payload_bytes_max() / bytes;
             let most = fits.min(room).min(FRAME_ROWS_MAX);
             match chunks.last_mut() {
-                Some((last, range)) if *last == lane && range.len() < most => range.end += 1,
-                _ => chunks.push((lane, n..n + 1)),
+                Some(last) if last.lane == lane && last.rows.len() < most => last.rows.end += 1,
+                _ => chunks.push(LaneRows {
+                    lane,
+                    rows: n..n + 1,
+                }),
             }
         }
         chunks
@@ -276,7 +300,7 @@ impl Lanes {
         }
         let mut requests = RangeRequests {
             table,
-            parts: Vec::new(),
+            chunks: Vec::new(),
             element: [0; 8],
             out,
         };
@@ -286,19 +310,22 @@ impl Lanes {
             let mut at = part.first;
             while at < part.end {
                 // Adjacent parts of one lane are one request, if its reply fits a slot.
-                let last = requests.parts.last_mut();
-                let joined = last.filter(|(lane, ..)| *lane == part.part.lane && ended == at);
+                let last = requests.chunks.last_mut();
+                let joined = last.filter(|last| last.lane == part.part.lane && ended == at);
                 let full = (begun / per_block + blocks) * per_block;
                 match joined.filter(|_| at < full) {
-                    Some((.., place)) => {
+                    Some(last) => {
                         ended = full.min(part.end);
-                        place.end = size(ended - first) * bytes;
+                        last.bytes.end = size(ended - first) * bytes;
                     }
                     None => {
                         begun = at;
                         ended = ((at / per_block + blocks) * per_block).min(part.end);
-                        let place = size(at - first) * bytes..size(ended - first) * bytes;
-                        requests.parts.push((part.part.lane, at, place));
+                        requests.chunks.push(RangeChunk {
+                            lane: part.part.lane,
+                            first: at,
+                            bytes: size(at - first) * bytes..size(ended - first) * bytes,
+                        });
                     }
                 }
                 at = ended;

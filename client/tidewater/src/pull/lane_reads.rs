@@ -45,13 +45,13 @@ pub(crate) struct LaneReads {
     /// Reads that are under way; those before them have arrived.
     posted: Range<usize>,
     /// The posted reads: heads placed in the batch, bodies in the caller's memory.
-    landing: Vec<ReadOp>,
+    dest_ops: Vec<ReadOp>,
     /// Memory of the reads, while none is under way.
     batch: ReadBatch,
     /// Tag of the reads under way; `None` if they could not be posted.
     tag: Option<u64>,
     /// The completed read, if another call has found it.
-    landed: Option<ReadBatch>,
+    arrived: Option<ReadBatch>,
     /// Count of the lane's replacements when the reads were posted.
     replaced: u64,
 }
@@ -93,7 +93,7 @@ pub(crate) fn read_lanes(
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
             let tag = lanes.read_tag();
-            of_lane.post(lanes, (lane, tag), most)?;
+            of_lane.post(lanes, lane, tag, most)?;
         }
     }
     // Mapped lanes do not wait.
@@ -111,7 +111,7 @@ pub(crate) fn read_lanes(
         for (lane, of_lane) in reads.iter_mut().enumerate() {
             if of_lane.posted.end < of_lane.ops.len() {
                 let tag = lanes.read_tag();
-                of_lane.post(lanes, (lane, tag), most)?;
+                of_lane.post(lanes, lane, tag, most)?;
                 done = false;
             }
         }
@@ -132,33 +132,34 @@ impl LaneReads {
     pub(super) fn restart(&mut self) {
         self.clear();
         self.posted = 0..0;
-        (self.tag, self.landed) = (None, None);
+        (self.tag, self.arrived) = (None, None);
     }
 
     /// Takes a completed batch of the posted reads.
-    pub(super) fn take_landed(&mut self, batch: ReadBatch) {
+    pub(super) fn take_arrived(&mut self, batch: ReadBatch) {
         if self.tag == Some(batch.tag) {
-            self.landed = Some(batch);
+            self.arrived = Some(batch);
         }
     }
 
     /// Whether no posted read is under way any more.
-    pub(super) fn has_landed(&self, lanes: &mut Lanes, lane: usize) -> bool {
+    pub(super) fn has_arrived(&self, lanes: &mut Lanes, lane: usize) -> bool {
         let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != self.replaced;
-        self.tag.is_none() || self.landed.is_some() || is_replaced(lanes)
+        self.tag.is_none() || self.arrived.is_some() || is_replaced(lanes)
     }
 
     /// Posts the next reads under a tag: up to `most` bytes of heads, and as many of bodies.
     pub(super) fn post(
         &mut self,
         lanes: &mut Lanes,
-        (lane, tag): (usize, u64),
+        lane: usize,
+        tag: u64,
         most: usize,
     ) -> Result<(), ClientError> {
         let first = self.posted.end;
         let mut batch = std::mem::take(&mut self.batch);
         batch.ops.clear();
-        self.landing.clear();
+        self.dest_ops.clear();
         let (mut heads, mut bodies) = (0, 0);
         for op in self.ops.get(first..).unwrap_or_default() {
             let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
@@ -171,7 +172,7 @@ impl LaneReads {
                 body_at: bodies,
                 ..*op
             });
-            self.landing.push(ReadOp { head_at, ..*op });
+            self.dest_ops.push(ReadOp { head_at, ..*op });
             (heads, bodies) = (heads + head, bodies + body);
         }
         self.posted = first..first + batch.ops.len();
@@ -208,7 +209,7 @@ impl LaneReads {
             return Ok(());
         }
         if let Some(tag) = self.tag
-            && self.arrived(lanes, (lane, tag), dest, deadline)?
+            && self.await_batch(lanes, lane, tag, dest, deadline)?
         {
             self.posted.start = self.posted.end;
             self.tag = None;
@@ -219,17 +220,18 @@ impl LaneReads {
     }
 
     /// Waits for the batch `tag`. Returns false if its lane was replaced, or at the deadline.
-    fn arrived(
+    fn await_batch(
         &mut self,
         lanes: &mut Lanes,
-        (lane, tag): (usize, u64),
+        lane: usize,
+        tag: u64,
         dest: &mut CallDest<'_>,
         deadline: Deadline,
     ) -> Result<bool, ClientError> {
         let replaced = self.replaced;
         let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != replaced;
-        let landed = self.landed.take();
-        let mut batch = landed.or_else(|| lanes.get(lane).take_finished(tag));
+        let arrived = self.arrived.take();
+        let mut batch = arrived.or_else(|| lanes.get(lane).take_finished(tag));
         let mut in_place = false;
         if batch.is_none() && !lanes.is_broken(lane) && !is_replaced(lanes) {
             // The wait that follows checks whether all processes still live.
@@ -239,9 +241,9 @@ impl LaneReads {
                 let rows = rows?;
                 Some(RowValidator { rows, row_bytes })
             });
-            let unpacker = validator.as_mut().map(|v| v as &mut dyn Unpack);
+            let unpack = validator.as_mut().map(|v| v as &mut dyn Unpack);
             let open = lanes.get(lane).lane();
-            match open.wait_read(tag, &self.landing, dest.body, unpacker, slice) {
+            match open.wait_read(tag, &self.dest_ops, dest.body, unpack, slice) {
                 Ok(found) => (in_place, batch) = (found.is_some(), found),
                 Err(e) => match lanes.failed(lane, e) {
                     Interrupt::Broken(_) => return Ok(false),
@@ -325,7 +327,7 @@ fn recovering(
     loop {
         // An earlier call may have given the lane up at its deadline, which is not this one's.
         if lanes.is_broken(lane) {
-            lanes.mend(lane, deadline)?;
+            lanes.recover(lane, deadline)?;
         }
         match read(lanes.get(lane).lane()) {
             Ok(()) => return Ok(()),
@@ -346,7 +348,7 @@ fn recovering(
             }
             Err(e) => match lanes.failed(lane, e) {
                 Interrupt::Failed(e) => return Err(e),
-                Interrupt::Broken(_) => lanes.mend(lane, deadline)?,
+                Interrupt::Broken(_) => lanes.recover(lane, deadline)?,
             },
         }
     }

@@ -17,8 +17,8 @@ use std::time::Duration;
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_runtime::clock::Deadline;
 
-pub(crate) use async_pull::LaterPulls;
 pub use async_pull::PullTicket;
+pub(crate) use async_pull::{AsyncPulls, RangeRequest};
 pub(crate) use blocks::{BlockScratch, Reading, Want, newest_version, pull as pull_blocks};
 pub(crate) use gather::request;
 pub(crate) use lane_reads::{CallDest, LaneReads, read_lanes};

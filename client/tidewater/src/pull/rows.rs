@@ -22,31 +22,42 @@ pub(crate) struct RowScratch {
     ops: Vec<ReadOp>,
     reads: Vec<LaneReads>,
     missing: Vec<u32>,
-    /// Rows with a location that a server resolved, and their lanes.
-    located: Vec<(u32, usize, RowLocation)>,
+    /// Rows with a location that a server resolved.
+    located: Vec<LocatedRow>,
     extents: ExtentScratch,
     last: Vec<u32>,
+}
+
+/// A row of a call, by number, with its lane and location.
+#[derive(Debug, Clone, Copy)]
+struct LocatedRow {
+    row: u32,
+    lane: usize,
+    loc: RowLocation,
+}
+
+/// Entries of a lane's extent table that are read.
+#[derive(Debug, Clone, Copy)]
+struct ExtentRead {
+    lane: usize,
+    /// Number of the first entry.
+    first: u16,
+    /// Offset of the entries in [`ExtentScratch::lines`].
+    at: usize,
 }
 
 /// Memory for reads of extent tables.
 #[derive(Debug, Default)]
 struct ExtentScratch {
     reads: Vec<LaneReads>,
-    /// Lane, first entry and place in `lines` of each read.
-    asked: Vec<(usize, u16, usize)>,
+    asked: Vec<ExtentRead>,
     lines: Vec<u8>,
 }
 
 impl LaneReads {
     /// Adds the read of a row.
     #[inline]
-    fn add(
-        &mut self,
-        key: u64,
-        row: u32,
-        (source, loc): (RowSource, RowLocation),
-        row_bytes: usize,
-    ) {
+    fn add(&mut self, key: u64, row: u32, source: RowSource, loc: RowLocation, row_bytes: usize) {
         let at = row as usize;
         self.ops.push(ReadOp {
             from: source.from,
@@ -62,7 +73,7 @@ impl LaneReads {
             from: source.from,
             loc,
             row,
-            taken: None,
+            unpacked: None,
             ver: RowVersion::default(),
         });
     }
@@ -76,7 +87,7 @@ impl RowScratch {
 }
 
 /// Distance, in keys, by which cached locations are prefetched.
-pub(super) const HINTS_AHEAD: usize = 16;
+pub(super) const LOCATIONS_AHEAD: usize = 16;
 
 /// One pull in progress.
 struct RowPull<'a> {
@@ -98,7 +109,7 @@ pub(crate) fn pull(
     keys: &[u64],
     out: &mut [u8],
     options: PullOptions,
-    due: Timeout,
+    timeout: Timeout,
 ) -> Result<Pulled, ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
@@ -107,8 +118,8 @@ pub(crate) fn pull(
     if !lanes.any_mapped() || options.mode == PullMode::Gather {
         scratch.todo.extend(0..count(keys.len()));
     } else {
-        let left = (&mut scratch.todo, &mut scratch.last);
-        let tried = direct::pull(lanes, table, options.mode, keys, out, left);
+        let (todo, last) = (&mut scratch.todo, &mut scratch.last);
+        let tried = direct::pull(lanes, table, options.mode, keys, out, todo, last);
         match options.mode {
             PullMode::Hogwild => lanes.counters.rows_hogwild += tried.accepted,
             _ => lanes.counters.rows_consistent += tried.accepted,
@@ -121,7 +132,7 @@ pub(crate) fn pull(
         lanes.counters.retries += tried.rejected;
         pause(0);
     }
-    let deadline = due.deadline();
+    let deadline = timeout.deadline();
     let mut pull = RowPull {
         lanes,
         table,
@@ -189,17 +200,19 @@ impl RowPull<'_> {
         s.missing.clear();
         let row_bytes = self.table.row.payload_bytes;
         for (n, &row) in s.todo.iter().enumerate() {
-            if let Some(&later) = s.todo.get(n + HINTS_AHEAD) {
+            if let Some(&later) = s.todo.get(n + LOCATIONS_AHEAD) {
                 self.table.prefetch(self.key(later));
             }
             let key = self.key(row);
             // A cached location that failed twice is stale, not a row being written: resolve it.
             if attempt >= 2 && self.table.is_sparse() {
-                self.table.hints.forget(key);
+                self.table.locations.forget(key);
             }
-            let known = self.table.place(key);
-            match known.and_then(|place| Some((s.reads.get_mut(place.0.lane)?, place))) {
-                Some((reads, place)) => reads.add(key, row, place, row_bytes),
+            let known = self.table.locate(key);
+            let of_lane =
+                known.and_then(|(source, loc)| Some((s.reads.get_mut(source.lane)?, source, loc)));
+            match of_lane {
+                Some((reads, source, loc)) => reads.add(key, row, source, loc, row_bytes),
                 None => s.missing.push(row),
             }
         }
@@ -222,19 +235,20 @@ impl RowPull<'_> {
         let mut unknown = Vec::new();
         for &row in &s.missing {
             let lane = self.lane(row)?;
-            match self.table.hints.get_waiting(self.key(row)) {
-                Some(loc) => s.located.push((row, lane, loc)),
+            match self.table.locations.get_waiting(self.key(row)) {
+                Some(loc) => s.located.push(LocatedRow { row, lane, loc }),
                 None => unknown.push((lane, row)),
             }
         }
         self.resolve(&mut s.located, unknown)?;
         self.learn_extents(&s.located, &mut s.extents)?;
         let row_bytes = self.table.row.payload_bytes;
-        for &(row, lane, loc) in &s.located {
+        for &LocatedRow { row, lane, loc } in &s.located {
             let source = self.table.sparse_row(lane, loc);
-            let source = source.map_err(|number| nonsense(self.lanes.name(lane), loc, number))?;
+            let source =
+                source.map_err(|number| invalid_location(self.lanes.name(lane), loc, number))?;
             if let Some(reads) = s.reads.get_mut(lane) {
-                reads.add(self.key(row), row, (source, loc), row_bytes);
+                reads.add(self.key(row), row, source, loc, row_bytes);
             }
         }
         Ok(())
@@ -250,7 +264,7 @@ impl RowPull<'_> {
     /// Resolves the locations of rows, given with their lanes. Rows without one get initial values.
     fn resolve(
         &mut self,
-        located: &mut Vec<(u32, usize, RowLocation)>,
+        located: &mut Vec<LocatedRow>,
         mut unknown: Vec<(usize, u32)>,
     ) -> Result<(), ClientError> {
         if unknown.is_empty() {
@@ -268,8 +282,9 @@ impl RowPull<'_> {
         let mut initial = Vec::new();
         for (row, loc) in found {
             if loc.is_some() {
-                self.table.hints.put(self.key(row), loc);
-                located.push((row, self.lane(row)?, loc));
+                self.table.locations.put(self.key(row), loc);
+                let lane = self.lane(row)?;
+                located.push(LocatedRow { row, lane, loc });
             } else {
                 initial.push(row);
             }
@@ -283,7 +298,7 @@ impl RowPull<'_> {
     /// Reads the entries of unknown extents, from all lanes at once.
     fn learn_extents(
         &mut self,
-        located: &[(u32, usize, RowLocation)],
+        located: &[LocatedRow],
         s: &mut ExtentScratch,
     ) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
@@ -291,19 +306,25 @@ impl RowPull<'_> {
             s.reads.iter_mut().for_each(LaneReads::clear);
             s.asked.clear();
             let mut bytes = 0;
-            for &(_, lane, loc) in located {
+            for &LocatedRow { lane, loc, .. } in located {
                 let Err(number) = self.table.sparse_row(lane, loc) else {
                     continue;
                 };
                 let op = self.table.extents_op(lane, number);
-                let (op, first) = op.ok_or_else(|| nonsense(self.lanes.name(lane), loc, number))?;
-                let known = s.asked.iter().any(|&(l, f, _)| (l, f) == (lane, first));
+                let (op, first) =
+                    op.ok_or_else(|| invalid_location(self.lanes.name(lane), loc, number))?;
+                let is_same = |read: &ExtentRead| read.lane == lane && read.first == first;
+                let known = s.asked.iter().any(is_same);
                 if let (Some(reads), false) = (s.reads.get_mut(lane), known) {
                     reads.ops.push(ReadOp {
                         head_at: bytes,
                         ..op
                     });
-                    s.asked.push((lane, first, bytes));
+                    s.asked.push(ExtentRead {
+                        lane,
+                        first,
+                        at: bytes,
+                    });
                     bytes += op.len as usize;
                 }
             }
@@ -317,17 +338,18 @@ impl RowPull<'_> {
                 row_bytes: None,
             };
             read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
-            let ends = s.asked.iter().skip(1).map(|asked| asked.2).chain([bytes]);
-            for (&(lane, first, at), end) in s.asked.iter().zip(ends) {
+            let ends = s.asked.iter().skip(1).map(|read| read.at).chain([bytes]);
+            for (&ExtentRead { lane, first, at }, end) in s.asked.iter().zip(ends) {
                 self.table.learn_extents(lane, first, &s.lines[at..end]);
             }
         }
-        let lost = |&&(_, lane, loc): &&(u32, usize, RowLocation)| {
+        let lost = |located: &&LocatedRow| {
+            let LocatedRow { lane, loc, .. } = **located;
             self.table.sparse_row(lane, loc).is_err()
         };
         match located.iter().find(lost) {
             // No entry of a released table validates any more: then the server refuses.
-            Some(&(row, ..)) => self.gather(&mut vec![row]),
+            Some(located) => self.gather(&mut vec![located.row]),
             None => Ok(()),
         }
     }
@@ -339,7 +361,7 @@ impl RowPull<'_> {
         let hogwild = self.options.mode == PullMode::Hogwild;
         if hogwild {
             for reads in &mut s.reads {
-                put_witness_last(&mut reads.ops, attempt);
+                put_sentinel_last(&mut reads.ops, attempt);
             }
         }
         let mut dest = CallDest {
@@ -349,9 +371,9 @@ impl RowPull<'_> {
         };
         read_lanes(self.lanes, &mut s.reads, &mut dest, self.deadline)?;
         for reads in &s.reads {
-            let unvalidated = hogwild && !self.witness_holds(reads, &s.heads);
+            let is_doubtful = hogwild && !self.sentinel_matches(reads, &s.heads);
             for row in &reads.rows {
-                if unvalidated || !self.accept(row, &s.heads, row_bytes) {
+                if is_doubtful || !self.accept(row, &s.heads, row_bytes) {
                     s.again.push(row.row);
                 }
             }
@@ -362,7 +384,7 @@ impl RowPull<'_> {
     /// Whether the last row that was read from a lane has a matching checksum. Then the table still
     /// existed when the other rows were read. Unvalidated rows do not show by themselves that their
     /// memory was given to another table.
-    fn witness_holds(&self, reads: &LaneReads, heads: &[u8]) -> bool {
+    fn sentinel_matches(&self, reads: &LaneReads, heads: &[u8]) -> bool {
         let Some(op) = reads.ops.last() else {
             return true;
         };
@@ -386,27 +408,27 @@ impl RowPull<'_> {
     #[inline]
     fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
         let hogwild = self.options.mode == PullMode::Hogwild;
-        let (verdict, ver) = match row.taken {
+        let (verdict, ver) = match row.unpacked {
             Some(verdict) => (verdict, row.ver),
-            None => self.judge_landed(row, heads, row_bytes),
+            None => self.judge_placed(row, heads, row_bytes),
         };
-        if verdict == Verdict::Proven {
+        if verdict == Verdict::Valid {
             self.seen.add(ver.counter());
         }
         match verdict {
-            Verdict::Proven if hogwild => self.lanes.counters.rows_hogwild += 1,
-            Verdict::Proven => self.lanes.counters.rows_consistent += 1,
+            Verdict::Valid if hogwild => self.lanes.counters.rows_hogwild += 1,
+            Verdict::Valid => self.lanes.counters.rows_consistent += 1,
             Verdict::Torn => {}
             Verdict::Stale => {
                 self.lanes.counters.stale_hints += 1;
-                self.table.hints.forget(row.key);
+                self.table.locations.forget(row.key);
             }
         }
-        verdict == Verdict::Proven
+        verdict == Verdict::Valid
     }
 
     /// Judges a row with head and payload placed apart.
-    fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
+    fn judge_placed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
         let at = row.row as usize;
         let (Some(head), Some(payload)) = (
             heads
@@ -446,7 +468,7 @@ impl RowPull<'_> {
 
 /// Makes the error of a location in an extent that there is not.
 #[cold]
-fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
+fn invalid_location(server: &str, loc: RowLocation, number: u16) -> ClientError {
     ClientError::Protocol {
         server: server.to_owned(),
         what: format!(
@@ -458,7 +480,7 @@ fn nonsense(server: &str, loc: RowLocation, number: u16) -> ClientError {
 
 /// Moves one of the reads behind the others, where a fence holds it. Each try moves another one, since
 /// the last row may be a hot one.
-fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
+fn put_sentinel_last(ops: &mut [ReadOp], attempt: u32) {
     let Some(last) = ops.len().checked_sub(1) else {
         return;
     };

@@ -16,7 +16,7 @@ pub(super) struct RowRead {
     /// Number in the caller's order.
     pub(super) row: u32,
     /// Verdict on data that a lane unpacked; the row is then in the caller's memory.
-    pub(super) taken: Option<Verdict>,
+    pub(super) unpacked: Option<Verdict>,
     /// Version of the unpacked data.
     pub(super) ver: RowVersion,
 }
@@ -25,7 +25,7 @@ pub(super) struct RowRead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is the requested row, complete.
-    Proven,
+    Valid,
     /// It was being written.
     Torn,
     /// The row was deleted; its slot may have been given to another key.
@@ -35,16 +35,22 @@ pub(super) enum Verdict {
 impl RowRead {
     /// Judges a row by its checksum.
     pub(super) fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
-        let validated = verify_row(self.salt, self.key, head, payload).is_some();
+        let is_valid = verify_row(self.salt, self.key, head, payload).is_some();
         let ver = RowVersion::of_head(head);
-        self.judge(RowCopy { ver, validated })
+        self.judge(RowCopy {
+            ver,
+            validated: is_valid,
+        })
     }
 
     /// Judges a row without a checksum of its payload.
     pub(super) fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
-        let validated = ver.is_valid();
-        self.judge(RowCopy { ver, validated })
+        let is_valid = ver.is_valid();
+        self.judge(RowCopy {
+            ver,
+            validated: is_valid,
+        })
     }
 
     /// Judges a copy of a row.
@@ -55,7 +61,7 @@ impl RowRead {
         if !is_of_slot && !on(Mutant::StaleLocationUsed) {
             Verdict::Stale
         } else if copy.validated {
-            Verdict::Proven
+            Verdict::Valid
         } else {
             Verdict::Torn
         }
@@ -72,14 +78,14 @@ pub(super) struct RowValidator<'a> {
 
 impl Unpack for RowValidator<'_> {
     fn restart(&mut self) {
-        self.rows.iter_mut().for_each(|row| row.taken = None);
+        self.rows.iter_mut().for_each(|row| row.unpacked = None);
     }
 
     fn unpack(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize {
         let row_bytes = self.row_bytes;
-        let whole = raw.chunks_exact(ROW_HEADER_BYTES + row_bytes);
+        let rows = raw.chunks_exact(ROW_HEADER_BYTES + row_bytes);
         let mut taken = 0;
-        for (row, raw) in self.rows.iter_mut().skip(first).zip(whole) {
+        for (row, raw) in self.rows.iter_mut().skip(first).zip(rows) {
             let at = row.row as usize * row_bytes;
             let Some(out) = body.get_mut(at..at + row_bytes) else {
                 break;
@@ -88,7 +94,7 @@ impl Unpack for RowValidator<'_> {
                 break;
             };
             let copy = copy_verifying(row.salt, row.key, head, payload, out);
-            row.taken = Some(row.judge(copy));
+            row.unpacked = Some(row.judge(copy));
             row.ver = copy.ver;
             taken += 1;
         }

@@ -4,7 +4,7 @@ use tidewater_lanes::num::count;
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::mutants::{Mutant, on};
 
-use crate::table::opened::ClientNumber;
+use crate::ids::ClientNumber;
 
 /// Frames of one push on one lane: `first..=last`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -46,13 +46,20 @@ pub struct CachedTable<T: Element> {
     capacity: usize,
     /// Slot of each cached key.
     index: HashMap<u64, usize>,
-    /// Key of each slot, and the clock up to which its row may be used.
-    slots: Vec<(u64, u64)>,
+    slots: Vec<Slot>,
     values: Vec<T>,
     /// Slot that is reused next, once all are in use.
     oldest: usize,
     hits: u64,
     misses: u64,
+}
+
+/// Slot of a cached row.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    key: u64,
+    /// Clock up to which the row may be used.
+    usable_to: u64,
 }
 
 impl<T: Element> CachedTable<T> {
@@ -138,7 +145,7 @@ impl<T: Element> CachedTable<T> {
     }
 
     fn is_usable(&self, slot: usize, clock: u64) -> bool {
-        clock <= self.slots[slot].1 || on(Mutant::CachedRowsNeverAge)
+        clock <= self.slots[slot].usable_to || on(Mutant::CachedRowsNeverAge)
     }
 
     /// Stores a pulled row, in place of its older version, in a free slot, or in the oldest one.
@@ -148,7 +155,7 @@ impl<T: Element> CachedTable<T> {
             Some(&slot) => slot,
             None if self.slots.len() < self.capacity => {
                 self.values.extend_from_slice(row);
-                self.slots.push((key, usable_to));
+                self.slots.push(Slot { key, usable_to });
                 self.slots.len() - 1
             }
             None if self.capacity == 0 => return,
@@ -156,7 +163,7 @@ impl<T: Element> CachedTable<T> {
                 let slot = self.oldest;
                 self.oldest = (slot + 1) % self.capacity;
                 // A forgotten key may have got another slot since.
-                let old = self.slots[slot].0;
+                let old = self.slots[slot].key;
                 if self.index.get(&old) == Some(&slot) {
                     self.index.remove(&old);
                 }
@@ -164,7 +171,7 @@ impl<T: Element> CachedTable<T> {
             }
         };
         self.index.insert(key, slot);
-        self.slots[slot] = (key, usable_to);
+        self.slots[slot] = Slot { key, usable_to };
         self.values[slot * dim..(slot + 1) * dim].copy_from_slice(row);
     }
 }

@@ -9,9 +9,9 @@ use tidewater_runtime::sync::Arc;
 use super::threads::first_only;
 use super::{Client, creation_timeout};
 use crate::error::ClientError;
+use crate::ids::ClientNumber;
 use crate::interrupt;
-use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded};
-use crate::table::opened::ClientNumber;
+use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded, Saved};
 use crate::table::{Element, Table};
 
 /// Longest time that [`Client::test_call`] waits for a message.
@@ -27,13 +27,13 @@ pub struct PendingCall {
     client: ClientNumber,
     op: &'static str,
     deadline: Deadline,
-    state: State,
+    state: CallState,
     /// Tells the client, which has the other reference, that this was not dropped.
     _alive: Arc<()>,
 }
 
 #[derive(Debug)]
-enum State {
+enum CallState {
     UnderWay(u64),
     Done(Box<CoordinatorReply>),
     /// It has failed: the connection does not know it any more.
@@ -66,7 +66,7 @@ impl Client {
         holds_clock: bool,
     ) -> Result<PendingCall, ClientError> {
         self.check_worker(call.op())?;
-        self.tend_dropped();
+        self.forget_dropped();
         if matches!(
             call,
             CoordinatorCall::CreateTable(_) | CoordinatorCall::Load { .. }
@@ -75,11 +75,11 @@ impl Client {
         }
         self.lanes.send_held(deadline)?;
         let state = match self.lanes.coordinator.begin(call, deadline)? {
-            BegunCall::UnderWay(number) => State::UnderWay(number),
-            BegunCall::Done(reply) => State::Done(reply),
+            BegunCall::UnderWay(number) => CallState::UnderWay(number),
+            BegunCall::Done(reply) => CallState::Done(reply),
         };
         let alive = Arc::new(());
-        if let State::UnderWay(number) = state {
+        if let CallState::UnderWay(number) = state {
             self.started.push(Started {
                 alive: Arc::clone(&alive),
                 number,
@@ -103,7 +103,7 @@ impl Client {
         if self.started.is_empty() {
             return Ok(());
         }
-        self.tend_dropped();
+        self.forget_dropped();
         if !self.started.iter().any(|call| call.holds_clock) {
             return Ok(());
         }
@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Forgets calls that were dropped. Those that hold the clock stay until they are over.
-    fn tend_dropped(&mut self) {
+    fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];
             if !call.is_dropped() {
@@ -210,9 +210,9 @@ impl Client {
     /// while !client.test_call(&mut save)? {
     ///     // pull, compute, push
     /// }
-    /// let (rows, bytes) = client.finish_save(save)?;
-    /// assert_eq!(rows, 8);
-    /// # assert!(bytes > 0);
+    /// let saved = client.finish_save(save)?;
+    /// assert_eq!(saved.rows, 8);
+    /// # assert!(saved.bytes > 0);
     /// # std::fs::remove_dir_all(dir).expect("its directory");
     /// # client.finish()
     /// # }
@@ -254,9 +254,9 @@ impl Client {
             return Err(wrong("the call was started by another client"));
         }
         let number = match call.state {
-            State::UnderWay(number) => number,
-            State::Done(_) => return Ok(true),
-            State::Over => return Err(wrong("the call has failed before")),
+            CallState::UnderWay(number) => number,
+            CallState::Done(_) => return Ok(true),
+            CallState::Over => return Err(wrong("the call has failed before")),
         };
         let polled = match self.await_reply(call.op, number, wait) {
             Ok(None) if call.deadline.passed() => {
@@ -273,9 +273,9 @@ impl Client {
         }
         self.started.retain(|started| started.number != number);
         // Also an error is the end of it: the connection has forgotten it.
-        call.state = State::Over;
+        call.state = CallState::Over;
         if let Some(reply) = polled? {
-            call.state = State::Done(Box::new(reply));
+            call.state = CallState::Done(Box::new(reply));
         }
         Ok(true)
     }
@@ -288,7 +288,7 @@ impl Client {
             // An answer that has arrived counts also after the deadline.
             let wait = SLICE.min(call.deadline.left()).max(LOOK);
             if self.poll_call(&mut call, wait)?
-                && let State::Done(reply) = call.state
+                && let CallState::Done(reply) = call.state
             {
                 return Ok(*reply);
             }
@@ -319,11 +319,11 @@ impl Client {
         self.finish_call(call)?.done(op)
     }
 
-    /// Waits for the save of [`Client::start_save`]; returns rows and bytes written.
+    /// Waits for the save of [`Client::start_save`]; returns what was written.
     ///
     /// # Errors
     /// As [`Client::save`].
-    pub fn finish_save(&mut self, call: PendingCall) -> Result<(u64, u64), ClientError> {
+    pub fn finish_save(&mut self, call: PendingCall) -> Result<Saved, ClientError> {
         let op = call.op;
         self.finish_call(call)?.saved(op)
     }

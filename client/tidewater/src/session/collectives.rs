@@ -30,7 +30,7 @@ type Take<'a> = &'a dyn Fn(&mut [u8], usize, usize, &[u8]);
 
 /// What a client keeps between its collective calls.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct CollectiveState {
     /// Number of completed rounds.
     rounds: u64,
     /// Call that failed after its first round. Only this call can follow: the others wait at the round
@@ -201,7 +201,7 @@ impl Client {
             return Err(ClientError::Environment(format!(
                 "an earlier {failed} failed here when the other members may have completed it, and a call of a job of \
                  open size cannot be repeated then; end this worker, and join as another one"
-            )));
+            ).into()));
         }
         let bytes = len.saturating_mul(call.dtype.size());
         let mut open = match self.take_open(call, len)? {
@@ -245,7 +245,7 @@ impl Client {
                 "an earlier {} of {} elements failed between its rounds, where the other workers may wait; \
                  repeat that call with the same values before another collective call, or end the job",
                 open.op, open.len
-            )));
+            ).into()));
         }
         let open = self.collective.open.take();
         Ok(open.filter(|_| !on(Mutant::CollectiveBeginsAgain)))
@@ -293,7 +293,7 @@ impl Client {
     /// Checks, after the first round, that the calls of all workers fit together. All workers come to
     /// the same result.
     fn agreed(&self, call: Call, bytes: usize) -> Result<(), CollectiveError> {
-        let State { rows, members, .. } = &self.collective;
+        let CollectiveState { rows, members, .. } = &self.collective;
         let rows = rows.chunks(rows.len() / members.len());
         let headers = members.iter().zip(rows);
         let headers =
@@ -457,7 +457,7 @@ impl Client {
         keys: &[u64],
         rows: RowsOf,
     ) -> Result<(), ClientError> {
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         let state = self.tables.find_mut("pull_rows", table.named())?;
         self.collective.rows.clear();
         self.collective.rows.resize(keys.len() * rows.dim(), 0);
@@ -520,7 +520,7 @@ impl Client {
                 ranks.dedup();
                 Ok(ranks)
             }
-            Err(e) => Err(self.lanes.blame(e)),
+            Err(e) => Err(self.lanes.root_cause(e)),
         }
     }
 

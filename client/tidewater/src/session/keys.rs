@@ -17,6 +17,7 @@ use crate::error::ClientError;
 use crate::lanes::Requests;
 use crate::pull;
 use crate::push::Ticket;
+use crate::table::any::with_table;
 use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{AnyTable, Element, Table};
@@ -199,7 +200,11 @@ impl Client {
             .collect();
         lanes.sort_unstable();
         lanes.dedup();
-        let parts = lanes.into_iter().map(|lane| (lane, PARTITION_ANY, 0));
+        let parts = lanes.into_iter().map(|lane| ScanPart {
+            lane,
+            partition: PARTITION_ANY,
+            first: 0,
+        });
         let mut requests = ScanRequests::new(state, parts.collect(), 0, false);
         self.lanes
             .request_all("wait for key counts", &mut requests, deadline)?;
@@ -295,7 +300,11 @@ impl Client {
                 .lane_of_partition(at.partition)
                 .ok_or_else(|| state.wrong(op, format!("partition {} is unknown", at.partition)))?;
             let slots = most.min(keys.len() - found);
-            let part = (lane, at.partition, at.slot);
+            let part = ScanPart {
+                lane,
+                partition: at.partition,
+                first: at.slot,
+            };
             let mut requests =
                 ScanRequests::new(state, vec![part], slots, values.as_ref().is_some());
             self.lanes
@@ -340,10 +349,19 @@ struct Listed {
     values: Vec<u8>,
 }
 
-/// Requests for keys: lane, partition and first slot of each.
+/// Slots of a partition to list the keys of.
+#[derive(Debug, Clone, Copy)]
+struct ScanPart {
+    lane: usize,
+    partition: u32,
+    /// First slot of the partition.
+    first: u64,
+}
+
+/// Requests for keys, one a part.
 struct ScanRequests<'a> {
     table: &'a TableState,
-    parts: Vec<(usize, u32, u64)>,
+    parts: Vec<ScanPart>,
     slots: usize,
     values: bool,
     payload: [u8; SCAN_BYTES],
@@ -352,12 +370,7 @@ struct ScanRequests<'a> {
 }
 
 impl<'a> ScanRequests<'a> {
-    const fn new(
-        table: &'a TableState,
-        parts: Vec<(usize, u32, u64)>,
-        slots: usize,
-        values: bool,
-    ) -> Self {
+    const fn new(table: &'a TableState, parts: Vec<ScanPart>, slots: usize, values: bool) -> Self {
         Self {
             table,
             parts,
@@ -379,18 +392,18 @@ impl Requests for ScanRequests<'_> {
     }
 
     fn lane(&self, n: usize) -> usize {
-        self.parts[n].0
+        self.parts[n].lane
     }
 
     fn header(&self, n: usize) -> FrameHeader {
         FrameHeader {
-            partition: self.parts[n].1,
+            partition: self.parts[n].partition,
             ..pull::request(self.table, FrameKind::Scan, self.slots, false)
         }
     }
 
     fn payload(&mut self, n: usize) -> &[u8] {
-        let (first, values) = (self.parts[n].2, self.values);
+        let (first, values) = (self.parts[n].first, self.values);
         self.payload = ScanRequest { first, values }.encode();
         &self.payload
     }
@@ -400,7 +413,7 @@ impl Requests for ScanRequests<'_> {
             true => self.table.row.payload_bytes,
             false => 0,
         };
-        let first = self.parts[n].2;
+        let first = self.parts[n].first;
         let fits = |reply: &ScanReply<'_>| reply.keys.len() <= self.slots && reply.next > first;
         let Some(reply) = ScanReply::decode(reply, row_bytes).filter(fits) else {
             return Err(format!(
@@ -419,25 +432,13 @@ impl Requests for ScanRequests<'_> {
     }
 }
 
-/// Calls a method of the client with the table of any element type.
-macro_rules! with_table {
-    ($any:expr, $table:ident => $call:expr) => {
-        match &$any {
-            AnyTable::F32($table) => $call,
-            AnyTable::F64($table) => $call,
-            AnyTable::I32($table) => $call,
-            AnyTable::I64($table) => $call,
-        }
-    };
-}
-
 impl AnyTable {
     /// Deletes the rows of some keys.
     ///
     /// # Errors
     /// As [`Client::delete_keys`].
     pub fn delete_keys(self, client: &mut Client, keys: &[u64]) -> Result<Ticket, ClientError> {
-        with_table!(self, table => client.delete_keys(table, keys))
+        with_table!(&self, table => client.delete_keys(table, keys))
     }
 
     /// Whether each of these keys has a row.
@@ -445,7 +446,7 @@ impl AnyTable {
     /// # Errors
     /// As [`Client::exists`].
     pub fn exists(self, client: &mut Client, keys: &[u64]) -> Result<Vec<bool>, ClientError> {
-        with_table!(self, table => client.exists(table, keys))
+        with_table!(&self, table => client.exists(table, keys))
     }
 
     /// Number of stored keys.
@@ -453,7 +454,7 @@ impl AnyTable {
     /// # Errors
     /// As [`Client::count_keys`].
     pub fn count_keys(self, client: &mut Client) -> Result<u64, ClientError> {
-        with_table!(self, table => client.count_keys(table))
+        with_table!(&self, table => client.count_keys(table))
     }
 
     /// Lists stored keys from a cursor on.
@@ -466,6 +467,6 @@ impl AnyTable {
         cursor: &mut ScanCursor,
         keys: &mut [u64],
     ) -> Result<usize, ClientError> {
-        with_table!(self, table => client.scan_keys(table, cursor, keys))
+        with_table!(&self, table => client.scan_keys(table, cursor, keys))
     }
 }

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::error::ClientError;
 use crate::pull::{
-    self, Missing, PullMode, PullOptions, PullTicket, Pulled, Reading, Timeout, Want,
+    self, Missing, PullMode, PullOptions, PullTicket, Pulled, RangeRequest, Reading, Timeout, Want,
 };
 use crate::table::{Element, Table};
 
@@ -81,9 +81,10 @@ impl Client {
             return Err(state.wrong(op, sizes(0, keys, table.dim)));
         }
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
-        self.later.start(
+        self.async_pulls.start(
             &mut self.lanes,
-            (table.named(), state),
+            table.named(),
+            state,
             keys,
             options,
             deadline,
@@ -129,14 +130,15 @@ impl Client {
             return Err(state.wrong(op, format!("{count} elements do not fit in memory")));
         };
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
-        self.later.start_range(
-            &mut self.lanes,
-            (table.named(), state),
-            &mut self.blocks,
-            (first, bytes),
+        let request = RangeRequest {
+            named: table.named(),
+            first,
+            bytes,
             options,
-            deadline,
-        )
+        };
+        let scratch = &mut self.blocks;
+        self.async_pulls
+            .start_range(&mut self.lanes, state, scratch, request, deadline)
     }
 
     /// Whether [`Client::finish_pull`] would return without waiting for reads under way.
@@ -147,7 +149,7 @@ impl Client {
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
         self.tables.find("try_pull", ticket.named)?;
         self.progress()?;
-        Ok(self.later.is_ready(&mut self.lanes, ticket))
+        Ok(self.async_pulls.is_ready(&mut self.lanes, ticket))
     }
 
     /// Waits for a pull and writes its rows to `out`, in the order of its keys, or the elements of its range.
@@ -170,12 +172,12 @@ impl Client {
             return Err(state.wrong("finish_pull", what));
         }
         let bytes = out.as_mut_bytes();
-        if self.later.is_range(ticket) {
+        if self.async_pulls.is_range(ticket) {
             let (lanes, scratch) = (&mut self.lanes, &mut self.blocks);
-            let later = &mut self.later;
-            return later.finish_range(lanes, state, scratch, ticket, bytes, deadline);
+            let pulls = &mut self.async_pulls;
+            return pulls.finish_range(lanes, state, scratch, ticket, bytes, deadline);
         }
-        self.later.finish(
+        self.async_pulls.finish(
             &mut self.lanes,
             state,
             &mut self.scratch,
@@ -191,7 +193,7 @@ impl Client {
     /// [`ClientError::Argument`] for a ticket of another client, or of a released table.
     pub fn cancel_pull(&mut self, ticket: PullTicket) -> Result<(), ClientError> {
         self.tables.find("cancel_pull", ticket.named)?;
-        self.later.cancel(ticket);
+        self.async_pulls.cancel(ticket);
         Ok(())
     }
 

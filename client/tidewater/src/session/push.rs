@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::Client;
 use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
-use crate::lanes::{Interrupt, Lanes};
+use crate::lanes::{Interrupt, LaneRefusal, Lanes};
 use crate::pull;
 use crate::push::{PushOptions, Ticket};
 use crate::table::opened::Named;
@@ -280,7 +280,8 @@ impl Client {
             self.feedback.reserve(&mut form, RANGE_PAGE, pages);
         }
         self.send_range_frames(
-            (table.named(), op),
+            table.named(),
+            op,
             first..end,
             values.as_bytes(),
             &form,
@@ -292,7 +293,8 @@ impl Client {
     /// others take their frames.
     fn send_range_frames(
         &mut self,
-        (table, op): (Named, PushOp),
+        table: Named,
+        op: PushOp,
         range: Range<u64>,
         values: &[u8],
         form: &PushForm,
@@ -335,8 +337,8 @@ impl Client {
                         first: at,
                         values: &values[from..from + n * element],
                     };
-                    let into = (&mut self.lanes, lane);
-                    match frame.build(into, &mut self.feedback, form, deadline)? {
+                    let (lanes, feedback) = (&mut self.lanes, &mut self.feedback);
+                    match frame.build(lanes, lane, feedback, form, deadline)? {
                         Ok(seq) => ticket.add(lane, seq),
                         Err(bytes) => {
                             self.lane_waits[lane] = bytes;
@@ -382,13 +384,13 @@ impl Client {
         self.own("wait_applied", ticket)?;
         // Known without a system call where another wait has seen a later status.
         if let Some(done) = self.lanes.try_applied(ticket) {
-            return done.map_err(|refused| self.refused(ticket, refused));
+            return done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal));
         }
         let done = self.lanes.wait("wait for a push", deadline, |lanes| {
             Ok::<_, Interrupt>(lanes.try_applied(ticket))
         });
         let done = done.map_err(|e| self.name_turns(Some(TableId(ticket.table())), e))?;
-        done.map_err(|refused| self.refused(ticket, refused))
+        done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal))
     }
 
     /// Whether a push is applied; does not wait.
@@ -401,7 +403,7 @@ impl Client {
         match self.lanes.try_applied(ticket) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
-            Some(Err(refused)) => Err(self.refused(ticket, refused)),
+            Some(Err(refusal)) => Err(self.refusal(Some(ticket.table()), refusal)),
         }
     }
 
@@ -440,20 +442,17 @@ impl Client {
         }
     }
 
-    fn refused(&self, ticket: &Ticket, (lane, why): (usize, Refused)) -> ClientError {
-        self.refusal(Some(ticket.table()), lane, why)
-    }
-
     /// Makes the error of a refused frame. `table` is the push's table, used where the refusal is not
     /// kept.
-    fn refusal(&self, table: Option<u32>, lane: usize, why: Refused) -> ClientError {
-        let table = match why {
+    fn refusal(&self, table: Option<u32>, refusal: LaneRefusal) -> ClientError {
+        let LaneRefusal { lane, refused } = refusal;
+        let table = match refused {
             Refused::With(reject) => Some(reject.table),
             Refused::Forgotten { .. } => table,
         };
         let table = table.map_or_else(|| "?".to_owned(), |number| self.table_name(number));
         let server = self.lanes.name(lane).to_owned();
-        match why {
+        match refused {
             Refused::With(reject) => ClientError::Rejected {
                 table,
                 server,
@@ -466,7 +465,8 @@ impl Client {
             } => ClientError::RejectForgotten {
                 table,
                 server,
-                frames: (first, last),
+                first,
+                last,
                 certain,
             },
         }
@@ -477,7 +477,7 @@ impl Client {
     pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
         match self.lanes.claim_refusal() {
             None => Ok(()),
-            Some((lane, why)) => Err(self.refusal(None, lane, why)),
+            Some(refusal) => Err(self.refusal(None, refusal)),
         }
     }
 }
@@ -495,7 +495,8 @@ impl RangeFrame<'_> {
     /// has no room yet: encoded values are encoded again then, for only `commit` keeps what they leave out.
     fn build(
         mut self,
-        (lanes, lane): (&mut Lanes, usize),
+        lanes: &mut Lanes,
+        lane: usize,
         feedback: &mut Feedback,
         form: &PushForm,
         deadline: Deadline,
@@ -573,7 +574,7 @@ fn fill_keys(
         let key = combiner.keys.get(row).copied().unwrap_or_default();
         put(to, n * 8, &key.to_le_bytes());
         if state.is_sparse() {
-            let loc = state.hints.get(key).unwrap_or(RowLocation::NONE);
+            let loc = state.locations.get(key).unwrap_or(RowLocation::NONE);
             put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
         }
     }

@@ -56,15 +56,16 @@ impl Client {
         };
         // The number of the client is another one: tickets and handles of before are no longer its own.
         self.tables = Tables::new()?;
-        self.later.clear();
+        self.async_pulls.clear();
         self.pins.clear();
         self.started.clear();
         self.feedback.clear();
         self.resume.table = None;
-        self.collective = collectives::State::default();
+        self.collective = collectives::CollectiveState::default();
         self.clock = self.clock.begun_again();
         let links = connect.connect(0, deadline);
-        let ThreadLinks { servers, parker } = links.map_err(|error| self.lanes.blame(error))?;
+        let ThreadLinks { servers, parker } =
+            links.map_err(|error| self.lanes.root_cause(error))?;
         let lanes = Lanes::new(servers, parker, self.guard.coordinator())?;
         self.lanes = lanes.with_settings_of(&self.lanes);
         self.by_lane = vec![Vec::new(); self.lanes.len()];

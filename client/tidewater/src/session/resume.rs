@@ -27,7 +27,7 @@ const _: () = assert!(COLUMNS as usize == WORDS);
 
 /// What a client knows of the checkpoints of its job.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct ResumeState {
     has_checkpoints: bool,
     resumed: Option<Resumed>,
     /// The table of positions, once it is open.
@@ -97,9 +97,9 @@ impl Client {
         let mut row = [0; WORDS];
         row[0] = position.len() as i64 + 1;
         for (word, bytes) in row[1..].iter_mut().zip(position.chunks(WORD)) {
-            let mut whole = [0; WORD];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            *word = i64::from_le_bytes(whole);
+            let mut padded = [0; WORD];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            *word = i64::from_le_bytes(padded);
         }
         let pushed = self.push_rows(&table, &[self.rank.0.into()], &row, PushOp::Assign);
         self.resume.table = Some(table);

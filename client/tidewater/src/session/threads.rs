@@ -30,7 +30,7 @@ use crate::clock::check_member;
 use crate::error::ClientError;
 use crate::interrupt;
 use crate::link::{
-    BegunCall, ConnectThread, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded,
+    BegunCall, ConnectThread, CoordinatorCall, CoordinatorLink, CoordinatorReply, Loaded, Saved,
     ThreadLinks, blocking_calls,
 };
 
@@ -373,8 +373,8 @@ impl CoordinatorLink for SharedCoordinator {
         }
     }
 
-    fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
-        let until = Deadline::after(patience);
+    fn check_within(&mut self, timeout: Duration) -> Result<(), ClientError> {
+        let until = Deadline::after(timeout);
         match self.worker.coordinator(until) {
             Some(mut link) => {
                 self.worker.check_over(&mut link)?;

@@ -13,9 +13,10 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::clock::wait_version;
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::{Lanes, Requests};
 use crate::pull::{self, PullMode, PullOptions, Pulled, Reading, Want, request};
-use crate::table::opened::{HandleId, Named};
+use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
@@ -210,9 +211,9 @@ impl Client {
         timeout: Duration,
     ) -> Result<u64, ClientError> {
         let state = self.tables.find(op, table.named())?;
-        self.lanes.tend()?;
-        let of = (state.name(), state.spec.domain);
-        wait_version(&mut self.lanes, op, of, need, Deadline::after(timeout))
+        self.lanes.keep_alive()?;
+        let (lanes, deadline) = (&mut self.lanes, Deadline::after(timeout));
+        wait_version(lanes, op, state.name(), state.spec.domain, need, deadline)
     }
 
     /// Pulls ranges of several tables as of one version: the newest that every applier still holds for all
@@ -262,7 +263,7 @@ impl Client {
                 );
                 return Err(ClientError::Deadline { op, missing });
             }
-            self.lanes.nap(PAUSE);
+            self.lanes.sleep_briefly(PAUSE);
         }
     }
 
@@ -339,7 +340,7 @@ impl Client {
                 Ok(()) => return Ok(wanted),
                 // The newest one of a moment ago was replaced.
                 Err(ClientError::VersionGone { .. }) if version.is_none() && !deadline.passed() => {
-                    self.lanes.nap(PAUSE);
+                    self.lanes.sleep_briefly(PAUSE);
                 }
                 Err(e) => return Err(e),
             }
@@ -407,7 +408,7 @@ impl Client {
         let named = table.named();
         let state = self.tables.find("pull_pinned", named)?;
         let deadline = Deadline::after(options.timeout);
-        self.lanes.tend()?;
+        self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
         let is_same = |pin: &&Pin| pin.handle == named.handle && pin.version == version;
         let Some(pin) = self.pins.iter().find(is_same) else {

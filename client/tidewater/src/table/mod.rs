@@ -14,9 +14,10 @@ use tidewater_protocol::table::{
     Shape, TableSpec,
 };
 
+use crate::ids::HandleId;
 pub use any::AnyTable;
 pub use element::Element;
-use opened::{HandleId, Named};
+use opened::Named;
 
 /// Handle of a table that a client created or opened. Calls of another client refuse it
 /// ([`ClientError::Argument`](crate::ClientError::Argument)), as do those of its own after the table

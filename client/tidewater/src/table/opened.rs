@@ -5,52 +5,11 @@ use std::collections::BTreeSet;
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Apply, DType};
-use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use super::state::TableState;
 use super::{Element, Table};
 use crate::error::ClientError;
-
-/// Number of clients made in this process so far.
-static CLIENTS: AtomicU64 = AtomicU64::new(0);
-
-/// Number of a client in its process, at least 1. No two clients of a process have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ClientNumber(pub(crate) u32);
-
-impl ClientNumber {
-    fn next() -> Result<Self, ClientError> {
-        // SYNC: none. Only the uniqueness of the number matters.
-        let made = CLIENTS.fetch_add(1, Ordering::Relaxed) + 1;
-        u32::try_from(made).map(Self).map_err(|_| {
-            ClientError::Environment(format!(
-                "this process has made {made} clients, and can number {}; start another process",
-                u32::MAX
-            ))
-        })
-    }
-}
-
-/// Identifies one opening of a table by one client. One compare distinguishes a handle from every other
-/// of its process, and so its table's number and element type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HandleId(u64);
-
-impl HandleId {
-    const fn new(client: ClientNumber, serial: u32) -> Self {
-        Self((client.0 as u64) << 32 | serial as u64)
-    }
-
-    /// The identity as a number.
-    pub(crate) const fn number(self) -> u64 {
-        self.0
-    }
-
-    /// Number of the client that made it.
-    const fn client(self) -> u64 {
-        self.0 >> 32
-    }
-}
+use crate::ids::{ClientNumber, HandleId};
 
 /// A handle without its element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,9 +65,9 @@ impl Tables {
         let serial = self.serial.checked_add(1);
         self.serial = serial.ok_or_else(|| {
             let made = self.serial;
-            ClientError::Environment(format!(
-                "this client has opened {made} tables; make another"
-            ))
+            ClientError::Environment(
+                format!("this client has opened {made} tables; make another").into(),
+            )
         })?;
         Ok(HandleId::new(self.client, self.serial))
     }

@@ -12,8 +12,8 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
-use super::opened::HandleId;
 use crate::error::ClientError;
+use crate::ids::HandleId;
 use crate::lanes::Lanes;
 use tidewater_bookkeeping::locations::Locations;
 use tidewater_runtime::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) struct TableState {
     pub(crate) rule: Optimizer,
     pub(crate) row: RowLayout,
     /// Locations of sparse rows, shared by the threads of the worker.
-    pub(crate) hints: Arc<Locations>,
+    pub(crate) locations: Arc<Locations>,
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
@@ -95,7 +95,7 @@ fn remote(r: Remote) -> RemoteAddr {
     }
 }
 
-/// Whether memory has at least `bytes`, begins at a whole word, and does not wrap the address space.
+/// Whether memory has at least `bytes`, begins at a word boundary, and does not wrap the address space.
 const fn holds(r: Remote, bytes: u64) -> bool {
     r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
 }
@@ -132,7 +132,7 @@ impl TableState {
         handle: HandleId,
         info: TableInfo,
         lanes: &Lanes,
-        hints: Arc<Locations>,
+        locations: Arc<Locations>,
     ) -> Result<Self, ClientError> {
         let spec = info.spec;
         // With a valid definition, sizes multiply without overflow and no divisor is zero.
@@ -169,7 +169,7 @@ impl TableState {
             handle,
             id: info.id,
             row: RowLayout::new(spec.row_bytes()),
-            hints,
+            locations,
             dense: vec![None; spec.partitions as usize],
             sparse,
             lane_of_partition,
@@ -203,7 +203,7 @@ impl TableState {
                 if self.lane_of_partition(p.partition.0) != Some(lane) {
                     return Err(format!("partition {} is not its own", p.partition));
                 }
-                if !self.is_whole(p) {
+                if !self.holds_partition(p) {
                     return Err(format!("impossible memory of partition {}", p.partition));
                 }
                 let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else {
@@ -225,7 +225,7 @@ impl TableState {
     }
 
     /// Whether the memory of a partition is as large as its rows or blocks.
-    fn is_whole(&self, p: &PartitionDescriptor) -> bool {
+    fn holds_partition(&self, p: &PartitionDescriptor) -> bool {
         let Some(ranges) = dense_ranges(&self.spec) else {
             return false;
         };
@@ -271,7 +271,7 @@ impl TableState {
             handle,
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Arc::default(),
+            locations: Arc::default(),
             dense: (0..spec.partitions).map(|p| Some(part(p))).collect(),
             sparse: Vec::new(),
             lane_of_partition: vec![0; spec.partitions as usize],
@@ -326,22 +326,22 @@ impl TableState {
 
     /// The source of a row, if known without a request. A row of a dense table has no location.
     #[inline]
-    pub(crate) fn place(&self, key: u64) -> Option<(RowSource, RowLocation)> {
+    pub(crate) fn locate(&self, key: u64) -> Option<(RowSource, RowLocation)> {
         if !self.is_sparse() {
             return self
                 .dense_row(key)
                 .map(|source| (source, RowLocation::NONE));
         }
-        let loc = self.hints.get(key)?;
+        let loc = self.locations.get(key)?;
         let lane = self.lane_of(key)?;
         Some((self.sparse_row(lane, loc).ok()?, loc))
     }
 
-    /// Prefetches what [`Self::place`] will read.
+    /// Prefetches what [`Self::locate`] will read.
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) {
         if self.is_sparse() {
-            self.hints.prefetch(key);
+            self.locations.prefetch(key);
         }
     }
 
@@ -491,7 +491,7 @@ mod tests {
             handle: tables.next_handle().unwrap(),
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
-            hints: Arc::default(),
+            locations: Arc::default(),
             sparse: vec![SparseLane {
                 salt: SALT,
                 table: Some(table),

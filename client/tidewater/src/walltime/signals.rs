@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag::{register_conditional_default, register_usize};
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
 
-use crate::error::ClientError;
+use crate::error::{ClientError, SystemError};
 
 /// Signals that batch systems send before they kill.
 const NOTED: [i32; 2] = [SIGTERM, SIGUSR1];
@@ -47,7 +47,11 @@ impl Signals {
     /// # Errors
     /// [`ClientError::Environment`] when the system does not let them be caught.
     pub fn catch() -> Result<Self, ClientError> {
-        let failed = |e| ClientError::Environment(format!("cannot catch signals: {e}"));
+        let failed = |source| {
+            let op = "catch signals";
+            let remedy = None;
+            ClientError::Environment(SystemError { op, source, remedy }.into())
+        };
         let mut process = process();
         if process.handlers.is_none() {
             process.handlers = Some(Handlers::install().map_err(failed)?);

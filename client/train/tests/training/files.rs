@@ -60,7 +60,7 @@ fn empty_files_have_no_rows() {
 }
 
 #[test]
-fn formats_are_told_apart() {
+fn format_detected_from_first_lines() {
     let cases = [
         ("1 5:1\n", Format::Libsvm),
         ("1\n\n# 1:1\n-1 0 7\n", Format::Dummy),
@@ -84,7 +84,7 @@ fn formats_are_told_apart() {
 }
 
 #[test]
-fn a_bad_line_is_told_by_file_line_and_column() {
+fn bad_line_names_file_line_column() {
     let (_folder, path) = file("1 2:1\n\n# comment\r\n-1 3:1 4:x\n1 1:1\n");
     let error = read(&path, &ReadOptions::default()).unwrap_err();
     let expected = format!(
@@ -121,7 +121,7 @@ fn a_line_without_end_is_refused_and_not_kept() {
 }
 
 #[test]
-fn what_is_no_file_is_told() {
+fn path_without_file_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = read(&folder.path().join("none"), &raw()).unwrap_err();
     assert!(matches!(missing, DataError::Io { .. }));
@@ -140,7 +140,7 @@ fn what_is_no_file_is_told() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn parts_join_to_the_whole(
+    fn joined_parts_equal_file(
         rows in prop::collection::vec((0u8..2, prop::collection::btree_set(1u64..99, 0..4)), 0..15),
         blanks in prop::collection::vec(0u8..6, 15),
         crlf: bool,

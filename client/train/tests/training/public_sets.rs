@@ -65,17 +65,17 @@ fn a9a_splits_into_any_number_of_parts() {
         return;
     };
     let options = ReadOptions::default();
-    let whole = read(&path, &options).unwrap();
+    let all_rows = read(&path, &options).unwrap();
     for parts in [2, 4, 7] {
         let mut joined = Dataset::new();
         for part in 0..parts {
             let rows = read_part(&path, part, parts, &options).unwrap();
-            assert!(rows.rows().abs_diff(whole.rows() / parts as usize) < 100);
+            assert!(rows.rows().abs_diff(all_rows.rows() / parts as usize) < 100);
             for row in rows.iter() {
                 joined.push(row.label, row.keys, row.values).unwrap();
             }
         }
-        assert!(joined == whole, "{parts} parts differ from the whole");
+        assert!(joined == all_rows, "{parts} parts differ from the whole");
     }
 }
 
@@ -123,7 +123,7 @@ fn a9a_has_the_same_rows_in_every_form() {
         return;
     };
     let text = std::fs::read(&path).unwrap();
-    let whole = read(&path, &ReadOptions::default()).unwrap();
+    let all_rows = read(&path, &ReadOptions::default()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
@@ -139,7 +139,7 @@ fn a9a_has_the_same_rows_in_every_form() {
     }
     let records = put("a9a.rec", &records);
     for path in [&gzip, &records] {
-        assert!(read(path, &ReadOptions::default()).unwrap() == whole);
+        assert!(read(path, &ReadOptions::default()).unwrap() == all_rows);
     }
     // Compressed, the parts of workers are the same too.
     let part = |path| read_part(path, 1, 3, &ReadOptions::default()).unwrap();
@@ -147,7 +147,7 @@ fn a9a_has_the_same_rows_in_every_form() {
 
     let mut csv = String::from("\"label\"");
     (0..123).for_each(|key| csv.push_str(&format!(",x{key}")));
-    for row in whole.iter() {
+    for row in all_rows.iter() {
         csv.push_str(if row.label == 1.0 { "\n+1" } else { "\n-1" });
         for key in 0..123 {
             csv.push_str(if row.keys.contains(&key) { ",1" } else { ",0" });
@@ -159,5 +159,5 @@ fn a9a_has_the_same_rows_in_every_form() {
     };
     // A CSV file has a width, lines of LIBSVM have none.
     let columns = read(&put("a9a.csv", csv.as_bytes()), &options).unwrap();
-    assert!(columns.iter().eq(whole.iter()));
+    assert!(columns.iter().eq(all_rows.iter()));
 }

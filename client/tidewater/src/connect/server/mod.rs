@@ -26,6 +26,7 @@ use tidewater_bookkeeping::paths::Paths;
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::set_up::{ATTEMPT, Attempt as AttemptTime, Pauses};
 use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
+use tidewater_lanes::shm::pass::PassError;
 use tidewater_lanes::wake::{Arms, ParkedFlags, Reactor, Waker};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerThread};
 use tidewater_protocol::layout::lines::StateLine;
@@ -43,8 +44,8 @@ use tidewater_runtime::sync::Arc;
 
 use self::verbs::VerbsSide;
 use super::ConnectConfig;
-use super::stream::{Stream, io_error};
-use crate::error::ClientError;
+use super::stream::Stream;
+use crate::error::{Cause, ClientError};
 use crate::link::{OpenLane, ServerLink};
 
 /// Longest time of an attempt that no caller requested.
@@ -54,11 +55,11 @@ const CHECK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 enum Failure {
     /// The connection failed: the next attempt may succeed.
-    Again(String),
+    Again(Cause),
     /// No process listens there. Of a session's server only the coordinator knows where it may be now.
-    Absent(String),
+    Absent(Cause),
     /// This transport is unavailable; another one may work.
-    Unfit(String),
+    Unfit(Cause),
     /// A repetition would fail in the same way.
     Final(ClientError),
 }
@@ -156,11 +157,11 @@ impl NetServerLink {
                     .zip(&attached.lanes)
                     .all(|(a, lane)| lane.applier == a);
                 if attached.lanes.is_empty() || !in_order {
-                    return Err(self.nonsense("lanes that are not its appliers'"));
+                    return Err(self.wrong_answer("lanes that are not its appliers'"));
                 }
                 Ok(attached)
             }
-            _ => Err(self.nonsense("another answer than to Attach")),
+            _ => Err(self.wrong_answer("another answer than to Attach")),
         }
     }
 
@@ -169,17 +170,20 @@ impl NetServerLink {
         let endpoints = &self.server.endpoints;
         let stream = if self.transport == TransportKind::Shm {
             let stream = Stream::unix(&endpoints.unix, deadline);
-            stream.map_err(|e| {
-                let why = e.to_string();
-                not_connected(io_error(e).kind(), why)
+            stream.map_err(|e| match &e {
+                PassError::Os { source, .. } => not_connected(source.kind(), e.into()),
+                _ => Failure::Again(e.into()),
             })?
         } else {
             let stream = Stream::tcp(&endpoints.tcp, deadline);
-            let why = |e: &std::io::Error| format!("connect to {}: {e}", endpoints.tcp);
-            Stream::Tcp(stream.map_err(|e| not_connected(e.kind(), why(&e)))?)
+            Stream::Tcp(stream.map_err(|source| {
+                let kind = source.kind();
+                let address = endpoints.tcp.clone();
+                not_connected(kind, ConnectError { address, source }.into())
+            })?)
         };
         let mut random = [0; RANDOM_BYTES];
-        getrandom::fill(&mut random).map_err(|e| ClientError::Environment(e.to_string()))?;
+        getrandom::fill(&mut random).map_err(|e| ClientError::Environment(e.into()))?;
         let hello = Hello {
             features: Features::default(),
             ids: Ids {
@@ -252,9 +256,9 @@ impl NetServerLink {
             }
             ConnError::Handshake(_) | ConnError::Wire(_) => Failure::Final(ClientError::Control {
                 peer: self.peer(),
-                why: e.to_string(),
+                source: Box::new(e).into(),
             }),
-            _ => Failure::Again(e.to_string()),
+            _ => Failure::Again(e.into()),
         }
     }
 
@@ -262,7 +266,7 @@ impl NetServerLink {
         format!("server {}", self.name)
     }
 
-    fn nonsense(&self, what: &str) -> Failure {
+    fn wrong_answer(&self, what: &str) -> Failure {
         Failure::Final(ClientError::Protocol {
             server: self.name.clone(),
             what: what.to_owned(),
@@ -302,7 +306,7 @@ impl NetServerLink {
                 Failure::Final(ClientError::Refused(no))
                     if self.succeeds && no.code == RefusalCode::BadTransport =>
                 {
-                    Failure::Again(no.to_string())
+                    Failure::Again(no.into())
                 }
                 other => other,
             })?;
@@ -311,10 +315,11 @@ impl NetServerLink {
         Ok(conn)
     }
 
-    fn lost(&self, why: &str) -> ClientError {
+    fn lost(&self, op: &'static str, source: Cause) -> ClientError {
         ClientError::ServerLost {
             server: self.name.clone(),
-            why: why.to_owned(),
+            op,
+            source,
         }
     }
 
@@ -330,7 +335,7 @@ impl NetServerLink {
             Ok(done) => Ok(done),
             Err(Failure::Final(e)) => Err(e),
             Err(Failure::Again(why) | Failure::Absent(why) | Failure::Unfit(why)) => {
-                Err(self.lost(&why))
+                Err(self.lost(op, why))
             }
         }
     }
@@ -347,15 +352,15 @@ impl NetServerLink {
             let why = match attempt(self, deadline.min(Deadline::after(ATTEMPT))) {
                 Err(Failure::Absent(why)) if self.session != SessionId(0) => {
                     self.conn = None;
-                    return Err(self.lost(&format!("{op}: {why}")).into());
+                    return Err(self.lost(op, why).into());
                 }
                 Err(Failure::Again(why) | Failure::Absent(why)) => why,
                 other => return other,
             };
-            tracing::debug!(server = self.name, op, why, "to be tried again");
+            tracing::debug!(server = self.name, op, %why, "to be tried again");
             self.conn = None;
             let Some(pause) = pauses.after_failure() else {
-                return Err(self.lost(&format!("{op}: {why}")).into());
+                return Err(self.lost(op, why).into());
             };
             std::thread::sleep(pause);
         }
@@ -371,13 +376,13 @@ impl NetServerLink {
         let request = ServerRequest::Recover { applier };
         let recovered = match self.ask(&request, deadline)? {
             ServerAnswer::Recovered(recovered) if recovered.lane.applier == applier => recovered,
-            _ => return Err(self.nonsense("another answer than to Recover")),
+            _ => return Err(self.wrong_answer("another answer than to Recover")),
         };
         let lane = match (self.transport, &recovered.shm) {
-            (TransportKind::Shm, Some(told)) => self.renewed(usize::from(applier.0), told)?,
+            (TransportKind::Shm, Some(attach)) => self.renewed(usize::from(applier.0), attach)?,
             (TransportKind::Tcp, None) => Box::new(self.tcp_lane(&recovered.lane, deadline)?),
             (TransportKind::Verbs, None) => self.verbs_lane(&recovered.lane, call)?,
-            _ => return Err(self.nonsense("a lane of another transport")),
+            _ => return Err(self.wrong_answer("a lane of another transport")),
         };
         let state = state_of(&recovered);
         let status = Some(status_of(&recovered.lane));
@@ -446,8 +451,8 @@ impl ServerLink for NetServerLink {
         let request = ServerRequest::Describe { table };
         self.retry("describe", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
-                ServerAnswer::Table(told) if told.id == table => Ok(told),
-                _ => Err(link.nonsense("another answer than to Describe")),
+                ServerAnswer::Table(descriptor) if descriptor.id == table => Ok(descriptor),
+                _ => Err(link.wrong_answer("another answer than to Describe")),
             }
         })
     }
@@ -474,7 +479,7 @@ impl ServerLink for NetServerLink {
         self.retry("clocks", deadline, |link, deadline| {
             match link.ask(&request, deadline)? {
                 ServerAnswer::Clocks { workers, .. } => Ok(workers),
-                _ => Err(link.nonsense("another answer than to Clocks")),
+                _ => Err(link.wrong_answer("another answer than to Clocks")),
             }
         })
     }
@@ -516,9 +521,12 @@ impl ServerLink for NetServerLink {
         true
     }
 
-    fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
+    fn register(&mut self, buffer: &mut Buffer) -> Result<(), Cause> {
         let side = self.verbs.as_ref();
-        side.map_or(Ok(()), |side| side.register(buffer))
+        match side {
+            Some(side) => Ok(side.register(buffer)?),
+            None => Ok(()),
+        }
     }
 
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError> {
@@ -533,8 +541,16 @@ impl ServerLink for NetServerLink {
     }
 }
 
+/// A connection over TCP was not made.
+#[derive(Debug, thiserror::Error)]
+#[error("connect to {address}: {source}")]
+struct ConnectError {
+    address: String,
+    source: std::io::Error,
+}
+
 /// The failure of a connection that was not made.
-fn not_connected(kind: std::io::ErrorKind, why: String) -> Failure {
+fn not_connected(kind: std::io::ErrorKind, why: Cause) -> Failure {
     match kind {
         std::io::ErrorKind::ConnectionRefused => Failure::Absent(why),
         _ => Failure::Again(why),

@@ -63,7 +63,7 @@ impl NetServerLink {
             Ok(lanes) => Ok((link, lanes)),
             Err(Failure::Final(e)) => Err(e),
             Err(Failure::Again(why) | Failure::Absent(why) | Failure::Unfit(why)) => {
-                Err(link.cannot(&why))
+                Err(link.cannot(&why.to_string()))
             }
         }
     }
@@ -86,7 +86,7 @@ impl NetServerLink {
         let no_verbs = match self.open_verbs(deadline) {
             Err(Failure::Unfit(why)) => why,
             Ok(lanes) => {
-                tracing::info!(%server, no_shm, "lanes over verbs: both ends have them");
+                tracing::info!(%server, %no_shm, "lanes over verbs: both ends have them");
                 return Ok(lanes);
             }
             failed => return failed,
@@ -95,11 +95,11 @@ impl NetServerLink {
         let lanes = self.open_tcp(deadline)?;
         match fast_port(&Topology::read_devices()) {
             Some(unused) => tracing::warn!(
-                %server, no_shm, no_verbs, unused,
+                %server, %no_shm, %no_verbs, unused,
                 "lanes over tcp, though this host has fast RDMA: `tidewater doctor --rdma` examines it"
             ),
             None => tracing::info!(
-                %server, no_shm, no_verbs, "lanes over tcp: nothing faster can be had"
+                %server, %no_shm, %no_verbs, "lanes over tcp: nothing faster can be had"
             ),
         }
         Ok(lanes)
@@ -118,10 +118,9 @@ impl NetServerLink {
             ),
             _ => ("no transport can be had", "look at the server's log"),
         };
-        ClientError::Environment(format!(
-            "{what}, but server {}: {why}; {remedy}",
-            self.server.id
-        ))
+        ClientError::Environment(
+            format!("{what}, but server {}: {why}; {remedy}", self.server.id).into(),
+        )
     }
 }
 

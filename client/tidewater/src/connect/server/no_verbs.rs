@@ -11,6 +11,8 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 use tidewater_topology::{PortCandidate, RankedPorts};
 
+use crate::error::Cause;
+
 const NOT_BUILT_IN: &str = "this program was built without the cargo feature verbs or verbs-dlopen";
 
 /// Uninhabited: this program has no RDMA side.
@@ -24,9 +26,10 @@ pub(super) enum LaneOffer {}
 impl VerbsSide {
     pub(super) fn ports(
         _: IpAddr,
-        _: (Option<&RdmaDevice>, FabricSettings),
+        _: Option<&RdmaDevice>,
+        _: FabricSettings,
         _: u32,
-    ) -> Result<RankedPorts, String> {
+    ) -> Result<RankedPorts, Cause> {
         Err(NOT_BUILT_IN.into())
     }
 
@@ -36,7 +39,7 @@ impl VerbsSide {
         _: &Reactor,
         _: &Arms,
         _: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Cause> {
         Err(NOT_BUILT_IN.into())
     }
 
@@ -44,11 +47,11 @@ impl VerbsSide {
         match *self {}
     }
 
-    pub(super) fn register(&self, _: &mut Buffer) -> Result<(), String> {
+    pub(super) fn register(&self, _: &mut Buffer) -> Result<(), Cause> {
         match *self {}
     }
 
-    pub(super) fn offer(&self, _: usize, _: usize, _: bool) -> Result<LaneOffer, String> {
+    pub(super) fn offer(&self, _: usize, _: usize, _: bool) -> Result<LaneOffer, Cause> {
         match *self {}
     }
 
@@ -58,7 +61,7 @@ impl VerbsSide {
         _: &VerbsConnected,
         _: &str,
         _: Option<Deadline>,
-    ) -> Result<Box<dyn ClientLane>, String> {
+    ) -> Result<Box<dyn ClientLane>, Cause> {
         match *self {}
     }
 

@@ -2,7 +2,7 @@
 //! lane has a TCP connection of its own, or queue pairs.
 
 use tidewater_bookkeeping::paths::Paths;
-use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, TransportKind};
+use tidewater_lanes::fabric::{ClientLane, LaneError, Mailbox, ReadDest, ReadOp, TransportKind};
 use tidewater_lanes::tcp::TcpClientLane;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, SessionId};
@@ -22,7 +22,7 @@ use tidewater_topology::PortCandidate;
 
 use super::verbs::{LaneOffer, VerbsSide};
 use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};
-use crate::error::ClientError;
+use crate::error::{Cause, ClientError};
 use crate::link::{OpenLane, ServerLink as _};
 
 impl NetServerLink {
@@ -58,11 +58,11 @@ impl NetServerLink {
                 }
                 failed => return failed,
             };
-            if self.paths.may_try_again(&why) {
+            if self.paths.may_try_again(&why.to_string()) {
                 continue;
             }
             let separator = if failures.is_empty() { "" } else { "; " };
-            return Err(Failure::Unfit(format!("{failures}{separator}{why}")));
+            return Err(Failure::Unfit(format!("{failures}{separator}{why}").into()));
         }
     }
 
@@ -87,7 +87,8 @@ impl NetServerLink {
     /// Opens this end's port of the pair that the server has selected.
     fn use_path(&mut self, attached: &Attached) -> Attempt<()> {
         let port = attached.path.and_then(|path| self.paths.select(path));
-        let port = port.ok_or_else(|| self.nonsense("no ports, or others than were offered"))?;
+        let port =
+            port.ok_or_else(|| self.wrong_answer("no ports, or others than were offered"))?;
         let opened = self.open_port(&port);
         if opened.is_err() {
             self.paths.fail_here();
@@ -99,7 +100,7 @@ impl NetServerLink {
         // Ranks and threads of one host use different vectors.
         let vector = self.config.rank.wrapping_add(self.config.thread) as usize;
         let side = VerbsSide::new(port, self.config.fabric, &self.watch, &self.arms, vector);
-        self.verbs = Some(Arc::new(side.map_err(Failure::Unfit)?));
+        self.verbs = Some(Arc::new(side.map_err(unfit_for)?));
         Ok(())
     }
 
@@ -111,7 +112,7 @@ impl NetServerLink {
             "server {} does not listen on TCP, and shared memory cannot be had or was not asked \
              for; start the server with a TCP address, or the client on its host",
             self.server.id
-        )))
+        ).into()))
     }
 
     /// Attaches over the existing control connection, or over a new one.
@@ -134,13 +135,13 @@ impl NetServerLink {
                 Err(Failure::Final(ClientError::Refused(no)))
                     if again && no.code == RefusalCode::RankTaken =>
                 {
-                    Err(Failure::Again(no.to_string()))
+                    Err(Failure::Again(no.into()))
                 }
                 Err(Failure::Final(ClientError::Refused(no)))
                     if no.code == RefusalCode::BadTransport =>
                 {
                     link.conn = Some(conn);
-                    Err(Failure::Unfit(no.to_string()))
+                    Err(Failure::Unfit(no.into()))
                 }
                 Ok(_) | Err(Failure::Unfit(_)) => {
                     link.conn = Some(conn);
@@ -155,12 +156,14 @@ impl NetServerLink {
 
     /// Ranks the RDMA ports of this host for the control connection.
     fn prepare_verbs(&mut self, conn: &mut Control) -> Attempt<()> {
-        let local = conn.stream_mut().local().ok_or_else(|| {
-            Failure::Again("the control connection has lost its address".to_owned())
-        })?;
+        let local = conn
+            .stream_mut()
+            .local()
+            .ok_or_else(|| Failure::Again("the control connection has lost its address".into()))?;
         let names = self.config.rdma_device.as_ref();
-        let ports = VerbsSide::ports(local, (names, self.config.fabric), self.config.local_rank);
-        self.paths.set_ports(ports.map_err(Failure::Unfit)?);
+        let (fabric, rank) = (self.config.fabric, self.config.local_rank);
+        let ports = VerbsSide::ports(local, names, fabric, rank);
+        self.paths.set_ports(ports.map_err(unfit_for)?);
         Ok(())
     }
 
@@ -168,7 +171,7 @@ impl NetServerLink {
     /// copied from now on, until it registers them again.
     fn reopen_verbs(&mut self) -> Attempt<()> {
         let port = self.paths.port();
-        let port = port.ok_or_else(|| Failure::Again("there is no port".to_owned()))?;
+        let port = port.ok_or_else(|| Failure::Again("there is no port".into()))?;
         self.open_port(&port)
     }
 
@@ -177,9 +180,12 @@ impl NetServerLink {
         let grants = &attached.lanes;
         if self.transport == TransportKind::Verbs {
             return match self.verbs_lanes(grants, deadline) {
-                Ok(lanes) => Ok(grants.iter().zip(lanes).map(first).collect()),
+                Ok(lanes) => {
+                    let pairs = grants.iter().zip(lanes);
+                    Ok(pairs.map(|(grant, lane)| first(grant, lane)).collect())
+                }
                 Err(Failure::Again(why) | Failure::Absent(why)) => {
-                    tracing::debug!(server = self.name, why, "lanes to be recovered");
+                    tracing::debug!(server = self.name, %why, "lanes to be recovered");
                     self.conn = None;
                     // One of them proves the path: if it cannot, there is still another pair or transport.
                     let mut recover = |grant: &LaneGrant| {
@@ -196,7 +202,7 @@ impl NetServerLink {
         for grant in grants {
             let attempt = deadline.min(Deadline::after(ATTEMPT));
             lanes.push(match self.tcp_lane(grant, attempt) {
-                Ok(lane) => first((grant, Box::new(lane))),
+                Ok(lane) => first(grant, Box::new(lane)),
                 Err(Failure::Again(_) | Failure::Absent(_)) => {
                     self.recover(grant.applier, deadline)?
                 }
@@ -215,19 +221,19 @@ impl NetServerLink {
         };
         let conn = self.connect(purpose, deadline)?;
         let (Stream::Tcp(stream), rest) = conn.into_parts() else {
-            return Err(self.nonsense("a lane over a unix socket"));
+            return Err(self.wrong_answer("a lane over a unix socket"));
         };
         let bytes = mailbox_bytes(self.config.ring_bytes);
         let memory = Region::anonymous(bytes).map(Arc::new);
         let mailbox = memory.and_then(|region| Mailbox::new(region, 0, bytes));
-        let mailbox = mailbox.map_err(|e| ClientError::Environment(e.to_string()))?;
+        let mailbox = mailbox.map_err(|e| ClientError::Environment(e.into()))?;
         let timeouts = stream
             .set_read_timeout(None)
             .and_then(|()| stream.set_write_timeout(None));
-        timeouts.map_err(|e| Failure::Again(e.to_string()))?;
+        timeouts.map_err(|e| Failure::Again(e.into()))?;
         TcpClientLane::new(stream, self.name.clone(), mailbox, self.watch.clone())
             .and_then(|lane| lane.early(&rest))
-            .map_err(|e| Failure::Again(e.to_string()))
+            .map_err(|e| Failure::Again(e.into()))
     }
 
     /// The server counts pushes, and `device` has no atomics: a lane over verbs cannot count. A client that
@@ -268,9 +274,9 @@ impl NetServerLink {
             ServerAnswer::VerbsConnected(connected) if connected.applier == grant.applier => {
                 connected
             }
-            _ => return Err(self.nonsense("another answer than to ConnectVerbs")),
+            _ => return Err(self.wrong_answer("another answer than to ConnectVerbs")),
         };
-        self.opened(&side, grant, (offer, &connected), deadline)
+        self.opened(&side, grant, offer, &connected, deadline)
     }
 
     /// As [`Self::verbs_lane`] for all lanes of a session, by one request.
@@ -289,14 +295,14 @@ impl NetServerLink {
         let request = ServerRequest::ConnectLanes(connects);
         let connected = match self.ask_patiently(&request, deadline).map_err(unfit)? {
             ServerAnswer::LanesConnected(connected) if connected.len() == grants.len() => connected,
-            _ => return Err(self.nonsense("another answer than to ConnectLanes")),
+            _ => return Err(self.wrong_answer("another answer than to ConnectLanes")),
         };
         let mut lanes = Vec::with_capacity(grants.len());
         for ((grant, (side, offer)), connected) in grants.iter().zip(offers).zip(&connected) {
             if connected.applier != grant.applier {
-                return Err(self.nonsense("lanes in another order"));
+                return Err(self.wrong_answer("lanes in another order"));
             }
-            lanes.push(self.opened(&side, grant, (offer, connected), deadline)?);
+            lanes.push(self.opened(&side, grant, offer, connected, deadline)?);
         }
         Ok(lanes)
     }
@@ -315,7 +321,7 @@ impl NetServerLink {
         if offer.is_err() && !self.path_proved {
             self.paths.fail_here();
         }
-        Ok((side, offer.map_err(Failure::Unfit)?))
+        Ok((side, offer.map_err(unfit_for)?))
     }
 
     /// Opens a lane after its server's end is made, and reads its status once. The first lane of a session
@@ -324,26 +330,27 @@ impl NetServerLink {
         &mut self,
         side: &VerbsSide,
         grant: &LaneGrant,
-        (offer, connected): (LaneOffer, &VerbsConnected),
+        offer: LaneOffer,
+        connected: &VerbsConnected,
         deadline: Deadline,
     ) -> Attempt<Box<dyn ClientLane>> {
         // A packet that is lost is sent again only after the device's timeout.
-        let patience = ATTEMPT.max(self.config.fabric.longest_retry());
-        let deadline = deadline.min(Deadline::after(patience));
+        let attempt = ATTEMPT.max(self.config.fabric.longest_retry());
+        let deadline = deadline.min(Deadline::after(attempt));
         let prove = (!self.path_proved).then_some(deadline);
         let lane = side.open(offer, connected, &self.name, prove);
-        let mut lane = lane.map_err(Failure::Unfit)?;
+        let mut lane = lane.map_err(unfit_for)?;
         self.path_proved = true;
         if grant.ticket.len >= TICKET_WORD_BYTES && !lane.has_atomics() {
             self.go_uncounted(grant.applier, &side.without_atomics())?;
         }
-        read_status(&mut *lane, grant, deadline).map_err(Failure::Unfit)?;
+        read_status(&mut *lane, grant, deadline).map_err(unfit_for)?;
         Ok(lane)
     }
 }
 
 /// A lane of a new session.
-fn first((grant, lane): (&LaneGrant, Box<dyn ClientLane>)) -> OpenLane {
+fn first(grant: &LaneGrant, lane: Box<dyn ClientLane>) -> OpenLane {
     OpenLane {
         lane,
         state: StateLine::default(),
@@ -351,11 +358,23 @@ fn first((grant, lane): (&LaneGrant, Box<dyn ClientLane>)) -> OpenLane {
     }
 }
 
+/// The first read over a lane failed.
+#[derive(Debug, thiserror::Error)]
+#[error("queue pairs were made, but the status record cannot be read: {source}")]
+struct StatusUnread {
+    source: LaneError,
+}
+
+/// Another transport may work in place of verbs.
+fn unfit_for(cause: impl Into<Cause>) -> Failure {
+    Failure::Unfit(cause.into())
+}
+
 /// A server that refuses a lane over verbs may serve another transport.
 fn unfit(failure: Failure) -> Failure {
     match failure {
         Failure::Final(ClientError::Refused(no)) if no.code == RefusalCode::BadTransport => {
-            Failure::Unfit(no.to_string())
+            Failure::Unfit(no.into())
         }
         other => other,
     }
@@ -367,13 +386,13 @@ fn read_status(
     lane: &mut dyn ClientLane,
     grant: &LaneGrant,
     deadline: Deadline,
-) -> Result<(), String> {
+) -> Result<(), Cause> {
     let mut line = [0; LINE_BYTES];
-    let op = ReadOp::of_body(status_of(grant), LINE_BYTES).map_err(|e| e.to_string())?;
+    let op = ReadOp::of_body(status_of(grant), LINE_BYTES)?;
     let into = ReadDest {
         head: &mut [],
         body: &mut line,
     };
     lane.read(&[op], into, deadline)
-        .map_err(|e| format!("queue pairs were made, but the state line cannot be read: {e}"))
+        .map_err(|source| StatusUnread { source }.into())
 }

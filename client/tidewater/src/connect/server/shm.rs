@@ -16,7 +16,7 @@ impl NetServerLink {
     /// Opens a session over shared memory, with one attempt: what fails on one host fails again.
     pub(super) fn open_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         if let Some(why) = obstacle(&self.server) {
-            return Err(Failure::Unfit(why));
+            return Err(Failure::Unfit(why.into()));
         }
         self.become_of(TransportKind::Shm);
         self.attach_shm(deadline).map_err(|failure| match failure {
@@ -29,11 +29,11 @@ impl NetServerLink {
         let mut conn = self.connect(Purpose::Control, deadline)?;
         conn.stream_mut().pass(&self.waker);
         let attached = self.attach(&mut conn, Transport::Shm, deadline)?;
-        let told = attached.shm.as_ref();
-        let told = told.ok_or_else(|| self.nonsense("a session without memory"))?;
-        let lanes = self.map(&mut conn, told)?;
+        let attach = attached.shm.as_ref();
+        let attach = attach.ok_or_else(|| self.wrong_answer("a session without memory"))?;
+        let lanes = self.map(&mut conn, attach)?;
         if lanes.len() != attached.lanes.len() {
-            return Err(self.nonsense("another number of lanes than of memories"));
+            return Err(self.wrong_answer("another number of lanes than of memories"));
         }
         self.conn = Some(conn);
         self.attached(&attached);
@@ -49,25 +49,24 @@ impl NetServerLink {
     }
 
     /// Opens lane `a` in its new memory, after a recovery.
-    pub(super) fn renewed(&mut self, a: usize, told: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
+    pub(super) fn renewed(&mut self, a: usize, attach: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
         let Some(mut conn) = self.conn.take() else {
             return Err(Failure::Again("the connection is cut".into()));
         };
-        let mut lanes = self.map(&mut conn, told)?;
+        let mut lanes = self.map(&mut conn, attach)?;
         self.conn = Some(conn);
         let (Some(lane), true) = (lanes.pop(), lanes.is_empty()) else {
-            return Err(self.nonsense("not one lane's memory"));
+            return Err(self.wrong_answer("not one lane's memory"));
         };
         self.set_parked_flag(a, &lane);
         Ok(Box::new(lane))
     }
 
     /// Maps the memory of the descriptors that came with the last answer.
-    fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
-        let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
-        let fds = conn.stream_mut().take(shm::descriptors(told));
-        let fds = fds.map_err(|e| again(&e))?;
-        shm::attach(told, fds, &self.name).map_err(|e| again(&e))
+    fn map(&self, conn: &mut Control, attach: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
+        let fds = conn.stream_mut().take(shm::descriptors(attach));
+        let fds = fds.map_err(|e| Failure::Again(e.into()))?;
+        shm::attach(attach, fds, &self.name).map_err(|e| Failure::Again(e.into()))
     }
 
     fn set_parked_flag(&mut self, lane: usize, open: &ShmClientLane) {

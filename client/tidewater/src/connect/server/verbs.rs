@@ -14,6 +14,8 @@ use tidewater_topology::{GidIndex, PKey, PortCandidate, PortWish, RankedPorts};
 pub(super) use tidewater_verbs::LaneOffer;
 use tidewater_verbs::{ClientDomain, Notifier, OpenPort, VerbsError, rank_ports};
 
+use crate::error::Cause;
+
 /// RDMA resources that the lanes of one link share.
 #[derive(Debug)]
 pub(super) struct VerbsSide {
@@ -25,9 +27,10 @@ impl VerbsSide {
     /// Ranks the ports of this host for connections from `control`.
     pub(super) fn ports(
         control: IpAddr,
-        (names, fabric): (Option<&RdmaDevice>, FabricSettings),
+        names: Option<&RdmaDevice>,
+        fabric: FabricSettings,
         local_rank: u32,
-    ) -> Result<RankedPorts, String> {
+    ) -> Result<RankedPorts, VerbsError> {
         let wish = PortWish {
             control: Some(control),
             names: names.map(RdmaDevice::names),
@@ -35,7 +38,7 @@ impl VerbsSide {
             gid_index: fabric.gid_index.map(GidIndex::get),
             local_rank,
         };
-        rank_ports(&wish).map_err(|e| e.to_string())
+        rank_ports(&wish)
     }
 
     /// Opens a port, for a thread that sleeps on `watch` and arms `arms`. The device raises its events by
@@ -46,15 +49,12 @@ impl VerbsSide {
         watch: &Reactor,
         arms: &Arms,
         vector: usize,
-    ) -> Result<Self, String> {
-        let made = || {
-            let open_port = OpenPort::open(port)?;
-            Ok(Self {
-                domain: ClientDomain::new(&open_port, fabric)?,
-                notifier: Notifier::with_vector(&open_port, watch, arms, vector)?,
-            })
-        };
-        made().map_err(|e: VerbsError| e.to_string())
+    ) -> Result<Self, VerbsError> {
+        let open_port = OpenPort::open(port)?;
+        Ok(Self {
+            domain: ClientDomain::new(&open_port, fabric)?,
+            notifier: Notifier::with_vector(&open_port, watch, arms, vector)?,
+        })
     }
 
     /// Whether the device has failed since. Logs its events.
@@ -65,8 +65,8 @@ impl VerbsSide {
     }
 
     /// Registers a buffer, so that the device may write it for the lanes.
-    pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
-        self.domain.register(buffer).map_err(|e| e.to_string())
+    pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), VerbsError> {
+        self.domain.register(buffer)
     }
 
     /// Makes a lane's queue pairs and mailbox. `counts`: pushes over it are counted.
@@ -75,9 +75,8 @@ impl VerbsSide {
         pulls: usize,
         mailbox_bytes: usize,
         counts: bool,
-    ) -> Result<LaneOffer, String> {
-        let offer = LaneOffer::new(&self.domain, &self.notifier, pulls, mailbox_bytes);
-        let mut offer = offer.map_err(|e| e.to_string())?;
+    ) -> Result<LaneOffer, VerbsError> {
+        let mut offer = LaneOffer::new(&self.domain, &self.notifier, pulls, mailbox_bytes)?;
         if !counts {
             offer.ask_no_atomics();
         }
@@ -92,11 +91,10 @@ impl VerbsSide {
         connected: &VerbsConnected,
         peer: &str,
         prove: Option<Deadline>,
-    ) -> Result<Box<dyn ClientLane>, String> {
-        let lane = offer.open(connected, peer.to_owned());
-        let mut lane = lane.map_err(|e| e.to_string())?;
+    ) -> Result<Box<dyn ClientLane>, Cause> {
+        let mut lane = offer.open(connected, peer.to_owned())?;
         if let Some(deadline) = prove {
-            lane.prove_path(deadline).map_err(|e| e.to_string())?;
+            lane.prove_path(deadline)?;
         }
         Ok(Box::new(lane))
     }

@@ -40,7 +40,8 @@ pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<
             let lane = table.lane_of_partition(partition)?;
             cut(
                 &mut pieces,
-                (lane, partition),
+                lane,
+                partition,
                 bounds.start,
                 first..end,
                 per_frame(table),
@@ -55,13 +56,7 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
     let mut pieces = Vec::new();
     for (partition, &slots) in (0..).zip(slots) {
         let lane = table.lane_of_partition(partition)?;
-        cut(
-            &mut pieces,
-            (lane, partition),
-            0,
-            0..slots,
-            per_frame(table),
-        );
+        cut(&mut pieces, lane, partition, 0, 0..slots, per_frame(table));
     }
     Some(pieces)
 }
@@ -69,7 +64,8 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
 /// Cuts `range` at multiples of `step` from `start` on.
 fn cut(
     pieces: &mut Vec<FramePiece>,
-    (lane, partition): (usize, u32),
+    lane: usize,
+    partition: u32,
     start: u64,
     range: Range<u64>,
     step: u64,
@@ -107,8 +103,8 @@ mod tests {
                 at += piece.count;
             }
             assert_eq!(at, range.end);
-            let whole = dense_pieces(&table, 0..elements).unwrap();
-            let starts: Vec<u64> = whole.iter().map(|piece| piece.first).collect();
+            let all = dense_pieces(&table, 0..elements).unwrap();
+            let starts: Vec<u64> = all.iter().map(|piece| piece.first).collect();
             let inner = pieces.iter().skip(1).map(|piece| piece.first);
             assert!(
                 inner.clone().all(|first| starts.contains(&first)),

@@ -32,7 +32,7 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Result<ExitCode, Failure> {
     let mut log = args.log.as_deref().map(EventLog::open).transpose()?;
     let mut report = |evaluation: &EvaluationReport| {
         let rows = evaluation.quality.rows;
-        let [first, last] = evaluation.clocks;
+        let (first, last) = (evaluation.first_clock, evaluation.last_clock);
         let clocks = match args.observe {
             true => format!(", read between ticks {first} and {last}"),
             false => String::new(),

@@ -30,8 +30,8 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
         Err(e) => {
             // The job's error then names this worker and the reason. If the coordinator is unreachable,
             // the end of the process says as much.
-            if let Err(untold) = client.fail(&e.to_string()) {
-                tracing::debug!("the coordinator did not receive the failure: {untold}");
+            if let Err(unsent) = client.fail(&e.to_string()) {
+                tracing::debug!("the coordinator did not receive the failure: {unsent}");
             }
             return Err(e.into());
         }
@@ -89,9 +89,9 @@ fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, 
 
 /// Makes a directory absolute for the servers, which may have another working directory.
 pub(crate) fn directory(path: &PathBuf) -> Result<String, Failure> {
-    let whole =
+    let absolute_path =
         absolute(path).map_err(|e| Failure::usage(format_args!("{}: {e}", path.display())))?;
-    match whole.into_os_string().into_string() {
+    match absolute_path.into_os_string().into_string() {
         Ok(text) => Ok(text),
         Err(_) => Err(Failure::usage(format_args!(
             "{}: a model's directory has a name in UTF-8",
