@@ -19,8 +19,8 @@ use tidewater_protocol::table::{
 };
 use tidewater_tasks::{CurrentTask, Delivery, QueueOptions};
 
-use crate::abi::types::*;
 use crate::error::Failure;
+use crate::types::*;
 
 /// Longest time that a caller may give: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;

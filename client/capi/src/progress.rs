@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tidewater_runtime::sync::Arc;
 
-use crate::abi::types::tw_status;
 use crate::error::Failure;
-use crate::session::Open;
+use crate::open::Open;
+use crate::types::tw_status;
 
 /// The open session, shared by the program's threads and the progress thread.
 pub(crate) struct Shared {

@@ -10,13 +10,13 @@ use std::slice;
 use tidewater::Element;
 use tidewater_protocol::table::DType;
 
-use crate::abi::types::{
+use crate::error::Failure;
+use crate::session::tw_session;
+use crate::types::{
     tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
     tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
     tw_table_options, tw_task_info, tw_task_options,
 };
-use crate::error::Failure;
-use crate::session::tw_session;
 use crate::values::{Values, ValuesMut};
 
 /// Most bytes of an incoming string: a path is at most 4,095.
@@ -471,7 +471,7 @@ fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::types::tw_status;
+    use crate::types::tw_status;
 
     #[test]
     fn no_struct_has_padding() {

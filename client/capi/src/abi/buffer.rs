@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_buffer, tw_buffer_options, tw_status, tw_table, tw_ticket};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_buffer, tw_buffer_options, tw_status, tw_table, tw_ticket};
 use crate::values;
 
 /// Makes a buffer for updates of a table's rows, TW_SPARSE or TW_ROWS. `options` may be null.

@@ -2,22 +2,16 @@
 
 use std::ffi::c_char;
 
-use tidewater::{AnyTable, PendingCall};
+use tidewater::AnyTable;
 use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
-use tidewater_protocol::table::DType;
 
 use super::session::tw_session;
-use super::types::{tw_call, tw_status, tw_table, tw_table_options};
 use crate::convert;
 use crate::error::Failure;
+use crate::open::{AnyCall, Open};
 use crate::raw;
-use crate::session::{Open, run};
-
-/// A call under way, and the type of the table that it creates.
-pub(crate) struct AnyCall {
-    pub(crate) call: PendingCall,
-    pub(crate) dtype: Option<DType>,
-}
+use crate::session::run;
+use crate::types::{tw_call, tw_status, tw_table, tw_table_options};
 
 /// Begins a call of a session by `start`, and keeps it under a handle.
 ///

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tidewater::{AnyTable, Client, ClientError};
 
 use super::session::tw_session;
-use super::types::{tw_status, tw_table};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_status, tw_table};
 
 /// Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 /// for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says

@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 
 use super::session::tw_session;
-use super::types::tw_status;
 use crate::convert;
 use crate::raw;
 use crate::session::run;
+use crate::types::tw_status;
 use crate::values;
 
 /// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.

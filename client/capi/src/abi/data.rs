@@ -9,14 +9,15 @@ use tidewater::{AnyTable, Client, ClientError, PullOptions, Pulled, PushOptions,
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
-use super::types::{
+use crate::convert;
+use crate::error::Failure;
+use crate::open::Open;
+use crate::raw;
+use crate::session::run;
+use crate::types::{
     tw_group_range, tw_pull, tw_pull_options, tw_push_options, tw_status, tw_table,
     tw_table_options, tw_ticket,
 };
-use crate::convert;
-use crate::error::Failure;
-use crate::raw;
-use crate::session::{Open, run};
 use crate::values::{self, ValuesMut};
 
 /// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,

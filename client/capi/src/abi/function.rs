@@ -6,11 +6,12 @@ use tidewater::{AnyTable, Scalar};
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_function_options, tw_results, tw_status, tw_table, tw_ticket};
 use crate::convert::{self, FunctionInputs};
 use crate::error::Failure;
+use crate::open::Open;
 use crate::raw;
-use crate::session::{Open, run};
+use crate::session::run;
+use crate::types::{tw_function_options, tw_results, tw_status, tw_table, tw_ticket};
 
 /// Sets each element of `target` to the value of `expression`, such as "p0 * x + y": x, y and z are the
 /// elements of the inputs at the same place, p0 to p15 the parameters, index the element's index. The

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_scan_cursor, tw_status, tw_table, tw_ticket};
 use crate::convert;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_scan_cursor, tw_status, tw_table, tw_ticket};
 use crate::values;
 
 /// Deletes the rows of `rows` keys of a TW_SPARSE table; keys without a row are left out. The deletion stands

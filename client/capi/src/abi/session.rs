@@ -6,12 +6,12 @@ use std::time::Duration;
 use tidewater::{ClientError, JoinOptions, Joined};
 use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
 
-use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 use crate::convert::{self, SessionChoices};
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
 pub use crate::session::tw_session;
+use crate::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 
 /// Joins a job as a worker and opens a session with every server. `options` may be null: the job
 /// that the environment names, or that of the processes which mpirun, srun or their like started with
