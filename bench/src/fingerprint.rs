@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 
-use crate::args::{Common, Wire};
+use crate::options::{Common, Wire};
 
 /// Everything that a reader needs to judge or repeat a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]

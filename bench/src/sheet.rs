@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::Common;
-use crate::cmd::compare::{Absent, Ratio};
+use crate::contest::{Absent, Ratio};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
+use crate::options::Common;
 use crate::row::Row;
 
 /// Name and version of the JSON layout; the number changes if a key is removed or changes its meaning.

@@ -20,9 +20,9 @@ use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 
-use crate::args::Transport;
 use crate::error::BenchError;
 use crate::measure::{Meter, Usage};
+use crate::options::Transport;
 use child::Process;
 
 /// Configuration of a cluster.

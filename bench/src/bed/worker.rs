@@ -11,10 +11,10 @@ use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;
 use super::child::{Orders, Process, answer};
-use crate::args::Transport;
 use crate::bsp::{Barrier, BspStep, Ticks};
 use crate::error::BenchError;
 use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
+use crate::options::Transport;
 use crate::subject::{Kind, Plot, Subject, poison};
 
 /// Name of the hidden subcommand.

@@ -4,11 +4,11 @@ use clap::Args;
 
 use super::{pin_client, plan};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
-use crate::args::Common;
 use crate::calls::Op;
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Work, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 

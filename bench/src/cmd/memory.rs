@@ -9,11 +9,11 @@ use tidewater::table::TableBuilder;
 use tidewater::{Client, Init, Optimizer, PullOptions, PushOp, SyncMode};
 
 use super::compare::Targets;
-use crate::args::Common;
 use crate::bed::{Bed, BedConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
+use crate::options::Common;
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
 

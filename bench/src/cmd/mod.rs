@@ -13,11 +13,11 @@ pub mod tables;
 
 use std::time::Duration;
 
-use crate::args::Common;
 use crate::bed::child::pin;
 use crate::calls::Op;
 use crate::error::BenchError;
 use crate::measure::{Pace, Plan};
+use crate::options::Common;
 
 /// Samples between two audits of pushes.
 const AUDIT_EVERY: u64 = 4096;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::SyncMode;
 
-use crate::args::Common;
 use crate::bed::worker::{Crew, Slice, Task, Together};
 use crate::bed::{Bed, BedConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{Measured, Meter, Pace, Usage, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 

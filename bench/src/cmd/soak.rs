@@ -13,12 +13,12 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::{pin_client, plan};
-use crate::args::{Common, Wire, parse_duration};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, Usage, timer_cost};
+use crate::options::{Common, Wire, parse_duration};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;

@@ -6,13 +6,13 @@ use clap::Args;
 use tidewater::{PullOptions, SyncMode};
 
 use super::{pin_client, plan};
-use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, Gather, Ping};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
+use crate::options::{Common, Mode, OpChoice, Wire, parse_limit};
 use crate::row::{Ceiling, Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;

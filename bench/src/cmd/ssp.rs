@@ -7,7 +7,6 @@ use tidewater::{Client, SyncMode};
 
 use super::pin_client;
 use super::scale::together;
-use crate::args::Common;
 use crate::bed::worker::{Crew, Slice, Task, Together};
 use crate::bed::{Bed, BedConfig};
 use crate::bsp::Ticks;
@@ -15,6 +14,7 @@ use crate::calls::Op;
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Absent, CompareArgs, Outcome, Ratio, Target, Targets, line};
+use super::{CompareArgs, Target, Targets, line};
+use crate::contest::{Absent, Outcome, Ratio};
 use crate::error::BenchError;
 use crate::measure::{self, Measured, Meter, NoPeer, Pace, Plan, Work};
 use crate::sheet::print;

@@ -9,12 +9,12 @@ use super::arena::{Arena, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
 use super::shared::OneCore;
-use crate::args::{Common, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::cmd::soak::{SaveArgs, SoakArgs, soak};
 use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
+use crate::options::{Common, Wire};
 use crate::subject::{Kind, Plot, Subject};
 
 /// Warm-up calls before counting: pools and windows reach their size in them.

@@ -4,12 +4,12 @@ use tidewater::{Client, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
-use crate::args::Mode;
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Gather, Memcpy, Ping};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
+use crate::options::Mode;
 use crate::subject::{Kind, Plot, Subject};
 
 /// Calls timed together if one is shorter than the timer.

@@ -11,11 +11,11 @@ use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
 use super::{pslite, redis};
-use crate::args::{Mode, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::error::BenchError;
 use crate::measure::{Meter, Work};
+use crate::options::{Mode, Wire};
 use crate::subject::{Kind, Plot, Subject};
 
 /// Time after which a program counts as hung.

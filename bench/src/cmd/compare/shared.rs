@@ -6,12 +6,12 @@ use tidewater::{Client, FabricSettings, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::{audits, crowd, functions, train};
-use crate::args::{Transport, Wire};
 use crate::bed::child::pin;
 use crate::bed::{Bed, BedConfig};
 use crate::bsp::Ticks;
 use crate::error::BenchError;
 use crate::measure::Work;
+use crate::options::{Transport, Wire};
 
 /// Number of sessions of one thread with measured clocks.
 const SESSIONS: u32 = 8;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::html::{digits, escape};
-use crate::cmd::compare::Ratio;
+use crate::contest::Ratio;
 use crate::sheet::Document;
 
 /// Width and height of a verdict's drawing in pixels, and its reach in multiples of the bound.
