@@ -15,7 +15,7 @@ use crate::cmd::soak::SoakArgs;
 use crate::cmd::sparse::SparseArgs;
 use crate::cmd::ssp::SspArgs;
 use crate::cmd::tables::{BandwidthArgs, LatencyArgs, RateArgs};
-use crate::{bed, ceiling};
+use crate::{ceiling, cluster};
 
 /// Examples at the end of every subcommand's help.
 pub const EXAMPLES: &str = "\
@@ -84,10 +84,10 @@ pub enum Command {
     #[command(after_help = EXAMPLES)]
     Report(ReportArgs),
     /// Server process of a run
-    #[command(name = bed::server::ROLE, hide = true)]
+    #[command(name = cluster::server::ROLE, hide = true)]
     Server,
     /// Worker process of a run
-    #[command(name = bed::worker::ROLE, hide = true)]
+    #[command(name = cluster::worker::ROLE, hide = true)]
     Worker,
     /// Worker process of a chaos run
     #[command(name = chaos_worker::ROLE, hide = true)]

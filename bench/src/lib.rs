@@ -1,6 +1,6 @@
 //! Benchmark of Tidewater: latency, bandwidth and rates, with values checked while measuring.
 //!
-//! Servers and workers are separate processes ([`bed`]), connected as any user's are. A subcommand
+//! Servers and workers are separate processes ([`cluster`]), connected as any user's are. A subcommand
 //! ([`cmd`]) plans works: [`calls`] on a [`subject`] with known [`values`], steps of [`bsp`], an
 //! [`applier`], raw ceilings ([`ceiling`]). The core ([`measure`]) runs each work and counts the usage
 //! of both ends. Each result is a [`row`] of the [`sheet`]; a header gives the origin of the figures
@@ -10,10 +10,10 @@
 pub mod alloc;
 pub mod applier;
 pub mod args;
-pub mod bed;
 pub mod bsp;
 pub mod calls;
 pub mod ceiling;
+pub mod cluster;
 pub mod cmd;
 pub mod contest;
 pub mod error;

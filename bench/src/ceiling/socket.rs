@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use tidewater_protocol::limits::DATA_DEADLINE;
 
 use super::rows::{self, Shape};
-use crate::bed::child::{Orders, Process, answer};
+use crate::cluster::child::{Orders, Process, answer};
 use crate::error::BenchError;
 use crate::measure::Work;
 

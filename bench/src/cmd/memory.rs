@@ -9,7 +9,7 @@ use tidewater::table::TableBuilder;
 use tidewater::{Client, Init, Optimizer, PullOptions, PushOp, SyncMode};
 
 use super::compare::Targets;
-use crate::bed::{Bed, BedConfig};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
@@ -154,15 +154,15 @@ impl Case {
 }
 
 fn measure(common: &Common, case: &Case, keys: u64) -> Result<Measured, BenchError> {
-    let bed = Bed::start(BedConfig {
+    let cluster = Cluster::start(ClusterConfig {
         rdma_device: common.rdma_device.clone(),
         fabric: common.fabric,
         appliers: common.appliers,
         pin: common.pin_servers,
-        ..BedConfig::single(common.transport)
+        ..ClusterConfig::single(common.transport)
     })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
-    let pid = bed.pids().first().copied();
+    let mut client = cluster.client(0, SyncMode::Asp)?;
+    let pid = cluster.pids().first().copied();
     let pid = pid.ok_or_else(|| BenchError::Process {
         name: "server 0".into(),
         why: "it is not there".into(),

@@ -13,8 +13,8 @@ pub mod tables;
 
 use std::time::Duration;
 
-use crate::bed::child::pin;
 use crate::calls::Op;
+use crate::cluster::child::pin;
 use crate::error::BenchError;
 use crate::measure::{Pace, Plan};
 use crate::options::Common;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::SyncMode;
 
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
+use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{Measured, Meter, Pace, Usage, timer_cost};
@@ -57,7 +57,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             args.batch, args.dim
         );
         sheet.section(&title, "workers")?;
-        let mut bed = Bed::start(BedConfig {
+        let mut cluster = Cluster::start(ClusterConfig {
             transport: common.transport,
             rdma_device: common.rdma_device.clone(),
             fabric: common.fabric,
@@ -73,10 +73,10 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             workers: most,
             seed: common.seed,
         };
-        let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
+        let mut crew = Crew::start(&cluster, 0, task, SyncMode::Asp)?;
         let mut best = 0.0_f64;
         for &workers in &args.workers {
-            let (row, all) = measure(args, servers, workers, &mut bed, &mut crew)?;
+            let (row, all) = measure(args, servers, workers, &mut cluster, &mut crew)?;
             best = best.max(all.0);
             sheet.row(row)?;
             let (steps, even) = all;
@@ -96,16 +96,16 @@ fn measure(
     args: &ScaleArgs,
     servers: u32,
     workers: u32,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     crew: &mut Crew,
 ) -> Result<(Row, (f64, f64)), BenchError> {
     let slice = Slice {
         iters: args.common.iters.unwrap_or(u64::MAX),
         millis: (args.common.duration.as_millis() as u64).max(1),
     };
-    let before = bed.peer()?;
+    let before = cluster.peer()?;
     let all = Together::of(&crew.work(workers as usize, slice)?);
-    let server = bed.peer()?.since(before);
+    let server = cluster.peer()?.since(before);
     let told = (all.calls_per_s, all.evenness);
     let label = Label {
         test: "scale",

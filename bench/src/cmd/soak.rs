@@ -13,8 +13,8 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::{pin_client, plan};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, Usage, timer_cost};
@@ -96,7 +96,7 @@ pub(crate) struct Soaked {
 /// The error of the first call that fails.
 pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         transport: common.transport,
         rdma_device: common.rdma_device.clone(),
         fabric: common.fabric,
@@ -121,7 +121,7 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
         &format!("single rows of {DIM} f32 of {ROWS}, {window} calls under way"),
         "row bytes",
     )?;
-    let soaked = soak(args, &mut bed, &mut |row, memory| {
+    let soaked = soak(args, &mut cluster, &mut |row, memory| {
         sheet.row(row)?;
         sheet.remark(&format!(
             "resident: client {:.1} MB, servers {:.1} MB",
@@ -154,14 +154,14 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
 /// The error of the first call that fails, or of `tell`.
 pub(crate) fn soak(
     args: &SoakArgs,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     tell: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let saver = match args.saves.save_every {
         Some(every) => Some(Saver::start(
-            bed.client(1, SyncMode::Asp)?,
+            cluster.client(1, SyncMode::Asp)?,
             &args.saves,
             every,
         )?),
@@ -190,7 +190,7 @@ pub(crate) fn soak(
             plan.iters = plan
                 .iters
                 .min(most.saturating_sub(calls).div_ceil(calls_of_sample).max(1));
-            let measured = measure::run(&plan, &mut work, bed)?;
+            let measured = measure::run(&plan, &mut work, cluster)?;
             drop(work);
             calls += measured.samples.calls();
             let label = Label {
@@ -200,7 +200,7 @@ pub(crate) fn soak(
                 mode: is_saving.then(|| "saving".to_owned()),
                 size: DIM as u64 * 4,
             };
-            let memory = (Usage::of_this_process().resident, bed.peer()?.resident);
+            let memory = (Usage::of_this_process().resident, cluster.peer()?.resident);
             let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
             tell(row, memory)?;
             resident.push(memory.0 + memory.1);

@@ -6,9 +6,9 @@ use clap::Args;
 use tidewater::{PullOptions, SyncMode};
 
 use super::{pin_client, plan};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, Gather, Ping};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
@@ -83,7 +83,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
             args.rows, args.dim
         )));
     }
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         transport: common.transport,
         rdma_device: common.rdma_device.clone(),
         fabric: common.fabric,
@@ -93,7 +93,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
         pin: common.pin_servers,
     })?;
     pin_client(common)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let mut sheet = Sheet::new(
         common,
@@ -111,7 +111,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
         subject.learn_places()?;
         for op in ops(args.op) {
             sheet.section(&title(args, op, kind), "row bytes")?;
-            let row = measure_one(args, op, kind, &mut subject, &mut bed, timer)?;
+            let row = measure_one(args, op, kind, &mut subject, &mut cluster, timer)?;
             let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
             let rows = row.figures.mops_per_s * f64::from(args.batch);
             sheet.row(row.under(ceiling(args, op, timer)?))?;
@@ -162,7 +162,7 @@ fn measure_one(
     op: Op,
     kind: Kind,
     subject: &mut Subject<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     timer: Duration,
 ) -> Result<Row, BenchError> {
     let common = &args.common;
@@ -175,8 +175,8 @@ fn measure_one(
     let mut work = Calls::new(subject, op, options, style, calls);
     let plan = plan(common, (op, calls), pace, timer);
     let pause = common.plant_pause;
-    let pause = pause.and_then(|time| bed.pause_later(common.duration / 2, time));
-    let measured = measure::run(&plan, &mut work, bed)?;
+    let pause = pause.and_then(|time| cluster.pause_later(common.duration / 2, time));
+    let measured = measure::run(&plan, &mut work, cluster)?;
     if let Some(pause) = pause {
         let _ = pause.join();
     }

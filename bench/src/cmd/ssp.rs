@@ -7,10 +7,10 @@ use tidewater::{Client, SyncMode};
 
 use super::pin_client;
 use super::scale::together;
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
 use crate::bsp::Ticks;
 use crate::calls::Op;
+use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, timer_cost};
@@ -85,8 +85,8 @@ pub fn run(args: &SspArgs) -> Result<Failures, BenchError> {
     sheet.finish()
 }
 
-fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
+fn cluster(args: &SspArgs, workers: u32) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         transport: args.common.transport,
         rdma_device: args.common.rdma_device.clone(),
         fabric: args.common.fabric,
@@ -98,12 +98,12 @@ fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
 }
 
 fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, BenchError> {
-    let mut bed = bed(args, workers)?;
-    let clients = (0..workers).map(|rank| bed.client(rank, SyncMode::Bsp));
+    let mut cluster = cluster(args, workers)?;
+    let clients = (0..workers).map(|rank| cluster.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let plan = super::plan(&args.common, (Op::Pull, 1), Pace::Closed, timer);
-    let measured = measure::run(&plan, &mut work, &mut bed)?;
+    let measured = measure::run(&plan, &mut work, &mut cluster)?;
     for client in &mut clients {
         client.finish()?;
     }
@@ -116,15 +116,15 @@ fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, Ben
 }
 
 fn of_processes(args: &SspArgs, workers: u32, task: Task) -> Result<Row, BenchError> {
-    let mut bed = bed(args, workers)?;
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
+    let mut cluster = cluster(args, workers)?;
+    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: args.common.iters.unwrap_or(SLICE_TICKS),
         millis: SLICE_LIMIT.as_millis() as u64,
     };
-    let before = bed.peer()?;
+    let before = cluster.peer()?;
     let all = Together::of(&crew.work(workers as usize, slice)?);
-    let server = bed.peer()?.since(before);
+    let server = cluster.peer()?.since(before);
     let op = if matches!(task, Task::Barrier) {
         "barrier"
     } else {

@@ -6,9 +6,9 @@ use clap::Args;
 use tidewater::{Client, PullOptions, SyncMode};
 
 use super::{pin_client, plan};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, Flow, Memcpy, Ping, Stream};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
@@ -147,7 +147,7 @@ pub fn rate(args: &RateArgs) -> Result<Failures, BenchError> {
 
 fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         transport: common.transport,
         rdma_device: common.rdma_device.clone(),
         fabric: common.fabric,
@@ -157,7 +157,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
         pin: common.pin_servers,
     })?;
     pin_client(common)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let fingerprint = Fingerprint::take(shape.test, common, (args.servers, 1), timer);
     let mut sheet = Sheet::new(common, fingerprint)?;
@@ -172,7 +172,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
                 size,
                 timer,
             };
-            let row = case.measure(&mut bed, &mut client)?;
+            let row = case.measure(&mut cluster, &mut client)?;
             sheet.row(row.under(case.ceiling()?))?;
         }
     }
@@ -253,7 +253,7 @@ impl Case<'_> {
         }
     }
 
-    fn measure(&self, bed: &mut Bed, client: &mut Client) -> Result<Row, BenchError> {
+    fn measure(&self, cluster: &mut Cluster, client: &mut Client) -> Result<Row, BenchError> {
         let common = &self.args.common;
         let plot = Plot::whole(self.kind, self.size, self.args.batch, common.seed)?;
         let mut subject = Subject::new(client, plot, common.plant_wrong)?;
@@ -264,8 +264,8 @@ impl Case<'_> {
         let half = common.duration / 2;
         let pause = common
             .plant_pause
-            .and_then(|time| bed.pause_later(half, time));
-        let measured = measure::run(&plan, &mut work, bed)?;
+            .and_then(|time| cluster.pause_later(half, time));
+        let measured = measure::run(&plan, &mut work, cluster)?;
         if let Some(pause) = pause {
             let _ = pause.join();
         }

@@ -44,7 +44,7 @@ struct Worker {
 
 /// Coordinator, servers and workers as processes. Dropping it kills them.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct FaultCluster {
     shape: Shape,
     /// Logs, token, ledgers, journal, saves.
     pub(super) dir: PathBuf,
@@ -58,7 +58,7 @@ pub(super) struct Cluster {
     next_key: u64,
 }
 
-impl Cluster {
+impl FaultCluster {
     /// Starts a cluster in a directory, and waits until each worker has pushed.
     pub(super) fn start(shape: &Shape, dir: &Path) -> Result<Self, BenchError> {
         for name in ["state", "saves"] {
@@ -374,7 +374,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for FaultCluster {
     fn drop(&mut self) {
         let workers = self.workers.iter_mut().map(|worker| &mut worker.child);
         let others = self.servers.iter_mut().chain([&mut self.coordinator]);

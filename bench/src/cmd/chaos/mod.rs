@@ -31,7 +31,7 @@ use tidewater_runtime::clock::{self, Deadline};
 
 use crate::error::BenchError;
 use crate::sheet::Failures;
-use cluster::{Cluster, Shape};
+use cluster::{FaultCluster, Shape};
 use faults::{Fault, Setup};
 use host::Host;
 use ledger::system;
@@ -311,7 +311,7 @@ struct Session<'a> {
 
 /// A cluster of either kind.
 enum Running {
-    Processes(Cluster),
+    Processes(FaultCluster),
     Job(Training),
 }
 
@@ -347,7 +347,7 @@ impl Session<'_> {
         }
         let mut running = match setup {
             Setup::Checkpoints => Running::Job(Training::start(&shape, &dir)?),
-            _ => Running::Processes(Cluster::start(&shape, &dir)?),
+            _ => Running::Processes(FaultCluster::start(&shape, &dir)?),
         };
         for _ in 0..FAULTS_A_CLUSTER {
             if self.is_over(limit) {

@@ -9,8 +9,8 @@ use super::arena::{Arena, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
 use super::shared::OneCore;
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::soak::{SaveArgs, SoakArgs, soak};
 use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
@@ -39,15 +39,15 @@ pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchErr
     if !arena.wants(&ids) {
         return Ok(());
     }
-    idle(arena, name, &mut bed(arena, 2)?)?;
-    calls(arena, name, &mut bed(arena, 1)?)?;
-    grows(arena, name, &mut bed(arena, 1)?)
+    idle(arena, name, &mut cluster(arena, 2)?)?;
+    calls(arena, name, &mut cluster(arena, 1)?)?;
+    grows(arena, name, &mut cluster(arena, 1)?)
 }
 
 /// Starts one server for `workers` workers, the used ranks only. With more workers than cores left, the
 /// server's applier would not stay awake between two calls.
-fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
+fn cluster(arena: &Arena<'_>, workers: u32) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         transport: arena.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
@@ -59,23 +59,23 @@ fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
 }
 
 /// Processor seconds a second of unused servers with an open session.
-fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+fn idle(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
     let id = format!("{name}.idle");
     if !arena.wants(&[&id]) {
         return Ok(());
     }
-    let client = bed.client(1, SyncMode::Asp)?;
+    let client = cluster.client(1, SyncMode::Asp)?;
     let title = Title {
         id: &id,
         what: "processor time of idle servers with a session open",
         unit: "s/s",
     };
     let mut ours = || {
-        let before = bed.peer()?;
+        let before = cluster.peer()?;
         let began = clock::now();
         std::thread::sleep(IDLE);
         let wall = clock::now() - began;
-        let used = bed.peer()?.since(before).cpu_ns;
+        let used = cluster.peer()?.since(before).cpu_ns;
         Ok((used as f64 / wall.as_nanos() as f64, 0))
     };
     arena.contest(title, &mut ours, None)?;
@@ -84,11 +84,11 @@ fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchErr
 }
 
 /// Allocations and system calls of steady-state calls.
-fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+fn calls(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
     let remote = arena.args.transport.wire() != Some(Wire::Memory);
     let apart = OneCore::enter()?;
-    let apart = apart.keep_off(bed)?.then_some(apart);
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let apart = apart.keep_off(cluster)?.then_some(apart);
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     for (op, rows) in [
         (Op::Pull, 1),
         (Op::Pull, CALL_ROWS),
@@ -115,9 +115,9 @@ fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
             subject.learn_places()?;
             let calls = if windowed { 64 } else { 1 };
             let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
-            count_allocations(arena, &allocs, &mut work, bed)?;
+            count_allocations(arena, &allocs, &mut work, cluster)?;
             if !remote && !windowed {
-                count_system_calls(arena, &syscalls, &mut work, bed)?;
+                count_system_calls(arena, &syscalls, &mut work, cluster)?;
             }
             subject.release()?;
         }
@@ -137,17 +137,17 @@ fn count_allocations(
     arena: &mut Arena<'_>,
     id: &str,
     work: &mut dyn Work,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
 ) -> Result<(), BenchError> {
     let plan = some(WARM, work);
-    let mut wrong = measure::run(&plan, work, bed)?.wrong;
+    let mut wrong = measure::run(&plan, work, cluster)?.wrong;
     let title = Title {
         id,
         what: "allocations of both ends for a call",
         unit: "allocs/op",
     };
     let mut ours = || {
-        let measured = measure::run(&plan, work, bed)?;
+        let measured = measure::run(&plan, work, cluster)?;
         let all = measured.client.allocations + measured.server.allocations;
         Ok((
             measured.per_call(all),
@@ -174,13 +174,13 @@ fn count_system_calls(
     arena: &mut Arena<'_>,
     id: &str,
     work: &mut dyn Work,
-    bed: &Bed,
+    cluster: &Cluster,
 ) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
     let mut pids = vec![rustix::process::getpid()];
-    pids.extend(bed.pids());
+    pids.extend(cluster.pids());
     let (mut each, mut wrong) = (Vec::new(), 0);
     // A process that briefly needs a core ends a sleep in one round or the other.
     for _ in 0..arena.args.rounds {
@@ -211,7 +211,7 @@ fn count_system_calls(
 }
 
 /// Memory growth over ten million calls.
-fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+fn grows(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
     let id = format!("{name}.soak");
     if !arena.wants(&[&id]) {
         return Ok(());
@@ -226,7 +226,7 @@ fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
         common: Common::plain(arena.args.transport, arena.args.seed),
     };
     let mut wrong = 0;
-    let soaked = soak(&args, bed, &mut |row, _| {
+    let soaked = soak(&args, cluster, &mut |row, _| {
         wrong += row.wrong;
         Ok(())
     })?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use tidewater::{FabricSettings, SyncMode};
 
 use super::arena::{Arena, Title};
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
 use crate::ceiling::{Passes, copy_speed};
+use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
 
@@ -46,8 +46,8 @@ pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchErr
     Ok(())
 }
 
-fn bed(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
+fn cluster(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         transport: arena.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
@@ -62,8 +62,8 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let bed = bed(arena, TICKERS, 1)?;
-    let mut crew = Crew::start(&bed, 0, Task::Ticks, SyncMode::Bsp)?;
+    let cluster = cluster(arena, TICKERS, 1)?;
+    let mut crew = Crew::start(&cluster, 0, Task::Ticks, SyncMode::Bsp)?;
     let slice = Slice {
         iters: TICKS,
         millis: PATIENCE_MS,
@@ -86,7 +86,7 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let bed = bed(arena, CROWD, 1)?;
+    let cluster = cluster(arena, CROWD, 1)?;
     let task = Task::Rows {
         dim: 16,
         rows: part,
@@ -94,7 +94,7 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
         workers: CROWD,
         seed: arena.args.seed,
     };
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
+    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Asp)?;
     let slice = Slice {
         iters: u64::MAX,
         millis: CROWD_TIME.as_millis() as u64,
@@ -136,12 +136,12 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         return Ok(());
     }
     // The tick is the work of the appliers: with one applier, all other cores would wait for it.
-    let bed = bed(arena, DENSE_WORKERS, threads as u16)?;
+    let cluster = cluster(arena, DENSE_WORKERS, threads as u16)?;
     let task = Task::Dense {
         bytes: DENSE_BYTES,
         workers: DENSE_WORKERS,
     };
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
+    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: DENSE_STEPS,
         millis: PATIENCE_MS,

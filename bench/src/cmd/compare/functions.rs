@@ -8,7 +8,7 @@ use tidewater::{
 };
 
 use super::arena::{Arena, Metric};
-use crate::bed::{Bed, BedConfig};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -30,11 +30,11 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
     if !arena.wants(&[&ids[0], &ids[1]]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         appliers: THREADS as u16,
-        ..BedConfig::single(arena.args.transport)
+        ..ClusterConfig::single(arena.args.transport)
     })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let x = table(&mut client, "x", X)?;
     let y = table(&mut client, "y", Y)?;
     let (mut local_x, mut local_y) = (vec![X; ELEMENTS], vec![Y; ELEMENTS]);
@@ -52,7 +52,7 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
     };
     arena.duel(
         (&ids[0], "inner product of two tables of 64 MiB, 2 appliers"),
-        (&mut dot, Metric::GbPerSAtP50, &mut bed),
+        (&mut dot, Metric::GbPerSAtP50, &mut cluster),
         Some(("loop over arrays, 2 threads", &mut loop_dot)),
     )?;
     let mut map = Map {
@@ -67,7 +67,7 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
     };
     arena.duel(
         (&ids[1], "y = y + 0 x of two tables of 64 MiB, 2 appliers"),
-        (&mut map, Metric::GbPerSAtP50, &mut bed),
+        (&mut map, Metric::GbPerSAtP50, &mut cluster),
         Some(("loop over arrays, 2 threads", &mut loop_map)),
     )?;
     local_x.clear();

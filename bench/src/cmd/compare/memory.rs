@@ -4,9 +4,9 @@ use tidewater::{Client, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Gather, Memcpy, Ping};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
 use crate::options::Mode;
@@ -29,18 +29,22 @@ const DENSE_BYTES: u64 = 64 << 20;
 /// The error of the first call that fails.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
-        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut bed, &mut client)?;
-        many_rows(arena, &mut bed, &mut client)?;
-        dense(arena, &mut bed, &mut client)?;
-        push(arena, &mut bed, &mut client)?;
+        let mut cluster = Cluster::start(ClusterConfig::single(arena.args.transport))?;
+        let mut client = cluster.client(0, SyncMode::Asp)?;
+        one_row(arena, &mut cluster, &mut client)?;
+        many_rows(arena, &mut cluster, &mut client)?;
+        dense(arena, &mut cluster, &mut client)?;
+        push(arena, &mut cluster, &mut client)?;
         client.finish()?;
     }
     appliers(arena)
 }
 
-fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn one_row(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     for kind in [Kind::Rows, Kind::Sparse] {
         for mode in [Mode::Consistent, Mode::Hogwild] {
             let id = format!("shm.row.{}.{}", kind.name(), mode.name());
@@ -55,7 +59,7 @@ fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
             let what = "pull of one row of 64 f32, in cache, location known";
             arena.duel(
                 (&id, what),
-                (&mut work, Metric::P50Ns, bed),
+                (&mut work, Metric::P50Ns, cluster),
                 Some(("memcpy of 256 B", &mut copy)),
             )?;
             subject.release()?;
@@ -64,7 +68,11 @@ fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
     Ok(())
 }
 
-fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn many_rows(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     for kind in [Kind::Sparse, Kind::Rows] {
         let modes = [Mode::Consistent, Mode::Hogwild];
         let ids = modes.map(|mode| format!("shm.rows.{}.{}", kind.name(), mode.name()));
@@ -81,7 +89,7 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
             let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
             arena.duel(
                 (id, "pull of 1024 random rows of 64 f32 from 1 M"),
-                (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), bed),
+                (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
                 Some(("bare gather: touch, copy, hash", &mut gather)),
             )?;
         }
@@ -90,7 +98,11 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
     Ok(())
 }
 
-fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn dense(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let id = "shm.dense.pull";
     if !arena.wants(&[id]) {
         return Ok(());
@@ -102,13 +114,17 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
     arena.duel(
         (id, "pull of a dense table of 64 MiB"),
-        (&mut work, Metric::GbPerSAtP50, bed),
+        (&mut work, Metric::GbPerSAtP50, cluster),
         Some(("memcpy", &mut copy)),
     )?;
     subject.release()
 }
 
-fn push(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn push(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let id = "shm.push.applied";
     if !arena.wants(&[id]) {
         return Ok(());
@@ -120,7 +136,7 @@ fn push(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(),
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
     arena.duel(
         (id, "push of one row of 64 f32 until applied, server awake"),
-        (&mut work, Metric::P50Us, bed),
+        (&mut work, Metric::P50Us, cluster),
         Some(("shm ping", &mut ping)),
     )?;
     subject.release()

@@ -11,8 +11,8 @@ use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
 use super::{pslite, redis};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::{Meter, Work};
 use crate::options::{Mode, Wire};
@@ -35,7 +35,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["peer."]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         transport: arena.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
@@ -44,27 +44,32 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         workers: 1,
         pin: None,
     })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     match arena.args.transport.wire() {
         Some(Wire::Memory) => {
-            mpi(arena, &mut bed, &mut client)?;
+            mpi(arena, &mut cluster, &mut client)?;
             ucx(
                 arena,
-                &mut bed,
+                &mut cluster,
                 &mut client,
                 ("posix,sysv,self", "ucp_get", 1.0),
             )?;
         }
         Some(Wire::Socket) => {
-            redis::contests(arena, &mut bed, &mut client)?;
-            pslite::contests(arena, &mut bed, &mut client)?;
-            iperf3(arena, &mut bed, &mut client)?;
+            redis::contests(arena, &mut cluster, &mut client)?;
+            pslite::contests(arena, &mut cluster, &mut client)?;
+            iperf3(arena, &mut cluster, &mut client)?;
             // `tag_lat` prints the one-way time.
-            ucx(arena, &mut bed, &mut client, ("tcp,self", "tag_lat", 2.0))?;
+            ucx(
+                arena,
+                &mut cluster,
+                &mut client,
+                ("tcp,self", "tag_lat", 2.0),
+            )?;
         }
         None => {}
     }
-    perftest(arena, &mut bed, &mut client)?;
+    perftest(arena, &mut cluster, &mut client)?;
     client.finish()?;
     programs::sweep();
     Ok(())
@@ -89,7 +94,11 @@ pub(super) fn one_row_subject<'c>(
 }
 
 /// Open MPI one-sided: our own small program, compiled here.
-fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn mpi(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     if !arena.wants(&["peer.mpi."]) {
         return Ok(());
     }
@@ -144,7 +153,7 @@ fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), 
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
         let mut work = Calls::new(&mut subject, op, hogwild, Style::Alone, calls);
         let title = (&*id, what, "us p50", rival);
-        pair(arena, title, (&mut work, Metric::P50Us, bed), &mut once)?;
+        pair(arena, title, (&mut work, Metric::P50Us, cluster), &mut once)?;
         subject.release()?;
     }
     Ok(())
@@ -176,7 +185,7 @@ fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
 /// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
 fn ucx(
     arena: &mut Arena<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     client: &mut Client,
     (tls, test, ways): (&str, &str, f64),
 ) -> Result<(), BenchError> {
@@ -212,7 +221,7 @@ fn ucx(
     pair(
         arena,
         (&id, what, "us p50", &rival),
-        (&mut work.0, Metric::P50Us, bed),
+        (&mut work.0, Metric::P50Us, cluster),
         &mut || once().map(|us| us * ways),
     )?;
     subject.release()
@@ -277,7 +286,11 @@ pub(super) fn pair(
     arena.record(title, (left, right), Some(rival), wrong)
 }
 
-fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn iperf3(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let id = "peer.iperf3";
     if !arena.wants(&[id]) {
         return Ok(());
@@ -306,12 +319,21 @@ fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(
     };
     let what = "pulls of 1 MiB, 16 under way";
     let title = (id, what, "GB/s", "iperf3, one stream of a second");
-    pair(arena, title, (&mut work, Metric::GbPerS, bed), &mut once)?;
+    pair(
+        arena,
+        title,
+        (&mut work, Metric::GbPerS, cluster),
+        &mut once,
+    )?;
     subject.release()
 }
 
 /// The raw NIC: `ib_read_lat`, if installed.
-fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn perftest(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let id = "peer.perftest.read";
     if !arena.wants(&[id]) {
         return Ok(());
@@ -330,7 +352,12 @@ fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result
         "us p50",
         "ib_read_lat of 256 B",
     );
-    pair(arena, title, (&mut work.0, Metric::P50Us, bed), &mut once)?;
+    pair(
+        arena,
+        title,
+        (&mut work.0, Metric::P50Us, cluster),
+        &mut once,
+    )?;
     subject.release()
 }
 

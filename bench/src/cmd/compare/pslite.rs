@@ -12,8 +12,8 @@ use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;
 use super::peers::{PATIENCE, one_row_subject, pair};
 use super::programs;
-use crate::bed::Bed;
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::Cluster;
 use crate::error::BenchError;
 use crate::subject::{Kind, Plot, Subject};
 
@@ -32,7 +32,7 @@ const DIM: usize = 64;
 /// Errors of our own side. Without a tree the rows are absent.
 pub(super) fn contests(
     arena: &mut Arena<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let contests = [
@@ -90,7 +90,7 @@ pub(super) fn contests(
         };
         let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
         let title = (&**id, *what, metric.unit(), *rival);
-        pair(arena, title, (&mut work, metric, bed), &mut once)?;
+        pair(arena, title, (&mut work, metric, cluster), &mut once)?;
         subject.release()?;
     }
     Ok(())

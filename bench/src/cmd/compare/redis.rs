@@ -13,8 +13,8 @@ use super::arena::{Arena, Metric};
 use super::peers::{PATIENCE, ROW_BYTES, START, one_row_subject, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
-use crate::bed::Bed;
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::Cluster;
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -28,7 +28,7 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 /// Errors of our own side. Without Redis its rows are absent.
 pub(super) fn contests(
     arena: &mut Arena<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let contests = [
@@ -73,7 +73,7 @@ pub(super) fn contests(
         let mut work = Calls::new(&mut subject, op, options, style, calls);
         arena.duel(
             (id, what),
-            (&mut work, metric, bed),
+            (&mut work, metric, cluster),
             Some((rival, &mut commands)),
         )?;
         subject.client().batch_pushes(1);

@@ -6,9 +6,9 @@ use tidewater::{Client, FabricSettings, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::{audits, crowd, functions, train};
-use crate::bed::child::pin;
-use crate::bed::{Bed, BedConfig};
 use crate::bsp::Ticks;
+use crate::cluster::child::pin;
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::Work;
 use crate::options::{Transport, Wire};
@@ -56,7 +56,7 @@ pub(super) fn clock_of_a_thread(
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         transport: arena.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
@@ -65,11 +65,11 @@ pub(super) fn clock_of_a_thread(
         workers: SESSIONS,
         pin: core,
     })?;
-    let clients = (0..SESSIONS).map(|rank| bed.client(rank, SyncMode::Bsp));
+    let clients = (0..SESSIONS).map(|rank| cluster.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
-    arena.duel((id, what), (&mut work, Metric::P50Us, &mut bed), rival)?;
+    arena.duel((id, what), (&mut work, Metric::P50Us, &mut cluster), rival)?;
     for client in &mut clients {
         client.finish()?;
     }
@@ -109,12 +109,12 @@ impl OneCore {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn keep_off(&self, bed: &Bed) -> Result<bool, BenchError> {
+    pub(super) fn keep_off(&self, cluster: &Cluster) -> Result<bool, BenchError> {
         let first = (0..CpuSet::MAX_CPU).find(|&core| self.before.is_set(core));
         let Some(there) = first.filter(|&core| core != self.core) else {
             return Ok(false);
         };
-        for server in bed.pids() {
+        for server in cluster.pids() {
             let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
             let failed = |source| BenchError::System {
                 what: format!("list {tasks}"),

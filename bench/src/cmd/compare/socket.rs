@@ -5,9 +5,9 @@ use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
 use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, FarRows, Flow, Stream};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::subject::{Kind, Plot, Subject};
 
@@ -32,8 +32,8 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     one_core(arena)
 }
 
-fn bed(arena: &Arena<'_>, pin: Option<usize>) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
+fn cluster(arena: &Arena<'_>, pin: Option<usize>) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         transport: arena.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
@@ -49,15 +49,15 @@ fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
         return Ok(());
     }
-    let mut bed = bed(arena, None)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut cluster = cluster(arena, None)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         let id = format!("tcp.free.{}.256", op.name());
-        small(arena, &mut bed, &mut client, (&id, op, 256), None)?;
+        small(arena, &mut cluster, &mut client, (&id, op, 256), None)?;
     }
-    rates(arena, &mut bed, &mut client)?;
-    streams(arena, &mut bed, &mut client)?;
-    batches(arena, &mut bed, &mut client, None)?;
+    rates(arena, &mut cluster, &mut client)?;
+    streams(arena, &mut cluster, &mut client)?;
+    batches(arena, &mut cluster, &mut client, None)?;
     client.finish()?;
     Ok(())
 }
@@ -69,18 +69,18 @@ fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     }
     let guard = OneCore::enter()?;
     let core = Some(guard.core());
-    let mut bed = bed(arena, core)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut cluster = cluster(arena, core)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
             let id = format!("tcp.core.{}.{size}", op.name());
-            small(arena, &mut bed, &mut client, (&id, op, size), core)?;
+            small(arena, &mut cluster, &mut client, (&id, op, size), core)?;
         }
     }
-    batches(arena, &mut bed, &mut client, core)?;
+    batches(arena, &mut cluster, &mut client, core)?;
     client.finish()?;
     drop(client);
-    drop(bed);
+    drop(cluster);
     let id = "tcp.core.clock";
     if arena.wants(&[id]) {
         let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
@@ -92,7 +92,7 @@ fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
 /// Contests of one call after the other.
 fn small(
     arena: &mut Arena<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     client: &mut Client,
     (id, op, size): (&str, Op, u64),
     core: Option<usize>,
@@ -116,13 +116,17 @@ fn small(
     let what = format!("{what} of {size} B, {place}");
     arena.duel(
         (id, &what),
-        (&mut work, Metric::P50Us, bed),
+        (&mut work, Metric::P50Us, cluster),
         Some(("tcp echo", &mut echo)),
     )?;
     subject.release()
 }
 
-fn rates(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn rates(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     for (op, batch) in [(Op::Pull, 1), (Op::Push, 1), (Op::Push, PUSH_BATCH)] {
         let batched = if batch > 1 { ".batch" } else { "" };
         let rate = format!("tcp.rate.{}{batched}", op.name());
@@ -140,15 +144,23 @@ fn rates(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
             "64 {}s of a row of 256 B under way, {batch} leave together",
             op.name()
         );
-        arena.duel((&rate, &what), (&mut work, Metric::CallsPerS, bed), None)?;
-        arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, bed), None)?;
+        arena.duel(
+            (&rate, &what),
+            (&mut work, Metric::CallsPerS, cluster),
+            None,
+        )?;
+        arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, cluster), None)?;
         subject.client().batch_pushes(1);
         subject.release()?;
     }
     Ok(())
 }
 
-fn streams(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn streams(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let calls = 2 * WINDOW_LARGE as u64;
     for (op, kind, flow) in [
         (Op::Pull, Kind::Rows, Flow::Back),
@@ -166,7 +178,7 @@ fn streams(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
         let what = format!("{}s of 1 MiB, 16 under way", op.name());
         arena.duel(
             (&id, &what),
-            (&mut work, Metric::GbPerS, bed),
+            (&mut work, Metric::GbPerS, cluster),
             Some(("plain send and receive", &mut stream)),
         )?;
         subject.release()?;
@@ -176,7 +188,7 @@ fn streams(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
 
 fn batches(
     arena: &mut Arena<'_>,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
     client: &mut Client,
     core: Option<usize>,
 ) -> Result<(), BenchError> {
@@ -201,7 +213,7 @@ fn batches(
         let mut rows = bare(1, 1)?;
         arena.duel(
             (alone, "pull of 1024 random rows of 64 f32"),
-            (&mut work, Metric::P50Us, bed),
+            (&mut work, Metric::P50Us, cluster),
             Some(("bare gather through a socket", &mut rows)),
         )?;
     }
@@ -212,7 +224,7 @@ fn batches(
         let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
         arena.duel(
             (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
-            (&mut work, Metric::CallsPerS, bed),
+            (&mut work, Metric::CallsPerS, cluster),
             Some(("bare gather through a socket", &mut rows)),
         )?;
     }

@@ -8,8 +8,8 @@ use tidewater::{Client, PullOptions, SyncMode};
 use super::arena::{Arena, Metric};
 use super::peers::pair;
 use super::perftest::{Figure, Perftest};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::{Meter, Work};
 use crate::subject::{Kind, Plot, Subject};
@@ -53,18 +53,22 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         "verbs.rows",
         "verbs.push.applied",
     ]) {
-        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut bed, &mut client)?;
-        many_rows(arena, &mut bed, &mut client)?;
-        dense(arena, &mut bed, &mut client)?;
+        let mut cluster = Cluster::start(ClusterConfig::single(arena.args.transport))?;
+        let mut client = cluster.client(0, SyncMode::Asp)?;
+        one_row(arena, &mut cluster, &mut client)?;
+        many_rows(arena, &mut cluster, &mut client)?;
+        dense(arena, &mut cluster, &mut client)?;
         client.finish()?;
     }
     lane(arena)
 }
 
 /// One row after the other, with a cached location.
-fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn one_row(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     for (id, what, size) in [
         ("verbs.pull.8", "pull of a row of 8 B", 8),
         ("verbs.pull.256", "pull of a row of 256 B", ROW_BYTES),
@@ -84,14 +88,18 @@ fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
             options: LATENCY,
         };
         let rival = (Figure::MedianUs, 1.0);
-        against(arena, contest, (&mut work, Metric::P50Us, bed), rival)?;
+        against(arena, contest, (&mut work, Metric::P50Us, cluster), rival)?;
         subject.release()?;
     }
     Ok(())
 }
 
 /// Random rows with cached locations, many in a call.
-fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn many_rows(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     let id = "verbs.rows";
     if !arena.wants(&[id]) {
         return Ok(());
@@ -110,12 +118,21 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
     };
     // Our figure is in calls a second.
     let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
-    against(arena, contest, (&mut work, Metric::CallsPerS, bed), rival)?;
+    against(
+        arena,
+        contest,
+        (&mut work, Metric::CallsPerS, cluster),
+        rival,
+    )?;
     subject.release()
 }
 
 /// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
-fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn dense(
+    arena: &mut Arena<'_>,
+    cluster: &mut Cluster,
+    client: &mut Client,
+) -> Result<(), BenchError> {
     for (id, what, op, program) in [
         (
             "verbs.dense.pull",
@@ -149,7 +166,7 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
             options: BANDWIDTH,
         };
         let rival = (Figure::GbPerS, 1.0);
-        against(arena, contest, (&mut work, Metric::GbPerS, bed), rival)?;
+        against(arena, contest, (&mut work, Metric::GbPerS, cluster), rival)?;
         subject.release()?;
     }
     Ok(())

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidewater::{Client, FabricSettings, JoinOptions, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
-use super::Bed;
+use super::Cluster;
 use super::child::{Orders, Process, answer};
 use crate::bsp::{Barrier, BspStep, Ticks};
 use crate::error::BenchError;
@@ -102,15 +102,20 @@ pub struct Report {
 pub struct Crew(Vec<Process>);
 
 impl Crew {
-    /// Starts workers of `bed` from rank `first` on; returns when all have joined.
+    /// Starts workers of `cluster` from rank `first` on; returns when all have joined.
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
-    pub fn start(bed: &Bed, first: u32, task: Task, sync: SyncMode) -> Result<Self, BenchError> {
+    pub fn start(
+        cluster: &Cluster,
+        first: u32,
+        task: Task,
+        sync: SyncMode,
+    ) -> Result<Self, BenchError> {
         let mut crew = Vec::new();
-        for rank in first..bed.config().workers {
+        for rank in first..cluster.config().workers {
             let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
-            process.tell(&bed.invitation(rank, sync))?;
+            process.tell(&cluster.invitation(rank, sync))?;
             process.tell(&task)?;
             crew.push(process);
         }

@@ -27,7 +27,7 @@ use child::Process;
 
 /// Configuration of a cluster.
 #[derive(Debug, Clone)]
-pub struct BedConfig {
+pub struct ClusterConfig {
     /// Transport of all lanes.
     pub transport: Transport,
     /// RDMA device of servers and clients.
@@ -44,7 +44,7 @@ pub struct BedConfig {
     pub pin: Option<usize>,
 }
 
-impl BedConfig {
+impl ClusterConfig {
     /// One server with one applier for one worker, nothing pinned.
     pub const fn single(transport: Transport) -> Self {
         Self {
@@ -78,8 +78,8 @@ fn client(job: JoinOptions, sync: SyncMode) -> Result<Client, BenchError> {
 
 /// A running cluster. Dropping it ends it; its clients must be dropped first.
 #[derive(Debug)]
-pub struct Bed {
-    config: BedConfig,
+pub struct Cluster {
+    config: ClusterConfig,
     coordinator: String,
     token: JobToken,
     servers: Vec<Process>,
@@ -88,12 +88,12 @@ pub struct Bed {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Bed {
+impl Cluster {
     /// Starts the cluster; returns when every server has joined.
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
-    pub fn start(mut config: BedConfig) -> Result<Self, BenchError> {
+    pub fn start(mut config: ClusterConfig) -> Result<Self, BenchError> {
         let failed = |why: &dyn std::fmt::Display| BenchError::Process {
             name: "the coordinator".into(),
             why: why.to_string(),
@@ -127,7 +127,7 @@ impl Bed {
             let _ = serve(listening, &[told.as_fd()]);
         };
         let thread = thread.spawn(run).map_err(|e| failed(&e))?;
-        let mut bed = Self {
+        let mut cluster = Self {
             config,
             coordinator,
             token,
@@ -135,8 +135,8 @@ impl Bed {
             stop: Some(stop),
             thread: Some(thread),
         };
-        bed.start_servers()?;
-        Ok(bed)
+        cluster.start_servers()?;
+        Ok(cluster)
     }
 
     fn start_servers(&mut self) -> Result<(), BenchError> {
@@ -192,7 +192,7 @@ impl Bed {
     }
 
     /// Configuration that the cluster was started with.
-    pub const fn config(&self) -> &BedConfig {
+    pub const fn config(&self) -> &ClusterConfig {
         &self.config
     }
 
@@ -213,7 +213,7 @@ impl Bed {
     }
 }
 
-impl Meter for Bed {
+impl Meter for Cluster {
     fn peer(&mut self) -> Result<Usage, BenchError> {
         let mut all = Usage::default();
         for server in &mut self.servers {
@@ -223,7 +223,7 @@ impl Meter for Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Cluster {
     fn drop(&mut self) {
         // The coordinator ends the servers; then their input ends, and the processes exit.
         self.stop = None;
