@@ -69,7 +69,7 @@ fn watch(memory: &Region, at: usize, old: u64) -> u64 {
         return REST;
     };
     let mut looks = 0_u32;
-    let mut patience = None;
+    let mut deadline = None;
     loop {
         let now = words.load_acquire(0);
         if now != old {
@@ -79,8 +79,8 @@ fn watch(memory: &Region, at: usize, old: u64) -> u64 {
         looks = looks.wrapping_add(1);
         if looks.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
-            let patience = patience.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
-            if patience.passed() {
+            let deadline = deadline.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
+            if deadline.passed() {
                 return REST;
             }
         }
@@ -130,8 +130,8 @@ impl Work for Ping {
     fn end(&mut self) {
         if let Ok(words) = self.memory.words_mut(0, BODY) {
             words.store_release(ASK, REST);
-            let patience = Deadline::after(DATA_DEADLINE);
-            while words.as_read().load_acquire(ANSWER) != REST && !patience.passed() {
+            let deadline = Deadline::after(DATA_DEADLINE);
+            while words.as_read().load_acquire(ANSWER) != REST && !deadline.passed() {
                 std::thread::yield_now();
             }
         }

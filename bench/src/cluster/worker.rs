@@ -99,9 +99,9 @@ pub struct Report {
 
 /// Worker processes of a cluster.
 #[derive(Debug)]
-pub struct Crew(Vec<Process>);
+pub struct WorkerProcesses(Vec<Process>);
 
-impl Crew {
+impl WorkerProcesses {
     /// Starts workers of `cluster` from rank `first` on; returns when all have joined.
     ///
     /// # Errors
@@ -112,17 +112,17 @@ impl Crew {
         task: Task,
         sync: SyncMode,
     ) -> Result<Self, BenchError> {
-        let mut crew = Vec::new();
+        let mut processes = Vec::new();
         for rank in first..cluster.config().workers {
             let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
             process.tell(&cluster.invitation(rank, sync))?;
             process.tell(&task)?;
-            crew.push(process);
+            processes.push(process);
         }
-        for process in &mut crew {
+        for process in &mut processes {
             let () = process.hear()?;
         }
-        Ok(Self(crew))
+        Ok(Self(processes))
     }
 
     /// Number of worker processes.

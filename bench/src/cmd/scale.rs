@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::SyncMode;
 
-use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
@@ -73,10 +73,10 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             workers: most,
             seed: common.seed,
         };
-        let mut crew = Crew::start(&cluster, 0, task, SyncMode::Asp)?;
+        let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Asp)?;
         let mut best = 0.0_f64;
         for &workers in &args.workers {
-            let (row, all) = measure(args, servers, workers, &mut cluster, &mut crew)?;
+            let (row, all) = measure(args, servers, workers, &mut cluster, &mut processes)?;
             best = best.max(all.0);
             sheet.row(row)?;
             let (steps, even) = all;
@@ -97,14 +97,14 @@ fn measure(
     servers: u32,
     workers: u32,
     cluster: &mut Cluster,
-    crew: &mut Crew,
+    processes: &mut WorkerProcesses,
 ) -> Result<(Row, (f64, f64)), BenchError> {
     let slice = Slice {
         iters: args.common.iters.unwrap_or(u64::MAX),
         millis: (args.common.duration.as_millis() as u64).max(1),
     };
     let before = cluster.peer()?;
-    let all = Together::of(&crew.work(workers as usize, slice)?);
+    let all = Together::of(&processes.work(workers as usize, slice)?);
     let server = cluster.peer()?.since(before);
     let told = (all.calls_per_s, all.evenness);
     let label = Label {

@@ -9,7 +9,7 @@ use super::pin_client;
 use super::scale::together;
 use crate::bsp::Ticks;
 use crate::calls::Op;
-use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
@@ -21,7 +21,7 @@ use crate::sheet::{Failures, Sheet};
 /// Ticks or barriers in one slice of workers that wait for each other.
 const SLICE_TICKS: u64 = 200;
 /// Time after which a worker has lost the others.
-const SLICE_LIMIT: Duration = Duration::from_secs(120);
+const SLICE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of the subcommand `ssp`.
 #[derive(Debug, Clone, Args)]
@@ -117,13 +117,13 @@ fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, Ben
 
 fn of_processes(args: &SspArgs, workers: u32, task: Task) -> Result<Row, BenchError> {
     let mut cluster = cluster(args, workers)?;
-    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Bsp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: args.common.iters.unwrap_or(SLICE_TICKS),
-        millis: SLICE_LIMIT.as_millis() as u64,
+        millis: SLICE_TIMEOUT.as_millis() as u64,
     };
     let before = cluster.peer()?;
-    let all = Together::of(&crew.work(workers as usize, slice)?);
+    let all = Together::of(&processes.work(workers as usize, slice)?);
     let server = cluster.peer()?.since(before);
     let op = if matches!(task, Task::Barrier) {
         "barrier"

@@ -37,7 +37,7 @@ const PULLS: usize = 4;
 /// Size of the memory that is read, bytes.
 const DATA: usize = 1 << 20;
 const COUNTERS: usize = 4096;
-const PATIENCE: Duration = Duration::from_secs(20);
+const LANE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Both ends of a lane, and memory that it reads.
 pub(super) struct Ends {
@@ -111,7 +111,7 @@ impl Ends {
 
     /// Waits until the last push has arrived.
     fn wait(&mut self) -> Result<(), LaneError> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(LANE_TIMEOUT);
         while self.inbox.tail() != Some(self.tail) {
             self.lane.poll()?;
             self.port.poll(&mut self.view, &self.inbox)?;
@@ -255,7 +255,7 @@ impl Work for Read {
             head: &mut [],
             body: &mut self.landed,
         };
-        let done = self.ends.lane.read(&[op], into, Deadline::after(PATIENCE));
+        let done = self.ends.lane.read(&[op], into, Deadline::after(LANE_TIMEOUT));
         done.map_err(|e| other(&e))
     }
 
@@ -297,7 +297,7 @@ impl Work for Swap {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let (at, new) = (self.ends.counter, mix64(self.is));
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(LANE_TIMEOUT);
         let old = self.ends.lane.compare_swap(at, self.is, new, deadline);
         self.wrong += u64::from(old.map_err(|e| other(&e))? != self.is);
         self.is = new;

@@ -6,10 +6,10 @@
 
 mod arena;
 mod audits;
-mod crowd;
 mod functions;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod lane;
+mod many_workers;
 mod memory;
 mod peers;
 mod perftest;

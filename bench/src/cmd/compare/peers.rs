@@ -19,7 +19,7 @@ use crate::options::{Mode, Wire};
 use crate::subject::{Kind, Plot, Subject};
 
 /// Time after which a program counts as hung.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for another system's server to listen.
 pub(super) const START: Duration = Duration::from_secs(5);
 pub(super) const ROW_BYTES: u64 = 256;
@@ -137,7 +137,7 @@ fn mpi(
                 "none",
             ]);
             mpirun.args(["-n", "2"]).arg(&program).args([test, &millis]);
-            programs::run(&mut mpirun, PATIENCE).and_then(|text| mpi_median(&text, test))
+            programs::run(&mut mpirun, PROGRAM_TIMEOUT).and_then(|text| mpi_median(&text, test))
         };
         let (op, calls) = match test {
             "get" => (Op::Pull, 64),
@@ -167,7 +167,7 @@ fn compile_mpi() -> Result<std::path::PathBuf, String> {
     std::fs::write(&source, MPI_SOURCE).map_err(|e| e.to_string())?;
     let mut compile = Command::new(compiler);
     compile.arg("-O2").arg("-o").arg(&program).arg(&source);
-    programs::run(&mut compile, PATIENCE)?;
+    programs::run(&mut compile, PROGRAM_TIMEOUT)?;
     Ok(program)
 }
 
@@ -211,7 +211,7 @@ fn ucx(
         client.args([
             "-t", test, "-s", "256", "-n", "2000", "-w", "100", "-f", "-v",
         ]);
-        ucx_median(&programs::run(&mut client, PATIENCE)?)
+        ucx_median(&programs::run(&mut client, PROGRAM_TIMEOUT)?)
     };
     let what = "pull of one row of 64 f32, Hogwild";
     let rival = match test {
@@ -311,7 +311,7 @@ fn iperf3(
         wait_for_port(&port)?;
         let mut client = Command::new(&program);
         client.args(["-c", "127.0.0.1", "-p", &port, "-t", "1", "-J"]);
-        let text = programs::run(&mut client, PATIENCE)?;
+        let text = programs::run(&mut client, PROGRAM_TIMEOUT)?;
         let told: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
         let bits = told["end"]["sum_received"]["bits_per_second"].as_f64();
         let bits = bits.ok_or("iperf3 printed no bits per second")?;

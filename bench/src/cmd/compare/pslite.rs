@@ -10,7 +10,7 @@ use tidewater::{Client, PullOptions};
 
 use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;
-use super::peers::{PATIENCE, one_row_subject, pair};
+use super::peers::{PROGRAM_TIMEOUT, one_row_subject, pair};
 use super::programs;
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::Cluster;
@@ -70,7 +70,7 @@ pub(super) fn contests(
             let port = programs::free_port()?.to_string();
             let mut run = Command::new(&program);
             run.args([*test, &millis, &port]);
-            programs::run(&mut run, PATIENCE).and_then(|text| figure(&text, test))
+            programs::run(&mut run, PROGRAM_TIMEOUT).and_then(|text| figure(&text, test))
         };
         let mut subject = match *test {
             "rows" => {
@@ -119,7 +119,7 @@ fn compile() -> Result<PathBuf, String> {
         .arg(option("-L", &libraries))
         .arg(option("-Wl,-rpath,", &libraries))
         .args(["-lprotobuf-lite", "-lzmq", "-Wl,--allow-shlib-undefined"]);
-    programs::run(&mut compile, PATIENCE)?;
+    programs::run(&mut compile, PROGRAM_TIMEOUT)?;
     Ok(program)
 }
 

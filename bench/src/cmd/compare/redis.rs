@@ -10,7 +10,7 @@ use std::process::Command;
 use tidewater::{Client, PullOptions};
 
 use super::arena::{Arena, Metric};
-use super::peers::{PATIENCE, ROW_BYTES, START, one_row_subject, wait_for_port};
+use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_subject, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
 use crate::calls::{Calls, Op, Style};
@@ -107,7 +107,7 @@ impl Redis {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut peer = TcpStream::connect_timeout(&address, START)?;
         peer.set_nodelay(true)?;
-        peer.set_read_timeout(Some(PATIENCE))?;
+        peer.set_read_timeout(Some(PROGRAM_TIMEOUT))?;
         let value = vec![b'v'; ROW_BYTES as usize];
         let set = [
             &b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$256\r\n"[..],

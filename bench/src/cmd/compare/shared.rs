@@ -5,7 +5,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidewater::{Client, FabricSettings, SyncMode};
 
 use super::arena::{Arena, Metric};
-use super::{audits, crowd, functions, train};
+use super::{audits, functions, many_workers, train};
 use crate::bsp::Ticks;
 use crate::cluster::child::pin;
 use crate::cluster::{Cluster, ClusterConfig};
@@ -25,7 +25,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.args.transport.wire() != Some(Wire::Socket) {
         clock_of_a_thread(arena, &format!("{name}.clock"), None, None)?;
     }
-    crowd::contests(arena, name)?;
+    many_workers::contests(arena, name)?;
     audits::contests(arena, name)?;
     if arena.args.transport.wire() == Some(Wire::Memory) {
         functions::contests(arena, name)?;

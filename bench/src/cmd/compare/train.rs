@@ -20,7 +20,7 @@ const BATCH: usize = 1024;
 const EPOCHS: (u64, u64) = (4, 24);
 /// Rows in a generated set: as many as a9a has.
 const ROWS: &str = "32561";
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
 /// AdaGrad parameters of the trainer.
 const LR: f32 = 0.1;
 const EPS: f32 = 1e-8;
@@ -90,7 +90,7 @@ fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static s
     let file = programs::scratch().join("train.libsvm");
     let mut generate = Command::new(train);
     generate.args(["generate", "--rows", ROWS, "--features", "123", "--out"]);
-    programs::run(generate.arg(&file), PATIENCE)?;
+    programs::run(generate.arg(&file), PROGRAM_TIMEOUT)?;
     Ok((file, "a generated set (--data names a folder with a9a)"))
 }
 
@@ -114,7 +114,7 @@ fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String
     command
         .args(["--epochs", &epochs.to_string(), "--train"])
         .arg(file);
-    programs::run(&mut command, PATIENCE)?;
+    programs::run(&mut command, PROGRAM_TIMEOUT)?;
     let after = children_cpu().ok_or("the kernel does not report processor times")?;
     Ok(after - before)
 }
@@ -170,7 +170,7 @@ mod tests {
         let before = children_cpu().unwrap();
         let mut busy = Command::new("sh");
         busy.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]);
-        programs::run(&mut busy, PATIENCE).unwrap();
+        programs::run(&mut busy, PROGRAM_TIMEOUT).unwrap();
         assert!(children_cpu().unwrap() > before);
     }
 

@@ -6,16 +6,16 @@ use tidewater::{FabricSettings, SyncMode};
 
 use super::arena::{Arena, Title};
 use crate::ceiling::{Passes, copy_speed};
-use crate::cluster::worker::{Crew, Slice, Task, Together};
+use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
 
 /// Worker counts to find the best one, and the count that is compared with it.
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-const CROWD: u32 = 32;
+const MANY_WORKERS: u32 = 32;
 /// Time of each count in a round.
-const CROWD_TIME: Duration = Duration::from_millis(200);
+const MANY_WORKERS_TIME: Duration = Duration::from_millis(200);
 /// Rows of a part so small that the parts of all workers fit a core's cache; keys and values of their calls
 /// do not. A step draws 256 rows, 162 of them distinct: compare such rows a second only with each other.
 const CACHED_ROWS: u64 = 256;
@@ -30,7 +30,7 @@ const DENSE_STEPS: u64 = 3;
 /// that stays in a core's nearest cache.
 const PIECES: [(&str, usize); 2] = [("frames", 256 << 10), ("blocks", 16 << 10)];
 /// Time limit of a slice of workers that wait for each other, ms.
-const PATIENCE_MS: u64 = 60_000;
+const SLICE_TIMEOUT_MS: u64 = 60_000;
 
 /// Runs all contests.
 ///
@@ -63,10 +63,10 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
         return Ok(());
     }
     let cluster = cluster(arena, TICKERS, 1)?;
-    let mut crew = Crew::start(&cluster, 0, Task::Ticks, SyncMode::Bsp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, Task::Ticks, SyncMode::Bsp)?;
     let slice = Slice {
         iters: TICKS,
-        millis: PATIENCE_MS,
+        millis: SLICE_TIMEOUT_MS,
     };
     let title = Title {
         id,
@@ -74,7 +74,7 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
         unit: "us p50",
     };
     let mut ours = || {
-        let all = Together::of(&crew.work(TICKERS as usize, slice)?);
+        let all = Together::of(&processes.work(TICKERS as usize, slice)?);
         Ok((all.samples.figures(0).p50_us, all.wrong))
     };
     arena.contest(title, &mut ours, None)
@@ -86,24 +86,24 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let cluster = cluster(arena, CROWD, 1)?;
+    let cluster = cluster(arena, MANY_WORKERS, 1)?;
     let task = Task::Rows {
         dim: 16,
         rows: part,
         call_rows: 256,
-        workers: CROWD,
+        workers: MANY_WORKERS,
         seed: arena.args.seed,
     };
-    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Asp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Asp)?;
     let slice = Slice {
         iters: u64::MAX,
-        millis: CROWD_TIME.as_millis() as u64,
+        millis: MANY_WORKERS_TIME.as_millis() as u64,
     };
     let (mut ours, mut best, mut wrong) = (Vec::new(), Vec::new(), 0);
     for _ in 0..arena.args.rounds {
         let (mut most, mut last) = (0.0_f64, 0.0);
         for count in COUNTS {
-            let all = Together::of(&crew.work(count, slice)?);
+            let all = Together::of(&processes.work(count, slice)?);
             wrong += all.wrong;
             last = all.calls_per_s * 256.0 / 1e6;
             most = most.max(last);
@@ -141,13 +141,13 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         bytes: DENSE_BYTES,
         workers: DENSE_WORKERS,
     };
-    let mut crew = Crew::start(&cluster, 0, task, SyncMode::Bsp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: DENSE_STEPS,
-        millis: PATIENCE_MS,
+        millis: SLICE_TIMEOUT_MS,
     };
     let mut ours = || {
-        let all = Together::of(&crew.work(DENSE_WORKERS as usize, slice)?);
+        let all = Together::of(&processes.work(DENSE_WORKERS as usize, slice)?);
         let step = all.samples.figures(0).avg_us / 1e6;
         Ok((1.0 / step, all.wrong))
     };
