@@ -206,8 +206,8 @@ pub fn read_json(path: &Path) -> Result<Document, BenchError> {
     if document.schema == SCHEMA {
         return Ok(document);
     }
-    let told = document.schema;
-    Err(failed(path, &format!("layout {told}, not {SCHEMA}")))
+    let layout = document.schema;
+    Err(failed(path, &format!("layout {layout}, not {SCHEMA}")))
 }
 
 fn failed(path: &Path, why: &dyn std::fmt::Display) -> BenchError {

@@ -68,7 +68,7 @@ fn watch(memory: &Region, at: usize, old: u64) -> u64 {
     let Ok(words) = memory.words(at, 8) else {
         return REST;
     };
-    let mut looks = 0_u32;
+    let mut polls = 0_u32;
     let mut deadline = None;
     loop {
         let now = words.load_acquire(0);
@@ -76,8 +76,8 @@ fn watch(memory: &Region, at: usize, old: u64) -> u64 {
             return now;
         }
         spin_hint();
-        looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(YIELD_EVERY) {
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
             let deadline = deadline.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
             if deadline.passed() {
@@ -146,14 +146,14 @@ impl Work for Ping {
         for _ in 0..self.calls {
             words.copy_in(BODY, &self.there);
             words.store_release(ASK, self.count + 1);
-            let told = watch(&self.memory, ANSWER, self.count);
-            if told == REST {
+            let answered = watch(&self.memory, ANSWER, self.count);
+            if answered == REST {
                 return Err(BenchError::Process {
                     name: "the other end of a ping".into(),
                     why: "it does not answer".into(),
                 });
             }
-            self.count = told;
+            self.count = answered;
             words.as_read().copy_out(BODY, &mut self.back);
         }
         Ok(())

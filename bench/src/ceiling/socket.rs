@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use tidewater_protocol::limits::DATA_DEADLINE;
 
 use super::rows::{self, Shape};
-use crate::cluster::child::{Orders, Process, answer};
+use crate::cluster::child::{CommandReader, Process, answer};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -72,7 +72,7 @@ pub fn serve() -> Result<(), BenchError> {
             let _ = connection.and_then(register);
         }
     });
-    Orders::new().to_the_end();
+    CommandReader::new().to_the_end();
     Ok(())
 }
 
@@ -146,7 +146,7 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn open(job: Job, pin: Option<usize>) -> Result<Self, BenchError> {
         let mut process = Process::start(ROLE, "the other end of a socket".into(), pin)?;
-        let port: u16 = process.hear()?;
+        let port: u16 = process.receive()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let open = || {
             let mut peer = TcpStream::connect_timeout(&address, DATA_DEADLINE)?;

@@ -18,7 +18,7 @@ use crate::error::BenchError;
 pub struct Process {
     name: String,
     process: Child,
-    orders: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
@@ -41,13 +41,13 @@ impl Process {
             .spawn()
             .map_err(failed)?;
         let pipes = (process.stdin.take(), process.stdout.take());
-        let (Some(orders), Some(answers)) = pipes else {
+        let (Some(commands), Some(answers)) = pipes else {
             return Err(failed(io::Error::other("it has no pipes")));
         };
         let started = Self {
             name,
             process,
-            orders: Some(orders),
+            commands: Some(commands),
             answers: BufReader::new(answers),
         };
         if let Some(core) = core {
@@ -61,11 +61,11 @@ impl Process {
     ///
     /// # Errors
     /// [`BenchError::Process`] if the process is gone.
-    pub fn tell(&mut self, order: &impl Serialize) -> Result<(), BenchError> {
-        let mut line = serde_json::to_vec(order).map_err(|e| self.gone(&e))?;
+    pub fn send(&mut self, command: &impl Serialize) -> Result<(), BenchError> {
+        let mut line = serde_json::to_vec(command).map_err(|e| self.gone(&e))?;
         line.push(b'\n');
-        let sent = match self.orders.as_mut() {
-            Some(orders) => orders.write_all(&line).map_err(|e| e.to_string()),
+        let sent = match self.commands.as_mut() {
+            Some(commands) => commands.write_all(&line).map_err(|e| e.to_string()),
             None => Err("it was stopped".into()),
         };
         sent.map_err(|e| self.gone(&e))
@@ -75,7 +75,7 @@ impl Process {
     ///
     /// # Errors
     /// [`BenchError::Process`] if the process is gone, or the answer has another type.
-    pub fn hear<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
+    pub fn receive<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
         let mut answer = String::new();
         let read = self.answers.read_line(&mut answer);
         read.map_err(|e| self.gone(&e))?;
@@ -85,13 +85,13 @@ impl Process {
     /// Sends a command and waits for the answer.
     ///
     /// # Errors
-    /// As [`Self::tell`] and [`Self::hear`].
+    /// As [`Self::send`] and [`Self::receive`].
     pub fn ask<T: for<'a> Deserialize<'a>>(
         &mut self,
-        order: &impl Serialize,
+        command: &impl Serialize,
     ) -> Result<T, BenchError> {
-        self.tell(order)?;
-        self.hear()
+        self.send(command)?;
+        self.receive()
     }
 
     /// Process id of the child.
@@ -126,16 +126,16 @@ pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
 impl Drop for Process {
     fn drop(&mut self) {
         // The process exits at the end of its input.
-        self.orders = None;
+        self.commands = None;
         let _ = self.process.wait();
     }
 }
 
 /// The child's end: the commands on standard input.
 #[derive(Debug)]
-pub struct Orders(Lines<StdinLock<'static>>);
+pub struct CommandReader(Lines<StdinLock<'static>>);
 
-impl Orders {
+impl CommandReader {
     /// Locks the standard input of this process.
     pub fn new() -> Self {
         Self(io::stdin().lock().lines())
@@ -150,8 +150,8 @@ impl Orders {
             return Ok(None);
         };
         let line = line.map_err(pipe)?;
-        let order = serde_json::from_str(&line);
-        order.map(Some).map_err(|e| pipe(e.into()))
+        let command = serde_json::from_str(&line);
+        command.map(Some).map_err(|e| pipe(e.into()))
     }
 
     /// Blocks until the parent closes the input.
@@ -160,7 +160,7 @@ impl Orders {
     }
 }
 
-impl Default for Orders {
+impl Default for CommandReader {
     fn default() -> Self {
         Self::new()
     }

@@ -119,12 +119,12 @@ impl Cluster {
         })
         .map_err(|e| failed(&e))?;
         let coordinator = listening.address().to_owned();
-        let (stop, told) = UnixStream::pair().map_err(|e| failed(&e))?;
+        let (stop, stopped) = UnixStream::pair().map_err(|e| failed(&e))?;
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
         let run = move || {
             crate::alloc::aside();
             // If this fails, the processes that wait for the coordinator report that it is gone.
-            let _ = serve(listening, &[told.as_fd()]);
+            let _ = serve(listening, &[stopped.as_fd()]);
         };
         let thread = thread.spawn(run).map_err(|e| failed(&e))?;
         let mut cluster = Self {
@@ -143,7 +143,7 @@ impl Cluster {
         let config = self.config.clone();
         for number in 0..config.servers {
             let mut process = Process::start(server::ROLE, format!("server {number}"), config.pin)?;
-            process.tell(&server::Start {
+            process.send(&server::Start {
                 coordinator: self.coordinator.clone(),
                 token: self.token.to_hex(),
                 number,
@@ -156,7 +156,7 @@ impl Cluster {
             self.servers.push(process);
         }
         for server in &mut self.servers {
-            let () = server.hear()?;
+            let () = server.receive()?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::process::{ServerProcess, ServerProcessConfig};
 
-use super::child::{Orders, answer};
+use super::child::{CommandReader, answer};
 use crate::alloc;
 use crate::error::BenchError;
 use crate::measure::Usage;
@@ -52,11 +52,11 @@ pub struct Report;
 /// # Errors
 /// If it cannot start, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    let Some(start) = orders.take::<Start>()? else {
+    let mut commands = CommandReader::new();
+    let Some(start) = commands.take::<Start>()? else {
         return Ok(());
     };
-    drop(orders);
+    drop(commands);
     let failed = |why: String| BenchError::Process {
         name: format!("server {}", start.number),
         why,
@@ -78,27 +78,27 @@ pub fn run() -> Result<(), BenchError> {
             source,
         }
     };
-    let (stop, told) = UnixStream::pair().map_err(system("make a socket pair"))?;
-    let desk = std::thread::Builder::new().name("bench-desk".into());
-    let desk = desk
+    let (stop, stopped) = UnixStream::pair().map_err(system("make a socket pair"))?;
+    let reporter = std::thread::Builder::new().name("bench-usage".into());
+    let reporter = reporter
         .spawn(move || {
             alloc::aside();
-            let done = tell();
+            let done = report_usage();
             let _ = stop.shutdown(Shutdown::Both);
             done
         })
         .map_err(system("start a thread"))?;
     answer(&())?;
-    let ended = server.run(&[told.as_fd()]);
+    let ended = server.run(&[stopped.as_fd()]);
     ended.map_err(|e| failed(e.to_string()))?;
-    // After the coordinator has ended the server, the desk still waits for the parent, which exits too.
-    desk.join().unwrap_or(Ok(()))
+    // After the coordinator has ended the server, the reporter still waits for the parent, which exits too.
+    reporter.join().unwrap_or(Ok(()))
 }
 
 /// Answers the parent's commands until its input ends.
-fn tell() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    while orders.take::<Report>()?.is_some() {
+fn report_usage() -> Result<(), BenchError> {
+    let mut commands = CommandReader::new();
+    while commands.take::<Report>()?.is_some() {
         answer(&Usage::beside_this_thread())?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use tidewater::{Client, FabricSettings, JoinOptions, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Cluster;
-use super::child::{Orders, Process, answer};
+use super::child::{CommandReader, Process, answer};
 use crate::bsp::{Barrier, BspStep, Ticks};
 use crate::error::BenchError;
 use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
@@ -115,12 +115,12 @@ impl WorkerProcesses {
         let mut processes = Vec::new();
         for rank in first..cluster.config().workers {
             let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
-            process.tell(&cluster.invitation(rank, sync))?;
-            process.tell(&task)?;
+            process.send(&cluster.invitation(rank, sync))?;
+            process.send(&task)?;
             processes.push(process);
         }
         for process in &mut processes {
-            let () = process.hear()?;
+            let () = process.receive()?;
         }
         Ok(Self(processes))
     }
@@ -142,9 +142,9 @@ impl WorkerProcesses {
     pub fn work(&mut self, count: usize, slice: Slice) -> Result<Vec<Report>, BenchError> {
         let some = &mut self.0[..count];
         for process in &mut *some {
-            process.tell(&slice)?;
+            process.send(&slice)?;
         }
-        some.iter_mut().map(Process::hear).collect()
+        some.iter_mut().map(Process::receive).collect()
     }
 }
 
@@ -198,11 +198,11 @@ impl Together {
 /// # Errors
 /// If it cannot join, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    let Some(start) = orders.take::<Start>()? else {
+    let mut commands = CommandReader::new();
+    let Some(start) = commands.take::<Start>()? else {
         return Ok(());
     };
-    let Some(task) = orders.take::<Task>()? else {
+    let Some(task) = commands.take::<Task>()? else {
         return Ok(());
     };
     let mut client = join(&start)?;
@@ -225,12 +225,12 @@ pub fn run() -> Result<(), BenchError> {
                 batch: 0,
                 pushed: false,
             };
-            obey(&mut orders, &mut work)?;
+            run_slices(&mut commands, &mut work)?;
         }
-        Task::Ticks => obey(&mut orders, &mut Ticks::new([&mut client])?)?,
-        Task::Barrier => obey(&mut orders, &mut Barrier::new(&mut client))?,
+        Task::Ticks => run_slices(&mut commands, &mut Ticks::new([&mut client])?)?,
+        Task::Barrier => run_slices(&mut commands, &mut Barrier::new(&mut client))?,
         Task::Dense { bytes, workers } => {
-            obey(&mut orders, &mut BspStep::new(&mut client, bytes, workers)?)?;
+            run_slices(&mut commands, &mut BspStep::new(&mut client, bytes, workers)?)?;
         }
     }
     Ok(client.finish()?)
@@ -256,10 +256,10 @@ fn join(start: &Start) -> Result<Client, BenchError> {
     super::client(job, sync)
 }
 
-fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {
+fn run_slices(commands: &mut CommandReader, work: &mut dyn Work) -> Result<(), BenchError> {
     answer(&())?;
     let timer = timer_cost();
-    while let Some(slice) = orders.take::<Slice>()? {
+    while let Some(slice) = commands.take::<Slice>()? {
         let mut plan = Plan::lasting(Duration::from_millis(slice.millis), timer);
         plan.iters = slice.iters;
         let before = of_this_thread();

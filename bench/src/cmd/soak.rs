@@ -148,14 +148,14 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
 }
 
 /// Alternates pulls and pushes until the time or the calls are used up. Passes each row and the
-/// resident memory of client and servers to `tell`.
+/// resident memory of client and servers to `report`.
 ///
 /// # Errors
-/// The error of the first call that fails, or of `tell`.
+/// The error of the first call that fails, or of `report`.
 pub(crate) fn soak(
     args: &SoakArgs,
     cluster: &mut Cluster,
-    tell: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
+    report: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
     let mut client = cluster.client(0, SyncMode::Asp)?;
@@ -202,7 +202,7 @@ pub(crate) fn soak(
             };
             let memory = (Usage::of_this_process().resident, cluster.peer()?.resident);
             let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
-            tell(row, memory)?;
+            report(row, memory)?;
             resident.push(memory.0 + memory.1);
         }
         if let Some(saver) = &saver {
@@ -252,7 +252,7 @@ impl Saver {
         let other = TableBuilder::blocks::<f32>("other", args.model_bytes / 4, 1);
         client.create_table::<f32>(other.spec())?;
         let on = Arc::new(AtomicBool::new(false));
-        let ((turns, turn), (report, saved)) = (channel::<()>(), channel());
+        let ((turns, turn), (finished, saved)) = (channel::<()>(), channel());
         let Some(dir) = &args.save_to else {
             return Err(BenchError::Usage("--save-every needs --save-to".into()));
         };
@@ -262,7 +262,7 @@ impl Saver {
             for () in turn {
                 let saves = save_while(&mut client, &dir, &is_on, every);
                 // It fails if the measuring thread has ended with an error, which is reported.
-                let _ = report.send(saves);
+                let _ = finished.send(saves);
             }
             client
         };

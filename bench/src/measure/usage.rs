@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_tells_is_not_counted() {
+    fn reporting_thread_is_not_counted() {
         let (before, all) = (Usage::beside_this_thread(), Usage::of_this_process());
         let thread = of_this_thread();
         while of_this_thread().since(thread).cpu_ns < 50_000_000 {}

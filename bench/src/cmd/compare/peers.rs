@@ -312,8 +312,8 @@ fn iperf3(
         let mut client = Command::new(&program);
         client.args(["-c", "127.0.0.1", "-p", &port, "-t", "1", "-J"]);
         let text = programs::run(&mut client, PROGRAM_TIMEOUT)?;
-        let told: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-        let bits = told["end"]["sum_received"]["bits_per_second"].as_f64();
+        let report: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
         let bits = bits.ok_or("iperf3 printed no bits per second")?;
         Ok(bits / 8e9)
     };

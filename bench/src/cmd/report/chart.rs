@@ -193,13 +193,13 @@ fn line(svg: &mut String, series: &Series, x: Axis, y: Axis) {
     let class = class(series);
     let dashed = if series.dashed { " dashed" } else { "" };
     let _ = write!(svg, "<path class=\"line {class}{dashed}\" d=\"{path}\" />");
-    for (at_x, at_y, told) in &series.points {
+    for (at_x, at_y, tooltip) in &series.points {
         let (cx, cy) = (x.place(*at_x), y.place(*at_y));
-        let told = escape(told);
+        let tooltip = escape(tooltip);
         let _ = write!(
             svg,
             "<circle class=\"dot {class}\" cx={cx:.1} cy={cy:.1} r=3 />\
-             <circle class=hit cx={cx:.1} cy={cy:.1} r=9><title>{told}</title></circle>"
+             <circle class=hit cx={cx:.1} cy={cy:.1} r=9><title>{tooltip}</title></circle>"
         );
     }
 }

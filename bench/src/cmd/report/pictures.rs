@@ -222,7 +222,7 @@ fn point(kind: &Kind, row: &Row, label: &str) -> (f64, f64, String) {
     let value = kind.shown.of(row);
     let us = |value| Unit::Micros.text(value);
     let f = &row.figures;
-    let told = format!(
+    let tooltip = format!(
         "{label}, {}: {}\np50 {}, p90 {}, p99 {}, p99.9 {}, max {}\n{} calls, {}",
         kind.x.1.text(row.size as f64),
         kind.shown.unit().text(value),
@@ -237,7 +237,7 @@ fn point(kind: &Kind, row: &Row, label: &str) -> (f64, f64, String) {
             n => format!("{n} values WRONG"),
         }
     );
-    (row.size as f64, value, told)
+    (row.size as f64, value, tooltip)
 }
 
 /// The raw ceilings of the first run's rows, one line for each ceiling.
@@ -261,8 +261,8 @@ fn ceilings(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
         points: points
             .into_iter()
             .map(|(size, value)| {
-                let told = format!("{name}: {}", kind.shown.unit().text(value));
-                (size as f64, value, told)
+                let tooltip = format!("{name}: {}", kind.shown.unit().text(value));
+                (size as f64, value, tooltip)
             })
             .collect(),
         name,
