@@ -230,7 +230,10 @@ pub fn run() -> Result<(), BenchError> {
         Task::Ticks => run_slices(&mut commands, &mut Ticks::new([&mut client])?)?,
         Task::Barrier => run_slices(&mut commands, &mut Barrier::new(&mut client))?,
         Task::Dense { bytes, workers } => {
-            run_slices(&mut commands, &mut BspStep::new(&mut client, bytes, workers)?)?;
+            run_slices(
+                &mut commands,
+                &mut BspStep::new(&mut client, bytes, workers)?,
+            )?;
         }
     }
     Ok(client.finish()?)

@@ -7,7 +7,7 @@ use tidewater::{
     Client, Expression, FunctionArgs, PushOp, Reduction, Scalar, SyncMode, Table, TableBuilder,
 };
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::Work;
@@ -25,14 +25,14 @@ const Y: f32 = 0.25;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), BenchError> {
+pub(super) fn contests(comparison: &mut Comparison<'_>, transport: &str) -> Result<(), BenchError> {
     let ids = ["dot", "map"].map(|name| format!("{transport}.function.{name}"));
-    if !arena.wants(&[&ids[0], &ids[1]]) {
+    if !comparison.wants(&[&ids[0], &ids[1]]) {
         return Ok(());
     }
     let mut cluster = Cluster::start(ClusterConfig {
         appliers: THREADS as u16,
-        ..ClusterConfig::single(arena.args.transport)
+        ..ClusterConfig::single(comparison.args.transport)
     })?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     let x = table(&mut client, "x", X)?;
@@ -50,7 +50,7 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
         y: &local_y,
         last: 0.0,
     };
-    arena.duel(
+    comparison.head_to_head(
         (&ids[0], "inner product of two tables of 64 MiB, 2 appliers"),
         (&mut dot, Metric::GbPerSAtP50, &mut cluster),
         Some(("loop over arrays, 2 threads", &mut loop_dot)),
@@ -65,7 +65,7 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
         x: &local_x,
         y: &mut local_y,
     };
-    arena.duel(
+    comparison.head_to_head(
         (&ids[1], "y = y + 0 x of two tables of 64 MiB, 2 appliers"),
         (&mut map, Metric::GbPerSAtP50, &mut cluster),
         Some(("loop over arrays, 2 threads", &mut loop_map)),

@@ -255,7 +255,10 @@ impl Work for Read {
             head: &mut [],
             body: &mut self.landed,
         };
-        let done = self.ends.lane.read(&[op], into, Deadline::after(LANE_TIMEOUT));
+        let done = self
+            .ends
+            .lane
+            .read(&[op], into, Deadline::after(LANE_TIMEOUT));
         done.map_err(|e| other(&e))
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater::{FabricSettings, SyncMode};
 
-use super::arena::{Arena, Title};
+use super::comparison::{Comparison, Title};
 use crate::ceiling::{Passes, copy_speed};
 use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
@@ -36,19 +36,23 @@ const SLICE_TIMEOUT_MS: u64 = 60_000;
 ///
 /// # Errors
 /// The error of the first worker that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
-    processes_tick(arena, &format!("{name}.clock.processes"))?;
-    scale(arena, &format!("{name}.scale"), PART_ROWS)?;
+pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<(), BenchError> {
+    processes_tick(comparison, &format!("{name}.clock.processes"))?;
+    scale(comparison, &format!("{name}.scale"), PART_ROWS)?;
     if name == "shm" {
-        scale(arena, "shm.scale.cached", CACHED_ROWS)?;
-        dense_step(arena)?;
+        scale(comparison, "shm.scale.cached", CACHED_ROWS)?;
+        dense_step(comparison)?;
     }
     Ok(())
 }
 
-fn cluster(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Cluster, BenchError> {
+fn cluster(
+    comparison: &Comparison<'_>,
+    workers: u32,
+    appliers: u16,
+) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: arena.args.transport,
+        transport: comparison.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
         servers: 1,
@@ -58,11 +62,11 @@ fn cluster(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Cluster, Be
     })
 }
 
-fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+fn processes_tick(comparison: &mut Comparison<'_>, id: &str) -> Result<(), BenchError> {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let cluster = cluster(arena, TICKERS, 1)?;
+    let cluster = cluster(comparison, TICKERS, 1)?;
     let mut processes = WorkerProcesses::start(&cluster, 0, Task::Ticks, SyncMode::Bsp)?;
     let slice = Slice {
         iters: TICKS,
@@ -77,22 +81,22 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
         let all = Together::of(&processes.work(TICKERS as usize, slice)?);
         Ok((all.samples.figures(0).p50_us, all.wrong))
     };
-    arena.contest(title, &mut ours, None)
+    comparison.contest(title, &mut ours, None)
 }
 
 /// Throughput of many workers divided by that of the best worker count, per round. Each worker has
 /// `part` rows of its own.
-fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), BenchError> {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let cluster = cluster(arena, MANY_WORKERS, 1)?;
+    let cluster = cluster(comparison, MANY_WORKERS, 1)?;
     let task = Task::Rows {
         dim: 16,
         rows: part,
         call_rows: 256,
         workers: MANY_WORKERS,
-        seed: arena.args.seed,
+        seed: comparison.args.seed,
     };
     let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Asp)?;
     let slice = Slice {
@@ -100,7 +104,7 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
         millis: MANY_WORKERS_TIME.as_millis() as u64,
     };
     let (mut ours, mut best, mut wrong) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..arena.args.rounds {
+    for _ in 0..comparison.args.rounds {
         let (mut most, mut last) = (0.0_f64, 0.0);
         for count in COUNTS {
             let all = Together::of(&processes.work(count, slice)?);
@@ -119,24 +123,24 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
         unit: "M rows/s",
     };
     let rival = "the best of 1, 2, 4, 8, 16 and 32 workers";
-    arena.record(title, (ours, best), Some(rival), wrong)
+    comparison.record(title, (ours, best), Some(rival), wrong)
 }
 
 /// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
 /// into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters:
 /// (W + 2) / 2 copies. The speed is that of as many copying threads as there are cores. Bare steps by
 /// the same bound run first.
-fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
     let threads = dense_threads();
     for (name, piece) in PIECES {
-        bare_step(arena, &format!("{id}.bare.{name}"), (threads, piece))?;
+        bare_step(comparison, &format!("{id}.bare.{name}"), (threads, piece))?;
     }
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     // The tick is the work of the appliers: with one applier, all other cores would wait for it.
-    let cluster = cluster(arena, DENSE_WORKERS, threads as u16)?;
+    let cluster = cluster(comparison, DENSE_WORKERS, threads as u16)?;
     let task = Task::Dense {
         bytes: DENSE_BYTES,
         workers: DENSE_WORKERS,
@@ -157,17 +161,17 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         what: "BSP step on a dense table of 64 MiB, 4 workers, an applier a core: pull all, push all, tick",
         unit: "steps/s",
     };
-    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
 }
 
 /// The same passes over the same memory in one process, by the same bound: the part of it that
 /// remains without waits and messages.
 fn bare_step(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     (threads, piece): (usize, usize),
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let (bytes, workers) = (DENSE_BYTES as usize, DENSE_WORKERS as usize);
@@ -179,7 +183,7 @@ fn bare_step(
         what: "the passes of a BSP step on a dense table of 64 MiB, 4 workers, and nothing else",
         unit: "steps/s",
     };
-    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
 }
 
 /// Name of [`dense_bound`] as a rival.

@@ -2,7 +2,7 @@
 
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Gather, Memcpy, Ping};
@@ -27,37 +27,37 @@ const DENSE_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
-        let mut cluster = Cluster::start(ClusterConfig::single(arena.args.transport))?;
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if comparison.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
+        let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
         let mut client = cluster.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut cluster, &mut client)?;
-        many_rows(arena, &mut cluster, &mut client)?;
-        dense(arena, &mut cluster, &mut client)?;
-        push(arena, &mut cluster, &mut client)?;
+        one_row(comparison, &mut cluster, &mut client)?;
+        many_rows(comparison, &mut cluster, &mut client)?;
+        dense(comparison, &mut cluster, &mut client)?;
+        push(comparison, &mut cluster, &mut client)?;
         client.finish()?;
     }
-    appliers(arena)
+    appliers(comparison)
 }
 
 fn one_row(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     for kind in [Kind::Rows, Kind::Sparse] {
         for mode in [Mode::Consistent, Mode::Hogwild] {
             let id = format!("shm.row.{}.{}", kind.name(), mode.name());
-            if !arena.wants(&[&id]) {
+            if !comparison.wants(&[&id]) {
                 continue;
             }
-            let plot = Plot::whole(kind, ROW_BYTES, 1, arena.args.seed)?;
+            let plot = Plot::whole(kind, ROW_BYTES, 1, comparison.args.seed)?;
             let mut subject = Subject::new(client, plot, false)?;
             let options = PullOptions::default().mode(mode.pull_mode());
             let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, GROUP);
             let mut copy = Memcpy::new(ROW_BYTES, GROUP);
             let what = "pull of one row of 64 f32, in cache, location known";
-            arena.duel(
+            comparison.head_to_head(
                 (&id, what),
                 (&mut work, Metric::P50Ns, cluster),
                 Some(("memcpy of 256 B", &mut copy)),
@@ -69,17 +69,17 @@ fn one_row(
 }
 
 fn many_rows(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     for kind in [Kind::Sparse, Kind::Rows] {
         let modes = [Mode::Consistent, Mode::Hogwild];
         let ids = modes.map(|mode| format!("shm.rows.{}.{}", kind.name(), mode.name()));
-        if !arena.wants(&[&ids[0], &ids[1]]) {
+        if !comparison.wants(&[&ids[0], &ids[1]]) {
             continue;
         }
-        let seed = arena.args.seed;
+        let seed = comparison.args.seed;
         let plot = Plot::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
         let mut subject = Subject::new(client, plot, false)?;
         subject.learn_places()?;
@@ -87,7 +87,7 @@ fn many_rows(
         for (id, mode) in ids.iter().zip(modes) {
             let options = PullOptions::default().mode(mode.pull_mode());
             let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
-            arena.duel(
+            comparison.head_to_head(
                 (id, "pull of 1024 random rows of 64 f32 from 1 M"),
                 (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
                 Some(("bare gather: touch, copy, hash", &mut gather)),
@@ -99,20 +99,20 @@ fn many_rows(
 }
 
 fn dense(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let id = "shm.dense.pull";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Dense, DENSE_BYTES, 1, arena.args.seed)?;
+    let plot = Plot::whole(Kind::Dense, DENSE_BYTES, 1, comparison.args.seed)?;
     let mut subject = Subject::new(client, plot, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
-    arena.duel(
+    comparison.head_to_head(
         (id, "pull of a dense table of 64 MiB"),
         (&mut work, Metric::GbPerSAtP50, cluster),
         Some(("memcpy", &mut copy)),
@@ -121,20 +121,20 @@ fn dense(
 }
 
 fn push(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let id = "shm.push.applied";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, ROW_BYTES, 1, arena.args.seed)?;
+    let plot = Plot::whole(Kind::Sparse, ROW_BYTES, 1, comparison.args.seed)?;
     let mut subject = Subject::new(client, plot, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut subject, Op::Push, options, Style::Alone, 1);
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
-    arena.duel(
+    comparison.head_to_head(
         (id, "push of one row of 64 f32 until applied, server awake"),
         (&mut work, Metric::P50Us, cluster),
         Some(("shm ping", &mut ping)),
@@ -143,17 +143,17 @@ fn push(
 }
 
 /// An applier without a ring: equal on every transport, so it is measured here only.
-fn appliers(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn appliers(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     for name in ["sgd", "adagrad"] {
         for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {
             let id = format!("apply.{name}.{where_}");
             let rule = rules().into_iter().find(|rule| rule.name == name);
-            let Some(rule) = rule.filter(|_| arena.wants(&[&id])) else {
+            let Some(rule) = rule.filter(|_| comparison.wants(&[&id])) else {
                 continue;
             };
-            let mut work = Applier::new(rule, 16, rows, arena.args.seed)?;
+            let mut work = Applier::new(rule, 16, rows, comparison.args.seed)?;
             let what = format!("frames of random rows of 16 f32 applied, {rows} rows");
-            arena.duel(
+            comparison.head_to_head(
                 (&id, &what),
                 (&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
                 None,

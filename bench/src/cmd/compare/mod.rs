@@ -4,8 +4,7 @@
 //! The median of the rounds' ratios is compared with the target, or the median of our own figures if
 //! the target is absolute. Targets are data: `bench/targets.toml`.
 
-mod arena;
-mod audits;
+mod comparison;
 mod functions;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod lane;
@@ -18,6 +17,7 @@ mod pslite;
 mod redis;
 mod shared;
 mod socket;
+mod steady_state;
 mod targets;
 mod train;
 mod verbs;
@@ -35,7 +35,7 @@ use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
 use crate::options::{Common, Transport, Wire, parse_duration};
 use crate::sheet::{self, Document, Failures, SCHEMA, print};
-use arena::Arena;
+use comparison::Comparison;
 pub use targets::{Target, Targets};
 
 /// Options of the subcommand `compare`.
@@ -98,18 +98,18 @@ pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
         args.rounds, args.slice
     );
     print(&(text + &heading()))?;
-    let mut arena = Arena::new(args, targets, timer);
+    let mut comparison = Comparison::new(args, targets, timer);
     match args.transport.wire() {
-        Some(Wire::Memory) => memory::contests(&mut arena)?,
-        Some(Wire::Socket) => socket::contests(&mut arena)?,
-        None => verbs::contests(&mut arena)?,
+        Some(Wire::Memory) => memory::contests(&mut comparison)?,
+        Some(Wire::Socket) => socket::contests(&mut comparison)?,
+        None => verbs::contests(&mut comparison)?,
     }
-    shared::contests(&mut arena)?;
+    shared::contests(&mut comparison)?;
     if !args.no_peers {
-        peers::contests(&mut arena)?;
+        peers::contests(&mut comparison)?;
     }
     let took = clock::now() - began;
-    let (ratios, absent) = arena.finish();
+    let (ratios, absent) = comparison.finish();
     print(&format!("#\n# took {:.1} s\n", took.as_secs_f64()))?;
     let failures = failures(args, &ratios);
     let document = Document {
@@ -160,7 +160,7 @@ fn heading() -> String {
 
 /// Formats a line of the table.
 fn line(ratio: &Ratio) -> String {
-    let median = |values: &[f64]| match arena::median(values) {
+    let median = |values: &[f64]| match comparison::median(values) {
         Some(value) => number(value),
         None => "-".into(),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
 use tidewater_runtime::clock::Deadline;
 
-use super::arena::{Arena, Metric, Title};
+use super::comparison::{Comparison, Metric, Title};
 use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
@@ -31,12 +31,12 @@ const MPI_SOURCE: &str = include_str!("../../../baselines/mpi-rma/mpi_rma.c");
 ///
 /// # Errors
 /// Errors of our own side.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["peer."]) {
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["peer."]) {
         return Ok(());
     }
     let mut cluster = Cluster::start(ClusterConfig {
-        transport: arena.args.transport,
+        transport: comparison.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
         servers: 1,
@@ -45,23 +45,23 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         pin: None,
     })?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
-    match arena.args.transport.wire() {
+    match comparison.args.transport.wire() {
         Some(Wire::Memory) => {
-            mpi(arena, &mut cluster, &mut client)?;
+            mpi(comparison, &mut cluster, &mut client)?;
             ucx(
-                arena,
+                comparison,
                 &mut cluster,
                 &mut client,
                 ("posix,sysv,self", "ucp_get", 1.0),
             )?;
         }
         Some(Wire::Socket) => {
-            redis::contests(arena, &mut cluster, &mut client)?;
-            pslite::contests(arena, &mut cluster, &mut client)?;
-            iperf3(arena, &mut cluster, &mut client)?;
+            redis::contests(comparison, &mut cluster, &mut client)?;
+            pslite::contests(comparison, &mut cluster, &mut client)?;
+            iperf3(comparison, &mut cluster, &mut client)?;
             // `tag_lat` prints the one-way time.
             ucx(
-                arena,
+                comparison,
                 &mut cluster,
                 &mut client,
                 ("tcp,self", "tag_lat", 2.0),
@@ -69,7 +69,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         }
         None => {}
     }
-    perftest(arena, &mut cluster, &mut client)?;
+    perftest(comparison, &mut cluster, &mut client)?;
     client.finish()?;
     programs::sweep();
     Ok(())
@@ -86,27 +86,29 @@ impl<'s, 'c> OneRow<'s, 'c> {
 }
 
 pub(super) fn one_row_subject<'c>(
-    arena: &Arena<'_>,
+    comparison: &Comparison<'_>,
     client: &'c mut Client,
 ) -> Result<Subject<'c>, BenchError> {
-    let plot = Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?;
+    let plot = Plot::whole(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?;
     Subject::new(client, plot, false)
 }
 
 /// Open MPI one-sided: our own small program, compiled here.
 fn mpi(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&["peer.mpi."]) {
+    if !comparison.wants(&["peer.mpi."]) {
         return Ok(());
     }
     let program = match compile_mpi() {
         Ok(program) => program,
-        Err(reason) => return arena.absent("peer.mpi", &reason),
+        Err(reason) => return comparison.absent("peer.mpi", &reason),
     };
-    let millis = (arena.args.slice.as_millis() as u64).max(1).to_string();
+    let millis = (comparison.args.slice.as_millis() as u64)
+        .max(1)
+        .to_string();
     for (test, what, rival) in [
         (
             "get",
@@ -125,7 +127,7 @@ fn mpi(
         ),
     ] {
         let id = format!("peer.mpi.{test}");
-        if !arena.wants(&[&id]) {
+        if !comparison.wants(&[&id]) {
             continue;
         }
         let mut once = || {
@@ -145,15 +147,20 @@ fn mpi(
             _ => (Op::Push, 1),
         };
         let plot = match test {
-            "gather" => Plot::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, arena.args.seed),
-            _ => Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?,
+            "gather" => Plot::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, comparison.args.seed),
+            _ => Plot::whole(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?,
         };
         let mut subject = Subject::new(client, plot, false)?;
         subject.learn_places()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
         let mut work = Calls::new(&mut subject, op, hogwild, Style::Alone, calls);
         let title = (&*id, what, "us p50", rival);
-        pair(arena, title, (&mut work, Metric::P50Us, cluster), &mut once)?;
+        pair(
+            comparison,
+            title,
+            (&mut work, Metric::P50Us, cluster),
+            &mut once,
+        )?;
         subject.release()?;
     }
     Ok(())
@@ -184,21 +191,21 @@ fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
 
 /// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
 fn ucx(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
     (tls, test, ways): (&str, &str, f64),
 ) -> Result<(), BenchError> {
     let id = format!("peer.ucx.{test}");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let program = match programs::find("ucx_perftest") {
         Ok(program) => program,
-        Err(reason) => return arena.absent(&id, &format!("{reason} (ucx-utils)")),
+        Err(reason) => return comparison.absent(&id, &format!("{reason} (ucx-utils)")),
     };
     let group = if ways > 1.0 { 1 } else { 64 };
-    let mut subject = one_row_subject(arena, client)?;
+    let mut subject = one_row_subject(comparison, client)?;
     let mut work = OneRow::new(&mut subject, Mode::Hogwild, group);
     let once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
@@ -219,7 +226,7 @@ fn ucx(
         other => format!("ucx_perftest {other} of 256 B, both ways"),
     };
     pair(
-        arena,
+        comparison,
         (&id, what, "us p50", &rival),
         (&mut work.0, Metric::P50Us, cluster),
         &mut || once().map(|us| us * ways),
@@ -267,39 +274,39 @@ fn ucx_median(text: &str) -> Result<f64, String> {
 /// A contest between our work and the figure of another program. A failing program ends the contest,
 /// not the run.
 pub(super) fn pair(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     (id, what, unit, rival): (&str, &str, &str, &str),
     (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
     theirs: &mut dyn FnMut() -> Result<f64, String>,
 ) -> Result<(), BenchError> {
     let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..arena.args.rounds {
+    for _ in 0..comparison.args.rounds {
         match theirs() {
             Ok(value) => right.push(value),
-            Err(reason) => return arena.absent(id, &reason),
+            Err(reason) => return comparison.absent(id, &reason),
         }
-        let measured = arena.slice(work, meter)?;
+        let measured = comparison.slice(work, meter)?;
         wrong += measured.wrong;
         left.push(metric.of(&measured));
     }
     let title = Title { id, what, unit };
-    arena.record(title, (left, right), Some(rival), wrong)
+    comparison.record(title, (left, right), Some(rival), wrong)
 }
 
 fn iperf3(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let id = "peer.iperf3";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let program = match programs::find("iperf3") {
         Ok(program) => program,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let plot = Plot::whole(Kind::Rows, 1 << 20, 1, arena.args.seed)?;
+    let plot = Plot::whole(Kind::Rows, 1 << 20, 1, comparison.args.seed)?;
     let mut subject = Subject::new(client, plot, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Window(16), 32);
@@ -320,7 +327,7 @@ fn iperf3(
     let what = "pulls of 1 MiB, 16 under way";
     let title = (id, what, "GB/s", "iperf3, one stream of a second");
     pair(
-        arena,
+        comparison,
         title,
         (&mut work, Metric::GbPerS, cluster),
         &mut once,
@@ -330,20 +337,20 @@ fn iperf3(
 
 /// The raw NIC: `ib_read_lat`, if installed.
 fn perftest(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let id = "peer.perftest.read";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let (size, options) = (ROW_BYTES as u32, &["-n", "2000"]);
     let rival = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
         Ok(rival) => rival,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let mut subject = one_row_subject(arena, client)?;
+    let mut subject = one_row_subject(comparison, client)?;
     let mut work = OneRow::new(&mut subject, Mode::Hogwild, 1);
     let mut once = || rival.measure();
     let title = (
@@ -353,7 +360,7 @@ fn perftest(
         "ib_read_lat of 256 B",
     );
     pair(
-        arena,
+        comparison,
         title,
         (&mut work.0, Metric::P50Us, cluster),
         &mut once,

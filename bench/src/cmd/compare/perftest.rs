@@ -100,7 +100,10 @@ impl Perftest {
         };
         let mut server = Killed::start(&mut command(None))?;
         super::peers::wait_for_port(&port)?;
-        let said = programs::run(&mut command(Some(&self.address.to_string())), PROGRAM_TIMEOUT)?;
+        let said = programs::run(
+            &mut command(Some(&self.address.to_string())),
+            PROGRAM_TIMEOUT,
+        )?;
         // The server has to exit before the next measurement.
         let _ = server.wait(PROGRAM_TIMEOUT);
         figure_of(&said, self.size, self.figure)

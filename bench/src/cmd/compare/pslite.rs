@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tidewater::{Client, PullOptions};
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use super::memory::CALL_ROWS;
 use super::peers::{PROGRAM_TIMEOUT, one_row_subject, pair};
 use super::programs;
@@ -31,7 +31,7 @@ const DIM: usize = 64;
 /// # Errors
 /// Errors of our own side. Without a tree the rows are absent.
 pub(super) fn contests(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -54,16 +54,18 @@ pub(super) fn contests(
     ]
     .map(|(test, what, rival)| (test, format!("peer.pslite.{test}"), what, rival));
     let ids: Vec<&str> = contests.iter().map(|(_, id, ..)| &**id).collect();
-    if !arena.wants(&ids) {
+    if !comparison.wants(&ids) {
         return Ok(());
     }
     let program = match compile() {
         Ok(program) => program,
-        Err(reason) => return arena.absent("peer.pslite", &reason),
+        Err(reason) => return comparison.absent("peer.pslite", &reason),
     };
-    let millis = (arena.args.slice.as_millis() as u64).max(1).to_string();
+    let millis = (comparison.args.slice.as_millis() as u64)
+        .max(1)
+        .to_string();
     for (test, id, what, rival) in &contests {
-        if !arena.wants(&[id]) {
+        if !comparison.wants(&[id]) {
             continue;
         }
         let mut once = || {
@@ -74,10 +76,11 @@ pub(super) fn contests(
         };
         let mut subject = match *test {
             "rows" => {
-                let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
+                let plot =
+                    Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
                 Subject::new(client, plot, false)?
             }
-            _ => one_row_subject(arena, client)?,
+            _ => one_row_subject(comparison, client)?,
         };
         subject.learn_places()?;
         let (op, style, calls, metric) = match *test {
@@ -90,7 +93,7 @@ pub(super) fn contests(
         };
         let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
         let title = (&**id, *what, metric.unit(), *rival);
-        pair(arena, title, (&mut work, metric, cluster), &mut once)?;
+        pair(comparison, title, (&mut work, metric, cluster), &mut once)?;
         subject.release()?;
     }
     Ok(())

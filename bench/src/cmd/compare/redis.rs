@@ -9,7 +9,7 @@ use std::process::Command;
 
 use tidewater::{Client, PullOptions};
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_subject, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
@@ -27,7 +27,7 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 /// # Errors
 /// Errors of our own side. Without Redis its rows are absent.
 pub(super) fn contests(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -37,14 +37,14 @@ pub(super) fn contests(
         ("peer.redis.set", Op::Push, 1),
         ("peer.redis.set.pipeline", Op::Push, DEPTH),
     ];
-    if !arena.wants(&contests.map(|(id, ..)| id)) {
+    if !comparison.wants(&contests.map(|(id, ..)| id)) {
         return Ok(());
     }
     let server = match Redis::start() {
         Ok(server) => server,
-        Err(reason) => return arena.absent("peer.redis", &reason),
+        Err(reason) => return comparison.absent("peer.redis", &reason),
     };
-    let mut subject = one_row_subject(arena, client)?;
+    let mut subject = one_row_subject(comparison, client)?;
     for (id, op, depth) in contests {
         let (style, calls, metric) = match depth {
             1 => (Style::Alone, 1, Metric::P50Us),
@@ -52,7 +52,7 @@ pub(super) fn contests(
         };
         let mut commands = match server.commands(op, depth) {
             Ok(commands) => commands,
-            Err(e) => return arena.absent(id, &format!("Redis: {e}")),
+            Err(e) => return comparison.absent(id, &format!("Redis: {e}")),
         };
         let what = match (op, depth) {
             (Op::Pull, 1) => "pull of one row of 256 B",
@@ -71,7 +71,7 @@ pub(super) fn contests(
         }
         let options = PullOptions::default();
         let mut work = Calls::new(&mut subject, op, options, style, calls);
-        arena.duel(
+        comparison.head_to_head(
             (id, what),
             (&mut work, metric, cluster),
             Some((rival, &mut commands)),

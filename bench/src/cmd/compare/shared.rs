@@ -1,11 +1,11 @@
-//! Contests of every transport: clocks, many workers, dense steps, steady-state audits.
+//! Contests of every transport: clocks, many workers, dense steps, costs in the steady state.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidewater::{Client, FabricSettings, SyncMode};
 
-use super::arena::{Arena, Metric};
-use super::{audits, functions, many_workers, train};
+use super::comparison::{Comparison, Metric};
+use super::{functions, many_workers, steady_state, train};
 use crate::bsp::Ticks;
 use crate::cluster::child::pin;
 use crate::cluster::{Cluster, ClusterConfig};
@@ -20,16 +20,16 @@ const SESSIONS: u32 = 8;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    let name = name(arena.args.transport);
-    if arena.args.transport.wire() != Some(Wire::Socket) {
-        clock_of_a_thread(arena, &format!("{name}.clock"), None, None)?;
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    let name = name(comparison.args.transport);
+    if comparison.args.transport.wire() != Some(Wire::Socket) {
+        clock_of_a_thread(comparison, &format!("{name}.clock"), None, None)?;
     }
-    many_workers::contests(arena, name)?;
-    audits::contests(arena, name)?;
-    if arena.args.transport.wire() == Some(Wire::Memory) {
-        functions::contests(arena, name)?;
-        train::contest(arena)?;
+    many_workers::contests(comparison, name)?;
+    steady_state::contests(comparison, name)?;
+    if comparison.args.transport.wire() == Some(Wire::Memory) {
+        functions::contests(comparison, name)?;
+        train::contest(comparison)?;
     }
     Ok(())
 }
@@ -48,16 +48,16 @@ fn name(transport: Transport) -> &'static str {
 /// # Errors
 /// The error of the first call that fails.
 pub(super) fn clock_of_a_thread(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     core: Option<usize>,
     rival: Option<(&str, &mut dyn Work)>,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let mut cluster = Cluster::start(ClusterConfig {
-        transport: arena.args.transport,
+        transport: comparison.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
         servers: 1,
@@ -69,7 +69,7 @@ pub(super) fn clock_of_a_thread(
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
-    arena.duel((id, what), (&mut work, Metric::P50Us, &mut cluster), rival)?;
+    comparison.head_to_head((id, what), (&mut work, Metric::P50Us, &mut cluster), rival)?;
     for client in &mut clients {
         client.finish()?;
     }

@@ -2,7 +2,7 @@
 
 use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
 use crate::calls::{Calls, Op, Style};
@@ -27,14 +27,14 @@ const ROWS: u64 = 100_000;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    free(arena)?;
-    one_core(arena)
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    free(comparison)?;
+    one_core(comparison)
 }
 
-fn cluster(arena: &Arena<'_>, pin: Option<usize>) -> Result<Cluster, BenchError> {
+fn cluster(comparison: &Comparison<'_>, pin: Option<usize>) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: arena.args.transport,
+        transport: comparison.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
         servers: 1,
@@ -45,62 +45,62 @@ fn cluster(arena: &Arena<'_>, pin: Option<usize>) -> Result<Cluster, BenchError>
 }
 
 /// Contests with client and server on the cores that the kernel chooses.
-fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
+fn free(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
         return Ok(());
     }
-    let mut cluster = cluster(arena, None)?;
+    let mut cluster = cluster(comparison, None)?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         let id = format!("tcp.free.{}.256", op.name());
-        small(arena, &mut cluster, &mut client, (&id, op, 256), None)?;
+        small(comparison, &mut cluster, &mut client, (&id, op, 256), None)?;
     }
-    rates(arena, &mut cluster, &mut client)?;
-    streams(arena, &mut cluster, &mut client)?;
-    batches(arena, &mut cluster, &mut client, None)?;
+    rates(comparison, &mut cluster, &mut client)?;
+    streams(comparison, &mut cluster, &mut client)?;
+    batches(comparison, &mut cluster, &mut client, None)?;
     client.finish()?;
     Ok(())
 }
 
 /// Client and server on one core: a round trip is both ends' work plus two switches, and repeats.
-fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["tcp.core."]) {
+fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["tcp.core."]) {
         return Ok(());
     }
     let guard = OneCore::enter()?;
     let core = Some(guard.core());
-    let mut cluster = cluster(arena, core)?;
+    let mut cluster = cluster(comparison, core)?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
             let id = format!("tcp.core.{}.{size}", op.name());
-            small(arena, &mut cluster, &mut client, (&id, op, size), core)?;
+            small(comparison, &mut cluster, &mut client, (&id, op, size), core)?;
         }
     }
-    batches(arena, &mut cluster, &mut client, core)?;
+    batches(comparison, &mut cluster, &mut client, core)?;
     client.finish()?;
     drop(client);
     drop(cluster);
     let id = "tcp.core.clock";
-    if arena.wants(&[id]) {
+    if comparison.wants(&[id]) {
         let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
-        clock_of_a_thread(arena, id, core, Some(("tcp echo of 64 B", &mut echo)))?;
+        clock_of_a_thread(comparison, id, core, Some(("tcp echo of 64 B", &mut echo)))?;
     }
     Ok(())
 }
 
 /// Contests of one call after the other.
 fn small(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
     (id, op, size): (&str, Op, u64),
     core: Option<usize>,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
+    let plot = Plot::whole(Kind::Sparse, size, 1, comparison.args.seed)?;
     let mut subject = Subject::new(client, plot, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut subject, op, options, Style::Alone, 1);
@@ -114,7 +114,7 @@ fn small(
         None => "not pinned",
     };
     let what = format!("{what} of {size} B, {place}");
-    arena.duel(
+    comparison.head_to_head(
         (id, &what),
         (&mut work, Metric::P50Us, cluster),
         Some(("tcp echo", &mut echo)),
@@ -123,7 +123,7 @@ fn small(
 }
 
 fn rates(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -131,10 +131,10 @@ fn rates(
         let batched = if batch > 1 { ".batch" } else { "" };
         let rate = format!("tcp.rate.{}{batched}", op.name());
         let cpu = format!("{rate}.cpu");
-        if !arena.wants(&[&rate, &cpu]) {
+        if !comparison.wants(&[&rate, &cpu]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, 256, 1, arena.args.seed)?;
+        let plot = Plot::whole(Kind::Sparse, 256, 1, comparison.args.seed)?;
         let mut subject = Subject::new(client, plot, false)?;
         subject.client().batch_pushes(batch);
         let style = Style::Window(WINDOW_SMALL);
@@ -144,12 +144,12 @@ fn rates(
             "64 {}s of a row of 256 B under way, {batch} leave together",
             op.name()
         );
-        arena.duel(
+        comparison.head_to_head(
             (&rate, &what),
             (&mut work, Metric::CallsPerS, cluster),
             None,
         )?;
-        arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, cluster), None)?;
+        comparison.head_to_head((&cpu, &what), (&mut work, Metric::CpuUs, cluster), None)?;
         subject.client().batch_pushes(1);
         subject.release()?;
     }
@@ -157,7 +157,7 @@ fn rates(
 }
 
 fn streams(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -167,16 +167,16 @@ fn streams(
         (Op::Push, Kind::Dense, Flow::There),
     ] {
         let id = format!("tcp.stream.{}", op.name());
-        if !arena.wants(&[&id]) {
+        if !comparison.wants(&[&id]) {
             continue;
         }
-        let plot = Plot::whole(kind, MIB, 1, arena.args.seed)?;
+        let plot = Plot::whole(kind, MIB, 1, comparison.args.seed)?;
         let mut subject = Subject::new(client, plot, false)?;
         let style = Style::Window(WINDOW_LARGE);
         let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
         let mut stream = Stream::new(flow, MIB, calls, None)?;
         let what = format!("{}s of 1 MiB, 16 under way", op.name());
-        arena.duel(
+        comparison.head_to_head(
             (&id, &what),
             (&mut work, Metric::GbPerS, cluster),
             Some(("plain send and receive", &mut stream)),
@@ -187,7 +187,7 @@ fn streams(
 }
 
 fn batches(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
     core: Option<usize>,
@@ -196,10 +196,10 @@ fn batches(
         None => ("tcp.rows.free", "tcp.rows.window"),
         Some(_) => ("tcp.core.rows", "tcp.core.rows.window"),
     };
-    if !arena.wants(&[alone, window]) {
+    if !comparison.wants(&[alone, window]) {
         return Ok(());
     }
-    let seed = arena.args.seed;
+    let seed = comparison.args.seed;
     let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
     let mut subject = Subject::new(client, plot, false)?;
     subject.learn_places()?;
@@ -208,21 +208,21 @@ fn batches(
         let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
         FarRows::new(rows, (depth, calls), seed, core)
     };
-    if arena.wants(&[alone]) {
+    if comparison.wants(&[alone]) {
         let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
         let mut rows = bare(1, 1)?;
-        arena.duel(
+        comparison.head_to_head(
             (alone, "pull of 1024 random rows of 64 f32"),
             (&mut work, Metric::P50Us, cluster),
             Some(("bare gather through a socket", &mut rows)),
         )?;
     }
-    if arena.wants(&[window]) {
+    if comparison.wants(&[window]) {
         let style = Style::Window(WINDOW_LARGE);
         let calls = 4 * WINDOW_LARGE as u64;
         let mut rows = bare(WINDOW_LARGE as u64, calls)?;
         let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
-        arena.duel(
+        comparison.head_to_head(
             (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
             (&mut work, Metric::CallsPerS, cluster),
             Some(("bare gather through a socket", &mut rows)),

@@ -9,7 +9,7 @@ use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read};
 use tidewater_train::defaults;
 use tidewater_train::model::LogisticStep;
 
-use super::arena::{Arena, Title};
+use super::comparison::{Comparison, Title};
 use super::programs;
 use crate::error::BenchError;
 use crate::measure::of_this_thread;
@@ -29,34 +29,34 @@ const EPS: f32 = 1e-8;
 ///
 /// # Errors
 /// If the training file cannot be read.
-pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "train.lr";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let programs = programs::beside("tidewater")
         .and_then(|run| Ok((run, programs::beside("tidewater-train")?)));
     let (run, train) = match programs {
         Ok(programs) => programs,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let (file, set) = match training_file(arena, &train) {
+    let (file, set) = match training_file(comparison, &train) {
         Ok(file) => file,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
     let data = read(&file, &ReadOptions::default()).map_err(|e| BenchError::File {
         path: file.clone(),
         why: e.to_string(),
     })?;
     let (mut ours, mut local) = (Vec::new(), Vec::new());
-    for _ in 0..arena.args.rounds {
+    for _ in 0..comparison.args.rounds {
         let cost = |epochs| job(&run, &train, &file, epochs);
         match cost(EPOCHS.0).and_then(|short| Ok((short, cost(EPOCHS.1)?))) {
             Ok((short, long)) => {
                 let epochs = (EPOCHS.1 - EPOCHS.0) as f64;
                 ours.push((long - short) / epochs * 1e3);
             }
-            Err(reason) => return arena.absent(id, &reason),
+            Err(reason) => return comparison.absent(id, &reason),
         }
         local.push(local_epoch(&data)? * 1e3);
     }
@@ -70,7 +70,7 @@ pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         what: &what,
         unit: "ms cpu",
     };
-    arena.record(
+    comparison.record(
         title,
         (ours, local),
         Some("the same loop on a local array"),
@@ -79,8 +79,11 @@ pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
 }
 
 /// The public set if it is present; otherwise a generated one of its size.
-fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static str), String> {
-    if let Some(dir) = &arena.args.data {
+fn training_file(
+    comparison: &Comparison<'_>,
+    train: &Path,
+) -> Result<(PathBuf, &'static str), String> {
+    if let Some(dir) = &comparison.args.data {
         let file = dir.join("a9a.train.libsvm");
         if file.is_file() {
             return Ok((file, "a9a"));

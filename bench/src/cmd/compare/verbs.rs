@@ -5,7 +5,7 @@
 
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric};
 use super::peers::pair;
 use super::perftest::{Figure, Perftest};
 use crate::calls::{Calls, Op, Style};
@@ -46,26 +46,26 @@ const RATE: &[&str] = &["-n", "2500", "-q", "4"];
 ///
 /// # Errors
 /// Errors of our own side.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if arena.wants(&[
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if comparison.wants(&[
         "verbs.pull.",
         "verbs.dense.",
         "verbs.rows",
         "verbs.push.applied",
     ]) {
-        let mut cluster = Cluster::start(ClusterConfig::single(arena.args.transport))?;
+        let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
         let mut client = cluster.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut cluster, &mut client)?;
-        many_rows(arena, &mut cluster, &mut client)?;
-        dense(arena, &mut cluster, &mut client)?;
+        one_row(comparison, &mut cluster, &mut client)?;
+        many_rows(comparison, &mut cluster, &mut client)?;
+        dense(comparison, &mut cluster, &mut client)?;
         client.finish()?;
     }
-    lane(arena)
+    lane(comparison)
 }
 
 /// One row after the other, with a cached location.
 fn one_row(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -73,10 +73,10 @@ fn one_row(
         ("verbs.pull.8", "pull of a row of 8 B", 8),
         ("verbs.pull.256", "pull of a row of 256 B", ROW_BYTES),
     ] {
-        if !arena.wants(&[id]) {
+        if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
+        let plot = Plot::whole(Kind::Sparse, size, 1, comparison.args.seed)?;
         let mut subject = Subject::new(client, plot, false)?;
         let options = PullOptions::default();
         let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
@@ -88,7 +88,12 @@ fn one_row(
             options: LATENCY,
         };
         let rival = (Figure::MedianUs, 1.0);
-        against(arena, contest, (&mut work, Metric::P50Us, cluster), rival)?;
+        against(
+            comparison,
+            contest,
+            (&mut work, Metric::P50Us, cluster),
+            rival,
+        )?;
         subject.release()?;
     }
     Ok(())
@@ -96,15 +101,15 @@ fn one_row(
 
 /// Random rows with cached locations, many in a call.
 fn many_rows(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
     let id = "verbs.rows";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
+    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
     let mut subject = Subject::new(client, plot, false)?;
     subject.learn_places()?;
     let options = PullOptions::default();
@@ -119,7 +124,7 @@ fn many_rows(
     // Our figure is in calls a second.
     let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
     against(
-        arena,
+        comparison,
         contest,
         (&mut work, Metric::CallsPerS, cluster),
         rival,
@@ -129,7 +134,7 @@ fn many_rows(
 
 /// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
 fn dense(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
 ) -> Result<(), BenchError> {
@@ -147,10 +152,10 @@ fn dense(
             "ib_write_bw",
         ),
     ] {
-        if !arena.wants(&[id]) {
+        if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Dense, u64::from(MIB), 1, arena.args.seed)?;
+        let plot = Plot::whole(Kind::Dense, u64::from(MIB), 1, comparison.args.seed)?;
         let mut subject = Subject::new(client, plot, false)?;
         let (style, calls) = match op {
             Op::Pull => (Style::Alone, 1),
@@ -166,28 +171,33 @@ fn dense(
             options: BANDWIDTH,
         };
         let rival = (Figure::GbPerS, 1.0);
-        against(arena, contest, (&mut work, Metric::GbPerS, cluster), rival)?;
+        against(
+            comparison,
+            contest,
+            (&mut work, Metric::GbPerS, cluster),
+            rival,
+        )?;
         subject.release()?;
     }
     Ok(())
 }
 
 /// A lane alone: the operations of async-rdma's program too, and pushes until they have arrived.
-fn lane(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["verbs.lane.", "verbs.push.landed"]) {
+fn lane(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["verbs.lane.", "verbs.push.landed"]) {
         return Ok(());
     }
     #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-    return lanes(arena);
+    return lanes(comparison);
     #[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
-    arena.absent(
+    comparison.absent(
         "verbs.lane",
         "built without the cargo feature verbs or verbs-dlopen",
     )
 }
 
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn lanes(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     use super::lane::{Ends, Landed, Read, Swap};
     let reads = [
         ("verbs.lane.read.8", "read of 8 B", 8, LATENCY),
@@ -200,23 +210,23 @@ fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         ("verbs.push.landed", "1 MiB in frames until landed", MIB, 8),
     ];
     for (id, what, size, options) in reads {
-        if arena.wants(&[id]) {
+        if comparison.wants(&[id]) {
             let work = &mut Read::new(Ends::new()?, size as usize)?;
-            alone(arena, (id, what, "ib_read", size, options), work)?;
+            alone(comparison, (id, what, "ib_read", size, options), work)?;
         }
     }
     for (id, what, size, calls) in writes {
-        if arena.wants(&[id]) {
+        if comparison.wants(&[id]) {
             let options = if calls == 1 { LATENCY } else { BANDWIDTH };
             let work = &mut Landed::new(Ends::new()?, size as usize, calls);
-            alone(arena, (id, what, "ib_write", size, options), work)?;
+            alone(comparison, (id, what, "ib_write", size, options), work)?;
         }
     }
     let id = "verbs.lane.swap";
-    if arena.wants(&[id]) {
+    if comparison.wants(&[id]) {
         let work = &mut Swap::new(Ends::new()?);
         let what = "compare-and-swap";
-        alone(arena, (id, what, "ib_atomic", 8, SWAPS), work)?;
+        alone(comparison, (id, what, "ib_atomic", 8, SWAPS), work)?;
     }
     Ok(())
 }
@@ -224,7 +234,7 @@ fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
 /// A lane's work against the named program; the options select latency or bandwidth.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 fn alone(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     (id, what, name, size, options): (
         &'static str,
         &'static str,
@@ -247,12 +257,12 @@ fn alone(
         options,
     };
     let ours: (&mut dyn Work, Metric, &mut dyn Meter) = (work, metric, &mut crate::measure::NoPeer);
-    against(arena, contest, ours, (figure, 1.0))
+    against(comparison, contest, ours, (figure, 1.0))
 }
 
 /// Runs our work and the program in turn; the program's figure is multiplied by `scale`.
 fn against(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     contest: Match<'_>,
     (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
     (figure, scale): (Figure, f64),
@@ -266,7 +276,7 @@ fn against(
     } = contest;
     let rival = match Perftest::new(program, size, options, figure) {
         Ok(rival) => rival,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
     let name = match options {
         [.., "-q", pairs] => format!("{program} -s {size} -q {pairs}"),
@@ -274,5 +284,5 @@ fn against(
     };
     let title = (id, what, metric.unit(), &*name);
     let mut theirs = || rival.measure().map(|value| value * scale);
-    pair(arena, title, (work, metric, meter), &mut theirs)
+    pair(comparison, title, (work, metric, meter), &mut theirs)
 }

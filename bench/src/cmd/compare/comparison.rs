@@ -54,7 +54,7 @@ impl Metric {
     }
 }
 
-/// Name and subject of a contest.
+/// Name and description of a contest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Title<'a> {
     pub(super) id: &'a str,
@@ -66,7 +66,7 @@ pub(super) struct Title<'a> {
 pub(super) type Side<'a> = &'a mut dyn FnMut() -> Result<(f64, u64), BenchError>;
 
 /// All contests of a run.
-pub(super) struct Arena<'a> {
+pub(super) struct Comparison<'a> {
     pub(super) args: &'a CompareArgs,
     targets: Targets,
     timer: Duration,
@@ -74,7 +74,7 @@ pub(super) struct Arena<'a> {
     absent: Vec<Absent>,
 }
 
-impl<'a> Arena<'a> {
+impl<'a> Comparison<'a> {
     pub(super) const fn new(args: &'a CompareArgs, targets: Targets, timer: Duration) -> Self {
         Self {
             args,
@@ -110,7 +110,7 @@ impl<'a> Arena<'a> {
     }
 
     /// Runs a work against a rival, both through the measuring core.
-    pub(super) fn duel(
+    pub(super) fn head_to_head(
         &mut self,
         (id, what): (&str, &str),
         (ours, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),

@@ -1,11 +1,11 @@
-//! Steady-state audits: allocations, system calls, idle work, memory growth.
+//! Costs in the steady state: allocations, system calls, idle work, memory growth.
 
 use std::time::Duration;
 
 use tidewater::{FabricSettings, PullOptions, SyncMode};
 use tidewater_runtime::clock::{self, Deadline};
 
-use super::arena::{Arena, Title};
+use super::comparison::{Comparison, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
 use super::shared::OneCore;
@@ -29,26 +29,26 @@ const IDLE: Duration = Duration::from_millis(300);
 const SOAK_CALLS: u64 = 10_000_000;
 const SOAK_TIME: Duration = Duration::from_secs(25);
 
-/// Runs all audits.
+/// Runs all contests.
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
+pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<(), BenchError> {
     let ids = ["allocs.", "syscalls.", "idle", "soak"].map(|what| format!("{name}.{what}"));
     let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
-    if !arena.wants(&ids) {
+    if !comparison.wants(&ids) {
         return Ok(());
     }
-    idle(arena, name, &mut cluster(arena, 2)?)?;
-    calls(arena, name, &mut cluster(arena, 1)?)?;
-    grows(arena, name, &mut cluster(arena, 1)?)
+    idle(comparison, name, &mut cluster(comparison, 2)?)?;
+    calls(comparison, name, &mut cluster(comparison, 1)?)?;
+    grows(comparison, name, &mut cluster(comparison, 1)?)
 }
 
 /// Starts one server for `workers` workers, the used ranks only. With more workers than cores left, the
 /// server's applier would not stay awake between two calls.
-fn cluster(arena: &Arena<'_>, workers: u32) -> Result<Cluster, BenchError> {
+fn cluster(comparison: &Comparison<'_>, workers: u32) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: arena.args.transport,
+        transport: comparison.args.transport,
         rdma_device: None,
         fabric: FabricSettings::UNSET,
         servers: 1,
@@ -59,9 +59,13 @@ fn cluster(arena: &Arena<'_>, workers: u32) -> Result<Cluster, BenchError> {
 }
 
 /// Processor seconds a second of unused servers with an open session.
-fn idle(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
+fn idle(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
     let id = format!("{name}.idle");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let client = cluster.client(1, SyncMode::Asp)?;
@@ -78,14 +82,18 @@ fn idle(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), 
         let used = cluster.peer()?.since(before).cpu_ns;
         Ok((used as f64 / wall.as_nanos() as f64, 0))
     };
-    arena.contest(title, &mut ours, None)?;
+    comparison.contest(title, &mut ours, None)?;
     let mut client = client;
     Ok(client.finish()?)
 }
 
 /// Allocations and system calls of steady-state calls.
-fn calls(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
-    let remote = arena.args.transport.wire() != Some(Wire::Memory);
+fn calls(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
+    let remote = comparison.args.transport.wire() != Some(Wire::Memory);
     let apart = OneCore::enter()?;
     let apart = apart.keep_off(cluster)?.then_some(apart);
     let mut client = cluster.client(0, SyncMode::Asp)?;
@@ -107,17 +115,17 @@ fn calls(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(),
                 format!("{name}.allocs.{ends}"),
                 format!("{name}.syscalls.{ends}"),
             );
-            if !arena.wants(&[&allocs, &syscalls]) {
+            if !comparison.wants(&[&allocs, &syscalls]) {
                 continue;
             }
-            let plot = Plot::scattered(Kind::Sparse, 64, 10_000, rows, arena.args.seed);
+            let plot = Plot::scattered(Kind::Sparse, 64, 10_000, rows, comparison.args.seed);
             let mut subject = Subject::new(&mut client, plot, false)?;
             subject.learn_places()?;
             let calls = if windowed { 64 } else { 1 };
             let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
-            count_allocations(arena, &allocs, &mut work, cluster)?;
+            count_allocations(comparison, &allocs, &mut work, cluster)?;
             if !remote && !windowed {
-                count_system_calls(arena, &syscalls, &mut work, cluster)?;
+                count_system_calls(comparison, &syscalls, &mut work, cluster)?;
             }
             subject.release()?;
         }
@@ -134,7 +142,7 @@ fn some(calls: u64, work: &dyn Work) -> Plan {
 }
 
 fn count_allocations(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     work: &mut dyn Work,
     cluster: &mut Cluster,
@@ -154,7 +162,7 @@ fn count_allocations(
             measured.wrong + std::mem::take(&mut wrong),
         ))
     };
-    arena.contest(title, &mut ours, None)
+    comparison.contest(title, &mut ours, None)
 }
 
 /// Makes exactly `calls` calls, or fewer if they are slow; returns their number and the wrong values.
@@ -171,30 +179,30 @@ fn steadily(calls: u64, work: &mut dyn Work) -> Result<(u64, u64), BenchError> {
 }
 
 fn count_system_calls(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     work: &mut dyn Work,
     cluster: &Cluster,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let mut pids = vec![rustix::process::getpid()];
     pids.extend(cluster.pids());
     let (mut each, mut wrong) = (Vec::new(), 0);
     // A process that briefly needs a core ends a sleep in one round or the other.
-    for _ in 0..arena.args.rounds {
+    for _ in 0..comparison.args.rounds {
         let (mut counts, mut calls) = ([0; 2], [0; 2]);
         for (n, counted) in COUNTED.into_iter().enumerate() {
             let counter = match SyscallCounter::start(&pids) {
                 Ok(counter) => counter,
-                Err(reason) => return arena.absent(id, &reason),
+                Err(reason) => return comparison.absent(id, &reason),
             };
             let (made, bad) = steadily(counted, work)?;
             calls[n] = made;
             counts[n] = match counter.stop() {
                 Ok(count) => count,
-                Err(reason) => return arena.absent(id, &reason),
+                Err(reason) => return comparison.absent(id, &reason),
             };
             // Not counted: the audit pulls all pushed rows, and now and then pushes other values.
             wrong += bad + work.audit()?;
@@ -207,13 +215,17 @@ fn count_system_calls(
         what: "system calls of both ends for a call",
         unit: "calls/op",
     };
-    arena.record(title, (each, Vec::new()), None, wrong)
+    comparison.record(title, (each, Vec::new()), None, wrong)
 }
 
 /// Memory growth over ten million calls.
-fn grows(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(), BenchError> {
+fn grows(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
     let id = format!("{name}.soak");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let args = SoakArgs {
@@ -223,7 +235,7 @@ fn grows(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(),
         max_growth: u64::MAX,
         servers: 1,
         saves: SaveArgs::default(),
-        common: Common::plain(arena.args.transport, arena.args.seed),
+        common: Common::plain(comparison.args.transport, comparison.args.seed),
     };
     let mut wrong = 0;
     let soaked = soak(&args, cluster, &mut |row, _| {
@@ -240,5 +252,5 @@ fn grows(arena: &mut Arena<'_>, name: &str, cluster: &mut Cluster) -> Result<(),
         what: &what,
         unit: "bytes",
     };
-    arena.record(title, (vec![soaked.growth as f64], Vec::new()), None, wrong)
+    comparison.record(title, (vec![soaked.growth as f64], Vec::new()), None, wrong)
 }
