@@ -9,7 +9,7 @@ use tidewater::{PullOptions, PullTicket, Ticket};
 
 use crate::error::BenchError;
 use crate::measure::Work;
-use crate::subject::{Subject, poison};
+use crate::workload::{Workload, poison};
 
 /// Direction of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl<M: DerefMut<Target = [f32]> + fmt::Debug> Memory for M {}
 /// Calls on a table under measurement.
 #[derive(Debug)]
 pub struct Calls<'s, 'c> {
-    subject: &'s mut Subject<'c>,
+    workload: &'s mut Workload<'c>,
     op: Op,
     options: PullOptions,
     style: Style,
@@ -62,31 +62,31 @@ pub struct Calls<'s, 'c> {
     turn: usize,
     /// Batch of the next call: `turn` modulo the number of batches, without the division.
     next: usize,
-    /// Calls that the subject has not counted yet.
+    /// Calls that the workload has not counted yet.
     untold: std::ops::Range<usize>,
 }
 
 impl<'s, 'c> Calls<'s, 'c> {
     /// Creates samples of `calls` calls each.
     pub fn new(
-        subject: &'s mut Subject<'c>,
+        workload: &'s mut Workload<'c>,
         op: Op,
         options: PullOptions,
         style: Style,
         calls: u64,
     ) -> Self {
         let depth = match style {
-            Style::Window(depth) if subject.pulls_later() => depth.max(1),
+            Style::Window(depth) if workload.pulls_later() => depth.max(1),
             _ => 1,
         };
         let landings = match op {
             Op::Pull => (0..depth)
-                .map(|_| (Box::new(subject.landing()) as Box<dyn Memory>, None))
+                .map(|_| (Box::new(workload.landing()) as Box<dyn Memory>, None))
                 .collect(),
             Op::Push => Vec::new(),
         };
         Self {
-            subject,
+            workload,
             op,
             options,
             style,
@@ -109,7 +109,7 @@ impl<'s, 'c> Calls<'s, 'c> {
     /// If the client cannot register memory.
     pub fn land_in_buffers(mut self) -> Result<Self, BenchError> {
         for (memory, _) in &mut self.landings {
-            *memory = Box::new(self.subject.registered_landing()?);
+            *memory = Box::new(self.workload.registered_landing()?);
         }
         Ok(self)
     }
@@ -119,7 +119,7 @@ impl<'s, 'c> Calls<'s, 'c> {
         let batch = self.next;
         self.turn += 1;
         self.next += 1;
-        if self.next == self.subject.batches() {
+        if self.next == self.workload.batches() {
             self.next = 0;
         }
         batch
@@ -132,7 +132,7 @@ impl<'s, 'c> Calls<'s, 'c> {
         let done = (0..self.calls).try_for_each(|_| {
             let batch = self.next_batch();
             *landed = Some(batch);
-            self.subject.pull(batch, out, self.options)
+            self.workload.pull(batch, out, self.options)
         });
         self.landings = landings;
         done
@@ -145,7 +145,7 @@ impl<'s, 'c> Calls<'s, 'c> {
                 self.finish_oldest()?;
             }
             let batch = self.next_batch();
-            let ticket = self.subject.start_pull(batch, self.options)?;
+            let ticket = self.workload.start_pull(batch, self.options)?;
             // The oldest pull has finished: its destination is free.
             self.landings[n % depth].1 = Some(batch);
             self.pulls.push_back((ticket, n % depth));
@@ -159,7 +159,7 @@ impl<'s, 'c> Calls<'s, 'c> {
     fn finish_oldest(&mut self) -> Result<(), BenchError> {
         if let Some((ticket, landing)) = self.pulls.pop_front() {
             let out = &mut self.landings[landing].0;
-            self.subject.finish_pull(ticket, out)?;
+            self.workload.finish_pull(ticket, out)?;
         }
         Ok(())
     }
@@ -169,14 +169,14 @@ impl<'s, 'c> Calls<'s, 'c> {
             if self.pushes.len() == depth
                 && let Some(ticket) = self.pushes.pop_front()
             {
-                self.subject.wait(&ticket)?;
+                self.workload.wait(&ticket)?;
             }
             let batch = self.next_batch();
-            let ticket = self.subject.push(batch)?;
+            let ticket = self.workload.push(batch)?;
             self.pushes.push_back(ticket);
         }
         while let Some(ticket) = self.pushes.pop_front() {
-            self.subject.wait(&ticket)?;
+            self.workload.wait(&ticket)?;
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Work for Calls<'_, '_> {
     }
 
     fn bytes(&self) -> u64 {
-        self.subject.plot().bytes()
+        self.workload.spec().bytes()
     }
 
     fn prepare(&mut self) {
@@ -201,7 +201,7 @@ impl Work for Calls<'_, '_> {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         match (self.op, self.style) {
-            (Op::Pull, Style::Window(_)) if self.subject.pulls_later() => self.pull_window()?,
+            (Op::Pull, Style::Window(_)) if self.workload.pulls_later() => self.pull_window()?,
             (Op::Pull, _) => self.pull_alone()?,
             (Op::Push, Style::Alone) => self.push_all(1)?,
             (Op::Push, Style::Window(depth)) => self.push_all(depth.max(1))?,
@@ -213,9 +213,9 @@ impl Work for Calls<'_, '_> {
     /// Checks the last pull of each destination; pushes are counted for the next audit.
     fn check(&mut self) -> u64 {
         if self.op == Op::Push {
-            let batches = self.subject.batches();
+            let batches = self.workload.batches();
             for turn in self.untold.clone() {
-                self.subject.count_push(turn % batches, 1);
+                self.workload.count_push(turn % batches, 1);
             }
             self.untold = self.turn..self.turn;
             return 0;
@@ -223,7 +223,7 @@ impl Work for Calls<'_, '_> {
         let landed = self.landings.iter();
         let landed = landed.filter_map(|(out, batch)| Some((out, (*batch)?)));
         landed
-            .map(|(out, batch)| self.subject.wrong(batch, out))
+            .map(|(out, batch)| self.workload.wrong(batch, out))
             .sum()
     }
 
@@ -231,11 +231,11 @@ impl Work for Calls<'_, '_> {
         self.check();
         match self.op {
             Op::Pull => Ok(0),
-            Op::Push => self.subject.audit(),
+            Op::Push => self.workload.audit(),
         }
     }
 
     fn detours(&self) -> (u64, u64) {
-        self.subject.detours()
+        self.workload.detours()
     }
 }

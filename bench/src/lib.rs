@@ -1,7 +1,7 @@
 //! Benchmark of Tidewater: latency, bandwidth and rates, with values checked while measuring.
 //!
 //! Servers and workers are separate processes ([`cluster`]), connected as any user's are. A subcommand
-//! ([`cmd`]) plans works: [`calls`] on a [`subject`] with known [`values`], steps of [`bsp`], an
+//! ([`cmd`]) plans works: [`calls`] on a [`workload`] with known [`values`], steps of [`bsp`], an
 //! [`applier`], raw ceilings ([`ceiling`]). The core ([`measure`]) runs each work and counts the usage
 //! of both ends. Each result is a [`row`] of the [`sheet`]; a header gives the origin of the figures
 //! ([`fingerprint`]).
@@ -23,7 +23,7 @@ pub mod options;
 pub mod row;
 pub mod sheet;
 pub mod sizes;
-pub mod subject;
 pub mod values;
+pub mod workload;
 
 pub use error::BenchError;

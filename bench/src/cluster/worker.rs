@@ -15,7 +15,7 @@ use crate::bsp::{Barrier, BspStep, Ticks};
 use crate::error::BenchError;
 use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
 use crate::options::Transport;
-use crate::subject::{Kind, Plot, Subject, poison};
+use crate::workload::{Kind, Workload, WorkloadSpec, poison};
 
 /// Name of the hidden subcommand.
 pub const ROLE: &str = "__worker";
@@ -214,14 +214,14 @@ pub fn run() -> Result<(), BenchError> {
             workers,
             seed,
         } => {
-            let mut plot = Plot::scattered(Kind::Sparse, dim, rows, call_rows, seed);
-            plot.first = u64::from(start.rank) * rows;
-            plot.all_rows = u64::from(workers) * rows;
-            let mut subject = Subject::new(&mut client, plot, false)?;
-            subject.learn_places()?;
+            let mut spec = WorkloadSpec::scattered(Kind::Sparse, dim, rows, call_rows, seed);
+            spec.first = u64::from(start.rank) * rows;
+            spec.all_rows = u64::from(workers) * rows;
+            let mut workload = Workload::new(&mut client, spec, false)?;
+            workload.cache_locations()?;
             let mut work = RowStep {
-                out: subject.landing(),
-                subject,
+                out: workload.landing(),
+                workload,
                 batch: 0,
                 pushed: false,
             };
@@ -283,18 +283,18 @@ fn run_slices(commands: &mut CommandReader, work: &mut dyn Work) -> Result<(), B
 /// One training step: pull, push, wait.
 #[derive(Debug)]
 struct RowStep<'c> {
-    subject: Subject<'c>,
+    workload: Workload<'c>,
     out: Vec<f32>,
     batch: usize,
-    /// Whether this step's push is still missing in the subject's counts.
+    /// Whether this step's push is still missing in the workload's counts.
     pushed: bool,
 }
 
 impl RowStep<'_> {
     fn settle(&mut self) {
         if std::mem::take(&mut self.pushed) {
-            self.subject.count_push(self.batch, 1);
-            self.batch = (self.batch + 1) % self.subject.batches();
+            self.workload.count_push(self.batch, 1);
+            self.batch = (self.batch + 1) % self.workload.batches();
         }
     }
 }
@@ -305,7 +305,7 @@ impl Work for RowStep<'_> {
     }
 
     fn bytes(&self) -> u64 {
-        2 * self.subject.plot().bytes()
+        2 * self.workload.spec().bytes()
     }
 
     fn prepare(&mut self) {
@@ -315,19 +315,19 @@ impl Work for RowStep<'_> {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let options = PullOptions::default();
-        self.subject.pull(self.batch, &mut self.out, options)?;
-        let ticket = self.subject.push(self.batch)?;
+        self.workload.pull(self.batch, &mut self.out, options)?;
+        let ticket = self.workload.push(self.batch)?;
         self.pushed = true;
-        self.subject.wait(&ticket)
+        self.workload.wait(&ticket)
     }
 
     /// The pulled values are those before this step's push.
     fn check(&mut self) -> u64 {
-        self.subject.wrong(self.batch, &self.out)
+        self.workload.wrong(self.batch, &self.out)
     }
 
     fn audit(&mut self) -> Result<u64, BenchError> {
         self.settle();
-        self.subject.audit()
+        self.workload.audit()
     }
 }

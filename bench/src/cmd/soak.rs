@@ -22,7 +22,7 @@ use crate::options::{Common, Wire, parse_duration};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Rows in the table, and elements of each.
 const ROWS: u64 = 100_000;
@@ -169,10 +169,10 @@ pub(crate) fn soak(
     };
     let calls_of_sample = if saver.is_some() { 1 } else { CALLS };
     let mut is_saving = false;
-    let mut plot = Plot::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
-    plot.batches = 4096;
-    let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
-    subject.learn_places()?;
+    let mut spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
+    spec.batches = 4096;
+    let mut workload = Workload::new(&mut client, spec, common.plant_wrong)?;
+    workload.cache_locations()?;
     let end = Deadline::after(args.lasts);
     let most = args.ops.unwrap_or(u64::MAX);
     let timer = timer_cost();
@@ -184,7 +184,7 @@ pub(crate) fn soak(
         for op in [Op::Pull, Op::Push] {
             let style = style(common, op, saver.is_some());
             let options = PullOptions::default();
-            let mut work = Calls::new(&mut subject, op, options, style, calls_of_sample);
+            let mut work = Calls::new(&mut workload, op, options, style, calls_of_sample);
             let mut plan = plan(common, (op, calls_of_sample), Pace::Closed, timer);
             plan.duration = args.interval / 2;
             plan.iters = plan
@@ -215,7 +215,7 @@ pub(crate) fn soak(
     if let Some(saver) = saver {
         saver.finish()?;
     }
-    subject.release()?;
+    workload.release()?;
     client.finish()?;
     let settled = resident.get(2 * SETTLED - 1).or(resident.last());
     let settled = settled.copied().unwrap_or(0);

@@ -16,7 +16,7 @@ use crate::options::{Common, Mode, OpChoice, Wire, parse_limit};
 use crate::row::{Ceiling, Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Measuring time of a raw ceiling.
 const CEILING_TIME: Duration = Duration::from_millis(200);
@@ -106,18 +106,18 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
     };
     for &kind in kinds {
         let (dim, batch) = (args.dim as usize, args.batch as usize);
-        let plot = Plot::scattered(kind, dim, args.rows, batch, common.seed);
-        let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
-        subject.learn_places()?;
+        let spec = WorkloadSpec::scattered(kind, dim, args.rows, batch, common.seed);
+        let mut workload = Workload::new(&mut client, spec, common.plant_wrong)?;
+        workload.cache_locations()?;
         for op in ops(args.op) {
             sheet.section(&title(args, op, kind), "row bytes")?;
-            let row = measure_one(args, op, kind, &mut subject, &mut cluster, timer)?;
+            let row = measure_one(args, op, kind, &mut workload, &mut cluster, timer)?;
             let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
             let rows = row.figures.mops_per_s * f64::from(args.batch);
             sheet.row(row.under(ceiling(args, op, timer)?))?;
             sheet.remark(&format!("{rows:.3} M rows/s, {row_ns:.1} ns a row"))?;
         }
-        subject.release()?;
+        workload.release()?;
     }
     client.finish()?;
     drop(client);
@@ -161,7 +161,7 @@ fn measure_one(
     args: &SparseArgs,
     op: Op,
     kind: Kind,
-    subject: &mut Subject<'_>,
+    workload: &mut Workload<'_>,
     cluster: &mut Cluster,
     timer: Duration,
 ) -> Result<Row, BenchError> {
@@ -172,7 +172,7 @@ fn measure_one(
         Some(n) => (Style::Window(n), 4 * n as u64),
     };
     let pace = args.open_loop.map_or(Pace::Closed, Pace::Open);
-    let mut work = Calls::new(subject, op, options, style, calls);
+    let mut work = Calls::new(workload, op, options, style, calls);
     let plan = plan(common, (op, calls), pace, timer);
     let pause = common.plant_pause;
     let pause = pause.and_then(|time| cluster.pause_later(common.duration / 2, time));

@@ -16,7 +16,7 @@ use crate::options::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse
 use crate::row::{Ceiling, Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::Sizes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Maximum bytes of a window: more would measure the machine's page allocation.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
@@ -255,11 +255,11 @@ impl Case<'_> {
 
     fn measure(&self, cluster: &mut Cluster, client: &mut Client) -> Result<Row, BenchError> {
         let common = &self.args.common;
-        let plot = Plot::whole(self.kind, self.size, self.args.batch, common.seed)?;
-        let mut subject = Subject::new(client, plot, common.plant_wrong)?;
+        let spec = WorkloadSpec::full(self.kind, self.size, self.args.batch, common.seed)?;
+        let mut workload = Workload::new(client, spec, common.plant_wrong)?;
         let options = PullOptions::default().mode(self.args.mode.pull_mode());
         let (style, calls) = self.style();
-        let mut work = Calls::new(&mut subject, self.op, options, style, calls);
+        let mut work = Calls::new(&mut workload, self.op, options, style, calls);
         let plan = plan(common, (self.op, calls), self.shape.pace, self.timer);
         let half = common.duration / 2;
         let pause = common
@@ -269,7 +269,7 @@ impl Case<'_> {
         if let Some(pause) = pause {
             let _ = pause.join();
         }
-        subject.release()?;
+        workload.release()?;
         let label = Label {
             test: self.shape.test,
             op: self.op.name().into(),

@@ -7,7 +7,7 @@ use super::faults::{Fault, Setup};
 use super::host::{FullDisk, Host, stop_for, until};
 use super::ledger::{Counts, now_ns};
 use super::worker::CALL_LIMIT;
-use super::{Outcome, Subjects};
+use super::{FaultTargets, Outcome};
 use crate::error::BenchError;
 
 /// Time by which a cluster that cannot go on has ended every worker with an error: their deadline, and time for a
@@ -22,9 +22,9 @@ pub(super) fn inflict(
     (setup, fault): (Setup, Fault),
     cluster: &mut FaultCluster,
     host: &Host,
-    of: Subjects,
+    of: FaultTargets,
 ) -> Result<Outcome, BenchError> {
-    let Subjects {
+    let FaultTargets {
         server,
         worker,
         time,

@@ -82,7 +82,7 @@ pub struct ChaosArgs {
 
 /// What a fault is inflicted on.
 #[derive(Debug, Clone, Copy)]
-struct Subjects {
+struct FaultTargets {
     server: u32,
     worker: u32,
     time: Duration,
@@ -407,7 +407,7 @@ impl Session<'_> {
     ) -> Result<Outcome, BenchError> {
         let seed = &mut self.seed;
         std::thread::sleep(seed.time(20, 120));
-        let of = Subjects {
+        let of = FaultTargets {
             server: seed.below(self.args.servers.into()) as u32,
             // The first worker, which makes the calls to the coordinator, stays.
             worker: 1 + seed.below(u64::from(self.args.workers) - 1) as u32,

@@ -14,7 +14,7 @@ use super::host::{
     FullDisk, Host, Process, descendants, processes, signal, stop_for, until, wait_for,
 };
 use super::ledger::{Counts, now_ns, system};
-use super::{Outcome, Subjects, worker};
+use super::{FaultTargets, Outcome, worker};
 use crate::error::BenchError;
 
 /// Ticks between two checkpoints.
@@ -135,9 +135,9 @@ impl Training {
         &self,
         fault: Fault,
         host: &Host,
-        of: Subjects,
+        of: FaultTargets,
     ) -> Result<Outcome, BenchError> {
-        let Subjects {
+        let FaultTargets {
             server,
             worker,
             time,

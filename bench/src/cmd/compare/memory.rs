@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
 use crate::options::Mode;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Calls timed together if one is shorter than the timer.
 const GROUP: u64 = 64;
@@ -51,10 +51,10 @@ fn one_row(
             if !comparison.wants(&[&id]) {
                 continue;
             }
-            let plot = Plot::whole(kind, ROW_BYTES, 1, comparison.args.seed)?;
-            let mut subject = Subject::new(client, plot, false)?;
+            let spec = WorkloadSpec::full(kind, ROW_BYTES, 1, comparison.args.seed)?;
+            let mut workload = Workload::new(client, spec, false)?;
             let options = PullOptions::default().mode(mode.pull_mode());
-            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, GROUP);
+            let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, GROUP);
             let mut copy = Memcpy::new(ROW_BYTES, GROUP);
             let what = "pull of one row of 64 f32, in cache, location known";
             comparison.head_to_head(
@@ -62,7 +62,7 @@ fn one_row(
                 (&mut work, Metric::P50Ns, cluster),
                 Some(("memcpy of 256 B", &mut copy)),
             )?;
-            subject.release()?;
+            workload.release()?;
         }
     }
     Ok(())
@@ -80,20 +80,20 @@ fn many_rows(
             continue;
         }
         let seed = comparison.args.seed;
-        let plot = Plot::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.learn_places()?;
+        let spec = WorkloadSpec::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
+        let mut workload = Workload::new(client, spec, false)?;
+        workload.cache_locations()?;
         let mut gather = Gather::new(ROW_BYTES as usize, ROWS, CALL_ROWS, seed)?;
         for (id, mode) in ids.iter().zip(modes) {
             let options = PullOptions::default().mode(mode.pull_mode());
-            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+            let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
             comparison.head_to_head(
                 (id, "pull of 1024 random rows of 64 f32 from 1 M"),
                 (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
                 Some(("bare gather: touch, copy, hash", &mut gather)),
             )?;
         }
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -107,17 +107,17 @@ fn dense(
     if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Dense, DENSE_BYTES, 1, comparison.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Dense, DENSE_BYTES, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
     comparison.head_to_head(
         (id, "pull of a dense table of 64 MiB"),
         (&mut work, Metric::GbPerSAtP50, cluster),
         Some(("memcpy", &mut copy)),
     )?;
-    subject.release()
+    workload.release()
 }
 
 fn push(
@@ -129,17 +129,17 @@ fn push(
     if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, ROW_BYTES, 1, comparison.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Sparse, ROW_BYTES, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Push, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Push, options, Style::Alone, 1);
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
     comparison.head_to_head(
         (id, "push of one row of 64 f32 until applied, server awake"),
         (&mut work, Metric::P50Us, cluster),
         Some(("shm ping", &mut ping)),
     )?;
-    subject.release()
+    workload.release()
 }
 
 /// An applier without a ring: equal on every transport, so it is measured here only.

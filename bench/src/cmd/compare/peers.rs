@@ -16,7 +16,7 @@ use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::{Meter, Work};
 use crate::options::{Mode, Wire};
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Time after which a program counts as hung.
 pub(super) const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30);
@@ -79,18 +79,18 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
 struct OneRow<'s, 'c>(Calls<'s, 'c>);
 
 impl<'s, 'c> OneRow<'s, 'c> {
-    fn new(subject: &'s mut Subject<'c>, mode: Mode, calls: u64) -> Self {
+    fn new(workload: &'s mut Workload<'c>, mode: Mode, calls: u64) -> Self {
         let options = PullOptions::default().mode(mode.pull_mode());
-        Self(Calls::new(subject, Op::Pull, options, Style::Alone, calls))
+        Self(Calls::new(workload, Op::Pull, options, Style::Alone, calls))
     }
 }
 
-pub(super) fn one_row_subject<'c>(
+pub(super) fn one_row_workload<'c>(
     comparison: &Comparison<'_>,
     client: &'c mut Client,
-) -> Result<Subject<'c>, BenchError> {
-    let plot = Plot::whole(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?;
-    Subject::new(client, plot, false)
+) -> Result<Workload<'c>, BenchError> {
+    let spec = WorkloadSpec::full(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?;
+    Workload::new(client, spec, false)
 }
 
 /// Open MPI one-sided: our own small program, compiled here.
@@ -146,14 +146,16 @@ fn mpi(
             "gather" => (Op::Pull, 1),
             _ => (Op::Push, 1),
         };
-        let plot = match test {
-            "gather" => Plot::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, comparison.args.seed),
-            _ => Plot::whole(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?,
+        let spec = match test {
+            "gather" => {
+                WorkloadSpec::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, comparison.args.seed)
+            }
+            _ => WorkloadSpec::full(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?,
         };
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.learn_places()?;
+        let mut workload = Workload::new(client, spec, false)?;
+        workload.cache_locations()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
-        let mut work = Calls::new(&mut subject, op, hogwild, Style::Alone, calls);
+        let mut work = Calls::new(&mut workload, op, hogwild, Style::Alone, calls);
         let title = (&*id, what, "us p50", rival);
         pair(
             comparison,
@@ -161,7 +163,7 @@ fn mpi(
             (&mut work, Metric::P50Us, cluster),
             &mut once,
         )?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -205,8 +207,8 @@ fn ucx(
         Err(reason) => return comparison.absent(&id, &format!("{reason} (ucx-utils)")),
     };
     let group = if ways > 1.0 { 1 } else { 64 };
-    let mut subject = one_row_subject(comparison, client)?;
-    let mut work = OneRow::new(&mut subject, Mode::Hogwild, group);
+    let mut workload = one_row_workload(comparison, client)?;
+    let mut work = OneRow::new(&mut workload, Mode::Hogwild, group);
     let once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
         let mut command = Command::new(&program);
@@ -231,7 +233,7 @@ fn ucx(
         (&mut work.0, Metric::P50Us, cluster),
         &mut || once().map(|us| us * ways),
     )?;
-    subject.release()
+    workload.release()
 }
 
 /// Waits until `ucx_perftest` listens. It accepts one connection only, so this reads the kernel's list
@@ -306,10 +308,10 @@ fn iperf3(
         Ok(program) => program,
         Err(reason) => return comparison.absent(id, &reason),
     };
-    let plot = Plot::whole(Kind::Rows, 1 << 20, 1, comparison.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Rows, 1 << 20, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Window(16), 32);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Window(16), 32);
     let mut once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
         let mut command = Command::new(&program);
@@ -332,7 +334,7 @@ fn iperf3(
         (&mut work, Metric::GbPerS, cluster),
         &mut once,
     )?;
-    subject.release()
+    workload.release()
 }
 
 /// The raw NIC: `ib_read_lat`, if installed.
@@ -350,8 +352,8 @@ fn perftest(
         Ok(rival) => rival,
         Err(reason) => return comparison.absent(id, &reason),
     };
-    let mut subject = one_row_subject(comparison, client)?;
-    let mut work = OneRow::new(&mut subject, Mode::Hogwild, 1);
+    let mut workload = one_row_workload(comparison, client)?;
+    let mut work = OneRow::new(&mut workload, Mode::Hogwild, 1);
     let mut once = || rival.measure();
     let title = (
         id,
@@ -365,7 +367,7 @@ fn perftest(
         (&mut work.0, Metric::P50Us, cluster),
         &mut once,
     )?;
-    subject.release()
+    workload.release()
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ use tidewater::{Client, PullOptions};
 
 use super::comparison::{Comparison, Metric};
 use super::memory::CALL_ROWS;
-use super::peers::{PROGRAM_TIMEOUT, one_row_subject, pair};
+use super::peers::{PROGRAM_TIMEOUT, one_row_workload, pair};
 use super::programs;
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::Cluster;
 use crate::error::BenchError;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Environment variable that names the tree.
 const TREE: &str = "PSLITE";
@@ -74,15 +74,20 @@ pub(super) fn contests(
             run.args([*test, &millis, &port]);
             programs::run(&mut run, PROGRAM_TIMEOUT).and_then(|text| figure(&text, test))
         };
-        let mut subject = match *test {
+        let mut workload = match *test {
             "rows" => {
-                let plot =
-                    Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
-                Subject::new(client, plot, false)?
+                let spec = WorkloadSpec::scattered(
+                    Kind::Sparse,
+                    DIM,
+                    ROWS,
+                    CALL_ROWS,
+                    comparison.args.seed,
+                );
+                Workload::new(client, spec, false)?
             }
-            _ => one_row_subject(comparison, client)?,
+            _ => one_row_workload(comparison, client)?,
         };
-        subject.learn_places()?;
+        workload.cache_locations()?;
         let (op, style, calls, metric) = match *test {
             "rows" => (Op::Pull, Style::Alone, 1, Metric::P50Us),
             test => {
@@ -91,10 +96,10 @@ pub(super) fn contests(
                 (op, Style::Window(WINDOW), calls, Metric::CallsPerS)
             }
         };
-        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
         let title = (&**id, *what, metric.unit(), *rival);
         pair(comparison, title, (&mut work, metric, cluster), &mut once)?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }

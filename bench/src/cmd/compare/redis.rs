@@ -10,7 +10,7 @@ use std::process::Command;
 use tidewater::{Client, PullOptions};
 
 use super::comparison::{Comparison, Metric};
-use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_subject, wait_for_port};
+use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_workload, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
 use crate::calls::{Calls, Op, Style};
@@ -44,7 +44,7 @@ pub(super) fn contests(
         Ok(server) => server,
         Err(reason) => return comparison.absent("peer.redis", &reason),
     };
-    let mut subject = one_row_subject(comparison, client)?;
+    let mut workload = one_row_workload(comparison, client)?;
     for (id, op, depth) in contests {
         let (style, calls, metric) = match depth {
             1 => (Style::Alone, 1, Metric::P50Us),
@@ -67,18 +67,18 @@ pub(super) fn contests(
             (Op::Push, _) => "Redis SET of 256 B, 64 in a pipeline",
         };
         if depth > 1 && op == Op::Push {
-            subject.client().batch_pushes(PUSH_BATCH);
+            workload.client().batch_pushes(PUSH_BATCH);
         }
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, op, options, style, calls);
+        let mut work = Calls::new(&mut workload, op, options, style, calls);
         comparison.head_to_head(
             (id, what),
             (&mut work, metric, cluster),
             Some((rival, &mut commands)),
         )?;
-        subject.client().batch_pushes(1);
+        workload.client().batch_pushes(1);
     }
-    subject.release()
+    workload.release()
 }
 
 /// Our own Redis server on a free port.

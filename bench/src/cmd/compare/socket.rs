@@ -9,7 +9,7 @@ use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, FarRows, Flow, Stream};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Bytes that an echo sends in place of our header.
 const NOTE: u64 = 64;
@@ -100,10 +100,10 @@ fn small(
     if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, size, 1, comparison.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, op, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, op, options, Style::Alone, 1);
     let (to, back, what) = match op {
         Op::Pull => (NOTE, size, "pull of a row"),
         Op::Push => (size, NOTE, "push of a row until applied"),
@@ -119,7 +119,7 @@ fn small(
         (&mut work, Metric::P50Us, cluster),
         Some(("tcp echo", &mut echo)),
     )?;
-    subject.release()
+    workload.release()
 }
 
 fn rates(
@@ -134,12 +134,12 @@ fn rates(
         if !comparison.wants(&[&rate, &cpu]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, 256, 1, comparison.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.client().batch_pushes(batch);
+        let spec = WorkloadSpec::full(Kind::Sparse, 256, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(client, spec, false)?;
+        workload.client().batch_pushes(batch);
         let style = Style::Window(WINDOW_SMALL);
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, op, options, style, 16 * WINDOW_SMALL as u64);
+        let mut work = Calls::new(&mut workload, op, options, style, 16 * WINDOW_SMALL as u64);
         let what = format!(
             "64 {}s of a row of 256 B under way, {batch} leave together",
             op.name()
@@ -150,8 +150,8 @@ fn rates(
             None,
         )?;
         comparison.head_to_head((&cpu, &what), (&mut work, Metric::CpuUs, cluster), None)?;
-        subject.client().batch_pushes(1);
-        subject.release()?;
+        workload.client().batch_pushes(1);
+        workload.release()?;
     }
     Ok(())
 }
@@ -170,10 +170,10 @@ fn streams(
         if !comparison.wants(&[&id]) {
             continue;
         }
-        let plot = Plot::whole(kind, MIB, 1, comparison.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(kind, MIB, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(client, spec, false)?;
         let style = Style::Window(WINDOW_LARGE);
-        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
         let mut stream = Stream::new(flow, MIB, calls, None)?;
         let what = format!("{}s of 1 MiB, 16 under way", op.name());
         comparison.head_to_head(
@@ -181,7 +181,7 @@ fn streams(
             (&mut work, Metric::GbPerS, cluster),
             Some(("plain send and receive", &mut stream)),
         )?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -200,16 +200,16 @@ fn batches(
         return Ok(());
     }
     let seed = comparison.args.seed;
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
-    let mut subject = Subject::new(client, plot, false)?;
-    subject.learn_places()?;
+    let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
+    let mut workload = Workload::new(client, spec, false)?;
+    workload.cache_locations()?;
     let options = PullOptions::default();
     let bare = |depth, calls| {
         let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
         FarRows::new(rows, (depth, calls), seed, core)
     };
     if comparison.wants(&[alone]) {
-        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+        let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let mut rows = bare(1, 1)?;
         comparison.head_to_head(
             (alone, "pull of 1024 random rows of 64 f32"),
@@ -221,12 +221,12 @@ fn batches(
         let style = Style::Window(WINDOW_LARGE);
         let calls = 4 * WINDOW_LARGE as u64;
         let mut rows = bare(WINDOW_LARGE as u64, calls)?;
-        let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
+        let mut work = Calls::new(&mut workload, Op::Pull, options, style, calls);
         comparison.head_to_head(
             (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
             (&mut work, Metric::CallsPerS, cluster),
             Some(("bare gather through a socket", &mut rows)),
         )?;
     }
-    subject.release()
+    workload.release()
 }

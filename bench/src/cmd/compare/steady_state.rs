@@ -15,7 +15,7 @@ use crate::cmd::soak::{SaveArgs, SoakArgs, soak};
 use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
 use crate::options::{Common, Wire};
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Warm-up calls before counting: pools and windows reach their size in them.
 const WARM: u64 = 2_000;
@@ -118,16 +118,17 @@ fn calls(
             if !comparison.wants(&[&allocs, &syscalls]) {
                 continue;
             }
-            let plot = Plot::scattered(Kind::Sparse, 64, 10_000, rows, comparison.args.seed);
-            let mut subject = Subject::new(&mut client, plot, false)?;
-            subject.learn_places()?;
+            let spec =
+                WorkloadSpec::scattered(Kind::Sparse, 64, 10_000, rows, comparison.args.seed);
+            let mut workload = Workload::new(&mut client, spec, false)?;
+            workload.cache_locations()?;
             let calls = if windowed { 64 } else { 1 };
-            let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+            let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
             count_allocations(comparison, &allocs, &mut work, cluster)?;
             if !remote && !windowed {
                 count_system_calls(comparison, &syscalls, &mut work, cluster)?;
             }
-            subject.release()?;
+            workload.release()?;
         }
     }
     client.finish()?;

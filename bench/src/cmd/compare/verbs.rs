@@ -12,7 +12,7 @@ use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::{Meter, Work};
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Header bytes before a row on the wire.
 const HEADER: u32 = 16;
@@ -76,10 +76,10 @@ fn one_row(
         if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, size, 1, comparison.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(client, spec, false)?;
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+        let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let contest = Match {
             id,
             what,
@@ -94,7 +94,7 @@ fn one_row(
             (&mut work, Metric::P50Us, cluster),
             rival,
         )?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -109,11 +109,11 @@ fn many_rows(
     if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
-    let mut subject = Subject::new(client, plot, false)?;
-    subject.learn_places()?;
+    let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
+    let mut workload = Workload::new(client, spec, false)?;
+    workload.cache_locations()?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let contest = Match {
         id,
         what: "pull of 1024 random rows of 256 B, rows by rows",
@@ -129,7 +129,7 @@ fn many_rows(
         (&mut work, Metric::CallsPerS, cluster),
         rival,
     )?;
-    subject.release()
+    workload.release()
 }
 
 /// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
@@ -155,13 +155,13 @@ fn dense(
         if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Dense, u64::from(MIB), 1, comparison.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(Kind::Dense, u64::from(MIB), 1, comparison.args.seed)?;
+        let mut workload = Workload::new(client, spec, false)?;
         let (style, calls) = match op {
             Op::Pull => (Style::Alone, 1),
             Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
         };
-        let work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
         let mut work = work.land_in_buffers()?;
         let contest = Match {
             id,
@@ -177,7 +177,7 @@ fn dense(
             (&mut work, Metric::GbPerS, cluster),
             rival,
         )?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
