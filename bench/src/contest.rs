@@ -13,11 +13,12 @@ pub struct Ratio {
     pub unit: String,
     /// Figures of Tidewater, one per round.
     pub ours: Vec<f64>,
-    /// Name of the rival.
-    pub rival: Option<String>,
-    /// Figures of the rival, one per round.
+    /// Name of the baseline.
+    #[serde(rename = "rival")]
+    pub baseline: Option<String>,
+    /// Figures of the baseline, one per round.
     pub theirs: Vec<f64>,
-    /// Compared value: the median of the rounds' ratios, or of our figures without a rival.
+    /// Compared value: the median of the rounds' ratios, or of our figures without a baseline.
     pub value: f64,
     /// Smallest and largest value of the rounds.
     pub spread: [f64; 2],

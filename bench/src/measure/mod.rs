@@ -1,4 +1,4 @@
-//! The measuring core: all timed works, ours and rivals', run through it.
+//! The measuring core: all timed works, ours and baselines', run through it.
 //!
 //! A [`Plan`] sets duration and pace. [`run()`] drives a [`Work`] by it. It reads the clock around
 //! each sample, compares the values outside of the timed part, and reads the usage of both ends.

@@ -109,12 +109,12 @@ impl<'a> Comparison<'a> {
         measure::run(&plan, work, meter)
     }
 
-    /// Runs a work against a rival, both through the measuring core.
+    /// Runs a work against a baseline, both through the measuring core.
     pub(super) fn head_to_head(
         &mut self,
         (id, what): (&str, &str),
         (ours, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
-        rival: Option<(&str, &mut dyn Work)>,
+        baseline: Option<(&str, &mut dyn Work)>,
     ) -> Result<(), BenchError> {
         if !self.wants(&[id]) {
             return Ok(());
@@ -126,11 +126,11 @@ impl<'a> Comparison<'a> {
         };
         let (mut left, mut right) = (Vec::new(), Vec::new());
         let mut wrong = 0;
-        let mut rival = rival;
+        let mut baseline = baseline;
         for round in 0..self.args.rounds {
             // The order alternates: the second side may find a warmer or a busier machine.
             for side in [round % 2, (round + 1) % 2] {
-                let (measured, into) = match (side, &mut rival) {
+                let (measured, into) = match (side, &mut baseline) {
                     (0, _) => (self.slice(ours, meter)?, &mut left),
                     (_, Some((_, theirs))) => (self.slice(*theirs, &mut NoPeer)?, &mut right),
                     (_, None) => continue,
@@ -139,7 +139,7 @@ impl<'a> Comparison<'a> {
                 into.push(metric.of(&measured));
             }
         }
-        let name = rival.map(|(name, _)| name);
+        let name = baseline.map(|(name, _)| name);
         self.record(title, (left, right), name, wrong)
     }
 
@@ -148,16 +148,16 @@ impl<'a> Comparison<'a> {
         &mut self,
         title: Title<'_>,
         ours: Side<'_>,
-        rival: Option<(&str, Side<'_>)>,
+        baseline: Option<(&str, Side<'_>)>,
     ) -> Result<(), BenchError> {
         if !self.wants(&[title.id]) {
             return Ok(());
         }
         let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
-        let mut rival = rival;
+        let mut baseline = baseline;
         for round in 0..self.args.rounds {
             for side in [round % 2, (round + 1) % 2] {
-                let ((value, bad), into) = match (side, &mut rival) {
+                let ((value, bad), into) = match (side, &mut baseline) {
                     (0, _) => (ours()?, &mut left),
                     (_, Some((_, theirs))) => (theirs()?, &mut right),
                     (_, None) => continue,
@@ -166,7 +166,7 @@ impl<'a> Comparison<'a> {
                 into.push(value);
             }
         }
-        let name = rival.map(|(name, _)| name);
+        let name = baseline.map(|(name, _)| name);
         self.record(title, (left, right), name, wrong)
     }
 
@@ -175,7 +175,7 @@ impl<'a> Comparison<'a> {
         &mut self,
         title: Title<'_>,
         (ours, theirs): (Vec<f64>, Vec<f64>),
-        rival: Option<&str>,
+        baseline: Option<&str>,
         wrong: u64,
     ) -> Result<(), BenchError> {
         if !self.wants(&[title.id]) {
@@ -187,7 +187,7 @@ impl<'a> Comparison<'a> {
             ours.iter().zip(&theirs).map(|(o, t)| o / t).collect()
         };
         let target = self.targets.find(title.id);
-        // Some targets are absolute although a rival's figure is printed with them.
+        // Some targets are absolute although a baseline's figure is printed with them.
         let compared = match target {
             Some(target) if target.absolute => &ours,
             _ => &values,
@@ -207,7 +207,7 @@ impl<'a> Comparison<'a> {
             what: title.what.into(),
             unit: title.unit.into(),
             ours,
-            rival: rival.map(Into::into),
+            baseline: baseline.map(Into::into),
             theirs,
             value,
             spread: [least, most],

@@ -122,8 +122,8 @@ fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), Ben
         ),
         unit: "M rows/s",
     };
-    let rival = "the best of 1, 2, 4, 8, 16 and 32 workers";
-    comparison.record(title, (ours, best), Some(rival), wrong)
+    let baseline = "the best of 1, 2, 4, 8, 16 and 32 workers";
+    comparison.record(title, (ours, best), Some(baseline), wrong)
 }
 
 /// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
@@ -186,7 +186,7 @@ fn bare_step(
     comparison.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
 }
 
-/// Name of [`dense_bound`] as a rival.
+/// Name of [`dense_bound`] as a baseline.
 const TRAFFIC: &str = "memory traffic: 11 copies of the table, a thread a core";
 /// Copies of a step with W workers: W pulls, W pushes, and a tick of (W + 2) / 2 copies.
 const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;

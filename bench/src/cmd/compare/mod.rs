@@ -1,6 +1,6 @@
 //! `compare`: against the machine's own limits and other systems, in the same minute.
 //!
-//! A contest measures Tidewater and a rival in turn, round after round, so that both meet the same noise.
+//! A contest measures Tidewater and a baseline in turn, round after round, so that both meet the same noise.
 //! The median of the rounds' ratios is compared with the target, or the median of our own figures if
 //! the target is absolute. Targets are data: `bench/targets.toml`.
 
@@ -82,7 +82,7 @@ pub struct CompareArgs {
 /// Runs `compare`.
 ///
 /// # Errors
-/// The error of the first call that fails. A missing rival is not an error.
+/// The error of the first call that fails. A missing baseline is not an error.
 pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     let began = clock::now();
     let targets = Targets::load(args.targets.as_deref())?;
@@ -154,7 +154,7 @@ fn failures(args: &CompareArgs, ratios: &[Ratio]) -> Failures {
 fn heading() -> String {
     format!(
         "#{:<31} {:>12} {:>12} {:>10} {:>17} {:>9} {:>10}  {}\n",
-        "contest", "ours", "rival's", "value", "rounds", "target", "", "unit; rival"
+        "contest", "ours", "baseline's", "value", "rounds", "target", "", "unit; baseline"
     )
 }
 
@@ -187,9 +187,9 @@ fn line(ratio: &Ratio) -> String {
         verdict,
         ratio.unit,
         ratio
-            .rival
+            .baseline
             .as_ref()
-            .map_or(String::new(), |rival| format!("; {rival}")),
+            .map_or(String::new(), |baseline| format!("; {baseline}")),
     )
 }
 
@@ -219,7 +219,7 @@ mod tests {
             what: "x".into(),
             unit: "us".into(),
             ours: vec![1.0],
-            rival: None,
+            baseline: None,
             theirs: Vec::new(),
             value: 1.0,
             spread: [1.0, 1.0],

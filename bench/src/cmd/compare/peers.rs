@@ -109,7 +109,7 @@ fn mpi(
     let millis = (comparison.args.slice.as_millis() as u64)
         .max(1)
         .to_string();
-    for (test, what, rival) in [
+    for (test, what, baseline) in [
         (
             "get",
             "pull of one row of 64 f32, Hogwild",
@@ -156,7 +156,7 @@ fn mpi(
         workload.cache_locations()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
         let mut work = Calls::new(&mut workload, op, hogwild, Style::Alone, calls);
-        let title = (&*id, what, "us p50", rival);
+        let title = (&*id, what, "us p50", baseline);
         pair(
             comparison,
             title,
@@ -223,13 +223,13 @@ fn ucx(
         ucx_median(&programs::run(&mut client, PROGRAM_TIMEOUT)?)
     };
     let what = "pull of one row of 64 f32, Hogwild";
-    let rival = match test {
+    let baseline = match test {
         "ucp_get" => "ucx_perftest ucp_get of 256 B".to_owned(),
         other => format!("ucx_perftest {other} of 256 B, both ways"),
     };
     pair(
         comparison,
-        (&id, what, "us p50", &rival),
+        (&id, what, "us p50", &baseline),
         (&mut work.0, Metric::P50Us, cluster),
         &mut || once().map(|us| us * ways),
     )?;
@@ -277,7 +277,7 @@ fn ucx_median(text: &str) -> Result<f64, String> {
 /// not the run.
 pub(super) fn pair(
     comparison: &mut Comparison<'_>,
-    (id, what, unit, rival): (&str, &str, &str, &str),
+    (id, what, unit, baseline): (&str, &str, &str, &str),
     (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
     theirs: &mut dyn FnMut() -> Result<f64, String>,
 ) -> Result<(), BenchError> {
@@ -292,7 +292,7 @@ pub(super) fn pair(
         left.push(metric.of(&measured));
     }
     let title = Title { id, what, unit };
-    comparison.record(title, (left, right), Some(rival), wrong)
+    comparison.record(title, (left, right), Some(baseline), wrong)
 }
 
 fn iperf3(
@@ -348,13 +348,13 @@ fn perftest(
         return Ok(());
     }
     let (size, options) = (ROW_BYTES as u32, &["-n", "2000"]);
-    let rival = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
-        Ok(rival) => rival,
+    let baseline = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
+        Ok(baseline) => baseline,
         Err(reason) => return comparison.absent(id, &reason),
     };
     let mut workload = one_row_workload(comparison, client)?;
     let mut work = OneRow::new(&mut workload, Mode::Hogwild, 1);
-    let mut once = || rival.measure();
+    let mut once = || baseline.measure();
     let title = (
         id,
         "pull of one row of 64 f32, Hogwild",

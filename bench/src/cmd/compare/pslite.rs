@@ -52,7 +52,7 @@ pub(super) fn contests(
             "ps-lite, pull of 1024 keys",
         ),
     ]
-    .map(|(test, what, rival)| (test, format!("peer.pslite.{test}"), what, rival));
+    .map(|(test, what, baseline)| (test, format!("peer.pslite.{test}"), what, baseline));
     let ids: Vec<&str> = contests.iter().map(|(_, id, ..)| &**id).collect();
     if !comparison.wants(&ids) {
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn contests(
     let millis = (comparison.args.slice.as_millis() as u64)
         .max(1)
         .to_string();
-    for (test, id, what, rival) in &contests {
+    for (test, id, what, baseline) in &contests {
         if !comparison.wants(&[id]) {
             continue;
         }
@@ -97,7 +97,7 @@ pub(super) fn contests(
             }
         };
         let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
-        let title = (&**id, *what, metric.unit(), *rival);
+        let title = (&**id, *what, metric.unit(), *baseline);
         pair(comparison, title, (&mut work, metric, cluster), &mut once)?;
         workload.release()?;
     }

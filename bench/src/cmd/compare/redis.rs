@@ -60,7 +60,7 @@ pub(super) fn contests(
             (Op::Push, 1) => "push of one row of 256 B until applied",
             (Op::Push, _) => "64 pushes of 256 B under way, 16 leave together",
         };
-        let rival = match (op, depth) {
+        let baseline = match (op, depth) {
             (Op::Pull, 1) => "Redis GET of 256 B",
             (Op::Pull, _) => "Redis GET of 256 B, 64 in a pipeline",
             (Op::Push, 1) => "Redis SET of 256 B",
@@ -74,7 +74,7 @@ pub(super) fn contests(
         comparison.head_to_head(
             (id, what),
             (&mut work, metric, cluster),
-            Some((rival, &mut commands)),
+            Some((baseline, &mut commands)),
         )?;
         workload.client().batch_pushes(1);
     }

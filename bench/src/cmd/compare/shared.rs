@@ -51,7 +51,7 @@ pub(super) fn clock_of_a_thread(
     comparison: &mut Comparison<'_>,
     id: &str,
     core: Option<usize>,
-    rival: Option<(&str, &mut dyn Work)>,
+    baseline: Option<(&str, &mut dyn Work)>,
 ) -> Result<(), BenchError> {
     if !comparison.wants(&[id]) {
         return Ok(());
@@ -69,7 +69,11 @@ pub(super) fn clock_of_a_thread(
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
-    comparison.head_to_head((id, what), (&mut work, Metric::P50Us, &mut cluster), rival)?;
+    comparison.head_to_head(
+        (id, what),
+        (&mut work, Metric::P50Us, &mut cluster),
+        baseline,
+    )?;
     for client in &mut clients {
         client.finish()?;
     }

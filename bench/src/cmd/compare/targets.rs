@@ -22,7 +22,7 @@ pub struct Target {
     pub at_most: Option<f64>,
     /// Smallest value that meets the target.
     pub at_least: Option<f64>,
-    /// Whether our own figure is compared, although a rival is measured.
+    /// Whether our own figure is compared, although a baseline is measured.
     #[serde(default)]
     pub absolute: bool,
     /// Whether the value is a count, not a time; builds with debug assertions judge counts too.

@@ -1,6 +1,6 @@
 //! Contests over RDMA: against perftest on the same device, in turn.
 //!
-//! The rival moves the same bytes by the plainest means: no server behind the memory, no checks. A
+//! The baseline moves the same bytes by the plainest means: no server behind the memory, no checks. A
 //! row of 256 bytes is 272 bytes on the wire, because its header comes with it.
 
 use tidewater::{Client, PullOptions, SyncMode};
@@ -26,7 +26,7 @@ const MIB: u32 = 1 << 20;
 /// Pushes of one mebibyte in flight.
 const WINDOW: usize = 4;
 
-/// A contest: id, description, and the rival's program with its arguments.
+/// A contest: id, description, and the baseline's program with its arguments.
 struct Match<'a> {
     id: &'a str,
     what: &'a str,
@@ -87,12 +87,12 @@ fn one_row(
             size: size as u32 + HEADER,
             options: LATENCY,
         };
-        let rival = (Figure::MedianUs, 1.0);
+        let baseline = (Figure::MedianUs, 1.0);
         against(
             comparison,
             contest,
             (&mut work, Metric::P50Us, cluster),
-            rival,
+            baseline,
         )?;
         workload.release()?;
     }
@@ -122,12 +122,12 @@ fn many_rows(
         options: RATE,
     };
     // Our figure is in calls a second.
-    let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
+    let baseline = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
     against(
         comparison,
         contest,
         (&mut work, Metric::CallsPerS, cluster),
-        rival,
+        baseline,
     )?;
     workload.release()
 }
@@ -170,12 +170,12 @@ fn dense(
             size: MIB,
             options: BANDWIDTH,
         };
-        let rival = (Figure::GbPerS, 1.0);
+        let baseline = (Figure::GbPerS, 1.0);
         against(
             comparison,
             contest,
             (&mut work, Metric::GbPerS, cluster),
-            rival,
+            baseline,
         )?;
         workload.release()?;
     }
@@ -274,8 +274,8 @@ fn against(
         size,
         options,
     } = contest;
-    let rival = match Perftest::new(program, size, options, figure) {
-        Ok(rival) => rival,
+    let baseline = match Perftest::new(program, size, options, figure) {
+        Ok(baseline) => baseline,
         Err(reason) => return comparison.absent(id, &reason),
     };
     let name = match options {
@@ -283,6 +283,6 @@ fn against(
         _ => format!("{program} -s {size}"),
     };
     let title = (id, what, metric.unit(), &*name);
-    let mut theirs = || rival.measure().map(|value| value * scale);
+    let mut theirs = || baseline.measure().map(|value| value * scale);
     pair(comparison, title, (work, metric, meter), &mut theirs)
 }

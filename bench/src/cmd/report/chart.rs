@@ -152,7 +152,7 @@ impl Chart {
 fn class(series: &Series) -> String {
     series
         .color
-        .map_or_else(|| "rival".into(), |n| format!("s{n}"))
+        .map_or_else(|| "baseline".into(), |n| format!("s{n}"))
 }
 
 fn band(svg: &mut String, series: &Series, x: Axis, y: Axis) {

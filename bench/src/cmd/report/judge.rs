@@ -1,4 +1,4 @@
-//! The table of a comparison: the measurement, the rival, and the verdict.
+//! The table of a comparison: the measurement, the baseline, and the verdict.
 
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ fn is_met(ratio: &Ratio) -> bool {
 
 fn table(ratios: &[&Ratio], judged: bool) -> String {
     let mut out = "<div class=wide><table><thead><tr><th>contest<th>what<th class=n>ours\
-                   <th class=n>rival's<th>rival<th>unit<th class=n>value<th class=n>rounds"
+                   <th class=n>baseline's<th>baseline<th>unit<th class=n>value<th class=n>rounds"
         .to_owned();
     if judged {
         out += "<th class=n>target<th>by the bound<th>";
@@ -64,7 +64,7 @@ fn table(ratios: &[&Ratio], judged: bool) -> String {
 
 fn row(ratio: &Ratio, judged: bool) -> String {
     let [low, high] = ratio.spread;
-    let rival = ratio.rival.as_deref().unwrap_or("-");
+    let baseline = ratio.baseline.as_deref().unwrap_or("-");
     let mut out = format!(
         "<tr><td><code>{}</code><td>{}<td class=n>{}<td class=n>{}<td>{}<td>{}<td class=n><b>{}</b>\
          <td class=n>{} .. {}",
@@ -72,7 +72,7 @@ fn row(ratio: &Ratio, judged: bool) -> String {
         escape(&ratio.what),
         median(&ratio.ours),
         median(&ratio.theirs),
-        escape(rival),
+        escape(baseline),
         escape(&ratio.unit),
         long(ratio.value),
         long(low),
