@@ -15,7 +15,7 @@ use crate::cmd::soak::SoakArgs;
 use crate::cmd::sparse::SparseArgs;
 use crate::cmd::ssp::SspArgs;
 use crate::cmd::tables::{BandwidthArgs, LatencyArgs, RateArgs};
-use crate::{ceiling, cluster};
+use crate::{cluster, roofline};
 
 /// Examples at the end of every subcommand's help.
 pub const EXAMPLES: &str = "\
@@ -96,7 +96,7 @@ pub enum Command {
     #[command(name = chaos_worker::TRAINING_ROLE, hide = true)]
     ChaosTraining(TrainingArgs),
     /// Remote end of a plain socket
-    #[command(name = ceiling::ROLE, hide = true)]
+    #[command(name = roofline::ROLE, hide = true)]
     Wire,
     /// Man pages and shell completions for an installation
     #[command(name = "__pages", hide = true)]

@@ -2,7 +2,7 @@
 //!
 //! Servers and workers are separate processes ([`cluster`]), connected as any user's are. A subcommand
 //! ([`cmd`]) plans works: [`calls`] on a [`workload`] with known [`values`], steps of [`bsp`], an
-//! [`applier`], raw ceilings ([`ceiling`]). The core ([`measure`]) runs each work and counts the usage
+//! [`applier`], rooflines ([`roofline`]). The core ([`measure`]) runs each work and counts the usage
 //! of both ends. Each result is a [`row`] of the [`sheet`]; a header gives the origin of the figures
 //! ([`fingerprint`]).
 #![deny(unsafe_code)]
@@ -12,7 +12,6 @@ pub mod applier;
 pub mod args;
 pub mod bsp;
 pub mod calls;
-pub mod ceiling;
 pub mod cluster;
 pub mod cmd;
 pub mod contest;
@@ -20,6 +19,7 @@ pub mod error;
 pub mod fingerprint;
 pub mod measure;
 pub mod options;
+pub mod roofline;
 pub mod row;
 pub mod sheet;
 pub mod sizes;

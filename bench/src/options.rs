@@ -97,7 +97,7 @@ impl Transport {
         }
     }
 
-    /// Kind of raw ceilings for this transport; `None` if this program has none.
+    /// Kind of rooflines for this transport; `None` if this program has none.
     pub const fn wire(self) -> Option<Wire> {
         match self {
             Self::Shm => Some(Wire::Memory),
@@ -108,7 +108,7 @@ impl Transport {
     }
 }
 
-/// Medium of a transport, which selects its raw ceilings.
+/// Medium of a transport, which selects its rooflines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     /// Memory of one host: copies, gathers, pings.
@@ -145,15 +145,15 @@ pub struct Common {
     /// Pin the client's thread to this core
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
-    /// Pin all servers (and the remote ends of ceilings) to this core
+    /// Pin all servers (and the remote ends of rooflines) to this core
     #[arg(long, value_name = "CORE")]
     pub pin_servers: Option<usize>,
     /// Seed of keys and values
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Skip the raw ceiling of each size, the base of eff%
-    #[arg(long)]
-    pub no_ceiling: bool,
+    /// Skip the roofline of each size (the machine's limit without Tidewater), the base of eff%
+    #[arg(long = "no-ceiling")]
+    pub no_roofline: bool,
     /// Fail (exit 1) if a 99th percentile exceeds this many microseconds
     #[arg(long, value_name = "US", value_parser = parse_limit)]
     pub max_p99: Option<f64>,
@@ -188,7 +188,7 @@ impl Common {
             pin: None,
             pin_servers: None,
             seed,
-            no_ceiling: false,
+            no_roofline: false,
             max_p99: None,
             min_bw: None,
             json: None,

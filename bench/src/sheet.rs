@@ -217,7 +217,7 @@ fn failed(path: &Path, why: &dyn std::fmt::Display) -> BenchError {
     }
 }
 
-/// Columns of the CSV: the keys of a JSON row; `ceiling` is the ceiling's name.
+/// Columns of the CSV: the keys of a JSON row; `ceiling` is the roofline's name.
 const CSV_HEADER: &str = "test,op,table,mode,pace,size,bytes_per_call,calls_per_sample,ops,samples,\
 p50_us,p90_us,p99_us,p999_us,max_us,avg_us,mb_per_s,mops_per_s,cpu_client_us,cpu_server_us,\
 allocs_client,allocs_server,ceiling,eff_percent,retries,fallbacks,checked,wrong";
@@ -262,7 +262,7 @@ mod tests {
             cpu_server_us: Some(2.0),
             allocs_client: Some(0.0),
             allocs_server: Some(0.0),
-            ceiling: None,
+            roofline: None,
             eff_percent: None,
             retries: 1,
             fallbacks: 0,

@@ -7,19 +7,19 @@ use tidewater::{PullOptions, SyncMode};
 
 use super::{pin_client, plan};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, Gather, Ping};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
 use crate::options::{Common, Mode, OpChoice, Wire, parse_limit};
-use crate::row::{Ceiling, Label, Row};
+use crate::roofline::{Echo, Gather, Ping};
+use crate::row::{Label, Roofline, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
-/// Measuring time of a raw ceiling.
-const CEILING_TIME: Duration = Duration::from_millis(200);
+/// Measuring time of a roofline.
+const ROOFLINE_TIME: Duration = Duration::from_millis(200);
 /// Bytes of a row in a push or a request besides its values: key and location.
 const ROW_NOTE_BYTES: u64 = 16;
 /// Maximum number of elements in a row.
@@ -114,7 +114,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
             let row = measure_one(args, op, kind, &mut workload, &mut cluster, timer)?;
             let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
             let rows = row.figures.mops_per_s * f64::from(args.batch);
-            sheet.row(row.under(ceiling(args, op, timer)?))?;
+            sheet.row(row.with_roofline(roofline(args, op, timer)?))?;
             sheet.remark(&format!("{rows:.3} M rows/s, {row_ns:.1} ns a row"))?;
         }
         workload.release()?;
@@ -190,11 +190,11 @@ fn measure_one(
     Ok(Row::new(label, &measured, calls, pace))
 }
 
-/// Ceiling over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
+/// Roofline over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
 /// TCP: an echo with the bytes of a request or an acknowledgement.
-fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>, BenchError> {
+fn roofline(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Roofline>, BenchError> {
     let common = &args.common;
-    let Some(wire) = common.transport.wire().filter(|_| !common.no_ceiling) else {
+    let Some(wire) = common.transport.wire().filter(|_| !common.no_roofline) else {
         return Ok(None);
     };
     let row = u64::from(args.dim) * 4;
@@ -219,10 +219,10 @@ fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>
             ("tcp echo", Box::new(echo))
         }
     };
-    let mut plan = Plan::lasting(CEILING_TIME, timer);
+    let mut plan = Plan::lasting(ROOFLINE_TIME, timer);
     plan.warmup = 3;
     let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-    Ok(Some(Ceiling {
+    Ok(Some(Roofline {
         name: name.into(),
         p50_us: figures.p50_us,
         mb_per_s: figures.mops_per_s * bytes as f64,

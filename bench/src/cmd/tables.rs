@@ -7,13 +7,13 @@ use tidewater::{Client, PullOptions, SyncMode};
 
 use super::{pin_client, plan};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, Flow, Memcpy, Ping, Stream};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
 use crate::options::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
-use crate::row::{Ceiling, Label, Row};
+use crate::roofline::{Echo, Flow, Memcpy, Ping, Stream};
+use crate::row::{Label, Roofline, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::Sizes;
 use crate::workload::{Kind, Workload, WorkloadSpec};
@@ -22,8 +22,8 @@ use crate::workload::{Kind, Workload, WorkloadSpec};
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
 /// Windows in a sample: so many that filling and draining the window count little.
 const WINDOWS_A_SAMPLE: u64 = 16;
-/// Measuring time of a raw ceiling.
-const CEILING_TIME: Duration = Duration::from_millis(40);
+/// Measuring time of a roofline.
+const ROOFLINE_TIME: Duration = Duration::from_millis(40);
 /// Bytes of a request or an acknowledgement: an echo sends them in place of our header.
 const NOTE_BYTES: u64 = 64;
 
@@ -173,7 +173,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
                 timer,
             };
             let row = case.measure(&mut cluster, &mut client)?;
-            sheet.row(row.under(case.ceiling()?))?;
+            sheet.row(row.with_roofline(case.roofline()?))?;
         }
     }
     client.finish()?;
@@ -281,9 +281,9 @@ impl Case<'_> {
     }
 
     /// The machine's own limit for this row, measured right after it.
-    fn ceiling(&self) -> Result<Option<Ceiling>, BenchError> {
+    fn roofline(&self) -> Result<Option<Roofline>, BenchError> {
         let common = &self.args.common;
-        if common.no_ceiling {
+        if common.no_roofline {
             return Ok(None);
         }
         let bytes = self.bytes();
@@ -309,12 +309,12 @@ impl Case<'_> {
                 ("tcp stream", Box::new(stream))
             }
         };
-        let mut plan = Plan::lasting(CEILING_TIME, self.timer);
+        let mut plan = Plan::lasting(ROOFLINE_TIME, self.timer);
         plan.warmup = 3;
         let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
         // A ping counts the larger of its two directions; the row counts payload.
         let mb_per_s = figures.mops_per_s * bytes as f64;
-        Ok(Some(Ceiling {
+        Ok(Some(Roofline {
             name: name.into(),
             p50_us: figures.p50_us,
             mb_per_s,

@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] sets duration and pace. [`run()`] drives a [`Work`] by it. It reads the clock around
 //! each sample, compares the values outside of the timed part, and reads the usage of both ends.
-//! A [`Measured`] holds the histogram and the sums. Raw ceilings are works as well, so a ratio compares
+//! A [`Measured`] holds the histogram and the sums. Rooflines are works as well, so a ratio compares
 //! two figures of one kind.
 
 mod plan;

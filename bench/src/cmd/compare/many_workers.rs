@@ -5,11 +5,11 @@ use std::time::Duration;
 use tidewater::{FabricSettings, SyncMode};
 
 use super::comparison::{Comparison, Title};
-use crate::ceiling::{Passes, copy_speed};
 use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
+use crate::roofline::{Passes, copy_speed};
 
 /// Worker counts to find the best one, and the count that is compared with it.
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];

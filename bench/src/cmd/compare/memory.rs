@@ -5,11 +5,11 @@ use tidewater::{Client, PullOptions, SyncMode};
 use super::comparison::{Comparison, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Gather, Memcpy, Ping};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
 use crate::options::Mode;
+use crate::roofline::{Gather, Memcpy, Ping};
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Calls timed together if one is shorter than the timer.

@@ -6,9 +6,9 @@ use super::comparison::{Comparison, Metric};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, FarRows, Flow, Stream};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
+use crate::roofline::{Echo, Flow, RemoteRows, Stream};
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Bytes that an echo sends in place of our header.
@@ -206,7 +206,7 @@ fn batches(
     let options = PullOptions::default();
     let bare = |depth, calls| {
         let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
-        FarRows::new(rows, (depth, calls), seed, core)
+        RemoteRows::new(rows, (depth, calls), seed, core)
     };
     if comparison.wants(&[alone]) {
         let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);

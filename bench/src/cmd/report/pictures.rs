@@ -56,7 +56,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         test: "latency",
         title: "Latency",
-        note: "Median; the band reaches to the 99th percentile. Grey: the raw ceiling, measured \
+        note: "Median; the band reaches to the 99th percentile. Grey: the roofline, measured \
                right after each row. A push is over when it is applied.",
         x: ("bytes of a message", Unit::Bytes),
         shown: Shown::Median,
@@ -65,7 +65,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         test: "bandwidth",
         title: "Bandwidth",
-        note: "Payload bytes by the time of whole windows. Grey: the raw ceiling.",
+        note: "Payload bytes by the time of whole windows. Grey: the roofline.",
         x: ("bytes of a message", Unit::Bytes),
         shown: Shown::Bytes,
         split: true,
@@ -214,7 +214,7 @@ fn series(kind: &Kind, lines: &[Line<'_>], runs: &[Run]) -> Vec<Series> {
             dashed: first.is_some_and(|line| line.run != *run),
         });
     }
-    all.extend(ceilings(kind, lines));
+    all.extend(rooflines(kind, lines));
     all
 }
 
@@ -240,21 +240,21 @@ fn point(kind: &Kind, row: &Row, label: &str) -> (f64, f64, String) {
     (row.size as f64, value, tooltip)
 }
 
-/// The raw ceilings of the first run's rows, one line for each ceiling.
-fn ceilings(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
+/// The rooflines of the first run's rows, one line for each roofline.
+fn rooflines(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
     let mut found: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     if kind.shown == Shown::Calls {
         return Vec::new();
     }
     for row in lines.iter().flat_map(|line| &line.rows) {
-        let Some(ceiling) = &row.ceiling else {
+        let Some(roofline) = &row.roofline else {
             continue;
         };
         let value = match kind.shown {
-            Shown::Median => ceiling.p50_us,
-            _ => ceiling.mb_per_s,
+            Shown::Median => roofline.p50_us,
+            _ => roofline.mb_per_s,
         };
-        let line = found.entry(ceiling.name.clone()).or_default();
+        let line = found.entry(roofline.name.clone()).or_default();
         line.entry(row.size).or_insert(value);
     }
     let line = |(name, points): (String, BTreeMap<u64, f64>)| Series {

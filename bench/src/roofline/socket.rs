@@ -280,7 +280,7 @@ impl Work for Stream {
 
 pub(super) fn wire(source: io::Error) -> BenchError {
     BenchError::System {
-        what: "use a socket of a ceiling".into(),
+        what: "use a socket of a roofline".into(),
         source,
     }
 }

@@ -1,4 +1,4 @@
-//! Memory ceilings: a copy, and a bare gather of rows.
+//! Memory rooflines: a copy, and a bare gather of rows.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -90,7 +90,7 @@ impl Gather {
         let layout = RowLayout::new(payload);
         let bytes = rows as usize * layout.stride;
         let failed = |e: tidewater_runtime::mem::MemError| BenchError::System {
-            what: "take memory for a ceiling".into(),
+            what: "take memory for a roofline".into(),
             source: std::io::Error::other(e),
         };
         // Like a server's memory: one memfd, mapped.

@@ -39,7 +39,7 @@ impl Part {
     fn new(bytes: usize, workers: usize, piece: usize) -> Result<Self, BenchError> {
         let kernel = RowKernel::new(&Optimizer::Sgd { lr: 1.0 }, DType::F32, DIM);
         let kernel = kernel.map_err(|e| BenchError::System {
-            what: "make a kernel for a ceiling".into(),
+            what: "make a kernel for a roofline".into(),
             source: std::io::Error::other(e),
         })?;
         let gradient = 1_f32.to_le_bytes().repeat(bytes / 4);

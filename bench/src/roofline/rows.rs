@@ -104,7 +104,7 @@ pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
 
 /// Calls for random rows, several in flight; each row is verified on arrival, and copied.
 #[derive(Debug)]
-pub struct FarRows {
+pub struct RemoteRows {
     wire: Wire,
     shape: Shape,
     batches: Vec<Vec<u64>>,
@@ -117,7 +117,7 @@ pub struct FarRows {
     unproven: u64,
 }
 
-impl FarRows {
+impl RemoteRows {
     /// Reads from `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls in flight; on core
     /// `pin` if given.
     ///
@@ -194,7 +194,7 @@ impl FarRows {
     }
 }
 
-impl Work for FarRows {
+impl Work for RemoteRows {
     fn calls(&self) -> u64 {
         self.calls
     }
