@@ -257,7 +257,7 @@ impl<'a> Workload<'a> {
     }
 
     /// Allocates the destination of a pull.
-    pub fn landing(&self) -> Vec<f32> {
+    pub fn destination(&self) -> Vec<f32> {
         vec![0.0; self.spec.dim * self.spec.call_rows]
     }
 
@@ -265,7 +265,7 @@ impl<'a> Workload<'a> {
     ///
     /// # Errors
     /// If the client cannot register memory.
-    pub fn registered_landing(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
+    pub fn registered_destination(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
         let len = self.spec.dim * self.spec.call_rows;
         Ok(self.client.buffer(len)?)
     }
@@ -374,7 +374,7 @@ impl<'a> Workload<'a> {
     /// # Errors
     /// Errors of the client's calls.
     pub fn audit(&mut self) -> Result<u64, BenchError> {
-        let mut out = self.landing();
+        let mut out = self.destination();
         let mut wrong = 0;
         for batch in 0..self.batches.len() {
             out.fill(f32::NAN);

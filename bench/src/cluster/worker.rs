@@ -220,7 +220,7 @@ pub fn run() -> Result<(), BenchError> {
             let mut workload = Workload::new(&mut client, spec, false)?;
             workload.cache_locations()?;
             let mut work = RowStep {
-                out: workload.landing(),
+                out: workload.destination(),
                 workload,
                 batch: 0,
                 pushed: false,

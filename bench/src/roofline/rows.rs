@@ -109,12 +109,12 @@ pub struct RemoteRows {
     shape: Shape,
     batches: Vec<Vec<u64>>,
     asks: Vec<u8>,
-    came: Vec<u8>,
+    received: Vec<u8>,
     out: Vec<u8>,
     depth: u64,
     calls: u64,
     turn: usize,
-    unproven: u64,
+    invalid: u64,
 }
 
 impl RemoteRows {
@@ -139,12 +139,12 @@ impl RemoteRows {
             shape,
             batches: random_batches(rows, call_rows, seed),
             asks: vec![0; call_rows * ASK],
-            came: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
+            received: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
             out: vec![0; call_rows * payload],
             depth: depth.max(1),
             calls,
             turn: 0,
-            unproven: 0,
+            invalid: 0,
         })
     }
 
@@ -163,7 +163,7 @@ impl RemoteRows {
         self.wire.peer.write_all(&self.asks)
     }
 
-    fn land(&mut self, turn: usize) -> io::Result<()> {
+    fn receive(&mut self, turn: usize) -> io::Result<()> {
         let layout = self.shape.layout();
         let read = layout.read_bytes();
         let batch = &self.batches[turn % self.batches.len()];
@@ -172,23 +172,23 @@ impl RemoteRows {
             .zip(self.out.chunks_exact_mut(layout.payload_bytes));
         let (mut left, mut held) = (batch.len() * read, 0);
         while left > 0 {
-            let most = self.came.len().min(held + left);
-            let got = self.wire.peer.read(&mut self.came[held..most])?;
+            let most = self.received.len().min(held + left);
+            let got = self.wire.peer.read(&mut self.received[held..most])?;
             if got == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             (left, held) = (left - got, held + got);
-            let whole = held / read * read;
-            for (raw, (row, out)) in self.came[..whole].chunks_exact(read).zip(&mut rows) {
+            let complete = held / read * read;
+            for (raw, (row, out)) in self.received[..complete].chunks_exact(read).zip(&mut rows) {
                 let (head, payload) = raw.split_at(ROW_HEADER_BYTES);
-                let proven = head
+                let is_valid = head
                     .first_chunk()
                     .is_some_and(|head| verify_row(SALT, *row, head, payload).is_some());
-                self.unproven += u64::from(!proven);
+                self.invalid += u64::from(!is_valid);
                 out.copy_from_slice(payload);
             }
-            self.came.copy_within(whole..held, 0);
-            held -= whole;
+            self.received.copy_within(complete..held, 0);
+            held -= complete;
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Work for RemoteRows {
             self.ask(turn).map_err(wire)?;
         }
         for turn in begin..begin + calls {
-            self.land(turn).map_err(wire)?;
+            self.receive(turn).map_err(wire)?;
             if turn + ahead < begin + calls {
                 self.ask(turn + ahead).map_err(wire)?;
             }
@@ -229,6 +229,6 @@ impl Work for RemoteRows {
         let pairs = rows.zip(self.out.chunks_exact(self.shape.payload as usize));
         let wrong = pairs.filter(|(row, out)| out.iter().any(|b| *b != byte_of(**row)));
         let wrong = wrong.count() as u64;
-        wrong + std::mem::take(&mut self.unproven)
+        wrong + std::mem::take(&mut self.invalid)
     }
 }

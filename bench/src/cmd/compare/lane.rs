@@ -196,21 +196,21 @@ impl Work for Landed {
 
     /// Elements of the last frame that differ from the written ones.
     fn check(&mut self) -> u64 {
-        let mut landed = vec![0; self.frame.len()];
+        let mut destination = vec![0; self.frame.len()];
         let at = self.ends.tail.saturating_sub(self.frame.len() as u64);
-        let words = self.ends.inbox.payload(at, 0, landed.len());
-        if words.len() == landed.len() {
-            words.copy_out(0, &mut landed);
+        let words = self.ends.inbox.payload(at, 0, destination.len());
+        if words.len() == destination.len() {
+            words.copy_out(0, &mut destination);
         }
-        different(&landed, &self.frame)
+        different(&destination, &self.frame)
     }
 }
 
 /// Reads of one location, into memory that the device may write.
 pub(super) struct Read {
     ends: Ends,
-    landed: Buffer,
-    must: Vec<u8>,
+    destination: Buffer,
+    expected: Vec<u8>,
 }
 
 impl Read {
@@ -219,12 +219,14 @@ impl Read {
     /// # Errors
     /// If there is no memory, or the device rejects it.
     pub(super) fn new(ends: Ends, bytes: usize) -> Result<Self, BenchError> {
-        let mut landed = Buffer::new(bytes).map_err(|e| other(&e))?;
-        ends.client.register(&mut landed).map_err(|e| other(&e))?;
+        let mut destination = Buffer::new(bytes).map_err(|e| other(&e))?;
+        ends.client
+            .register(&mut destination)
+            .map_err(|e| other(&e))?;
         Ok(Self {
             ends,
-            landed,
-            must: noise(0, bytes),
+            destination,
+            expected: noise(0, bytes),
         })
     }
 }
@@ -235,17 +237,17 @@ impl Work for Read {
     }
 
     fn bytes(&self) -> u64 {
-        self.landed.len() as u64
+        self.destination.len() as u64
     }
 
     fn prepare(&mut self) {
-        self.landed.fill(0xff);
+        self.destination.fill(0xff);
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let op = ReadOp {
             from: self.ends.data,
-            len: self.landed.len() as u32,
+            len: self.destination.len() as u32,
             head_len: 0,
             head_at: 0,
             body_at: 0,
@@ -253,7 +255,7 @@ impl Work for Read {
         };
         let into = ReadDest {
             head: &mut [],
-            body: &mut self.landed,
+            body: &mut self.destination,
         };
         let done = self
             .ends
@@ -263,7 +265,7 @@ impl Work for Read {
     }
 
     fn check(&mut self) -> u64 {
-        different(&self.landed, &self.must)
+        different(&self.destination, &self.expected)
     }
 }
 
@@ -319,9 +321,9 @@ fn noise(round: u64, len: usize) -> Vec<u8> {
 }
 
 /// Number of four-byte elements that differ.
-fn different(is: &[u8], must: &[u8]) -> u64 {
-    let pairs = is.chunks(4).zip(must.chunks(4));
-    pairs.filter(|(is, must)| is != must).count() as u64
+fn different(is: &[u8], expected: &[u8]) -> u64 {
+    let pairs = is.chunks(4).zip(expected.chunks(4));
+    pairs.filter(|(is, expected)| is != expected).count() as u64
 }
 
 fn other(why: &dyn std::fmt::Display) -> BenchError {

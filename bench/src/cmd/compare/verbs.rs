@@ -162,7 +162,7 @@ fn dense(
             Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
         };
         let work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
-        let mut work = work.land_in_buffers()?;
+        let mut work = work.register_destinations()?;
         let contest = Match {
             id,
             what,
