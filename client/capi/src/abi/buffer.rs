@@ -25,12 +25,8 @@ pub unsafe extern "C" fn tw_buffer_create(
         // SAFETY: the contract of the module.
         let buffer = unsafe { raw::out(buffer, "the place for the buffer") }?;
         *buffer = 0;
-        let options = if options.is_null() {
-            raw::Sized0::zero()
-        } else {
-            // SAFETY: the contract of the module.
-            unsafe { raw::options(options, "options") }?
-        };
+        // SAFETY: the contract of the module.
+        let options = unsafe { raw::options_or_default(options) }?;
         *buffer = session.with(|open| {
             let table = *open.tables.get(table)?;
             let spec = table.spec(&open.client).ok_or_else(Failure::panicked)?;

@@ -203,13 +203,11 @@ pub unsafe extern "C" fn tw_save_finish(
             let pending = open.calls.remove(call)?;
             Ok(open.client.finish_save(pending.call)?)
         })?;
-        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
-            if !to.is_null() {
-                // SAFETY: the contract of the module.
-                *unsafe { raw::out(to, "the place for rows or bytes") }? = number;
-            }
-        }
-        Ok(())
+        let (saved_rows, saved_bytes) = saved;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(rows, "the place for the rows", saved_rows) }?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(bytes, "the place for the bytes", saved_bytes) }
     })
 }
 
@@ -228,12 +226,9 @@ pub unsafe extern "C" fn tw_load_finish(
             let pending = open.calls.remove(call)?;
             Ok(open.client.finish_load(pending.call)?)
         })?;
-        if !tables.is_null() {
-            // SAFETY: the contract of the module.
-            *unsafe { raw::out(tables, "the place for the number of tables") }? =
-                loaded.tables.len() as u64;
-        }
-        Ok(())
+        let count = loaded.tables.len() as u64;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(tables, "the place for the number of tables", count) }
     })
 }
 

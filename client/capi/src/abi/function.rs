@@ -9,7 +9,7 @@ use super::session::tw_session;
 use crate::convert::{self, FunctionInputs};
 use crate::error::Failure;
 use crate::open::Open;
-use crate::raw;
+use crate::raw::{self, Memory};
 use crate::session::run;
 use crate::types::{tw_function_options, tw_results, tw_status, tw_table, tw_ticket};
 
@@ -230,9 +230,9 @@ pub unsafe extern "C" fn tw_results_take(
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
         let handle = unsafe { raw::out(results, "the place of the results") }?;
-        let lengths_bytes = pieces.saturating_mul(size_of::<usize>());
         let what = "the array for the results and that of lengths";
-        raw::disjoint((out, bytes), (lengths.cast(), lengths_bytes), what)?;
+        let results = Memory::array(out.cast::<u8>(), bytes);
+        raw::disjoint(results, Memory::array(lengths, pieces), what)?;
         // SAFETY: the contract of the module.
         let out = unsafe { raw::bytes_mut(out, bytes, "the array for the results") }?;
         // SAFETY: the contract of the module, and it does not overlap the results.

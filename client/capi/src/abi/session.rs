@@ -308,13 +308,11 @@ pub unsafe extern "C" fn tw_save(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.save(directory, timeout)?)
         })?;
-        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
-            if !to.is_null() {
-                // SAFETY: the contract of the module.
-                *unsafe { raw::out(to, "the place for rows or bytes") }? = number;
-            }
-        }
-        Ok(())
+        let (saved_rows, saved_bytes) = saved;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(rows, "the place for the rows", saved_rows) }?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(bytes, "the place for the bytes", saved_bytes) }
     })
 }
 
@@ -337,12 +335,9 @@ pub unsafe extern "C" fn tw_load(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.load(directory, timeout)?)
         })?;
-        if !tables.is_null() {
-            // SAFETY: the contract of the module.
-            *unsafe { raw::out(tables, "the place for the number of tables") }? =
-                loaded.tables.len() as u64;
-        }
-        Ok(())
+        let count = loaded.tables.len() as u64;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(tables, "the place for the number of tables", count) }
     })
 }
 
@@ -371,13 +366,8 @@ unsafe fn parse(
     options: *const tw_session_options,
     observer: bool,
 ) -> Result<(JoinOptions, SessionChoices), Failure> {
-    use raw::Sized0 as _;
-    let options = if options.is_null() {
-        tw_session_options::zero()
-    } else {
-        // SAFETY: the contract of the module.
-        unsafe { raw::options(options, "options") }?
-    };
+    // SAFETY: the contract of the module.
+    let options = unsafe { raw::options_or_default(options) }?;
     let optional = |pointer, what| {
         // SAFETY: the contract of the module.
         unsafe { raw::optional_text(pointer, what) }

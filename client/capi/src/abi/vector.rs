@@ -142,9 +142,10 @@ pub unsafe extern "C" fn tw_vector_norm(
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
         let value = unsafe { raw::out(value, "value") }?;
-        let (expression, reduction, root) = convert::norm(norm)?;
-        let result = session.with(|open| number(open, expression, reduction, &[vector]))?;
-        *value = if root { result.sqrt() } else { result };
+        let norm = convert::norm(norm)?;
+        let result =
+            session.with(|open| number(open, norm.expression, norm.reduction, &[vector]))?;
+        *value = if norm.is_root { result.sqrt() } else { result };
         Ok(())
     })
 }
