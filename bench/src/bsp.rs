@@ -165,8 +165,8 @@ impl Work for BspStep<'_> {
     }
 
     fn prepare(&mut self) {
-        let together = self.client.barrier(BARRIER, DATA_DEADLINE);
-        self.failed = together.err().map(BenchError::from);
+        let opened = self.client.barrier(BARRIER, DATA_DEADLINE);
+        self.failed = opened.err().map(BenchError::from);
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {

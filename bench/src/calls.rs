@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tidewater::{PullOptions, PullTicket, Ticket};
 
 use crate::error::BenchError;
-use crate::measure::Work;
+use crate::measure::{Detours, Work};
 use crate::workload::{Workload, poison};
 
 /// Direction of a call.
@@ -246,7 +246,7 @@ impl Work for Calls<'_, '_> {
         }
     }
 
-    fn detours(&self) -> (u64, u64) {
+    fn detours(&self) -> Detours {
         self.workload.detours()
     }
 }

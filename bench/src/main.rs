@@ -50,10 +50,7 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Pages { prefix } => {
             match manpages::write("tidewater-bench", &Cli::command(), prefix) {
                 Ok(()) => Ok(Failures::new()),
-                Err(e) => Err(BenchError::File {
-                    path: prefix.clone(),
-                    why: e.to_string(),
-                }),
+                Err(e) => Err(BenchError::file(prefix, e)),
             }
         }
     }

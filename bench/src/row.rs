@@ -99,8 +99,8 @@ impl Row {
             allocs_server: Some(measured.per_call(measured.server.allocations)),
             roofline: None,
             eff_percent: None,
-            retries: measured.detours.0,
-            fallbacks: measured.detours.1,
+            retries: measured.detours.retries,
+            fallbacks: measured.detours.fallbacks,
             checked: measured.checked,
             wrong: measured.wrong,
         }

@@ -122,7 +122,7 @@ impl<'a> Sheet<'a> {
         }
         if let Some(path) = &self.common.csv {
             let text = csv_text(&self.document.rows);
-            std::fs::write(path, text).map_err(|e| failed(path, &e))?;
+            std::fs::write(path, text).map_err(|e| BenchError::file(path, e))?;
         }
         Ok(self.failures())
     }
@@ -157,10 +157,7 @@ impl<'a> Sheet<'a> {
 pub fn print(text: &str) -> Result<(), BenchError> {
     let out = &mut io::stdout().lock();
     let done = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    done.map_err(|source| BenchError::System {
-        what: "print the results".into(),
-        source,
-    })
+    done.map_err(|e| BenchError::system("print the results", e))
 }
 
 fn line(row: &Row) -> String {
@@ -191,9 +188,9 @@ fn line(row: &Row) -> String {
 /// [`BenchError::File`] if the file cannot be written.
 pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
     let text = serde_json::to_vec_pretty(document);
-    let mut text = text.map_err(|e| failed(path, &e))?;
+    let mut text = text.map_err(|e| BenchError::file(path, e))?;
     text.push(b'\n');
-    std::fs::write(path, text).map_err(|e| failed(path, &e))
+    std::fs::write(path, text).map_err(|e| BenchError::file(path, e))
 }
 
 /// Reads a file of results.
@@ -201,20 +198,15 @@ pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
 /// # Errors
 /// [`BenchError::File`] if the file cannot be read or parsed.
 pub fn read_json(path: &Path) -> Result<Document, BenchError> {
-    let text = std::fs::read(path).map_err(|e| failed(path, &e))?;
-    let document: Document = serde_json::from_slice(&text).map_err(|e| failed(path, &e))?;
+    let text = std::fs::read(path).map_err(|e| BenchError::file(path, e))?;
+    let document: Document =
+        serde_json::from_slice(&text).map_err(|e| BenchError::file(path, e))?;
     if document.schema == SCHEMA {
         return Ok(document);
     }
     let layout = document.schema;
-    Err(failed(path, &format!("layout {layout}, not {SCHEMA}")))
-}
-
-fn failed(path: &Path, why: &dyn std::fmt::Display) -> BenchError {
-    BenchError::File {
-        path: path.to_owned(),
-        why: why.to_string(),
-    }
+    let text = format!("layout {layout}, not {SCHEMA}");
+    Err(BenchError::file(path, text))
 }
 
 /// Columns of the CSV: the keys of a JSON row; `ceiling` is the roofline's name.

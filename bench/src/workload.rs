@@ -6,6 +6,7 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Optimizer, PushOp, TableSpec};
 
 use crate::error::BenchError;
+use crate::measure::Detours;
 use crate::values::{PUSHES_MAX, Values};
 
 /// Bytes of the longest row: longer messages are several rows. The largest power of two that every
@@ -387,10 +388,13 @@ impl<'a> Workload<'a> {
         Ok(wrong)
     }
 
-    /// Number of repeated reads and of pulls that fell back to the server, since the client was created.
-    pub const fn detours(&self) -> (u64, u64) {
+    /// Reads that did not succeed at once, since the client was created.
+    pub const fn detours(&self) -> Detours {
         let counters = self.client.counters();
-        (counters.retries, counters.gather_fallbacks)
+        Detours {
+            retries: counters.retries,
+            fallbacks: counters.gather_fallbacks,
+        }
     }
 
     /// Releases the table.

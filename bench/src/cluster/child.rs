@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 
 /// The parent's end of a child process.
 #[derive(Debug)]
@@ -29,10 +29,7 @@ impl Process {
     /// # Errors
     /// If the process cannot be started or pinned.
     pub fn start(role: &str, name: String, core: Option<usize>) -> Result<Self, BenchError> {
-        let failed = |source| BenchError::System {
-            what: format!("start {name}"),
-            source,
-        };
+        let failed = |e: io::Error| BenchError::system(format!("start {name}"), e);
         let program = std::env::current_exe().map_err(failed)?;
         let mut process = Command::new(program)
             .arg(role)
@@ -62,13 +59,12 @@ impl Process {
     /// # Errors
     /// [`BenchError::Process`] if the process is gone.
     pub fn send(&mut self, command: &impl Serialize) -> Result<(), BenchError> {
-        let mut line = serde_json::to_vec(command).map_err(|e| self.gone(&e))?;
+        let mut line = serde_json::to_vec(command).map_err(|e| self.gone(e))?;
         line.push(b'\n');
-        let sent = match self.commands.as_mut() {
-            Some(commands) => commands.write_all(&line).map_err(|e| e.to_string()),
-            None => Err("it was stopped".into()),
+        let Some(commands) = self.commands.as_mut() else {
+            return Err(self.gone("it was stopped"));
         };
-        sent.map_err(|e| self.gone(&e))
+        commands.write_all(&line).map_err(|e| self.gone(e))
     }
 
     /// Waits for the next answer of the process.
@@ -78,8 +74,8 @@ impl Process {
     pub fn receive<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
         let mut answer = String::new();
         let read = self.answers.read_line(&mut answer);
-        read.map_err(|e| self.gone(&e))?;
-        serde_json::from_str(&answer).map_err(|e| self.gone(&e))
+        read.map_err(|e| self.gone(e))?;
+        serde_json::from_str(&answer).map_err(|e| self.gone(e))
     }
 
     /// Sends a command and waits for the answer.
@@ -99,11 +95,8 @@ impl Process {
         Pid::from_child(&self.process)
     }
 
-    fn gone(&self, why: &dyn std::fmt::Display) -> BenchError {
-        BenchError::Process {
-            name: self.name.clone(),
-            why: why.to_string(),
-        }
+    fn gone(&self, cause: impl Into<Cause>) -> BenchError {
+        BenchError::process(&self.name, cause)
     }
 }
 
@@ -112,12 +105,8 @@ impl Process {
 /// # Errors
 /// If the process cannot be signalled.
 pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
-    let send = |signal| {
-        kill_process(pid, signal).map_err(|e| BenchError::System {
-            what: "pause a server".into(),
-            source: e.into(),
-        })
-    };
+    let send =
+        |signal| kill_process(pid, signal).map_err(|e| BenchError::system("pause a server", e));
     send(Signal::STOP)?;
     std::thread::sleep(time);
     send(Signal::CONT)
@@ -180,10 +169,7 @@ pub fn answer(what: &impl Serialize) -> Result<(), BenchError> {
 }
 
 fn pipe(source: io::Error) -> BenchError {
-    BenchError::System {
-        what: "talk to the parent process".into(),
-        source,
-    }
+    BenchError::system("talk to the parent process", source)
 }
 
 /// Pins a process's first thread (or this thread) to one core.
@@ -196,8 +182,6 @@ pub fn pin(process: Option<Pid>, core: usize) -> Result<(), BenchError> {
     }
     let mut set = CpuSet::new();
     set.set(core);
-    sched_setaffinity(process, &set).map_err(|e| BenchError::System {
-        what: format!("cannot pin to core {core}"),
-        source: e.into(),
-    })
+    let pinned = sched_setaffinity(process, &set);
+    pinned.map_err(|e| BenchError::system(format!("cannot pin to core {core}"), e))
 }

@@ -20,9 +20,9 @@ use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::{Meter, Usage};
-use crate::options::Transport;
+use crate::options::{Common, Transport};
 use child::Process;
 
 /// Configuration of a cluster.
@@ -57,6 +57,19 @@ impl ClusterConfig {
             pin: None,
         }
     }
+
+    /// The cluster that the options of a subcommand describe.
+    pub fn of(common: &Common, servers: u32, workers: u32) -> Self {
+        Self {
+            transport: common.transport,
+            rdma_device: common.rdma_device.clone(),
+            fabric: common.fabric,
+            servers,
+            appliers: common.appliers,
+            workers,
+            pin: common.pin_servers,
+        }
+    }
 }
 
 /// Parses the device name of a command.
@@ -69,10 +82,7 @@ fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
 fn client(job: JoinOptions, sync: SyncMode) -> Result<Client, BenchError> {
     match job.join()? {
         Joined::Worker(job) => Ok(job.client(sync)?),
-        Joined::Served => Err(BenchError::Process {
-            name: "a client".into(),
-            why: "it has joined as a server".into(),
-        }),
+        Joined::Served => Err(BenchError::process("a client", "it has joined as a server")),
     }
 }
 
@@ -94,16 +104,13 @@ impl Cluster {
     /// # Errors
     /// If a process cannot be started or does not join.
     pub fn start(mut config: ClusterConfig) -> Result<Self, BenchError> {
-        let failed = |why: &dyn std::fmt::Display| BenchError::Process {
-            name: "the coordinator".into(),
-            why: why.to_string(),
-        };
+        let failed = |cause: Cause| BenchError::process("the coordinator", cause);
         if config.rdma_device.is_none() {
             let named = device(test_device::device().as_deref());
-            config.rdma_device = named.map_err(|e| failed(&e))?;
+            config.rdma_device = named.map_err(|e| failed(e.into()))?;
         }
         let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|e| failed(&e))?;
+        getrandom::fill(&mut secret).map_err(|e| failed(e.into()))?;
         let token = JobToken::new(secret);
         let listening = Listening::bind(ServeConfig {
             listen: SocketAddr::from((test_device::address(), 0)),
@@ -117,16 +124,16 @@ impl Cluster {
                 lifetime: Lifetime::Launched,
             },
         })
-        .map_err(|e| failed(&e))?;
+        .map_err(|e| failed(e.into()))?;
         let coordinator = listening.address().to_owned();
-        let (stop, stopped) = UnixStream::pair().map_err(|e| failed(&e))?;
+        let (stop, stopped) = UnixStream::pair().map_err(|e| failed(e.into()))?;
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
         let run = move || {
-            crate::alloc::aside();
+            crate::alloc::exclude_this_thread();
             // If this fails, the processes that wait for the coordinator report that it is gone.
             let _ = serve(listening, &[stopped.as_fd()]);
         };
-        let thread = thread.spawn(run).map_err(|e| failed(&e))?;
+        let thread = thread.spawn(run).map_err(|e| failed(e.into()))?;
         let mut cluster = Self {
             config,
             coordinator,

@@ -12,7 +12,7 @@ use tidewater_protocol::wire::handshake::JobToken;
 use super::Cluster;
 use super::child::{CommandReader, Process, answer};
 use crate::bsp::{Barrier, BspStep, Ticks};
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
 use crate::options::Transport;
 use crate::workload::{Kind, Workload, WorkloadSpec, poison};
@@ -150,7 +150,7 @@ impl WorkerProcesses {
 
 /// Combined measurements of several concurrent workers.
 #[derive(Debug)]
-pub struct Together {
+pub struct GroupReport {
     /// Samples of all workers.
     pub samples: Samples,
     /// Calls a second: the sum of the workers' rates, each over its own time.
@@ -162,10 +162,10 @@ pub struct Together {
     /// Usage of the workers' threads.
     pub used: Usage,
     /// Calls a second of the slowest worker divided by those of the fastest.
-    pub evenness: f64,
+    pub fairness: f64,
 }
 
-impl Together {
+impl GroupReport {
     /// Combines the reports of several workers.
     pub fn of(reports: &[Report]) -> Self {
         let mut all = Self {
@@ -174,7 +174,7 @@ impl Together {
             bytes: reports.first().map_or(0, |r| r.bytes),
             wrong: 0,
             used: Usage::default(),
-            evenness: 1.0,
+            fairness: 1.0,
         };
         let (mut least, mut most) = (f64::MAX, 0.0_f64);
         for report in reports {
@@ -187,7 +187,7 @@ impl Together {
             all.used = all.used.plus(report.used);
         }
         if most > 0.0 {
-            all.evenness = least / most;
+            all.fairness = least / most;
         }
         all
     }
@@ -240,13 +240,10 @@ pub fn run() -> Result<(), BenchError> {
 }
 
 fn join(start: &Start) -> Result<Client, BenchError> {
-    let failed = |why: String| BenchError::Process {
-        name: format!("worker {}", start.rank),
-        why,
-    };
+    let failed = |cause: Cause| BenchError::process(format!("worker {}", start.rank), cause);
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
-    let sync: SyncMode = start.sync.parse().map_err(failed)?;
-    let device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
+    let sync: SyncMode = start.sync.parse().map_err(|e: String| failed(e.into()))?;
+    let device = super::device(start.rdma_device.as_deref()).map_err(|e| failed(e.into()))?;
     let job = JoinOptions {
         coordinator: Some(start.coordinator.clone()),
         token: Some(token),

@@ -86,8 +86,21 @@ pub(crate) struct Soaked {
     pub(crate) calls: u64,
     /// Growth of client and servers after they had settled, bytes.
     pub(crate) growth: u64,
-    /// Bytes and seconds of each save.
-    pub(crate) saves: Vec<(u64, f64)>,
+    pub(crate) saves: Vec<Save>,
+}
+
+/// A save while calls were measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Save {
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Resident bytes of both ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resident {
+    client: u64,
+    servers: u64,
 }
 
 /// Runs `soak`.
@@ -96,21 +109,17 @@ pub(crate) struct Soaked {
 /// The error of the first call that fails.
 pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut cluster = Cluster::start(ClusterConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: if args.saves.save_every.is_some() {
+    let mut cluster = Cluster::start(ClusterConfig::of(
+        common,
+        args.servers,
+        if args.saves.save_every.is_some() {
             2
         } else {
             1
         },
-        pin: common.pin_servers,
-    })?;
+    ))?;
     pin_client(common)?;
-    let fingerprint = Fingerprint::take("soak", common, (args.servers, 1), timer_cost());
+    let fingerprint = Fingerprint::take("soak", common, args.servers, 1, timer_cost());
     let mut sheet = Sheet::new(common, fingerprint)?;
     let window = if args.saves.save_every.is_some() {
         1
@@ -125,11 +134,11 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
         sheet.row(row)?;
         sheet.remark(&format!(
             "resident: client {:.1} MB, servers {:.1} MB",
-            memory.0 as f64 / 1e6,
-            memory.1 as f64 / 1e6
+            memory.client as f64 / 1e6,
+            memory.servers as f64 / 1e6
         ))
     })?;
-    for (bytes, seconds) in &soaked.saves {
+    for Save { bytes, seconds } in &soaked.saves {
         let rate = *bytes as f64 / 1e6 / seconds;
         sheet.remark(&format!(
             "saved {bytes} bytes in {seconds:.2} s, {rate:.0} MB/s"
@@ -155,7 +164,7 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
 pub(crate) fn soak(
     args: &SoakArgs,
     cluster: &mut Cluster,
-    report: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
+    report: &mut dyn FnMut(Row, Resident) -> Result<(), BenchError>,
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
     let mut client = cluster.client(0, SyncMode::Asp)?;
@@ -185,7 +194,7 @@ pub(crate) fn soak(
             let style = style(common, op, saver.is_some());
             let options = PullOptions::default();
             let mut work = Calls::new(&mut workload, op, options, style, calls_of_sample);
-            let mut plan = plan(common, (op, calls_of_sample), Pace::Closed, timer);
+            let mut plan = plan(common, op, calls_of_sample, Pace::Closed, timer);
             plan.duration = args.interval / 2;
             plan.iters = plan
                 .iters
@@ -200,10 +209,13 @@ pub(crate) fn soak(
                 mode: is_saving.then(|| "saving".to_owned()),
                 size: DIM as u64 * 4,
             };
-            let memory = (Usage::of_this_process().resident, cluster.peer()?.resident);
+            let memory = Resident {
+                client: Usage::of_this_process().resident,
+                servers: cluster.peer()?.resident,
+            };
             let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
             report(row, memory)?;
-            resident.push(memory.0 + memory.1);
+            resident.push(memory.client + memory.servers);
         }
         if let Some(saver) = &saver {
             if is_saving {
@@ -241,8 +253,8 @@ struct Saver {
     /// Whether it has its turn.
     on: Arc<AtomicBool>,
     turns: Sender<()>,
-    /// Bytes and seconds of each save of a turn that is over.
-    saved: Receiver<Result<Vec<(u64, f64)>, BenchError>>,
+    /// Saves of a turn that is over.
+    saved: Receiver<Result<Vec<Save>, BenchError>>,
     thread: JoinHandle<Client>,
 }
 
@@ -258,7 +270,7 @@ impl Saver {
         };
         let (is_on, dir) = (Arc::clone(&on), dir.to_string_lossy().into_owned());
         let run = move || {
-            crate::alloc::aside();
+            crate::alloc::exclude_this_thread();
             for () in turn {
                 let saves = save_while(&mut client, &dir, &is_on, every);
                 // It fails if the measuring thread has ended with an error, which is reported.
@@ -267,10 +279,8 @@ impl Saver {
             client
         };
         let thread = std::thread::Builder::new().name("saver".into());
-        let thread = thread.spawn(run).map_err(|source| BenchError::System {
-            what: "start the worker that saves".into(),
-            source,
-        })?;
+        let thread = thread.spawn(run);
+        let thread = thread.map_err(|e| BenchError::system("start the worker that saves", e))?;
         Ok(Self {
             on,
             turns,
@@ -286,7 +296,7 @@ impl Saver {
     }
 
     /// Ends the turn with its last save.
-    fn end(&self) -> Result<Vec<(u64, f64)>, BenchError> {
+    fn end(&self) -> Result<Vec<Save>, BenchError> {
         self.on.store(false, Ordering::Relaxed);
         self.saved.recv().unwrap_or_else(|_| Err(panicked()))
     }
@@ -299,10 +309,7 @@ impl Saver {
 }
 
 fn panicked() -> BenchError {
-    BenchError::Process {
-        name: "the worker that saves".into(),
-        why: "it has panicked".into(),
-    }
+    BenchError::process("the worker that saves", "it has panicked")
 }
 
 fn save_while(
@@ -310,12 +317,15 @@ fn save_while(
     dir: &str,
     on: &AtomicBool,
     every: Duration,
-) -> Result<Vec<(u64, f64)>, BenchError> {
+) -> Result<Vec<Save>, BenchError> {
     let mut saves = Vec::new();
     while on.load(Ordering::Relaxed) {
         let (begun, next) = (clock::now(), Deadline::after(every));
         let (_, bytes) = client.save(dir, SAVE_TIMEOUT)?;
-        saves.push((bytes, begun.elapsed().as_secs_f64()));
+        saves.push(Save {
+            bytes,
+            seconds: begun.elapsed().as_secs_f64(),
+        });
         while on.load(Ordering::Relaxed) && !next.passed() {
             std::thread::sleep(Duration::from_millis(1));
         }

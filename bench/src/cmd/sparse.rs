@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::{PullOptions, SyncMode};
 
-use super::{pin_client, plan};
+use super::{measure_paused, ops, pin_client, plan};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
-use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
+use crate::measure::{Pace, Work, timer_cost};
 use crate::options::{Common, Mode, OpChoice, Wire, parse_limit};
 use crate::roofline::{Echo, Gather, Ping};
 use crate::row::{Label, Roofline, Row};
@@ -83,21 +83,13 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
             args.rows, args.dim
         )));
     }
-    let mut cluster = Cluster::start(ClusterConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: 1,
-        pin: common.pin_servers,
-    })?;
+    let mut cluster = Cluster::start(ClusterConfig::of(common, args.servers, 1))?;
     pin_client(common)?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let mut sheet = Sheet::new(
         common,
-        Fingerprint::take("sparse", common, (args.servers, 1), timer),
+        Fingerprint::take("sparse", common, args.servers, 1, timer),
     )?;
     let kinds: &[Kind] = match args.table {
         RowTable::Rows => &[Kind::Rows],
@@ -109,7 +101,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
         let spec = WorkloadSpec::scattered(kind, dim, args.rows, batch, common.seed);
         let mut workload = Workload::new(&mut client, spec, common.plant_wrong)?;
         workload.cache_locations()?;
-        for op in ops(args.op) {
+        for &op in ops(args.op) {
             sheet.section(&title(args, op, kind), "row bytes")?;
             let row = measure_one(args, op, kind, &mut workload, &mut cluster, timer)?;
             let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
@@ -122,14 +114,6 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
     client.finish()?;
     drop(client);
     sheet.finish()
-}
-
-fn ops(choice: OpChoice) -> Vec<Op> {
-    match choice {
-        OpChoice::Pull => vec![Op::Pull],
-        OpChoice::Push => vec![Op::Push],
-        OpChoice::All => vec![Op::Pull, Op::Push],
-    }
 }
 
 fn title(args: &SparseArgs, op: Op, kind: Kind) -> String {
@@ -173,13 +157,8 @@ fn measure_one(
     };
     let pace = args.open_loop.map_or(Pace::Closed, Pace::Open);
     let mut work = Calls::new(workload, op, options, style, calls);
-    let plan = plan(common, (op, calls), pace, timer);
-    let pause = common.plant_pause;
-    let pause = pause.and_then(|time| cluster.pause_later(common.duration / 2, time));
-    let measured = measure::run(&plan, &mut work, cluster)?;
-    if let Some(pause) = pause {
-        let _ = pause.join();
-    }
+    let plan = plan(common, op, calls, pace, timer);
+    let measured = measure_paused(common, &plan, &mut work, cluster)?;
     let label = Label {
         test: "sparse",
         op: op.name().into(),
@@ -219,12 +198,5 @@ fn roofline(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Rooflin
             ("tcp echo", Box::new(echo))
         }
     };
-    let mut plan = Plan::lasting(ROOFLINE_TIME, timer);
-    plan.warmup = 3;
-    let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-    Ok(Some(Roofline {
-        name: name.into(),
-        p50_us: figures.p50_us,
-        mb_per_s: figures.mops_per_s * bytes as f64,
-    }))
+    super::roofline(name, &mut *work, ROOFLINE_TIME, timer, bytes).map(Some)
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::{pin_client, plan};
+use super::{measure_paused, ops, pin_client, plan};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
-use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
+use crate::measure::{Pace, Work, timer_cost};
 use crate::options::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
 use crate::roofline::{Echo, Flow, Memcpy, Ping, Stream};
 use crate::row::{Label, Roofline, Row};
@@ -147,19 +147,11 @@ pub fn rate(args: &RateArgs) -> Result<Failures, BenchError> {
 
 fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut cluster = Cluster::start(ClusterConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: 1,
-        pin: common.pin_servers,
-    })?;
+    let mut cluster = Cluster::start(ClusterConfig::of(common, args.servers, 1))?;
     pin_client(common)?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
-    let fingerprint = Fingerprint::take(shape.test, common, (args.servers, 1), timer);
+    let fingerprint = Fingerprint::take(shape.test, common, args.servers, 1, timer);
     let mut sheet = Sheet::new(common, fingerprint)?;
     for (op, kind) in sections(args) {
         sheet.section(&title(args, shape, op, kind), "size")?;
@@ -189,13 +181,8 @@ fn sections(args: &TableArgs) -> Vec<(Op, Kind)> {
         TableChoice::Sparse => &[Kind::Sparse],
         TableChoice::All => &[Kind::Dense, Kind::Rows, Kind::Sparse],
     };
-    let ops: &[Op] = match args.op {
-        OpChoice::Pull => &[Op::Pull],
-        OpChoice::Push => &[Op::Push],
-        OpChoice::All => &[Op::Pull, Op::Push],
-    };
     let of_op = |&op: &Op| kinds.iter().map(move |&kind| (op, kind));
-    ops.iter().flat_map(of_op).collect()
+    ops(args.op).iter().flat_map(of_op).collect()
 }
 
 fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
@@ -260,15 +247,8 @@ impl Case<'_> {
         let options = PullOptions::default().mode(self.args.mode.pull_mode());
         let (style, calls) = self.style();
         let mut work = Calls::new(&mut workload, self.op, options, style, calls);
-        let plan = plan(common, (self.op, calls), self.shape.pace, self.timer);
-        let half = common.duration / 2;
-        let pause = common
-            .plant_pause
-            .and_then(|time| cluster.pause_later(half, time));
-        let measured = measure::run(&plan, &mut work, cluster)?;
-        if let Some(pause) = pause {
-            let _ = pause.join();
-        }
+        let plan = plan(common, self.op, calls, self.shape.pace, self.timer);
+        let measured = measure_paused(common, &plan, &mut work, cluster)?;
         workload.release()?;
         let label = Label {
             test: self.shape.test,
@@ -309,15 +289,6 @@ impl Case<'_> {
                 ("tcp stream", Box::new(stream))
             }
         };
-        let mut plan = Plan::lasting(ROOFLINE_TIME, self.timer);
-        plan.warmup = 3;
-        let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-        // A ping counts the larger of its two directions; the row counts payload.
-        let mb_per_s = figures.mops_per_s * bytes as f64;
-        Ok(Some(Roofline {
-            name: name.into(),
-            p50_us: figures.p50_us,
-            mb_per_s,
-        }))
+        super::roofline(name, &mut *work, ROOFLINE_TIME, self.timer, bytes).map(Some)
     }
 }

@@ -17,6 +17,24 @@ pub use usage::{Meter, NoPeer, Usage, of_this_thread};
 
 use crate::error::BenchError;
 
+/// Reads that did not succeed at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Detours {
+    /// Number of repeated reads.
+    pub retries: u64,
+    /// Number of pulls that a server finished.
+    pub fallbacks: u64,
+}
+
+impl Detours {
+    const fn since(self, earlier: Self) -> Self {
+        Self {
+            retries: self.retries - earlier.retries,
+            fallbacks: self.fallbacks - earlier.fallbacks,
+        }
+    }
+}
+
 /// A measured work. One sample is a fixed number of calls, timed together.
 pub trait Work {
     /// Number of calls in a sample; at least 1.
@@ -55,8 +73,8 @@ pub trait Work {
         Ok(0)
     }
 
-    /// Number of repeated reads and of pulls finished by a server, since the work was created.
-    fn detours(&self) -> (u64, u64) {
-        (0, 0)
+    /// Reads that did not succeed at once, since the work was created.
+    fn detours(&self) -> Detours {
+        Detours::default()
     }
 }

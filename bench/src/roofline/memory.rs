@@ -89,10 +89,7 @@ impl Gather {
     pub fn new(payload: usize, rows: u64, call_rows: usize, seed: u64) -> Result<Self, BenchError> {
         let layout = RowLayout::new(payload);
         let bytes = rows as usize * layout.stride;
-        let failed = |e: tidewater_runtime::mem::MemError| BenchError::System {
-            what: "take memory for a roofline".into(),
-            source: std::io::Error::other(e),
-        };
+        let failed = |e| BenchError::system("take memory for a roofline", e);
         // Like a server's memory: one memfd, mapped.
         let (memory, _) = Region::memfd("bench-gather", bytes).map_err(failed)?;
         let words = memory.words_mut(0, bytes).map_err(failed)?;
@@ -134,10 +131,7 @@ impl Work for Gather {
         let words = self
             .memory
             .words(0, bytes)
-            .map_err(|e| BenchError::System {
-                what: "look at memory".into(),
-                source: std::io::Error::other(e),
-            })?;
+            .map_err(|e| BenchError::system("look at memory", e))?;
         let version = RowVersion::new(0, 1);
         let read = self.layout.read_bytes();
         let rows = self.batches[self.turn].chunks(AHEAD);

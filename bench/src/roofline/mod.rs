@@ -16,8 +16,8 @@ mod ping;
 mod rows;
 mod socket;
 
-pub use dense::Passes;
+pub use dense::{PassRate, Passes};
 pub use memory::{Gather, Memcpy, copy_speed};
 pub use ping::Ping;
-pub use rows::RemoteRows;
+pub use rows::{RemoteRows, RowShape};
 pub use socket::{Echo, Flow, ROLE, Stream, serve};

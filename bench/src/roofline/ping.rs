@@ -37,10 +37,7 @@ impl Ping {
     /// # Errors
     /// If memory or a thread cannot be allocated.
     pub fn new(to: usize, back: usize, calls: u64) -> Result<Self, BenchError> {
-        let failed = |source| BenchError::System {
-            what: "start a ping".into(),
-            source,
-        };
+        let failed = |source| BenchError::system("start a ping", source);
         let bytes = BODY + to.max(back).next_multiple_of(64);
         let memory = Region::anonymous(bytes).map_err(|e| failed(std::io::Error::other(e)))?;
         let memory = Arc::new(memory);
@@ -139,19 +136,14 @@ impl Work for Ping {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let words = self.memory.words_mut(0, self.memory.len());
-        let words = words.map_err(|e| BenchError::System {
-            what: "look at a ping's memory".into(),
-            source: std::io::Error::other(e),
-        })?;
+        let words = words.map_err(|e| BenchError::system("look at a ping's memory", e))?;
         for _ in 0..self.calls {
             words.copy_in(BODY, &self.there);
             words.store_release(ASK, self.count + 1);
             let answered = watch(&self.memory, ANSWER, self.count);
             if answered == REST {
-                return Err(BenchError::Process {
-                    name: "the other end of a ping".into(),
-                    why: "it does not answer".into(),
-                });
+                let name = "the other end of a ping";
+                return Err(BenchError::process(name, "it does not answer"));
             }
             self.count = answered;
             words.as_read().copy_out(BODY, &mut self.back);

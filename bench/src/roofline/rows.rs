@@ -4,13 +4,14 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
+use serde::{Deserialize, Serialize};
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 
 use super::memory::{byte_of, random_batches};
-use super::socket::{Job, MESSAGE_MAX, Wire, wire};
+use super::socket::{Job, Wire, wire};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -25,31 +26,17 @@ const RECEIVE: usize = 64 << 10;
 const SALT: u64 = 1;
 
 /// Shape of a table and of its calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    rows: u64,
-    call_rows: u32,
-    payload: u32,
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct RowShape {
+    /// Rows of the table.
+    pub rows: u64,
+    /// Rows of a call.
+    pub call_rows: u32,
+    /// Bytes of a row.
+    pub payload: u32,
 }
 
-impl Shape {
-    pub(super) fn to_words(self) -> [u64; 2] {
-        let call = u64::from(self.call_rows) << 32 | u64::from(self.payload);
-        [self.rows, call]
-    }
-
-    /// `None` if the shape takes too much memory, or has no rows.
-    pub(super) fn from_words([rows, call]: [u64; 2]) -> Option<Self> {
-        let shape = Self {
-            rows,
-            call_rows: (call >> 32) as u32,
-            payload: call as u32,
-        };
-        let stride = shape.layout().stride as u64;
-        let fits = |rows: u64| (1..=MESSAGE_MAX / stride).contains(&rows);
-        (shape.payload > 0 && fits(rows) && fits(shape.call_rows.into())).then_some(shape)
-    }
-
+impl RowShape {
     fn layout(&self) -> RowLayout {
         RowLayout::new(self.payload as usize)
     }
@@ -73,7 +60,7 @@ impl Shape {
 }
 
 /// The remote end: copies the requested rows into a buffer and sends it.
-pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
+pub(super) fn answer(peer: &mut TcpStream, shape: RowShape) -> io::Result<()> {
     let (memory, layout) = (shape.memory()?, shape.layout());
     let (calls, read) = (shape.call_rows as usize, layout.read_bytes());
     let (mut asked, mut out) = (vec![0; calls * ASK], vec![0; calls * read]);
@@ -106,7 +93,7 @@ pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
 #[derive(Debug)]
 pub struct RemoteRows {
     wire: Wire,
-    shape: Shape,
+    shape: RowShape,
     batches: Vec<Vec<u64>>,
     asks: Vec<u8>,
     received: Vec<u8>,
@@ -118,29 +105,25 @@ pub struct RemoteRows {
 }
 
 impl RemoteRows {
-    /// Reads from `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls in flight; on core
-    /// `pin` if given.
+    /// Reads from a table at the remote end, `depth` calls in flight; on core `pin` if given.
     ///
     /// # Errors
     /// If a process or a connection cannot be created.
     pub fn new(
-        (rows, payload, call_rows): (u64, usize, usize),
-        (depth, calls): (u64, u64),
+        shape: RowShape,
+        depth: u64,
+        calls: u64,
         seed: u64,
         pin: Option<usize>,
     ) -> Result<Self, BenchError> {
-        let shape = Shape {
-            rows,
-            call_rows: call_rows as u32,
-            payload: payload as u32,
-        };
+        let call_rows = shape.call_rows as usize;
         Ok(Self {
             wire: Wire::open(Job::Rows(shape), pin)?,
             shape,
-            batches: random_batches(rows, call_rows, seed),
+            batches: random_batches(shape.rows, call_rows, seed),
             asks: vec![0; call_rows * ASK],
             received: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
-            out: vec![0; call_rows * payload],
+            out: vec![0; call_rows * shape.payload as usize],
             depth: depth.max(1),
             calls,
             turn: 0,

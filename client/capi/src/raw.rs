@@ -1,4 +1,5 @@
-//! Converts pointers and structs of C to Rust values, after every possible check.
+//! Converts pointers and structs of C to Rust values, after every possible check. (long: one conversion for
+//! each kind of pointer.)
 //!
 //! Each function's safety contract is the part that cannot be checked: the named memory exists, and
 //! nothing changes it during the call.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cluster::{COORDINATOR_LOG, FaultCluster, LIMIT, server_log, worker_log};
 use super::faults::{Fault, Setup};
-use super::host::{FullDisk, Host, stop_for, until};
+use super::host::{FullDisk, Host, stop_for, time_until};
 use super::ledger::{Counts, now_ns};
 use super::worker::CALL_LIMIT;
 use super::{FaultTargets, Outcome};
@@ -19,7 +19,8 @@ const ENDS_WITHIN: Duration = CALL_LIMIT.saturating_mul(2);
 /// # Errors
 /// The environment. A broken promise is in the outcome.
 pub(super) fn inflict(
-    (setup, fault): (Setup, Fault),
+    setup: Setup,
+    fault: Fault,
     cluster: &mut FaultCluster,
     host: &Host,
     of: FaultTargets,
@@ -108,9 +109,8 @@ fn worker_lost(cluster: &mut FaultCluster, worker: u32) -> Result<Option<Duratio
     let before = cluster.logged(COORDINATOR_LOG, &text);
     let since = now_ns();
     cluster.kill_worker(worker)?;
-    until(LIMIT, || {
-        let is_known = cluster.logged(COORDINATOR_LOG, &text) > before;
-        Ok(is_known.then(|| Duration::from_nanos(now_ns() - since)))
+    time_until(since, LIMIT, || {
+        Ok(cluster.logged(COORDINATOR_LOG, &text) > before)
     })
 }
 
@@ -229,9 +229,8 @@ fn disk_full(cluster: &FaultCluster) -> Result<Outcome, BenchError> {
     disk.free()?;
     let freed = now_ns();
     let manifest = cluster.saves().join("model/manifest.json");
-    let saved = until(LIMIT, || {
-        let is_there = std::fs::metadata(&manifest).is_ok_and(|file| file.is_file());
-        Ok(is_there.then(|| Duration::from_nanos(now_ns() - freed)))
+    let saved = time_until(freed, LIMIT, || {
+        Ok(std::fs::metadata(&manifest).is_ok_and(|file| file.is_file()))
     })?;
     let mut outcome = passes(cluster, "saves of worker 0".into(), false, || Ok(()))?;
     outcome.detected = detected;

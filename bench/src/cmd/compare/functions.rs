@@ -7,7 +7,7 @@ use tidewater::{
     Client, Expression, FunctionArgs, PushOp, Reduction, Scalar, SyncMode, Table, TableBuilder,
 };
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::Work;
@@ -51,9 +51,10 @@ pub(super) fn contests(comparison: &mut Comparison<'_>, transport: &str) -> Resu
         last: 0.0,
     };
     comparison.head_to_head(
-        (&ids[0], "inner product of two tables of 64 MiB, 2 appliers"),
-        (&mut dot, Metric::GbPerSAtP50, &mut cluster),
-        Some(("loop over arrays, 2 threads", &mut loop_dot)),
+        &ids[0],
+        "inner product of two tables of 64 MiB, 2 appliers",
+        Ours::new(&mut dot, Metric::GbPerSAtP50, &mut cluster),
+        Some(Baseline::new("loop over arrays, 2 threads", &mut loop_dot)),
     )?;
     let mut map = Map {
         client: &mut client,
@@ -66,9 +67,10 @@ pub(super) fn contests(comparison: &mut Comparison<'_>, transport: &str) -> Resu
         y: &mut local_y,
     };
     comparison.head_to_head(
-        (&ids[1], "y = y + 0 x of two tables of 64 MiB, 2 appliers"),
-        (&mut map, Metric::GbPerSAtP50, &mut cluster),
-        Some(("loop over arrays, 2 threads", &mut loop_map)),
+        &ids[1],
+        "y = y + 0 x of two tables of 64 MiB, 2 appliers",
+        Ours::new(&mut map, Metric::GbPerSAtP50, &mut cluster),
+        Some(Baseline::new("loop over arrays, 2 threads", &mut loop_map)),
     )?;
     local_x.clear();
     client.release_table(x)?;

@@ -18,11 +18,10 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsError, VerbsServerLane,
-    pair,
+    ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsServerLane, pair,
 };
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::Work;
 
 /// Default ring size of a session, bytes.
@@ -59,20 +58,19 @@ impl Ends {
     /// # Errors
     /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
-        let failed = |e: VerbsError| other(&e);
         let adapter = test_device::adapter();
-        let adapter = adapter.map_err(failed)?;
+        let adapter = adapter.map_err(other)?;
         let exports = Arc::new(RegionTable::new(KEYS));
         let data = export(&exports, DATA, AccessFlags::Read, 0)?;
         let counter = export(&exports, COUNTERS, AccessFlags::Atomic, 1)?;
-        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).map_err(failed)?;
-        let client = ClientDomain::new(&adapter, RetryTimeout::default()).map_err(failed)?;
-        let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
+        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).map_err(other)?;
+        let client = ClientDomain::new(&adapter, RetryTimeout::default()).map_err(other)?;
+        let parker = || OsParker::new(Duration::ZERO).map_err(other);
         let parkers = [parker()?, parker()?];
-        let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(failed);
+        let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(other);
         let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
         let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
-        let (lane, port, inbox) = ends.map_err(failed)?;
+        let (lane, port, inbox) = ends.map_err(other)?;
         Ok(Self {
             lane,
             client,
@@ -134,8 +132,8 @@ fn export(
     rights: AccessFlags,
     memory: u8,
 ) -> Result<RemoteAddr, BenchError> {
-    let region = Arc::new(Region::anonymous(bytes).map_err(|e| other(&e))?);
-    let words = region.words_mut(0, bytes).map_err(|e| other(&e))?;
+    let region = Arc::new(Region::anonymous(bytes).map_err(other)?);
+    let words = region.words_mut(0, bytes).map_err(other)?;
     words.copy_in(0, &noise(0, bytes));
     let export = RegisteredRegion {
         region,
@@ -144,7 +142,7 @@ fn export(
         rights,
         memory,
     };
-    let key = exports.add(export).map_err(|e| other(&e))?;
+    let key = exports.add(export).map_err(other)?;
     Ok(RemoteAddr { key, addr: 0 })
 }
 
@@ -191,7 +189,7 @@ impl Work for Landed {
         let Self { ends, frame, .. } = self;
         let mut all = 0..self.calls * self.frames;
         let done = all.try_for_each(|_| ends.push(frame));
-        done.and_then(|()| ends.wait()).map_err(|e| other(&e))
+        done.and_then(|()| ends.wait()).map_err(other)
     }
 
     /// Elements of the last frame that differ from the written ones.
@@ -219,10 +217,8 @@ impl Read {
     /// # Errors
     /// If there is no memory, or the device rejects it.
     pub(super) fn new(ends: Ends, bytes: usize) -> Result<Self, BenchError> {
-        let mut destination = Buffer::new(bytes).map_err(|e| other(&e))?;
-        ends.client
-            .register(&mut destination)
-            .map_err(|e| other(&e))?;
+        let mut destination = Buffer::new(bytes).map_err(other)?;
+        ends.client.register(&mut destination).map_err(other)?;
         Ok(Self {
             ends,
             destination,
@@ -261,7 +257,7 @@ impl Work for Read {
             .ends
             .lane
             .read(&[op], into, Deadline::after(LANE_TIMEOUT));
-        done.map_err(|e| other(&e))
+        done.map_err(other)
     }
 
     fn check(&mut self) -> u64 {
@@ -304,7 +300,7 @@ impl Work for Swap {
         let (at, new) = (self.ends.counter, mix64(self.is));
         let deadline = Deadline::after(LANE_TIMEOUT);
         let old = self.ends.lane.compare_swap(at, self.is, new, deadline);
-        self.wrong += u64::from(old.map_err(|e| other(&e))? != self.is);
+        self.wrong += u64::from(old.map_err(other)? != self.is);
         self.is = new;
         Ok(())
     }
@@ -326,9 +322,6 @@ fn different(is: &[u8], expected: &[u8]) -> u64 {
     pairs.filter(|(is, expected)| is != expected).count() as u64
 }
 
-fn other(why: &dyn std::fmt::Display) -> BenchError {
-    BenchError::Process {
-        name: "a lane".into(),
-        why: why.to_string(),
-    }
+fn other(cause: impl Into<Cause>) -> BenchError {
+    BenchError::process("a lane", cause)
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tidewater::{FabricSettings, SyncMode};
+use tidewater::SyncMode;
 
-use super::comparison::{Comparison, Title};
-use crate::cluster::worker::{Slice, Task, Together, WorkerProcesses};
+use super::comparison::{BaselineSide, Comparison, Round, Rounds, Side, Title};
+use crate::cluster::worker::{GroupReport, Slice, Task, WorkerProcesses};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
@@ -52,13 +52,9 @@ fn cluster(
     appliers: u16,
 ) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: comparison.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
         appliers,
         workers,
-        pin: None,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
@@ -78,8 +74,11 @@ fn processes_tick(comparison: &mut Comparison<'_>, id: &str) -> Result<(), Bench
         unit: "us p50",
     };
     let mut ours = || {
-        let all = Together::of(&processes.work(TICKERS as usize, slice)?);
-        Ok((all.samples.figures(0).p50_us, all.wrong))
+        let all = GroupReport::of(&processes.work(TICKERS as usize, slice)?);
+        Ok(Round {
+            value: all.samples.figures(0).p50_us,
+            wrong: all.wrong,
+        })
     };
     comparison.contest(title, &mut ours, None)
 }
@@ -103,17 +102,17 @@ fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), Ben
         iters: u64::MAX,
         millis: MANY_WORKERS_TIME.as_millis() as u64,
     };
-    let (mut ours, mut best, mut wrong) = (Vec::new(), Vec::new(), 0);
+    let mut rounds = Rounds::default();
     for _ in 0..comparison.args.rounds {
         let (mut most, mut last) = (0.0_f64, 0.0);
         for count in COUNTS {
-            let all = Together::of(&processes.work(count, slice)?);
-            wrong += all.wrong;
+            let all = GroupReport::of(&processes.work(count, slice)?);
+            rounds.wrong += all.wrong;
             last = all.calls_per_s * 256.0 / 1e6;
             most = most.max(last);
         }
-        ours.push(last);
-        best.push(most);
+        rounds.ours.push(last);
+        rounds.theirs.push(most);
     }
     let title = Title {
         id,
@@ -123,7 +122,7 @@ fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), Ben
         unit: "M rows/s",
     };
     let baseline = "the best of 1, 2, 4, 8, 16 and 32 workers";
-    comparison.record(title, (ours, best), Some(baseline), wrong)
+    comparison.record(title, rounds, Some(baseline))
 }
 
 /// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
@@ -134,7 +133,7 @@ fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
     let threads = dense_threads();
     for (name, piece) in PIECES {
-        bare_step(comparison, &format!("{id}.bare.{name}"), (threads, piece))?;
+        bare_step(comparison, &format!("{id}.bare.{name}"), threads, piece)?;
     }
     if !comparison.wants(&[id]) {
         return Ok(());
@@ -151,17 +150,20 @@ fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
         millis: SLICE_TIMEOUT_MS,
     };
     let mut ours = || {
-        let all = Together::of(&processes.work(DENSE_WORKERS as usize, slice)?);
+        let all = GroupReport::of(&processes.work(DENSE_WORKERS as usize, slice)?);
         let step = all.samples.figures(0).avg_us / 1e6;
-        Ok((1.0 / step, all.wrong))
+        Ok(Round {
+            value: 1.0 / step,
+            wrong: all.wrong,
+        })
     };
-    let mut bound = || Ok((dense_bound(threads), 0));
+    let mut bound = || dense_bound(threads);
     let title = Title {
         id,
         what: "BSP step on a dense table of 64 MiB, 4 workers, an applier a core: pull all, push all, tick",
         unit: "steps/s",
     };
-    comparison.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some(traffic(&mut bound)))
 }
 
 /// The same passes over the same memory in one process, by the same bound: the part of it that
@@ -169,25 +171,38 @@ fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
 fn bare_step(
     comparison: &mut Comparison<'_>,
     id: &str,
-    (threads, piece): (usize, usize),
+    threads: usize,
+    piece: usize,
 ) -> Result<(), BenchError> {
     if !comparison.wants(&[id]) {
         return Ok(());
     }
     let (bytes, workers) = (DENSE_BYTES as usize, DENSE_WORKERS as usize);
     let mut passes = Passes::new(bytes, workers, threads, piece)?;
-    let mut ours = || Ok(passes.steps(DENSE_STEPS as u32));
-    let mut bound = || Ok((dense_bound(threads), 0));
+    let mut ours = || {
+        let rate = passes.steps(DENSE_STEPS as u32);
+        Ok(Round {
+            value: rate.steps_per_s,
+            wrong: rate.wrong,
+        })
+    };
+    let mut bound = || dense_bound(threads);
     let title = Title {
         id,
         what: "the passes of a BSP step on a dense table of 64 MiB, 4 workers, and nothing else",
         unit: "steps/s",
     };
-    comparison.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some(traffic(&mut bound)))
 }
 
-/// Name of [`dense_bound`] as a baseline.
-const TRAFFIC: &str = "memory traffic: 11 copies of the table, a thread a core";
+/// [`dense_bound`] as a baseline.
+fn traffic(bound: Side<'_>) -> BaselineSide<'_> {
+    BaselineSide {
+        name: "memory traffic: 11 copies of the table, a thread a core",
+        side: bound,
+    }
+}
+
 /// Copies of a step with W workers: W pulls, W pushes, and a tick of (W + 2) / 2 copies.
 const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;
 const _: () = assert!(DENSE_COPIES == 11);
@@ -199,7 +214,10 @@ fn dense_threads() -> usize {
 }
 
 /// Steps a second that the memory bandwidth allows.
-fn dense_bound(threads: usize) -> f64 {
+fn dense_bound(threads: usize) -> Result<Round, BenchError> {
     let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
-    speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64)
+    Ok(Round {
+        value: speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64),
+        wrong: 0,
+    })
 }

@@ -2,7 +2,7 @@
 
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
@@ -58,9 +58,10 @@ fn one_row(
             let mut copy = Memcpy::new(ROW_BYTES, GROUP);
             let what = "pull of one row of 64 f32, in cache, location known";
             comparison.head_to_head(
-                (&id, what),
-                (&mut work, Metric::P50Ns, cluster),
-                Some(("memcpy of 256 B", &mut copy)),
+                &id,
+                what,
+                Ours::new(&mut work, Metric::P50Ns, cluster),
+                Some(Baseline::new("memcpy of 256 B", &mut copy)),
             )?;
             workload.release()?;
         }
@@ -88,9 +89,10 @@ fn many_rows(
             let options = PullOptions::default().mode(mode.pull_mode());
             let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
             comparison.head_to_head(
-                (id, "pull of 1024 random rows of 64 f32 from 1 M"),
-                (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
-                Some(("bare gather: touch, copy, hash", &mut gather)),
+                id,
+                "pull of 1024 random rows of 64 f32 from 1 M",
+                Ours::new(&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
+                Some(Baseline::new("bare gather: touch, copy, hash", &mut gather)),
             )?;
         }
         workload.release()?;
@@ -113,9 +115,10 @@ fn dense(
     let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
     comparison.head_to_head(
-        (id, "pull of a dense table of 64 MiB"),
-        (&mut work, Metric::GbPerSAtP50, cluster),
-        Some(("memcpy", &mut copy)),
+        id,
+        "pull of a dense table of 64 MiB",
+        Ours::new(&mut work, Metric::GbPerSAtP50, cluster),
+        Some(Baseline::new("memcpy", &mut copy)),
     )?;
     workload.release()
 }
@@ -135,9 +138,10 @@ fn push(
     let mut work = Calls::new(&mut workload, Op::Push, options, Style::Alone, 1);
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
     comparison.head_to_head(
-        (id, "push of one row of 64 f32 until applied, server awake"),
-        (&mut work, Metric::P50Us, cluster),
-        Some(("shm ping", &mut ping)),
+        id,
+        "push of one row of 64 f32 until applied, server awake",
+        Ours::new(&mut work, Metric::P50Us, cluster),
+        Some(Baseline::new("shm ping", &mut ping)),
     )?;
     workload.release()
 }
@@ -154,8 +158,9 @@ fn appliers(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
             let mut work = Applier::new(rule, 16, rows, comparison.args.seed)?;
             let what = format!("frames of random rows of 16 f32 applied, {rows} rows");
             comparison.head_to_head(
-                (&id, &what),
-                (&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
+                &id,
+                &what,
+                Ours::new(&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
                 None,
             )?;
         }

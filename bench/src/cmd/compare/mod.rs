@@ -29,7 +29,7 @@ use clap::Args;
 use tidewater_runtime::clock;
 
 use crate::cmd::report::{self, Run};
-use crate::contest::{Outcome, Ratio};
+use crate::contest::{Ratio, median};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
@@ -88,7 +88,7 @@ pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     let targets = Targets::load(args.targets.as_deref())?;
     let timer = timer_cost();
     let common = Common::plain(args.transport, args.seed);
-    let fingerprint = Fingerprint::take("compare", &common, (1, 1), timer);
+    let fingerprint = Fingerprint::take("compare", &common, 1, 1, timer);
     let mut text = "# Tidewater comparison\n".to_owned();
     for (name, value) in fingerprint.lines() {
         text += &format!("# {name}: {value}\n");
@@ -160,7 +160,7 @@ fn heading() -> String {
 
 /// Formats a line of the table.
 fn line(ratio: &Ratio) -> String {
-    let median = |values: &[f64]| match comparison::median(values) {
+    let median = |values: &[f64]| match median(values) {
         Some(value) => number(value),
         None => "-".into(),
     };
@@ -212,6 +212,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contest::Outcome;
 
     fn ratio(met: bool, steady: bool, gate: bool, wrong: u64) -> Ratio {
         Ratio {

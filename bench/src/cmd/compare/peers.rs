@@ -3,10 +3,10 @@
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
+use tidewater::{Client, PullOptions, SyncMode};
 use tidewater_runtime::clock::Deadline;
 
-use super::comparison::{Comparison, Metric, Title};
+use super::comparison::{Comparison, Metric, Ours, Rounds, Title};
 use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
@@ -14,7 +14,6 @@ use super::{pslite, redis};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::measure::{Meter, Work};
 use crate::options::{Mode, Wire};
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
@@ -35,24 +34,19 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
     if !comparison.wants(&["peer."]) {
         return Ok(());
     }
-    let mut cluster = Cluster::start(ClusterConfig {
-        transport: comparison.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
-        workers: 1,
-        pin: None,
-    })?;
+    let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     match comparison.args.transport.wire() {
         Some(Wire::Memory) => {
             mpi(comparison, &mut cluster, &mut client)?;
+            let transports = "posix,sysv,self";
             ucx(
                 comparison,
                 &mut cluster,
                 &mut client,
-                ("posix,sysv,self", "ucp_get", 1.0),
+                transports,
+                "ucp_get",
+                1.0,
             )?;
         }
         Some(Wire::Socket) => {
@@ -64,7 +58,9 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
                 comparison,
                 &mut cluster,
                 &mut client,
-                ("tcp,self", "tag_lat", 2.0),
+                "tcp,self",
+                "tag_lat",
+                2.0,
             )?;
         }
         None => {}
@@ -156,13 +152,8 @@ fn mpi(
         workload.cache_locations()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
         let mut work = Calls::new(&mut workload, op, hogwild, Style::Alone, calls);
-        let title = (&*id, what, "us p50", baseline);
-        pair(
-            comparison,
-            title,
-            (&mut work, Metric::P50Us, cluster),
-            &mut once,
-        )?;
+        let ours = Ours::new(&mut work, Metric::P50Us, cluster);
+        pair(comparison, &id, what, baseline, ours, &mut once)?;
         workload.release()?;
     }
     Ok(())
@@ -196,7 +187,9 @@ fn ucx(
     comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
-    (tls, test, ways): (&str, &str, f64),
+    transports: &str,
+    test: &str,
+    ways: f64,
 ) -> Result<(), BenchError> {
     let id = format!("peer.ucx.{test}");
     if !comparison.wants(&[&id]) {
@@ -212,11 +205,13 @@ fn ucx(
     let once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
         let mut command = Command::new(&program);
-        let server = command.env("UCX_TLS", tls).args(["-p", &port]);
+        let server = command.env("UCX_TLS", transports).args(["-p", &port]);
         let _server = Killed::start(server)?;
         wait_for_port(&port)?;
         let mut client = Command::new(&program);
-        client.env("UCX_TLS", tls).args(["127.0.0.1", "-p", &port]);
+        client
+            .env("UCX_TLS", transports)
+            .args(["127.0.0.1", "-p", &port]);
         client.args([
             "-t", test, "-s", "256", "-n", "2000", "-w", "100", "-f", "-v",
         ]);
@@ -227,12 +222,9 @@ fn ucx(
         "ucp_get" => "ucx_perftest ucp_get of 256 B".to_owned(),
         other => format!("ucx_perftest {other} of 256 B, both ways"),
     };
-    pair(
-        comparison,
-        (&id, what, "us p50", &baseline),
-        (&mut work.0, Metric::P50Us, cluster),
-        &mut || once().map(|us| us * ways),
-    )?;
+    let ours = Ours::new(&mut work.0, Metric::P50Us, cluster);
+    let mut theirs = || once().map(|us| us * ways);
+    pair(comparison, &id, what, &baseline, ours, &mut theirs)?;
     workload.release()
 }
 
@@ -273,26 +265,32 @@ fn ucx_median(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "ucx_perftest printed no median".into())
 }
 
-/// A contest between our work and the figure of another program. A failing program ends the contest,
-/// not the run.
+/// A contest between our work and the figure of another program, which `baseline` names. A failing program
+/// ends the contest, not the run.
 pub(super) fn pair(
     comparison: &mut Comparison<'_>,
-    (id, what, unit, baseline): (&str, &str, &str, &str),
-    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
+    id: &str,
+    what: &str,
+    baseline: &str,
+    ours: Ours<'_>,
     theirs: &mut dyn FnMut() -> Result<f64, String>,
 ) -> Result<(), BenchError> {
-    let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
+    let mut rounds = Rounds::default();
     for _ in 0..comparison.args.rounds {
         match theirs() {
-            Ok(value) => right.push(value),
+            Ok(value) => rounds.theirs.push(value),
             Err(reason) => return comparison.absent(id, &reason),
         }
-        let measured = comparison.slice(work, meter)?;
-        wrong += measured.wrong;
-        left.push(metric.of(&measured));
+        let measured = comparison.slice(ours.work, ours.meter)?;
+        rounds.wrong += measured.wrong;
+        rounds.ours.push(ours.metric.of(&measured));
     }
-    let title = Title { id, what, unit };
-    comparison.record(title, (left, right), Some(baseline), wrong)
+    let title = Title {
+        id,
+        what,
+        unit: ours.metric.unit(),
+    };
+    comparison.record(title, rounds, Some(baseline))
 }
 
 fn iperf3(
@@ -327,13 +325,9 @@ fn iperf3(
         Ok(bits / 8e9)
     };
     let what = "pulls of 1 MiB, 16 under way";
-    let title = (id, what, "GB/s", "iperf3, one stream of a second");
-    pair(
-        comparison,
-        title,
-        (&mut work, Metric::GbPerS, cluster),
-        &mut once,
-    )?;
+    let baseline = "iperf3, one stream of a second";
+    let ours = Ours::new(&mut work, Metric::GbPerS, cluster);
+    pair(comparison, id, what, baseline, ours, &mut once)?;
     workload.release()
 }
 
@@ -355,16 +349,14 @@ fn perftest(
     let mut workload = one_row_workload(comparison, client)?;
     let mut work = OneRow::new(&mut workload, Mode::Hogwild, 1);
     let mut once = || baseline.measure();
-    let title = (
-        id,
-        "pull of one row of 64 f32, Hogwild",
-        "us p50",
-        "ib_read_lat of 256 B",
-    );
+    let what = "pull of one row of 64 f32, Hogwild";
+    let ours = Ours::new(&mut work.0, Metric::P50Us, cluster);
     pair(
         comparison,
-        title,
-        (&mut work.0, Metric::P50Us, cluster),
+        id,
+        what,
+        "ib_read_lat of 256 B",
+        ours,
         &mut once,
     )?;
     workload.release()

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tidewater::{Client, PullOptions};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
 use super::peers::{PROGRAM_TIMEOUT, one_row_workload, pair};
 use super::programs;
@@ -97,8 +97,8 @@ pub(super) fn contests(
             }
         };
         let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
-        let title = (&**id, *what, metric.unit(), *baseline);
-        pair(comparison, title, (&mut work, metric, cluster), &mut once)?;
+        let ours = Ours::new(&mut work, metric, cluster);
+        pair(comparison, id, what, baseline, ours, &mut once)?;
         workload.release()?;
     }
     Ok(())

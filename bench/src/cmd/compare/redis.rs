@@ -9,7 +9,7 @@ use std::process::Command;
 
 use tidewater::{Client, PullOptions};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_workload, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
@@ -50,8 +50,8 @@ pub(super) fn contests(
             1 => (Style::Alone, 1, Metric::P50Us),
             n => (Style::Window(n as usize), 16 * n, Metric::CallsPerS),
         };
-        let mut commands = match server.commands(op, depth) {
-            Ok(commands) => commands,
+        let mut pipeline = match server.pipeline(op, depth) {
+            Ok(pipeline) => pipeline,
             Err(e) => return comparison.absent(id, &format!("Redis: {e}")),
         };
         let what = match (op, depth) {
@@ -72,9 +72,10 @@ pub(super) fn contests(
         let options = PullOptions::default();
         let mut work = Calls::new(&mut workload, op, options, style, calls);
         comparison.head_to_head(
-            (id, what),
-            (&mut work, metric, cluster),
-            Some((baseline, &mut commands)),
+            id,
+            what,
+            Ours::new(&mut work, metric, cluster),
+            Some(Baseline::new(baseline, &mut pipeline)),
         )?;
         workload.client().batch_pushes(1);
     }
@@ -103,7 +104,7 @@ impl Redis {
     }
 
     /// Opens a connection for `depth` commands at a time, on one key with a value of [`ROW_BYTES`].
-    fn commands(&self, op: Op, depth: u64) -> std::io::Result<Commands> {
+    fn pipeline(&self, op: Op, depth: u64) -> std::io::Result<Pipeline> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut peer = TcpStream::connect_timeout(&address, START)?;
         peer.set_nodelay(true)?;
@@ -126,7 +127,7 @@ impl Redis {
             Op::Pull => (GET.to_vec(), [b"$256\r\n", &*value, b"\r\n"].concat()),
             Op::Push => (set, OK.to_vec()),
         };
-        Ok(Commands {
+        Ok(Pipeline {
             peer,
             commands: command.repeat(depth as usize),
             answers: vec![0; answer.len() * depth as usize],
@@ -144,7 +145,7 @@ const _: () = assert!(
 );
 
 /// A connection with commands that are sent together.
-struct Commands {
+struct Pipeline {
     peer: TcpStream,
     commands: Vec<u8>,
     answers: Vec<u8>,
@@ -153,7 +154,7 @@ struct Commands {
     depth: u64,
 }
 
-impl Work for Commands {
+impl Work for Pipeline {
     fn calls(&self) -> u64 {
         self.depth
     }
@@ -167,10 +168,7 @@ impl Work for Commands {
         let done = peer
             .write_all(&self.commands)
             .and_then(|()| peer.read_exact(&mut self.answers));
-        done.map_err(|source| BenchError::System {
-            what: "talk to Redis".into(),
-            source,
-        })
+        done.map_err(|e| BenchError::system("talk to Redis", e))
     }
 
     fn check(&mut self) -> u64 {

@@ -2,15 +2,14 @@
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater::{Client, FabricSettings, SyncMode};
+use tidewater::{Client, SyncMode};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::{functions, many_workers, steady_state, train};
 use crate::bsp::Ticks;
 use crate::cluster::child::pin;
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::measure::Work;
 use crate::options::{Transport, Wire};
 
 /// Number of sessions of one thread with measured clocks.
@@ -51,27 +50,24 @@ pub(super) fn clock_of_a_thread(
     comparison: &mut Comparison<'_>,
     id: &str,
     core: Option<usize>,
-    baseline: Option<(&str, &mut dyn Work)>,
+    baseline: Option<Baseline<'_>>,
 ) -> Result<(), BenchError> {
     if !comparison.wants(&[id]) {
         return Ok(());
     }
     let mut cluster = Cluster::start(ClusterConfig {
-        transport: comparison.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
         workers: SESSIONS,
         pin: core,
+        ..ClusterConfig::single(comparison.args.transport)
     })?;
     let clients = (0..SESSIONS).map(|rank| cluster.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
     comparison.head_to_head(
-        (id, what),
-        (&mut work, Metric::P50Us, &mut cluster),
+        id,
+        what,
+        Ours::new(&mut work, Metric::P50Us, &mut cluster),
         baseline,
     )?;
     for client in &mut clients {
@@ -93,10 +89,8 @@ impl OneCore {
     /// # Errors
     /// If the system refuses.
     pub(super) fn enter() -> Result<Self, BenchError> {
-        let before = sched_getaffinity(None).map_err(|e| BenchError::System {
-            what: "look at this thread's cores".into(),
-            source: e.into(),
-        })?;
+        let before = sched_getaffinity(None);
+        let before = before.map_err(|e| BenchError::system("look at this thread's cores", e))?;
         let last = (0..CpuSet::MAX_CPU).rev().find(|&core| before.is_set(core));
         let core = last.unwrap_or(0);
         pin(None, core)?;
@@ -120,10 +114,7 @@ impl OneCore {
         };
         for server in cluster.pids() {
             let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
-            let failed = |source| BenchError::System {
-                what: format!("list {tasks}"),
-                source,
-            };
+            let failed = |e| BenchError::system(format!("list {tasks}"), e);
             for task in std::fs::read_dir(&tasks).map_err(failed)? {
                 let name = task.map_err(failed)?.file_name();
                 let number = name.to_str().and_then(|n| n.parse().ok());

@@ -1,14 +1,14 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
+use tidewater::{Client, PullOptions, SyncMode};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::roofline::{Echo, Flow, RemoteRows, Stream};
+use crate::roofline::{Echo, Flow, RemoteRows, RowShape, Stream};
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Bytes that an echo sends in place of our header.
@@ -34,13 +34,8 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
 
 fn cluster(comparison: &Comparison<'_>, pin: Option<usize>) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: comparison.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
-        workers: 1,
         pin,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
@@ -52,8 +47,7 @@ fn free(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let mut cluster = cluster(comparison, None)?;
     let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
-        let id = format!("tcp.free.{}.256", op.name());
-        small(comparison, &mut cluster, &mut client, (&id, op, 256), None)?;
+        small(comparison, &mut cluster, &mut client, op, 256, None)?;
     }
     rates(comparison, &mut cluster, &mut client)?;
     streams(comparison, &mut cluster, &mut client)?;
@@ -73,8 +67,7 @@ fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let mut client = cluster.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
-            let id = format!("tcp.core.{}.{size}", op.name());
-            small(comparison, &mut cluster, &mut client, (&id, op, size), core)?;
+            small(comparison, &mut cluster, &mut client, op, size, core)?;
         }
     }
     batches(comparison, &mut cluster, &mut client, core)?;
@@ -84,7 +77,12 @@ fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "tcp.core.clock";
     if comparison.wants(&[id]) {
         let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
-        clock_of_a_thread(comparison, id, core, Some(("tcp echo of 64 B", &mut echo)))?;
+        clock_of_a_thread(
+            comparison,
+            id,
+            core,
+            Some(Baseline::new("tcp echo of 64 B", &mut echo)),
+        )?;
     }
     Ok(())
 }
@@ -94,10 +92,16 @@ fn small(
     comparison: &mut Comparison<'_>,
     cluster: &mut Cluster,
     client: &mut Client,
-    (id, op, size): (&str, Op, u64),
+    op: Op,
+    size: u64,
     core: Option<usize>,
 ) -> Result<(), BenchError> {
-    if !comparison.wants(&[id]) {
+    let (group, place) = match core {
+        Some(_) => ("core", "both ends on one core"),
+        None => ("free", "not pinned"),
+    };
+    let id = format!("tcp.{group}.{}.{size}", op.name());
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
@@ -109,15 +113,12 @@ fn small(
         Op::Push => (size, NOTE, "push of a row until applied"),
     };
     let mut echo = Echo::new(to, back, 1, core)?;
-    let place = match core {
-        Some(_) => "both ends on one core",
-        None => "not pinned",
-    };
     let what = format!("{what} of {size} B, {place}");
     comparison.head_to_head(
-        (id, &what),
-        (&mut work, Metric::P50Us, cluster),
-        Some(("tcp echo", &mut echo)),
+        &id,
+        &what,
+        Ours::new(&mut work, Metric::P50Us, cluster),
+        Some(Baseline::new("tcp echo", &mut echo)),
     )?;
     workload.release()
 }
@@ -145,11 +146,17 @@ fn rates(
             op.name()
         );
         comparison.head_to_head(
-            (&rate, &what),
-            (&mut work, Metric::CallsPerS, cluster),
+            &rate,
+            &what,
+            Ours::new(&mut work, Metric::CallsPerS, cluster),
             None,
         )?;
-        comparison.head_to_head((&cpu, &what), (&mut work, Metric::CpuUs, cluster), None)?;
+        comparison.head_to_head(
+            &cpu,
+            &what,
+            Ours::new(&mut work, Metric::CpuUs, cluster),
+            None,
+        )?;
         workload.client().batch_pushes(1);
         workload.release()?;
     }
@@ -177,9 +184,10 @@ fn streams(
         let mut stream = Stream::new(flow, MIB, calls, None)?;
         let what = format!("{}s of 1 MiB, 16 under way", op.name());
         comparison.head_to_head(
-            (&id, &what),
-            (&mut work, Metric::GbPerS, cluster),
-            Some(("plain send and receive", &mut stream)),
+            &id,
+            &what,
+            Ours::new(&mut work, Metric::GbPerS, cluster),
+            Some(Baseline::new("plain send and receive", &mut stream)),
         )?;
         workload.release()?;
     }
@@ -205,16 +213,21 @@ fn batches(
     workload.cache_locations()?;
     let options = PullOptions::default();
     let bare = |depth, calls| {
-        let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
-        RemoteRows::new(rows, (depth, calls), seed, core)
+        let shape = RowShape {
+            rows: ROWS,
+            payload: (DIM * size_of::<f32>()) as u32,
+            call_rows: CALL_ROWS as u32,
+        };
+        RemoteRows::new(shape, depth, calls, seed, core)
     };
     if comparison.wants(&[alone]) {
         let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let mut rows = bare(1, 1)?;
         comparison.head_to_head(
-            (alone, "pull of 1024 random rows of 64 f32"),
-            (&mut work, Metric::P50Us, cluster),
-            Some(("bare gather through a socket", &mut rows)),
+            alone,
+            "pull of 1024 random rows of 64 f32",
+            Ours::new(&mut work, Metric::P50Us, cluster),
+            Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }
     if comparison.wants(&[window]) {
@@ -223,9 +236,10 @@ fn batches(
         let mut rows = bare(WINDOW_LARGE as u64, calls)?;
         let mut work = Calls::new(&mut workload, Op::Pull, options, style, calls);
         comparison.head_to_head(
-            (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
-            (&mut work, Metric::CallsPerS, cluster),
-            Some(("bare gather through a socket", &mut rows)),
+            window,
+            "pulls of 1024 random rows of 64 f32, 16 under way",
+            Ours::new(&mut work, Metric::CallsPerS, cluster),
+            Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }
     workload.release()

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tidewater::{FabricSettings, PullOptions, SyncMode};
+use tidewater::{PullOptions, SyncMode};
 use tidewater_runtime::clock::{self, Deadline};
 
-use super::comparison::{Comparison, Title};
+use super::comparison::{Comparison, Round, Rounds, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
 use super::shared::OneCore;
@@ -48,13 +48,8 @@ pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<()
 /// server's applier would not stay awake between two calls.
 fn cluster(comparison: &Comparison<'_>, workers: u32) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
-        transport: comparison.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
         workers,
-        pin: None,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
@@ -80,7 +75,10 @@ fn idle(
         std::thread::sleep(IDLE);
         let wall = clock::now() - began;
         let used = cluster.peer()?.since(before).cpu_ns;
-        Ok((used as f64 / wall.as_nanos() as f64, 0))
+        Ok(Round {
+            value: used as f64 / wall.as_nanos() as f64,
+            wrong: 0,
+        })
     };
     comparison.contest(title, &mut ours, None)?;
     let mut client = client;
@@ -158,25 +156,32 @@ fn count_allocations(
     let mut ours = || {
         let measured = measure::run(&plan, work, cluster)?;
         let all = measured.client.allocations + measured.server.allocations;
-        Ok((
-            measured.per_call(all),
-            measured.wrong + std::mem::take(&mut wrong),
-        ))
+        Ok(Round {
+            value: measured.per_call(all),
+            wrong: measured.wrong + std::mem::take(&mut wrong),
+        })
     };
     comparison.contest(title, &mut ours, None)
 }
 
-/// Makes exactly `calls` calls, or fewer if they are slow; returns their number and the wrong values.
-fn steadily(calls: u64, work: &mut dyn Work) -> Result<(u64, u64), BenchError> {
+/// Calls that were made.
+struct Made {
+    calls: u64,
+    /// Number of wrong values.
+    wrong: u64,
+}
+
+/// Makes exactly `calls` calls, or fewer if they are slow.
+fn steadily(calls: u64, work: &mut dyn Work) -> Result<Made, BenchError> {
     let end = Deadline::after(COUNTING);
-    let (mut made, mut wrong) = (0, 0);
-    while made < calls && !end.passed() {
+    let mut made = Made { calls: 0, wrong: 0 };
+    while made.calls < calls && !end.passed() {
         work.prepare();
         work.sample()?;
-        wrong += work.check();
-        made += work.calls();
+        made.wrong += work.check();
+        made.calls += work.calls();
     }
-    Ok((made, wrong))
+    Ok(made)
 }
 
 fn count_system_calls(
@@ -190,7 +195,7 @@ fn count_system_calls(
     }
     let mut pids = vec![rustix::process::getpid()];
     pids.extend(cluster.pids());
-    let (mut each, mut wrong) = (Vec::new(), 0);
+    let mut rounds = Rounds::default();
     // A process that briefly needs a core ends a sleep in one round or the other.
     for _ in 0..comparison.args.rounds {
         let (mut counts, mut calls) = ([0; 2], [0; 2]);
@@ -199,24 +204,26 @@ fn count_system_calls(
                 Ok(counter) => counter,
                 Err(reason) => return comparison.absent(id, &reason),
             };
-            let (made, bad) = steadily(counted, work)?;
-            calls[n] = made;
+            let made = steadily(counted, work)?;
+            calls[n] = made.calls;
             counts[n] = match counter.stop() {
                 Ok(count) => count,
                 Err(reason) => return comparison.absent(id, &reason),
             };
             // Not counted: the audit pulls all pushed rows, and now and then pushes other values.
-            wrong += bad + work.audit()?;
+            rounds.wrong += made.wrong + work.audit()?;
         }
         let more = counts[1].saturating_sub(counts[0]) as f64;
-        each.push(more / calls[1].saturating_sub(calls[0]).max(1) as f64);
+        rounds
+            .ours
+            .push(more / calls[1].saturating_sub(calls[0]).max(1) as f64);
     }
     let title = Title {
         id,
         what: "system calls of both ends for a call",
         unit: "calls/op",
     };
-    comparison.record(title, (each, Vec::new()), None, wrong)
+    comparison.record(title, rounds, None)
 }
 
 /// Memory growth over ten million calls.
@@ -253,5 +260,10 @@ fn grows(
         what: &what,
         unit: "bytes",
     };
-    comparison.record(title, (vec![soaked.growth as f64], Vec::new()), None, wrong)
+    let rounds = Rounds {
+        ours: vec![soaked.growth as f64],
+        wrong,
+        ..Rounds::default()
+    };
+    comparison.record(title, rounds, None)
 }

@@ -50,12 +50,8 @@ impl Targets {
         let Some(path) = path else {
             return Self::parse(BUILT_IN).map_err(BenchError::Usage);
         };
-        let failed = |why: String| BenchError::File {
-            path: path.to_owned(),
-            why,
-        };
-        let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-        Self::parse(&text).map_err(failed)
+        let text = std::fs::read_to_string(path).map_err(|e| BenchError::file(path, e))?;
+        Self::parse(&text).map_err(|defect| BenchError::file(path, defect))
     }
 
     fn parse(text: &str) -> Result<Self, String> {

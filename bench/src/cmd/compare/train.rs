@@ -9,7 +9,7 @@ use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read};
 use tidewater_train::defaults;
 use tidewater_train::model::LogisticStep;
 
-use super::comparison::{Comparison, Title};
+use super::comparison::{Comparison, Rounds, Title};
 use super::programs;
 use crate::error::BenchError;
 use crate::measure::of_this_thread;
@@ -17,7 +17,8 @@ use crate::measure::of_this_thread;
 /// Rows in a mini-batch.
 const BATCH: usize = 1024;
 /// Epochs of the short and the long run: their difference excludes start and end.
-const EPOCHS: (u64, u64) = (4, 24);
+const EPOCHS_SHORT: u64 = 4;
+const EPOCHS_LONG: u64 = 24;
 /// Rows in a generated set: as many as a9a has.
 const ROWS: &str = "32561";
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,8 +35,8 @@ pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError>
     if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let programs = programs::beside("tidewater")
-        .and_then(|run| Ok((run, programs::beside("tidewater-train")?)));
+    let programs = programs::sibling_program("tidewater")
+        .and_then(|run| Ok((run, programs::sibling_program("tidewater-train")?)));
     let (run, train) = match programs {
         Ok(programs) => programs,
         Err(reason) => return comparison.absent(id, &reason),
@@ -44,21 +45,19 @@ pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError>
         Ok(file) => file,
         Err(reason) => return comparison.absent(id, &reason),
     };
-    let data = read(&file, &ReadOptions::default()).map_err(|e| BenchError::File {
-        path: file.clone(),
-        why: e.to_string(),
-    })?;
-    let (mut ours, mut local) = (Vec::new(), Vec::new());
+    let data = read(&file, &ReadOptions::default());
+    let data = data.map_err(|e| BenchError::file(&file, e))?;
+    let mut rounds = Rounds::default();
     for _ in 0..comparison.args.rounds {
         let cost = |epochs| job(&run, &train, &file, epochs);
-        match cost(EPOCHS.0).and_then(|short| Ok((short, cost(EPOCHS.1)?))) {
+        match cost(EPOCHS_SHORT).and_then(|short| Ok((short, cost(EPOCHS_LONG)?))) {
             Ok((short, long)) => {
-                let epochs = (EPOCHS.1 - EPOCHS.0) as f64;
-                ours.push((long - short) / epochs * 1e3);
+                let epochs = (EPOCHS_LONG - EPOCHS_SHORT) as f64;
+                rounds.ours.push((long - short) / epochs * 1e3);
             }
             Err(reason) => return comparison.absent(id, &reason),
         }
-        local.push(local_epoch(&data)? * 1e3);
+        rounds.theirs.push(local_epoch(&data)? * 1e3);
     }
     let what = format!(
         "tidewater-train lr, {set}, batch 1024, 2 workers and a server: processor time of all \
@@ -70,12 +69,7 @@ pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError>
         what: &what,
         unit: "ms cpu",
     };
-    comparison.record(
-        title,
-        (ours, local),
-        Some("the same loop on a local array"),
-        0,
-    )
+    comparison.record(title, rounds, Some("the same loop on a local array"))
 }
 
 /// The public set if it is present; otherwise a generated one of its size.

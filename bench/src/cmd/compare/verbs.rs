@@ -5,13 +5,14 @@
 
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::comparison::{Comparison, Metric};
+use super::comparison::{Comparison, Metric, Ours};
 use super::peers::pair;
 use super::perftest::{Figure, Perftest};
 use crate::calls::{Calls, Op, Style};
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::measure::{Meter, Work};
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+use crate::measure::{NoPeer, Work};
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Header bytes before a row on the wire.
@@ -87,13 +88,8 @@ fn one_row(
             size: size as u32 + HEADER,
             options: LATENCY,
         };
-        let baseline = (Figure::MedianUs, 1.0);
-        against(
-            comparison,
-            contest,
-            (&mut work, Metric::P50Us, cluster),
-            baseline,
-        )?;
+        let ours = Ours::new(&mut work, Metric::P50Us, cluster);
+        against(comparison, contest, ours, Figure::MedianUs, 1.0)?;
         workload.release()?;
     }
     Ok(())
@@ -122,12 +118,13 @@ fn many_rows(
         options: RATE,
     };
     // Our figure is in calls a second.
-    let baseline = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
+    let ours = Ours::new(&mut work, Metric::CallsPerS, cluster);
     against(
         comparison,
         contest,
-        (&mut work, Metric::CallsPerS, cluster),
-        baseline,
+        ours,
+        Figure::MOpsPerS,
+        1e6 / CALL_ROWS as f64,
     )?;
     workload.release()
 }
@@ -170,13 +167,8 @@ fn dense(
             size: MIB,
             options: BANDWIDTH,
         };
-        let baseline = (Figure::GbPerS, 1.0);
-        against(
-            comparison,
-            contest,
-            (&mut work, Metric::GbPerS, cluster),
-            baseline,
-        )?;
+        let ours = Ours::new(&mut work, Metric::GbPerS, cluster);
+        against(comparison, contest, ours, Figure::GbPerS, 1.0)?;
         workload.release()?;
     }
     Ok(())
@@ -212,60 +204,82 @@ fn lanes(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     for (id, what, size, options) in reads {
         if comparison.wants(&[id]) {
             let work = &mut Read::new(Ends::new()?, size as usize)?;
-            alone(comparison, (id, what, "ib_read", size, options), work)?;
+            alone(
+                comparison,
+                Match {
+                    id,
+                    what,
+                    program: "ib_read",
+                    size,
+                    options,
+                },
+                work,
+            )?;
         }
     }
     for (id, what, size, calls) in writes {
         if comparison.wants(&[id]) {
             let options = if calls == 1 { LATENCY } else { BANDWIDTH };
             let work = &mut Landed::new(Ends::new()?, size as usize, calls);
-            alone(comparison, (id, what, "ib_write", size, options), work)?;
+            alone(
+                comparison,
+                Match {
+                    id,
+                    what,
+                    program: "ib_write",
+                    size,
+                    options,
+                },
+                work,
+            )?;
         }
     }
     let id = "verbs.lane.swap";
     if comparison.wants(&[id]) {
         let work = &mut Swap::new(Ends::new()?);
         let what = "compare-and-swap";
-        alone(comparison, (id, what, "ib_atomic", 8, SWAPS), work)?;
+        alone(
+            comparison,
+            Match {
+                id,
+                what,
+                program: "ib_atomic",
+                size: 8,
+                options: SWAPS,
+            },
+            work,
+        )?;
     }
     Ok(())
 }
 
-/// A lane's work against the named program; the options select latency or bandwidth.
+/// A lane's work against a program of perftest: that of latency or of bandwidth, by the contest's options.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 fn alone(
     comparison: &mut Comparison<'_>,
-    (id, what, name, size, options): (
-        &'static str,
-        &'static str,
-        &str,
-        u32,
-        &'static [&'static str],
-    ),
+    contest: Match<'_>,
     work: &mut dyn Work,
 ) -> Result<(), BenchError> {
-    let (kind, metric, figure) = match options == BANDWIDTH {
+    let (kind, metric, figure) = match contest.options == BANDWIDTH {
         true => ("bw", Metric::GbPerS, Figure::GbPerS),
         false => ("lat", Metric::P50Us, Figure::MedianUs),
     };
-    let program = &*format!("{name}_{kind}");
     let contest = Match {
-        id,
-        what,
-        program,
-        size,
-        options,
+        program: &format!("{}_{kind}", contest.program),
+        ..contest
     };
-    let ours: (&mut dyn Work, Metric, &mut dyn Meter) = (work, metric, &mut crate::measure::NoPeer);
-    against(comparison, contest, ours, (figure, 1.0))
+    let mut meter = NoPeer;
+    let ours = Ours::new(work, metric, &mut meter);
+    against(comparison, contest, ours, figure, 1.0)
 }
 
 /// Runs our work and the program in turn; the program's figure is multiplied by `scale`.
 fn against(
     comparison: &mut Comparison<'_>,
     contest: Match<'_>,
-    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
-    (figure, scale): (Figure, f64),
+    ours: Ours<'_>,
+    figure: Figure,
+    scale: f64,
 ) -> Result<(), BenchError> {
     let Match {
         id,
@@ -282,7 +296,6 @@ fn against(
         [.., "-q", pairs] => format!("{program} -s {size} -q {pairs}"),
         _ => format!("{program} -s {size}"),
     };
-    let title = (id, what, metric.unit(), &*name);
     let mut theirs = || baseline.measure().map(|value| value * scale);
-    pair(comparison, title, (work, metric, meter), &mut theirs)
+    pair(comparison, id, what, &name, ours, &mut theirs)
 }

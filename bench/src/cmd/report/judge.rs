@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::html::{digits, escape};
-use crate::contest::Ratio;
+use crate::contest::{Ratio, median};
 use crate::sheet::Document;
 
 /// Width and height of a verdict's drawing in pixels, and its reach in multiples of the bound.
@@ -65,13 +65,14 @@ fn table(ratios: &[&Ratio], judged: bool) -> String {
 fn row(ratio: &Ratio, judged: bool) -> String {
     let [low, high] = ratio.spread;
     let baseline = ratio.baseline.as_deref().unwrap_or("-");
+    let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), long);
     let mut out = format!(
         "<tr><td><code>{}</code><td>{}<td class=n>{}<td class=n>{}<td>{}<td>{}<td class=n><b>{}</b>\
          <td class=n>{} .. {}",
         escape(&ratio.id),
         escape(&ratio.what),
-        median(&ratio.ours),
-        median(&ratio.theirs),
+        shown(median(&ratio.ours)),
+        shown(median(&ratio.theirs)),
         escape(baseline),
         escape(&ratio.unit),
         long(ratio.value),
@@ -101,14 +102,6 @@ fn row(ratio: &Ratio, judged: bool) -> String {
         n => format!(" <b class=missed>#wrong {n}</b>"),
     };
     out + &wrong + "</tr>"
-}
-
-fn median(values: &[f64]) -> String {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-        .get(sorted.len() / 2)
-        .map_or_else(|| "-".into(), |value| long(*value))
 }
 
 /// Formats a large number with thousands separators.

@@ -6,7 +6,6 @@ use tidewater_tasks::Tasks;
 
 use super::session::tw_session;
 use crate::convert;
-use crate::error::Failure;
 use crate::open::OpenQueue;
 use crate::raw;
 use crate::session::run;
