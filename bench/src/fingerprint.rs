@@ -115,6 +115,13 @@ impl Fingerprint {
         }
     }
 
+    /// The head of what a run prints: a title and the fingerprint, each line after a `#`.
+    pub fn header(&self, title: &str) -> String {
+        let lines = self.lines().into_iter();
+        let lines = lines.map(|(name, value)| format!("# {name}: {value}\n"));
+        format!("# Tidewater {title}\n") + &lines.collect::<String>()
+    }
+
     /// Returns name and value pairs, in the order they are printed.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         vec![

@@ -65,11 +65,7 @@ impl<'a> Sheet<'a> {
     /// # Errors
     /// If standard output is closed.
     pub fn new(common: &'a Common, fingerprint: Fingerprint) -> Result<Self, BenchError> {
-        let mut text = format!("# Tidewater {} test\n", fingerprint.what);
-        for (name, value) in fingerprint.lines() {
-            text += &format!("# {name}: {value}\n");
-        }
-        print(&text)?;
+        print(&fingerprint.header(&format!("{} test", fingerprint.what)))?;
         Ok(Self {
             common,
             document: Document {

@@ -220,6 +220,36 @@ impl Cluster {
     }
 }
 
+/// A cluster with the client of its only worker.
+#[derive(Debug)]
+pub struct OneWorker {
+    // Dropped before the cluster.
+    /// Client of the worker, under ASP.
+    pub client: Client,
+    /// Cluster of the worker.
+    pub cluster: Cluster,
+}
+
+impl OneWorker {
+    /// Starts the cluster and connects the worker.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`] and [`Cluster::client`].
+    pub fn start(config: ClusterConfig) -> Result<Self, BenchError> {
+        let cluster = Cluster::start(config)?;
+        let client = cluster.client(0, SyncMode::Asp)?;
+        Ok(Self { client, cluster })
+    }
+
+    /// Ends the worker, and then the cluster.
+    ///
+    /// # Errors
+    /// Errors of the client's call.
+    pub fn finish(mut self) -> Result<(), BenchError> {
+        Ok(self.client.finish()?)
+    }
+}
+
 impl Meter for Cluster {
     fn peer(&mut self) -> Result<Usage, BenchError> {
         let mut all = Usage::default();

@@ -297,10 +297,6 @@ impl RowStep<'_> {
 }
 
 impl Work for RowStep<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * self.workload.spec().bytes()
     }

@@ -91,7 +91,7 @@ struct Steps {
     fairness: f64,
 }
 
-/// Measures a row.
+/// Measures the row of a number of workers.
 fn measure(
     args: &ScaleArgs,
     servers: u32,

@@ -103,6 +103,15 @@ pub(crate) struct Resident {
     servers: u64,
 }
 
+impl Resident {
+    fn read(cluster: &mut Cluster) -> Result<Self, BenchError> {
+        Ok(Self {
+            client: Usage::of_this_process().resident,
+            servers: cluster.peer()?.resident,
+        })
+    }
+}
+
 /// Runs `soak`.
 ///
 /// # Errors
@@ -209,10 +218,7 @@ pub(crate) fn soak(
                 mode: is_saving.then(|| "saving".to_owned()),
                 size: DIM as u64 * 4,
             };
-            let memory = Resident {
-                client: Usage::of_this_process().resident,
-                servers: cluster.peer()?.resident,
-            };
+            let memory = Resident::read(cluster)?;
             let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
             report(row, memory)?;
             resident.push(memory.client + memory.servers);

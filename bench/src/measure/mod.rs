@@ -38,10 +38,14 @@ impl Detours {
 /// A measured work. One sample is a fixed number of calls, timed together.
 pub trait Work {
     /// Number of calls in a sample; at least 1.
-    fn calls(&self) -> u64;
+    fn calls(&self) -> u64 {
+        1
+    }
 
     /// Payload bytes of a call.
-    fn bytes(&self) -> u64;
+    fn bytes(&self) -> u64 {
+        0
+    }
 
     /// Called before the first sample, warm-up included: wakes the participants.
     fn begin(&mut self) {}

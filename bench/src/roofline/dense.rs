@@ -38,7 +38,7 @@ struct Worker {
 /// Rate of the passes of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct PassRate {
-    /// Steps a second.
+    /// Steps a second, over all of them.
     pub steps_per_s: f64,
     /// Parts with gradients that are not finite.
     pub wrong: u64,
@@ -136,7 +136,7 @@ impl Passes {
         Ok(passes)
     }
 
-    /// Runs `steps` steps.
+    /// Runs `steps` steps, one after the other.
     pub fn steps(&mut self, steps: u32) -> PassRate {
         let mut took = Duration::ZERO;
         let mut wrong = 0;

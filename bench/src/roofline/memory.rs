@@ -110,10 +110,6 @@ impl Gather {
 }
 
 impl Work for Gather {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         self.out.len() as u64
     }

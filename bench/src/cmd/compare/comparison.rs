@@ -94,7 +94,7 @@ impl<'a> Baseline<'a> {
 /// Result of one side in one round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
-    /// The compared figure.
+    /// Figure that the sides are compared by.
     pub(super) value: f64,
     /// Number of wrong values.
     pub(super) wrong: u64,

@@ -96,10 +96,6 @@ struct Dot<'a> {
 }
 
 impl Work for Dot<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * BYTES
     }
@@ -132,10 +128,6 @@ struct LocalDot<'a> {
 }
 
 impl Work for LocalDot<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * BYTES
     }
@@ -175,10 +167,6 @@ struct Map<'a> {
 }
 
 impl Work for Map<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         3 * BYTES
     }
@@ -216,10 +204,6 @@ struct LocalMap<'a> {
 }
 
 impl Work for LocalMap<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         3 * BYTES
     }

@@ -228,10 +228,6 @@ impl Read {
 }
 
 impl Work for Read {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         self.destination.len() as u64
     }
@@ -284,10 +280,6 @@ impl Swap {
 }
 
 impl Work for Swap {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         8
     }

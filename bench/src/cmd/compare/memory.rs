@@ -1,11 +1,11 @@
 //! Contests over shared memory: against a copy, a bare gather, a ping-pong.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
 use super::comparison::{Baseline, Comparison, Metric, Ours};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::{Cluster, ClusterConfig};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
 use crate::options::Mode;
@@ -29,22 +29,17 @@ const DENSE_BYTES: u64 = 64 << 20;
 /// The error of the first call that fails.
 pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     if comparison.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
-        let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
-        let mut client = cluster.client(0, SyncMode::Asp)?;
-        one_row(comparison, &mut cluster, &mut client)?;
-        many_rows(comparison, &mut cluster, &mut client)?;
-        dense(comparison, &mut cluster, &mut client)?;
-        push(comparison, &mut cluster, &mut client)?;
-        client.finish()?;
+        let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
+        one_row(comparison, &mut worker)?;
+        many_rows(comparison, &mut worker)?;
+        dense(comparison, &mut worker)?;
+        push(comparison, &mut worker)?;
+        worker.finish()?;
     }
     appliers(comparison)
 }
 
-fn one_row(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn one_row(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for kind in [Kind::Rows, Kind::Sparse] {
         for mode in [Mode::Consistent, Mode::Hogwild] {
             let id = format!("shm.row.{}.{}", kind.name(), mode.name());
@@ -52,7 +47,7 @@ fn one_row(
                 continue;
             }
             let spec = WorkloadSpec::full(kind, ROW_BYTES, 1, comparison.args.seed)?;
-            let mut workload = Workload::new(client, spec, false)?;
+            let mut workload = Workload::new(&mut worker.client, spec, false)?;
             let options = PullOptions::default().mode(mode.pull_mode());
             let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, GROUP);
             let mut copy = Memcpy::new(ROW_BYTES, GROUP);
@@ -60,7 +55,7 @@ fn one_row(
             comparison.head_to_head(
                 &id,
                 what,
-                Ours::new(&mut work, Metric::P50Ns, cluster),
+                Ours::new(&mut work, Metric::P50Ns, &mut worker.cluster),
                 Some(Baseline::new("memcpy of 256 B", &mut copy)),
             )?;
             workload.release()?;
@@ -69,11 +64,7 @@ fn one_row(
     Ok(())
 }
 
-fn many_rows(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn many_rows(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for kind in [Kind::Sparse, Kind::Rows] {
         let modes = [Mode::Consistent, Mode::Hogwild];
         let ids = modes.map(|mode| format!("shm.rows.{}.{}", kind.name(), mode.name()));
@@ -82,7 +73,7 @@ fn many_rows(
         }
         let seed = comparison.args.seed;
         let spec = WorkloadSpec::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         workload.cache_locations()?;
         let mut gather = Gather::new(ROW_BYTES as usize, ROWS, CALL_ROWS, seed)?;
         for (id, mode) in ids.iter().zip(modes) {
@@ -91,7 +82,11 @@ fn many_rows(
             comparison.head_to_head(
                 id,
                 "pull of 1024 random rows of 64 f32 from 1 M",
-                Ours::new(&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), cluster),
+                Ours::new(
+                    &mut work,
+                    Metric::MCallsAtP50(CALL_ROWS as u32),
+                    &mut worker.cluster,
+                ),
                 Some(Baseline::new("bare gather: touch, copy, hash", &mut gather)),
             )?;
         }
@@ -100,47 +95,39 @@ fn many_rows(
     Ok(())
 }
 
-fn dense(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn dense(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "shm.dense.pull";
     if !comparison.wants(&[id]) {
         return Ok(());
     }
     let spec = WorkloadSpec::full(Kind::Dense, DENSE_BYTES, 1, comparison.args.seed)?;
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
     comparison.head_to_head(
         id,
         "pull of a dense table of 64 MiB",
-        Ours::new(&mut work, Metric::GbPerSAtP50, cluster),
+        Ours::new(&mut work, Metric::GbPerSAtP50, &mut worker.cluster),
         Some(Baseline::new("memcpy", &mut copy)),
     )?;
     workload.release()
 }
 
-fn push(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn push(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "shm.push.applied";
     if !comparison.wants(&[id]) {
         return Ok(());
     }
     let spec = WorkloadSpec::full(Kind::Sparse, ROW_BYTES, 1, comparison.args.seed)?;
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut workload, Op::Push, options, Style::Alone, 1);
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
     comparison.head_to_head(
         id,
         "push of one row of 64 f32 until applied, server awake",
-        Ours::new(&mut work, Metric::P50Us, cluster),
+        Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
         Some(Baseline::new("shm ping", &mut ping)),
     )?;
     workload.release()

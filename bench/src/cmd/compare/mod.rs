@@ -89,15 +89,10 @@ pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     let timer = timer_cost();
     let common = Common::plain(args.transport, args.seed);
     let fingerprint = Fingerprint::take("compare", &common, 1, 1, timer);
-    let mut text = "# Tidewater comparison\n".to_owned();
-    for (name, value) in fingerprint.lines() {
-        text += &format!("# {name}: {value}\n");
-    }
-    text += &format!(
-        "# rounds: {} of {:?} a side, in turn; medians\n#\n",
-        args.rounds, args.slice
-    );
-    print(&(text + &heading()))?;
+    let header = fingerprint.header("comparison");
+    let (rounds, slice) = (args.rounds, args.slice);
+    let text = format!("# rounds: {rounds} of {slice:?} a side, in turn; medians\n#\n");
+    print(&(header + &text + &heading()))?;
     let mut comparison = Comparison::new(args, targets, timer);
     match args.transport.wire() {
         Some(Wire::Memory) => memory::contests(&mut comparison)?,

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::{Client, PullOptions};
 use tidewater_runtime::clock::Deadline;
 
 use super::comparison::{Comparison, Metric, Ours, Rounds, Title};
@@ -12,7 +12,7 @@ use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
 use super::{pslite, redis};
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::{Cluster, ClusterConfig};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
 use crate::options::{Mode, Wire};
 use crate::workload::{Kind, Workload, WorkloadSpec};
@@ -34,39 +34,24 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
     if !comparison.wants(&["peer."]) {
         return Ok(());
     }
-    let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
-    let mut client = cluster.client(0, SyncMode::Asp)?;
+    let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
     match comparison.args.transport.wire() {
         Some(Wire::Memory) => {
-            mpi(comparison, &mut cluster, &mut client)?;
+            mpi(comparison, &mut worker)?;
             let transports = "posix,sysv,self";
-            ucx(
-                comparison,
-                &mut cluster,
-                &mut client,
-                transports,
-                "ucp_get",
-                1.0,
-            )?;
+            ucx(comparison, &mut worker, transports, "ucp_get", 1.0)?;
         }
         Some(Wire::Socket) => {
-            redis::contests(comparison, &mut cluster, &mut client)?;
-            pslite::contests(comparison, &mut cluster, &mut client)?;
-            iperf3(comparison, &mut cluster, &mut client)?;
+            redis::contests(comparison, &mut worker)?;
+            pslite::contests(comparison, &mut worker)?;
+            iperf3(comparison, &mut worker)?;
             // `tag_lat` prints the one-way time.
-            ucx(
-                comparison,
-                &mut cluster,
-                &mut client,
-                "tcp,self",
-                "tag_lat",
-                2.0,
-            )?;
+            ucx(comparison, &mut worker, "tcp,self", "tag_lat", 2.0)?;
         }
         None => {}
     }
-    perftest(comparison, &mut cluster, &mut client)?;
-    client.finish()?;
+    perftest(comparison, &mut worker)?;
+    worker.finish()?;
     programs::sweep();
     Ok(())
 }
@@ -90,11 +75,7 @@ pub(super) fn one_row_workload<'c>(
 }
 
 /// Open MPI one-sided: our own small program, compiled here.
-fn mpi(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn mpi(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     if !comparison.wants(&["peer.mpi."]) {
         return Ok(());
     }
@@ -148,11 +129,11 @@ fn mpi(
             }
             _ => WorkloadSpec::full(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?,
         };
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         workload.cache_locations()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
         let mut work = Calls::new(&mut workload, op, hogwild, Style::Alone, calls);
-        let ours = Ours::new(&mut work, Metric::P50Us, cluster);
+        let ours = Ours::new(&mut work, Metric::P50Us, &mut worker.cluster);
         pair(comparison, &id, what, baseline, ours, &mut once)?;
         workload.release()?;
     }
@@ -185,8 +166,7 @@ fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
 /// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
 fn ucx(
     comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
+    worker: &mut OneWorker,
     transports: &str,
     test: &str,
     ways: f64,
@@ -200,7 +180,7 @@ fn ucx(
         Err(reason) => return comparison.absent(&id, &format!("{reason} (ucx-utils)")),
     };
     let group = if ways > 1.0 { 1 } else { 64 };
-    let mut workload = one_row_workload(comparison, client)?;
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
     let mut work = OneRow::new(&mut workload, Mode::Hogwild, group);
     let once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
@@ -222,7 +202,7 @@ fn ucx(
         "ucp_get" => "ucx_perftest ucp_get of 256 B".to_owned(),
         other => format!("ucx_perftest {other} of 256 B, both ways"),
     };
-    let ours = Ours::new(&mut work.0, Metric::P50Us, cluster);
+    let ours = Ours::new(&mut work.0, Metric::P50Us, &mut worker.cluster);
     let mut theirs = || once().map(|us| us * ways);
     pair(comparison, &id, what, &baseline, ours, &mut theirs)?;
     workload.release()
@@ -293,11 +273,7 @@ pub(super) fn pair(
     comparison.record(title, rounds, Some(baseline))
 }
 
-fn iperf3(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn iperf3(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "peer.iperf3";
     if !comparison.wants(&[id]) {
         return Ok(());
@@ -307,7 +283,7 @@ fn iperf3(
         Err(reason) => return comparison.absent(id, &reason),
     };
     let spec = WorkloadSpec::full(Kind::Rows, 1 << 20, 1, comparison.args.seed)?;
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Window(16), 32);
     let mut once = || -> Result<f64, String> {
@@ -326,17 +302,13 @@ fn iperf3(
     };
     let what = "pulls of 1 MiB, 16 under way";
     let baseline = "iperf3, one stream of a second";
-    let ours = Ours::new(&mut work, Metric::GbPerS, cluster);
+    let ours = Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster);
     pair(comparison, id, what, baseline, ours, &mut once)?;
     workload.release()
 }
 
 /// The raw NIC: `ib_read_lat`, if installed.
-fn perftest(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn perftest(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "peer.perftest.read";
     if !comparison.wants(&[id]) {
         return Ok(());
@@ -346,11 +318,11 @@ fn perftest(
         Ok(baseline) => baseline,
         Err(reason) => return comparison.absent(id, &reason),
     };
-    let mut workload = one_row_workload(comparison, client)?;
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
     let mut work = OneRow::new(&mut workload, Mode::Hogwild, 1);
     let mut once = || baseline.measure();
     let what = "pull of one row of 64 f32, Hogwild";
-    let ours = Ours::new(&mut work.0, Metric::P50Us, cluster);
+    let ours = Ours::new(&mut work.0, Metric::P50Us, &mut worker.cluster);
     pair(
         comparison,
         id,

@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidewater::{Client, PullOptions};
+use tidewater::PullOptions;
 
 use super::comparison::{Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
 use super::peers::{PROGRAM_TIMEOUT, one_row_workload, pair};
 use super::programs;
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::Cluster;
+use crate::cluster::OneWorker;
 use crate::error::BenchError;
 use crate::workload::{Kind, Workload, WorkloadSpec};
 
@@ -32,8 +32,7 @@ const DIM: usize = 64;
 /// Errors of our own side. Without a tree the rows are absent.
 pub(super) fn contests(
     comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
+    worker: &mut OneWorker,
 ) -> Result<(), BenchError> {
     let contests = [
         (
@@ -83,9 +82,9 @@ pub(super) fn contests(
                     CALL_ROWS,
                     comparison.args.seed,
                 );
-                Workload::new(client, spec, false)?
+                Workload::new(&mut worker.client, spec, false)?
             }
-            _ => one_row_workload(comparison, client)?,
+            _ => one_row_workload(comparison, &mut worker.client)?,
         };
         workload.cache_locations()?;
         let (op, style, calls, metric) = match *test {
@@ -97,7 +96,7 @@ pub(super) fn contests(
             }
         };
         let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
-        let ours = Ours::new(&mut work, metric, cluster);
+        let ours = Ours::new(&mut work, metric, &mut worker.cluster);
         pair(comparison, id, what, baseline, ours, &mut once)?;
         workload.release()?;
     }

@@ -7,14 +7,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 
-use tidewater::{Client, PullOptions};
+use tidewater::PullOptions;
 
 use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_workload, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::Cluster;
+use crate::cluster::OneWorker;
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -28,8 +28,7 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 /// Errors of our own side. Without Redis its rows are absent.
 pub(super) fn contests(
     comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
+    worker: &mut OneWorker,
 ) -> Result<(), BenchError> {
     let contests = [
         ("peer.redis.get", Op::Pull, 1),
@@ -44,7 +43,7 @@ pub(super) fn contests(
         Ok(server) => server,
         Err(reason) => return comparison.absent("peer.redis", &reason),
     };
-    let mut workload = one_row_workload(comparison, client)?;
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
     for (id, op, depth) in contests {
         let (style, calls, metric) = match depth {
             1 => (Style::Alone, 1, Metric::P50Us),
@@ -74,7 +73,7 @@ pub(super) fn contests(
         comparison.head_to_head(
             id,
             what,
-            Ours::new(&mut work, metric, cluster),
+            Ours::new(&mut work, metric, &mut worker.cluster),
             Some(Baseline::new(baseline, &mut pipeline)),
         )?;
         workload.client().batch_pushes(1);

@@ -1,12 +1,12 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
 use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::{Cluster, ClusterConfig};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
 use crate::roofline::{Echo, Flow, RemoteRows, RowShape, Stream};
 use crate::workload::{Kind, Workload, WorkloadSpec};
@@ -32,8 +32,8 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
     one_core(comparison)
 }
 
-fn cluster(comparison: &Comparison<'_>, pin: Option<usize>) -> Result<Cluster, BenchError> {
-    Cluster::start(ClusterConfig {
+fn one_worker(comparison: &Comparison<'_>, pin: Option<usize>) -> Result<OneWorker, BenchError> {
+    OneWorker::start(ClusterConfig {
         pin,
         ..ClusterConfig::single(comparison.args.transport)
     })
@@ -44,16 +44,14 @@ fn free(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     if !comparison.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
         return Ok(());
     }
-    let mut cluster = cluster(comparison, None)?;
-    let mut client = cluster.client(0, SyncMode::Asp)?;
+    let mut worker = one_worker(comparison, None)?;
     for op in [Op::Pull, Op::Push] {
-        small(comparison, &mut cluster, &mut client, op, 256, None)?;
+        small(comparison, &mut worker, op, 256, None)?;
     }
-    rates(comparison, &mut cluster, &mut client)?;
-    streams(comparison, &mut cluster, &mut client)?;
-    batches(comparison, &mut cluster, &mut client, None)?;
-    client.finish()?;
-    Ok(())
+    rates(comparison, &mut worker)?;
+    streams(comparison, &mut worker)?;
+    batches(comparison, &mut worker, None)?;
+    worker.finish()
 }
 
 /// Client and server on one core: a round trip is both ends' work plus two switches, and repeats.
@@ -63,17 +61,14 @@ fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     }
     let guard = OneCore::enter()?;
     let core = Some(guard.core());
-    let mut cluster = cluster(comparison, core)?;
-    let mut client = cluster.client(0, SyncMode::Asp)?;
+    let mut worker = one_worker(comparison, core)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
-            small(comparison, &mut cluster, &mut client, op, size, core)?;
+            small(comparison, &mut worker, op, size, core)?;
         }
     }
-    batches(comparison, &mut cluster, &mut client, core)?;
-    client.finish()?;
-    drop(client);
-    drop(cluster);
+    batches(comparison, &mut worker, core)?;
+    worker.finish()?;
     let id = "tcp.core.clock";
     if comparison.wants(&[id]) {
         let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
@@ -90,8 +85,7 @@ fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
 /// Contests of one call after the other.
 fn small(
     comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
+    worker: &mut OneWorker,
     op: Op,
     size: u64,
     core: Option<usize>,
@@ -105,7 +99,7 @@ fn small(
         return Ok(());
     }
     let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut workload, op, options, Style::Alone, 1);
     let (to, back, what) = match op {
@@ -117,17 +111,13 @@ fn small(
     comparison.head_to_head(
         &id,
         &what,
-        Ours::new(&mut work, Metric::P50Us, cluster),
+        Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
         Some(Baseline::new("tcp echo", &mut echo)),
     )?;
     workload.release()
 }
 
-fn rates(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn rates(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (op, batch) in [(Op::Pull, 1), (Op::Push, 1), (Op::Push, PUSH_BATCH)] {
         let batched = if batch > 1 { ".batch" } else { "" };
         let rate = format!("tcp.rate.{}{batched}", op.name());
@@ -136,7 +126,7 @@ fn rates(
             continue;
         }
         let spec = WorkloadSpec::full(Kind::Sparse, 256, 1, comparison.args.seed)?;
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         workload.client().batch_pushes(batch);
         let style = Style::Window(WINDOW_SMALL);
         let options = PullOptions::default();
@@ -148,13 +138,13 @@ fn rates(
         comparison.head_to_head(
             &rate,
             &what,
-            Ours::new(&mut work, Metric::CallsPerS, cluster),
+            Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster),
             None,
         )?;
         comparison.head_to_head(
             &cpu,
             &what,
-            Ours::new(&mut work, Metric::CpuUs, cluster),
+            Ours::new(&mut work, Metric::CpuUs, &mut worker.cluster),
             None,
         )?;
         workload.client().batch_pushes(1);
@@ -163,11 +153,7 @@ fn rates(
     Ok(())
 }
 
-fn streams(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn streams(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let calls = 2 * WINDOW_LARGE as u64;
     for (op, kind, flow) in [
         (Op::Pull, Kind::Rows, Flow::Back),
@@ -178,7 +164,7 @@ fn streams(
             continue;
         }
         let spec = WorkloadSpec::full(kind, MIB, 1, comparison.args.seed)?;
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let style = Style::Window(WINDOW_LARGE);
         let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
         let mut stream = Stream::new(flow, MIB, calls, None)?;
@@ -186,7 +172,7 @@ fn streams(
         comparison.head_to_head(
             &id,
             &what,
-            Ours::new(&mut work, Metric::GbPerS, cluster),
+            Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster),
             Some(Baseline::new("plain send and receive", &mut stream)),
         )?;
         workload.release()?;
@@ -196,8 +182,7 @@ fn streams(
 
 fn batches(
     comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
+    worker: &mut OneWorker,
     core: Option<usize>,
 ) -> Result<(), BenchError> {
     let (alone, window) = match core {
@@ -209,7 +194,7 @@ fn batches(
     }
     let seed = comparison.args.seed;
     let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     workload.cache_locations()?;
     let options = PullOptions::default();
     let bare = |depth, calls| {
@@ -226,7 +211,7 @@ fn batches(
         comparison.head_to_head(
             alone,
             "pull of 1024 random rows of 64 f32",
-            Ours::new(&mut work, Metric::P50Us, cluster),
+            Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
             Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }
@@ -238,7 +223,7 @@ fn batches(
         comparison.head_to_head(
             window,
             "pulls of 1024 random rows of 64 f32, 16 under way",
-            Ours::new(&mut work, Metric::CallsPerS, cluster),
+            Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster),
             Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }

@@ -3,13 +3,13 @@
 //! The baseline moves the same bytes by the plainest means: no server behind the memory, no checks. A
 //! row of 256 bytes is 272 bytes on the wire, because its header comes with it.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
 use super::comparison::{Comparison, Metric, Ours};
 use super::peers::pair;
 use super::perftest::{Figure, Perftest};
 use crate::calls::{Calls, Op, Style};
-use crate::cluster::{Cluster, ClusterConfig};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 use crate::measure::{NoPeer, Work};
@@ -54,22 +54,17 @@ pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError
         "verbs.rows",
         "verbs.push.applied",
     ]) {
-        let mut cluster = Cluster::start(ClusterConfig::single(comparison.args.transport))?;
-        let mut client = cluster.client(0, SyncMode::Asp)?;
-        one_row(comparison, &mut cluster, &mut client)?;
-        many_rows(comparison, &mut cluster, &mut client)?;
-        dense(comparison, &mut cluster, &mut client)?;
-        client.finish()?;
+        let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
+        one_row(comparison, &mut worker)?;
+        many_rows(comparison, &mut worker)?;
+        dense(comparison, &mut worker)?;
+        worker.finish()?;
     }
     lane(comparison)
 }
 
 /// One row after the other, with a cached location.
-fn one_row(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn one_row(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (id, what, size) in [
         ("verbs.pull.8", "pull of a row of 8 B", 8),
         ("verbs.pull.256", "pull of a row of 256 B", ROW_BYTES),
@@ -78,7 +73,7 @@ fn one_row(
             continue;
         }
         let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let options = PullOptions::default();
         let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let contest = Match {
@@ -88,7 +83,7 @@ fn one_row(
             size: size as u32 + HEADER,
             options: LATENCY,
         };
-        let ours = Ours::new(&mut work, Metric::P50Us, cluster);
+        let ours = Ours::new(&mut work, Metric::P50Us, &mut worker.cluster);
         against(comparison, contest, ours, Figure::MedianUs, 1.0)?;
         workload.release()?;
     }
@@ -96,17 +91,13 @@ fn one_row(
 }
 
 /// Random rows with cached locations, many in a call.
-fn many_rows(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn many_rows(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "verbs.rows";
     if !comparison.wants(&[id]) {
         return Ok(());
     }
     let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
-    let mut workload = Workload::new(client, spec, false)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     workload.cache_locations()?;
     let options = PullOptions::default();
     let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
@@ -118,7 +109,7 @@ fn many_rows(
         options: RATE,
     };
     // Our figure is in calls a second.
-    let ours = Ours::new(&mut work, Metric::CallsPerS, cluster);
+    let ours = Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster);
     against(
         comparison,
         contest,
@@ -130,11 +121,7 @@ fn many_rows(
 }
 
 /// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
-fn dense(
-    comparison: &mut Comparison<'_>,
-    cluster: &mut Cluster,
-    client: &mut Client,
-) -> Result<(), BenchError> {
+fn dense(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (id, what, op, program) in [
         (
             "verbs.dense.pull",
@@ -153,7 +140,7 @@ fn dense(
             continue;
         }
         let spec = WorkloadSpec::full(Kind::Dense, u64::from(MIB), 1, comparison.args.seed)?;
-        let mut workload = Workload::new(client, spec, false)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let (style, calls) = match op {
             Op::Pull => (Style::Alone, 1),
             Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
@@ -167,7 +154,7 @@ fn dense(
             size: MIB,
             options: BANDWIDTH,
         };
-        let ours = Ours::new(&mut work, Metric::GbPerS, cluster);
+        let ours = Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster);
         against(comparison, contest, ours, Figure::GbPerS, 1.0)?;
         workload.release()?;
     }

@@ -53,9 +53,9 @@ pub(super) struct Chart {
 struct Axis {
     from: f64,
     to: f64,
-    /// Pixel of `from`.
+    /// Pixel at which `from` is drawn.
     from_at: f64,
-    /// Pixel of `to`.
+    /// Pixel at which `to` is drawn.
     to_at: f64,
 }
 
