@@ -18,7 +18,7 @@ pub struct Counting;
 
 thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };
-    static ASIDE: Cell<bool> = const { Cell::new(false) };
+    static EXCLUDED: Cell<bool> = const { Cell::new(false) };
 }
 
 static PROCESS: AtomicU64 = AtomicU64::new(0);
@@ -29,20 +29,20 @@ pub fn of_thread() -> u64 {
     HERE.get()
 }
 
-/// Allocations of this process so far, without those of threads that called [`aside`].
+/// Allocations of this process so far, without those of threads that called [`exclude_this_thread`].
 pub fn of_process() -> u64 {
     PROCESS.load(Ordering::Relaxed)
 }
 
 /// Excludes this thread from [`of_process`], because it only serves the measurement.
-pub fn aside() {
-    ASIDE.set(true);
+pub fn exclude_this_thread() {
+    EXCLUDED.set(true);
 }
 
 #[inline]
 fn count() {
     HERE.set(HERE.get() + 1);
-    if !ASIDE.get() {
+    if !EXCLUDED.get() {
         PROCESS.fetch_add(1, Ordering::Relaxed);
     }
 }

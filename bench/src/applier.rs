@@ -18,7 +18,7 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::Work;
 
 /// Number of rows that fit the second-level cache with their state.
@@ -93,13 +93,22 @@ pub struct Applier {
     sender: FrameSender,
     op: PushOp,
     dim: usize,
-    frames: Vec<(FrameHeader, Vec<u8>, Vec<u32>)>,
+    frames: Vec<Frame>,
     next: usize,
     applied: bool,
     /// Number of pushes to each row.
     pushes: Vec<u32>,
     oracle: Oracle,
     row: Vec<u8>,
+}
+
+/// A push frame for random rows.
+#[derive(Debug)]
+struct Frame {
+    header: FrameHeader,
+    payload: Vec<u8>,
+    /// Numbers of its rows, ascending by key.
+    rows: Vec<u32>,
 }
 
 /// Expected element after each number of pushes, computed by the kernel on a separate row. The applier
@@ -139,10 +148,8 @@ impl Applier {
         let builder = TableBuilder::sparse::<f32>("bench", dim as u32);
         let builder = builder.optimizer(rule.optimizer).partitions(PARTITIONS);
         let spec = Arc::new(builder.spec().clone());
-        let preallocator = Preallocator::start().map_err(|source| BenchError::System {
-            what: "start a thread".into(),
-            source,
-        })?;
+        let preallocator = Preallocator::start();
+        let preallocator = preallocator.map_err(|e| BenchError::system("start a thread", e))?;
         let all = (0..PARTITIONS).map(PartitionId);
         let table = Table::new(&memory, &preallocator, ShardId::new(TABLE, 0), &spec, all);
         engine.add_table(table.map_err(store)?);
@@ -179,37 +186,33 @@ impl Applier {
 
     /// Number of rows in the next frame.
     fn frame_rows(&self) -> usize {
-        self.frames[self.next].2.len()
+        self.frames[self.next].rows.len()
     }
 
     /// Creates every row by neutral pushes: zeros subtracted from zeros.
     fn create(&mut self, rows: u64) -> Result<(), BenchError> {
         let all: Vec<u32> = (0..rows as u32).collect();
         for numbers in all.chunks(FRAME_ROWS) {
-            let keys: Vec<u64> = numbers.iter().map(|&n| key_of(n)).collect();
-            let (header, payload) = frame(&keys, None, PushOp::Assign, self.dim, 0.0);
-            self.push(&header, &payload)?;
+            let frame = frame(numbers.to_vec(), None, PushOp::Assign, self.dim, 0.0);
+            self.push(&frame)?;
         }
         Ok(())
     }
 
     fn add_frame(&mut self, numbers: Vec<u32>) {
-        let keys: Vec<u64> = numbers.iter().map(|&n| key_of(n)).collect();
         let locs = match self.engine.table(TABLE).map(|t| &t.store) {
             Some(Store::Sparse(shard)) => {
-                let found = keys.iter().map(|&k| shard.find(k));
+                let found = numbers.iter().map(|&n| shard.find(key_of(n)));
                 Some(found.map(|loc| loc.unwrap_or(RowLocation::NONE)).collect())
             }
             _ => None,
         };
-        let (header, payload) = frame(&keys, locs, self.op, self.dim, GRADIENT);
-        self.frames.push((header, payload, numbers));
+        let frame = frame(numbers, locs, self.op, self.dim, GRADIENT);
+        self.frames.push(frame);
     }
 
-    fn push(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), BenchError> {
-        let done = self.engine.frame(self.sender, header, payload);
-        done.map(drop)
-            .map_err(|refusal| BenchError::Store(format!("a frame was refused: {refusal:?}")))
+    fn push(&mut self, frame: &Frame) -> Result<(), BenchError> {
+        apply(&mut self.engine, self.sender, frame)
     }
 }
 
@@ -224,7 +227,7 @@ impl Work for Applier {
 
     fn prepare(&mut self) {
         if std::mem::take(&mut self.applied) {
-            for &row in &self.frames[self.next].2 {
+            for &row in &self.frames[self.next].rows {
                 self.pushes[row as usize] += 1;
             }
             self.next = (self.next + 1) % self.frames.len();
@@ -232,16 +235,13 @@ impl Work for Applier {
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {
-        let (header, payload, _) = &self.frames[self.next];
-        let done = self.engine.frame(self.sender, header, payload);
         self.applied = true;
-        done.map(drop)
-            .map_err(|refusal| BenchError::Store(format!("a frame was refused: {refusal:?}")))
+        apply(&mut self.engine, self.sender, &self.frames[self.next])
     }
 
     /// Checks one row in sixteen of the frame; checking all of them takes longer than applying them.
     fn check(&mut self) -> u64 {
-        let (_, _, numbers) = &self.frames[self.next];
+        let numbers = &self.frames[self.next].rows;
         let extra = u32::from(self.applied);
         let mut wrong = 0;
         for &row in numbers.iter().step_by(16) {
@@ -269,18 +269,24 @@ const fn key_of(row: u32) -> u64 {
     mix64(row as u64 + 1)
 }
 
+fn apply(engine: &mut Engine, sender: FrameSender, frame: &Frame) -> Result<(), BenchError> {
+    let done = engine.frame(sender, &frame.header, &frame.payload);
+    done.map(drop)
+        .map_err(|refusal| store(format!("a frame was refused: {refusal:?}")))
+}
+
 /// Builds a frame that pushes `value` to every element of some rows.
 fn frame(
-    keys: &[u64],
+    rows: Vec<u32>,
     locs: Option<Vec<RowLocation>>,
     op: PushOp,
     dim: usize,
     value: f32,
-) -> (FrameHeader, Vec<u8>) {
-    let parts = RowsPayload::new(keys.len(), dim * 4, locs.is_some());
+) -> Frame {
+    let parts = RowsPayload::new(rows.len(), dim * 4, locs.is_some());
     let mut payload = vec![0; parts.len];
-    for (at, key) in keys.iter().enumerate() {
-        payload[at * 8..at * 8 + 8].copy_from_slice(&key.to_le_bytes());
+    for (at, row) in rows.iter().enumerate() {
+        payload[at * 8..at * 8 + 8].copy_from_slice(&key_of(*row).to_le_bytes());
     }
     for (at, loc) in locs.iter().flatten().enumerate() {
         let at = parts.locs_at + at * 8;
@@ -301,18 +307,22 @@ fn frame(
         seq: 1,
         session: 1,
         payload_len: payload.len() as u32,
-        count: keys.len() as u32,
+        count: rows.len() as u32,
         table: TABLE.0,
         partition: PARTITION_ANY,
         clock: 0,
         user_tag: 0,
         checksum: 0,
     };
-    (header, payload)
+    Frame {
+        header,
+        payload,
+        rows,
+    }
 }
 
-fn store(e: impl std::fmt::Display) -> BenchError {
-    BenchError::Store(e.to_string())
+fn store(e: impl Into<Cause>) -> BenchError {
+    BenchError::Store(e.into())
 }
 
 #[cfg(test)]
@@ -329,9 +339,9 @@ mod tests {
                 assert_eq!(applier.check(), 0, "{}", rule.name);
             }
             // A push that is missing in the counts.
-            let row = applier.frames[applier.next].2[0];
-            let (header, payload) = frame(&[key_of(row)], None, PushOp::Sum, 4, 8.0);
-            applier.push(&header, &payload).unwrap();
+            let row = applier.frames[applier.next].rows[0];
+            let frame = frame(vec![row], None, PushOp::Sum, 4, 8.0);
+            applier.push(&frame).unwrap();
             assert_eq!(applier.check(), 4, "{}", rule.name);
         }
     }

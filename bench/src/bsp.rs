@@ -54,14 +54,6 @@ impl<'c> Ticks<'c> {
 }
 
 impl Work for Ticks<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
-    fn bytes(&self) -> u64 {
-        0
-    }
-
     fn prepare(&mut self) {
         self.failed = self.tick_others().err();
     }
@@ -101,14 +93,6 @@ impl<'c> Barrier<'c> {
 }
 
 impl Work for Barrier<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
-    fn bytes(&self) -> u64 {
-        0
-    }
-
     fn sample(&mut self) -> Result<(), BenchError> {
         Ok(self.client.barrier(BARRIER, DATA_DEADLINE)?)
     }
@@ -156,17 +140,13 @@ impl<'c> BspStep<'c> {
 }
 
 impl Work for BspStep<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * 4 * self.out.len() as u64
     }
 
     fn prepare(&mut self) {
-        let together = self.client.barrier(BARRIER, DATA_DEADLINE);
-        self.failed = together.err().map(BenchError::from);
+        let opened = self.client.barrier(BARRIER, DATA_DEADLINE);
+        self.failed = opened.err().map(BenchError::from);
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use tidewater::{PullOptions, PullTicket, Ticket};
 
 use crate::error::BenchError;
-use crate::measure::Work;
-use crate::subject::{Subject, poison};
+use crate::measure::{Detours, Work};
+use crate::workload::{Workload, poison};
 
 /// Direction of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,52 +46,62 @@ trait Memory: DerefMut<Target = [f32]> + fmt::Debug {}
 
 impl<M: DerefMut<Target = [f32]> + fmt::Debug> Memory for M {}
 
+/// Memory of a pull, and the batch that was read into it last.
+#[derive(Debug)]
+struct Destination {
+    memory: Box<dyn Memory>,
+    batch: Option<usize>,
+}
+
 /// Calls on a table under measurement.
 #[derive(Debug)]
 pub struct Calls<'s, 'c> {
-    subject: &'s mut Subject<'c>,
+    workload: &'s mut Workload<'c>,
     op: Op,
     options: PullOptions,
     style: Style,
     calls: u64,
-    /// Destinations of pulls and the last batch read into each; one for each call in flight.
-    landings: Vec<(Box<dyn Memory>, Option<usize>)>,
+    /// One for each pull in flight.
+    destinations: Vec<Destination>,
     pulls: VecDeque<(PullTicket, usize)>,
     pushes: VecDeque<Ticket>,
     /// Number of calls so far.
     turn: usize,
     /// Batch of the next call: `turn` modulo the number of batches, without the division.
     next: usize,
-    /// Calls that the subject has not counted yet.
-    untold: std::ops::Range<usize>,
+    /// Calls that the workload has not counted yet.
+    uncounted: std::ops::Range<usize>,
 }
 
 impl<'s, 'c> Calls<'s, 'c> {
     /// Creates samples of `calls` calls each.
     pub fn new(
-        subject: &'s mut Subject<'c>,
+        workload: &'s mut Workload<'c>,
         op: Op,
         options: PullOptions,
         style: Style,
         calls: u64,
     ) -> Self {
         let depth = match style {
-            Style::Window(depth) if subject.pulls_later() => depth.max(1),
+            Style::Window(depth) if workload.pulls_later() => depth.max(1),
             _ => 1,
         };
-        let landings = match op {
+        let destinations = match op {
             Op::Pull => (0..depth)
-                .map(|_| (Box::new(subject.landing()) as Box<dyn Memory>, None))
+                .map(|_| Destination {
+                    memory: Box::new(workload.destination()),
+                    batch: None,
+                })
                 .collect(),
             Op::Push => Vec::new(),
         };
         Self {
-            subject,
+            workload,
             op,
             options,
             style,
             calls,
-            landings,
+            destinations,
             pulls: VecDeque::with_capacity(depth),
             pushes: VecDeque::with_capacity(depth.max(match style {
                 Style::Window(depth) => depth,
@@ -99,7 +109,7 @@ impl<'s, 'c> Calls<'s, 'c> {
             })),
             turn: 0,
             next: 0,
-            untold: 0..0,
+            uncounted: 0..0,
         }
     }
 
@@ -107,9 +117,9 @@ impl<'s, 'c> Calls<'s, 'c> {
     ///
     /// # Errors
     /// If the client cannot register memory.
-    pub fn land_in_buffers(mut self) -> Result<Self, BenchError> {
-        for (memory, _) in &mut self.landings {
-            *memory = Box::new(self.subject.registered_landing()?);
+    pub fn register_destinations(mut self) -> Result<Self, BenchError> {
+        for destination in &mut self.destinations {
+            destination.memory = Box::new(self.workload.registered_destination()?);
         }
         Ok(self)
     }
@@ -119,35 +129,37 @@ impl<'s, 'c> Calls<'s, 'c> {
         let batch = self.next;
         self.turn += 1;
         self.next += 1;
-        if self.next == self.subject.batches() {
+        if self.next == self.workload.batches() {
             self.next = 0;
         }
         batch
     }
 
     fn pull_alone(&mut self) -> Result<(), BenchError> {
-        let mut landings = std::mem::take(&mut self.landings);
-        let (out, landed) = &mut landings[0];
-        let out = &mut ***out;
+        let mut destinations = std::mem::take(&mut self.destinations);
+        let destination = &mut destinations[0];
+        // Once, not in each call.
+        let out: &mut [f32] = &mut destination.memory;
+        let last = &mut destination.batch;
         let done = (0..self.calls).try_for_each(|_| {
             let batch = self.next_batch();
-            *landed = Some(batch);
-            self.subject.pull(batch, out, self.options)
+            *last = Some(batch);
+            self.workload.pull(batch, out, self.options)
         });
-        self.landings = landings;
+        self.destinations = destinations;
         done
     }
 
     fn pull_window(&mut self) -> Result<(), BenchError> {
-        let depth = self.landings.len();
+        let depth = self.destinations.len();
         for n in 0..self.calls as usize {
             if self.pulls.len() == depth {
                 self.finish_oldest()?;
             }
             let batch = self.next_batch();
-            let ticket = self.subject.start_pull(batch, self.options)?;
+            let ticket = self.workload.start_pull(batch, self.options)?;
             // The oldest pull has finished: its destination is free.
-            self.landings[n % depth].1 = Some(batch);
+            self.destinations[n % depth].batch = Some(batch);
             self.pulls.push_back((ticket, n % depth));
         }
         while !self.pulls.is_empty() {
@@ -157,9 +169,9 @@ impl<'s, 'c> Calls<'s, 'c> {
     }
 
     fn finish_oldest(&mut self) -> Result<(), BenchError> {
-        if let Some((ticket, landing)) = self.pulls.pop_front() {
-            let out = &mut self.landings[landing].0;
-            self.subject.finish_pull(ticket, out)?;
+        if let Some((ticket, destination)) = self.pulls.pop_front() {
+            let out = &mut self.destinations[destination].memory;
+            self.workload.finish_pull(ticket, out)?;
         }
         Ok(())
     }
@@ -169,14 +181,14 @@ impl<'s, 'c> Calls<'s, 'c> {
             if self.pushes.len() == depth
                 && let Some(ticket) = self.pushes.pop_front()
             {
-                self.subject.wait(&ticket)?;
+                self.workload.wait(&ticket)?;
             }
             let batch = self.next_batch();
-            let ticket = self.subject.push(batch)?;
+            let ticket = self.workload.push(batch)?;
             self.pushes.push_back(ticket);
         }
         while let Some(ticket) = self.pushes.pop_front() {
-            self.subject.wait(&ticket)?;
+            self.workload.wait(&ticket)?;
         }
         Ok(())
     }
@@ -188,54 +200,53 @@ impl Work for Calls<'_, '_> {
     }
 
     fn bytes(&self) -> u64 {
-        self.subject.plot().bytes()
+        self.workload.spec().bytes()
     }
 
     fn prepare(&mut self) {
-        for (out, landed) in &mut self.landings {
-            poison(out, self.turn);
-            *landed = None;
+        for destination in &mut self.destinations {
+            poison(&mut destination.memory, self.turn);
+            destination.batch = None;
         }
-        self.untold = self.turn..self.turn;
+        self.uncounted = self.turn..self.turn;
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {
         match (self.op, self.style) {
-            (Op::Pull, Style::Window(_)) if self.subject.pulls_later() => self.pull_window()?,
+            (Op::Pull, Style::Window(_)) if self.workload.pulls_later() => self.pull_window()?,
             (Op::Pull, _) => self.pull_alone()?,
             (Op::Push, Style::Alone) => self.push_all(1)?,
             (Op::Push, Style::Window(depth)) => self.push_all(depth.max(1))?,
         }
-        self.untold.end = self.turn;
+        self.uncounted.end = self.turn;
         Ok(())
     }
 
     /// Checks the last pull of each destination; pushes are counted for the next audit.
     fn check(&mut self) -> u64 {
         if self.op == Op::Push {
-            let batches = self.subject.batches();
-            for turn in self.untold.clone() {
-                self.subject.count_push(turn % batches, 1);
+            let batches = self.workload.batches();
+            for turn in self.uncounted.clone() {
+                self.workload.count_push(turn % batches, 1);
             }
-            self.untold = self.turn..self.turn;
+            self.uncounted = self.turn..self.turn;
             return 0;
         }
-        let landed = self.landings.iter();
-        let landed = landed.filter_map(|(out, batch)| Some((out, (*batch)?)));
-        landed
-            .map(|(out, batch)| self.subject.wrong(batch, out))
-            .sum()
+        let wrong = |destination: &Destination| {
+            Some(self.workload.wrong(destination.batch?, &destination.memory))
+        };
+        self.destinations.iter().filter_map(wrong).sum()
     }
 
     fn audit(&mut self) -> Result<u64, BenchError> {
         self.check();
         match self.op {
             Op::Pull => Ok(0),
-            Op::Push => self.subject.audit(),
+            Op::Push => self.workload.audit(),
         }
     }
 
-    fn detours(&self) -> (u64, u64) {
-        self.subject.detours()
+    fn detours(&self) -> Detours {
+        self.workload.detours()
     }
 }

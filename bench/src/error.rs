@@ -1,9 +1,12 @@
 //! Errors of a run, and their exit codes.
 
-use std::io;
+use std::error::Error;
 use std::path::PathBuf;
 
 use tidewater::ClientError;
+
+/// Error of the system or of a library, or a text where neither has one.
+pub type Cause = Box<dyn Error + Send + Sync>;
 
 /// Cause of a run's early end.
 #[derive(Debug, thiserror::Error)]
@@ -18,33 +21,57 @@ pub enum BenchError {
         /// Description of the attempted operation.
         what: String,
         /// Error of the system.
-        source: io::Error,
+        source: Cause,
     },
     /// A file cannot be read or written.
-    #[error("{}: {why}; choose another file", path.display())]
+    #[error("{}: {source}; choose another file", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
         /// Error of the system, or the defect of the content.
-        why: String,
+        source: Cause,
     },
     /// A process of the run ended, or sent an unexpected answer.
-    #[error("{name} failed: {why}; its own message may be above")]
+    #[error("{name} failed: {source}; its own message may be above")]
     Process {
         /// Name of the process.
         name: String,
-        /// Description of the failure.
-        why: String,
+        /// Failure of the process.
+        source: Cause,
     },
     /// A call failed while it was measured.
     #[error("{0}")]
     Client(#[from] ClientError),
     /// The store of an applier without a server cannot be created, or it rejected a row.
     #[error("{0}")]
-    Store(String),
+    Store(#[source] Cause),
 }
 
 impl BenchError {
+    /// Makes the error of an operation that the system denies.
+    pub fn system(what: impl Into<String>, source: impl Into<Cause>) -> Self {
+        Self::System {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+
+    /// Makes the error of a file.
+    pub fn file(path: impl Into<PathBuf>, source: impl Into<Cause>) -> Self {
+        Self::File {
+            path: path.into(),
+            source: source.into(),
+        }
+    }
+
+    /// Makes the error of a process.
+    pub fn process(name: impl Into<String>, source: impl Into<Cause>) -> Self {
+        Self::Process {
+            name: name.into(),
+            source: source.into(),
+        }
+    }
+
     /// Exit code: 2 for usage, 3 for the environment, 4 for a peer.
     pub const fn exit_code(&self) -> u8 {
         match self {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::RING_BYTES_DEFAULT;
+use tidewater_topology::Topology;
 
-use crate::args::{Common, Wire};
+use crate::options::{Common, Wire};
 
 /// Everything that a reader needs to judge or repeat a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -64,12 +65,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// Collects the fingerprint of this process.
-    pub fn take(
-        what: &str,
-        common: &Common,
-        (servers, workers): (u32, u32),
-        timer: Duration,
-    ) -> Self {
+    pub fn take(what: &str, common: &Common, servers: u32, workers: u32, timer: Duration) -> Self {
         let checks = if cfg!(debug_assertions) {
             " (debug assertions and overflow checks on: slower than a release)"
         } else {
@@ -94,7 +90,7 @@ impl Fingerprint {
             rustflags: if flags.is_empty() { "none" } else { flags }.into(),
             cpu: cpu(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            numa_nodes: numa_nodes(),
+            numa_nodes: Topology::read().nodes.len().max(1),
             kernel: format!("{} {}", text(name.sysname()), text(name.release())),
             governor: line_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             clocksource: line_of(
@@ -117,6 +113,13 @@ impl Fingerprint {
             command: std::env::args().collect::<Vec<_>>().join(" "),
             what: what.into(),
         }
+    }
+
+    /// The head of what a run prints: a title and the fingerprint, each line after a `#`.
+    pub fn header(&self, title: &str) -> String {
+        let lines = self.lines().into_iter();
+        let lines = lines.map(|(name, value)| format!("# {name}: {value}\n"));
+        format!("# Tidewater {title}\n") + &lines.collect::<String>()
     }
 
     /// Returns name and value pairs, in the order they are printed.
@@ -199,21 +202,6 @@ fn load() -> String {
     figures.join(" ")
 }
 
-fn numa_nodes() -> usize {
-    let Ok(folder) = std::fs::read_dir("/sys/devices/system/node") else {
-        return 1;
-    };
-    let names = folder.flatten().map(|entry| entry.file_name());
-    let is_node = |name: &str| {
-        let number = name.strip_prefix("node");
-        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    };
-    names
-        .filter(|name| is_node(&name.to_string_lossy()))
-        .count()
-        .max(1)
-}
-
 fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| {
@@ -231,10 +219,5 @@ mod tests {
     fn the_choice_of_a_list_is_in_brackets() {
         assert_eq!(chosen("always within_size [advise] never"), "advise");
         assert_eq!(chosen("unreadable"), "unreadable");
-    }
-
-    #[test]
-    fn there_is_a_node() {
-        assert!(numa_nodes() >= 1);
     }
 }

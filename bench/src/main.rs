@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser};
 use tidewater_bench::args::{Cli, Command};
 use tidewater_bench::sheet::Failures;
-use tidewater_bench::{BenchError, alloc, bed, ceiling, cmd};
+use tidewater_bench::{BenchError, alloc, cluster, cmd, roofline};
 use tidewater_cli::manpages;
 
 /// Counts the allocations of operations.
@@ -42,18 +42,15 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Chaos(args) => cmd::chaos::run(args),
         Command::Compare(args) => cmd::compare::run(args),
         Command::Report(args) => cmd::report::run(args),
-        Command::Server => bed::server::run().map(|()| Failures::new()),
-        Command::Worker => bed::worker::run().map(|()| Failures::new()),
+        Command::Server => cluster::server::run().map(|()| Failures::new()),
+        Command::Worker => cluster::worker::run().map(|()| Failures::new()),
         Command::ChaosWorker(args) => cmd::chaos::worker::run(args).map(|()| Failures::new()),
         Command::ChaosTraining(args) => cmd::chaos::worker::train(args).map(|()| Failures::new()),
-        Command::Wire => ceiling::serve().map(|()| Failures::new()),
+        Command::Wire => roofline::serve().map(|()| Failures::new()),
         Command::Pages { prefix } => {
             match manpages::write("tidewater-bench", &Cli::command(), prefix) {
                 Ok(()) => Ok(Failures::new()),
-                Err(e) => Err(BenchError::File {
-                    path: prefix.clone(),
-                    why: e.to_string(),
-                }),
+                Err(e) => Err(BenchError::file(prefix, e)),
             }
         }
     }

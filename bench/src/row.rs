@@ -35,9 +35,10 @@ pub struct Row {
     pub allocs_client: Option<f64>,
     /// Allocations of all servers per call.
     pub allocs_server: Option<f64>,
-    /// Raw ceiling of this row: the machine's limit without Tidewater.
-    pub ceiling: Option<Ceiling>,
-    /// Percent of the ceiling: its time by ours for latency, our bytes by its bytes otherwise.
+    /// Roofline of this row: the machine's limit without Tidewater.
+    #[serde(rename = "ceiling")]
+    pub roofline: Option<Roofline>,
+    /// Percent of the roofline: its time by ours for latency, our bytes by its bytes otherwise.
     pub eff_percent: Option<f64>,
     /// Number of repeated reads.
     pub retries: u64,
@@ -49,14 +50,14 @@ pub struct Row {
     pub wrong: u64,
 }
 
-/// Figures of a raw ceiling.
+/// Figures of a roofline.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ceiling {
-    /// Name of the ceiling.
+pub struct Roofline {
+    /// Name of the roofline.
     pub name: String,
-    /// Median time of the ceiling, microseconds.
+    /// Median time of the roofline, microseconds.
     pub p50_us: f64,
-    /// Bandwidth of the ceiling, megabytes (10^6) a second.
+    /// Bandwidth of the roofline, megabytes (10^6) a second.
     pub mb_per_s: f64,
 }
 
@@ -96,27 +97,27 @@ impl Row {
             cpu_server_us: Some(us(measured.server.cpu_ns)),
             allocs_client: Some(measured.per_call(measured.client.allocations)),
             allocs_server: Some(measured.per_call(measured.server.allocations)),
-            ceiling: None,
+            roofline: None,
             eff_percent: None,
-            retries: measured.detours.0,
-            fallbacks: measured.detours.1,
+            retries: measured.detours.retries,
+            fallbacks: measured.detours.fallbacks,
             checked: measured.checked,
             wrong: measured.wrong,
         }
     }
 
-    /// Adds the raw ceiling to the row.
+    /// Adds the roofline to the row.
     #[must_use]
-    pub fn under(mut self, ceiling: Option<Ceiling>) -> Self {
-        self.eff_percent = ceiling.as_ref().map(|ceiling| {
+    pub fn with_roofline(mut self, roofline: Option<Roofline>) -> Self {
+        self.eff_percent = roofline.as_ref().map(|roofline| {
             let part = if self.test == "latency" || self.bytes_per_call == 0 {
-                ceiling.p50_us / self.figures.p50_us.max(1e-9)
+                roofline.p50_us / self.figures.p50_us.max(1e-9)
             } else {
-                self.figures.mb_per_s / ceiling.mb_per_s.max(1e-9)
+                self.figures.mb_per_s / roofline.mb_per_s.max(1e-9)
             };
             100.0 * part
         });
-        self.ceiling = ceiling;
+        self.roofline = roofline;
         self
     }
 }

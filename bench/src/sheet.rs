@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::Common;
-use crate::cmd::compare::{Absent, Ratio};
+use crate::contest::{Absent, Ratio};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
+use crate::options::Common;
 use crate::row::Row;
 
 /// Name and version of the JSON layout; the number changes if a key is removed or changes its meaning.
@@ -65,11 +65,7 @@ impl<'a> Sheet<'a> {
     /// # Errors
     /// If standard output is closed.
     pub fn new(common: &'a Common, fingerprint: Fingerprint) -> Result<Self, BenchError> {
-        let mut text = format!("# Tidewater {} test\n", fingerprint.what);
-        for (name, value) in fingerprint.lines() {
-            text += &format!("# {name}: {value}\n");
-        }
-        print(&text)?;
+        print(&fingerprint.header(&format!("{} test", fingerprint.what)))?;
         Ok(Self {
             common,
             document: Document {
@@ -122,7 +118,7 @@ impl<'a> Sheet<'a> {
         }
         if let Some(path) = &self.common.csv {
             let text = csv_text(&self.document.rows);
-            std::fs::write(path, text).map_err(|e| failed(path, &e))?;
+            std::fs::write(path, text).map_err(|e| BenchError::file(path, e))?;
         }
         Ok(self.failures())
     }
@@ -157,10 +153,7 @@ impl<'a> Sheet<'a> {
 pub fn print(text: &str) -> Result<(), BenchError> {
     let out = &mut io::stdout().lock();
     let done = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    done.map_err(|source| BenchError::System {
-        what: "print the results".into(),
-        source,
-    })
+    done.map_err(|e| BenchError::system("print the results", e))
 }
 
 fn line(row: &Row) -> String {
@@ -191,9 +184,9 @@ fn line(row: &Row) -> String {
 /// [`BenchError::File`] if the file cannot be written.
 pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
     let text = serde_json::to_vec_pretty(document);
-    let mut text = text.map_err(|e| failed(path, &e))?;
+    let mut text = text.map_err(|e| BenchError::file(path, e))?;
     text.push(b'\n');
-    std::fs::write(path, text).map_err(|e| failed(path, &e))
+    std::fs::write(path, text).map_err(|e| BenchError::file(path, e))
 }
 
 /// Reads a file of results.
@@ -201,23 +194,18 @@ pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
 /// # Errors
 /// [`BenchError::File`] if the file cannot be read or parsed.
 pub fn read_json(path: &Path) -> Result<Document, BenchError> {
-    let text = std::fs::read(path).map_err(|e| failed(path, &e))?;
-    let document: Document = serde_json::from_slice(&text).map_err(|e| failed(path, &e))?;
+    let text = std::fs::read(path).map_err(|e| BenchError::file(path, e))?;
+    let document: Document =
+        serde_json::from_slice(&text).map_err(|e| BenchError::file(path, e))?;
     if document.schema == SCHEMA {
         return Ok(document);
     }
-    let told = document.schema;
-    Err(failed(path, &format!("layout {told}, not {SCHEMA}")))
+    let layout = document.schema;
+    let text = format!("layout {layout}, not {SCHEMA}");
+    Err(BenchError::file(path, text))
 }
 
-fn failed(path: &Path, why: &dyn std::fmt::Display) -> BenchError {
-    BenchError::File {
-        path: path.to_owned(),
-        why: why.to_string(),
-    }
-}
-
-/// Columns of the CSV: the keys of a JSON row; `ceiling` is the ceiling's name.
+/// Columns of the CSV: the keys of a JSON row; `ceiling` is the roofline's name.
 const CSV_HEADER: &str = "test,op,table,mode,pace,size,bytes_per_call,calls_per_sample,ops,samples,\
 p50_us,p90_us,p99_us,p999_us,max_us,avg_us,mb_per_s,mops_per_s,cpu_client_us,cpu_server_us,\
 allocs_client,allocs_server,ceiling,eff_percent,retries,fallbacks,checked,wrong";
@@ -262,7 +250,7 @@ mod tests {
             cpu_server_us: Some(2.0),
             allocs_client: Some(0.0),
             allocs_server: Some(0.0),
-            ceiling: None,
+            roofline: None,
             eff_percent: None,
             retries: 1,
             fallbacks: 0,

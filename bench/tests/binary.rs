@@ -86,17 +86,17 @@ fn smoke(what: &str, transport: &str) {
         assert!(row[P999] <= row[MAX] + 1e-3);
     }
     let document = json(&file);
-    let told = document["rows"].as_array().unwrap();
-    assert_eq!(told.len(), rows.len());
-    for (told, row) in told.iter().zip(&rows) {
-        assert_eq!(told["size"].as_f64(), Some(row[SIZE]));
+    let found = document["rows"].as_array().unwrap();
+    assert_eq!(found.len(), rows.len());
+    for (found, row) in found.iter().zip(&rows) {
+        assert_eq!(found["size"].as_f64(), Some(row[SIZE]));
         // The run used the requested options.
-        assert_eq!(told["fallbacks"], 0);
-        assert!(told["eff_percent"].as_f64().unwrap() > 0.0);
-        assert!(told["checked"].as_u64().unwrap() > 0);
+        assert_eq!(found["fallbacks"], 0);
+        assert!(found["eff_percent"].as_f64().unwrap() > 0.0);
+        assert!(found["checked"].as_u64().unwrap() > 0);
         // Bytes and time agree with the rates.
-        let calls = told["bytes_per_call"].as_f64().unwrap() / told["avg_us"].as_f64().unwrap();
-        assert!((calls / told["mb_per_s"].as_f64().unwrap() - 1.0).abs() < 1e-6);
+        let calls = found["bytes_per_call"].as_f64().unwrap() / found["avg_us"].as_f64().unwrap();
+        assert!((calls / found["mb_per_s"].as_f64().unwrap() - 1.0).abs() < 1e-6);
     }
     let csv = std::fs::read_to_string(&csv).unwrap();
     assert_eq!(csv.lines().count(), rows.len() + 1);
@@ -408,10 +408,10 @@ fn units_agree_with_the_wall_and_the_wire() {
 fn limits_fail_the_run() {
     let line = "latency --op pull --table rows --sizes 64 --iters 50";
     good_rows(&format!("{line} --max-p99 10000000 --min-bw 0.0001"));
-    for (limit, told) in [("--max-p99 0.0001", "p99"), ("--min-bw 1e12", "MB/s")] {
+    for (limit, found) in [("--max-p99 0.0001", "p99"), ("--min-bw 1e12", "MB/s")] {
         let out = bench_line(&format!("{line} {limit}"));
         assert_eq!(out.status.code(), Some(1), "{limit}");
-        assert!(text(&out.stderr).contains(told), "{limit}");
+        assert!(text(&out.stderr).contains(found), "{limit}");
     }
 }
 

@@ -1,4 +1,4 @@
-/* Open MPI (or any MPI-3) one-sided, as a rival of tidewater-bench: rank 0 reads and adds to memory
+/* Open MPI (or any MPI-3) one-sided, as a baseline of tidewater-bench: rank 0 reads and adds to memory
  * of rank 1, which takes no part.
  *
  *   mpicc -O2 -o mpi_rma mpi_rma.c

@@ -44,8 +44,8 @@ fn verify() -> Body {
     let version = RowVersion::new(1, 2);
     let head = row_head(version, row_checksum(SALT, KEY, version, &row));
     Box::new(move || {
-        let told = verify_row(SALT, black_box(KEY), black_box(&head), black_box(&row));
-        assert!(told.is_some(), "it is measured accepting");
+        let parsed = verify_row(SALT, black_box(KEY), black_box(&head), black_box(&row));
+        assert!(parsed.is_some(), "it is measured accepting");
     })
 }
 
@@ -114,7 +114,7 @@ fn encode() -> Body {
 fn decode() -> Body {
     let bytes = line_bytes(&header().to_line());
     Box::new(move || {
-        let told = FrameHeader::from_line(&line_from_bytes(black_box(&bytes)));
-        assert!(told.is_ok(), "it is measured accepting");
+        let parsed = FrameHeader::from_line(&line_from_bytes(black_box(&bytes)));
+        assert!(parsed.is_ok(), "it is measured accepting");
     })
 }

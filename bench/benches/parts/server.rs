@@ -105,8 +105,10 @@ fn take(bytes: usize) -> Body {
             skip_to_wrap(
                 &region,
                 &mut ring,
-                (&header, geometry),
-                (&mut tail, &mut payload),
+                &header,
+                geometry,
+                &mut tail,
+                &mut payload,
             );
         }
         seq += 1;
@@ -128,8 +130,10 @@ fn take(bytes: usize) -> Body {
 fn skip_to_wrap(
     region: &Region,
     ring: &mut Ring,
-    (header, geometry): (&FrameHeader, RingGeometry),
-    (tail, payload): (&mut u64, &mut Vec<u8>),
+    header: &FrameHeader,
+    geometry: RingGeometry,
+    tail: &mut u64,
+    payload: &mut Vec<u8>,
 ) {
     let pad = FrameHeader {
         kind: FrameKind::Pad,

@@ -4,11 +4,11 @@ use clap::Args;
 
 use super::{pin_client, plan};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
-use crate::args::Common;
 use crate::calls::Op;
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, NoPeer, Pace, Work, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
@@ -40,7 +40,7 @@ pub fn run(args: &ApplyArgs) -> Result<Failures, BenchError> {
     }
     pin_client(common)?;
     let timer = timer_cost();
-    let mut sheet = Sheet::new(common, Fingerprint::take("apply", common, (0, 0), timer))?;
+    let mut sheet = Sheet::new(common, Fingerprint::take("apply", common, 0, 0, timer))?;
     let chosen = |name: &str| args.rules.is_empty() || args.rules.iter().any(|r| r == name);
     for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {
         for &dim in &args.dims {
@@ -52,7 +52,7 @@ pub fn run(args: &ApplyArgs) -> Result<Failures, BenchError> {
                 );
                 sheet.section(&title, "row bytes")?;
                 let mut work = Applier::new(rule, dim as usize, rows, common.seed)?;
-                let plan = plan(common, (Op::Pull, work.calls()), Pace::Closed, timer);
+                let plan = plan(common, Op::Pull, work.calls(), Pace::Closed, timer);
                 let measured = measure::run(&plan, &mut work, &mut NoPeer)?;
                 let label = Label {
                     test: "apply",

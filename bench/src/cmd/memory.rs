@@ -9,11 +9,11 @@ use tidewater::table::TableBuilder;
 use tidewater::{Client, Init, Optimizer, PullOptions, PushOp, SyncMode};
 
 use super::compare::Targets;
-use crate::args::Common;
-use crate::bed::{Bed, BedConfig};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
+use crate::options::Common;
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
 
@@ -84,7 +84,7 @@ const CASES: [Case; 3] = [
 pub fn run(args: &MemoryArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let targets = Targets::load(None)?;
-    let fingerprint = Fingerprint::take("memory", common, (1, 1), timer_cost());
+    let fingerprint = Fingerprint::take("memory", common, 1, 1, timer_cost());
     let sheet = Sheet::new(common, fingerprint)?;
     sheet.remark("resident bytes a key; rings and mailboxes are not counted")?;
     sheet.remark(
@@ -114,7 +114,7 @@ pub fn run(args: &MemoryArgs) -> Result<Failures, BenchError> {
     Ok(failures)
 }
 
-/// Growth of resident memory by the keys of a table, bytes.
+/// Resident bytes of both ends, or their growth.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     server: u64,
@@ -154,19 +154,10 @@ impl Case {
 }
 
 fn measure(common: &Common, case: &Case, keys: u64) -> Result<Measured, BenchError> {
-    let bed = Bed::start(BedConfig {
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        appliers: common.appliers,
-        pin: common.pin_servers,
-        ..BedConfig::single(common.transport)
-    })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
-    let pid = bed.pids().first().copied();
-    let pid = pid.ok_or_else(|| BenchError::Process {
-        name: "server 0".into(),
-        why: "it is not there".into(),
-    })?;
+    let cluster = Cluster::start(ClusterConfig::of(common, 1, 1))?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
+    let pid = cluster.pids().first().copied();
+    let pid = pid.ok_or_else(|| BenchError::process("server 0", "it is not there"))?;
     let builder = |name: &str| {
         TableBuilder::sparse::<f32>(name, case.dim as u32)
             .optimizer(case.optimizer)
@@ -174,14 +165,23 @@ fn measure(common: &Common, case: &Case, keys: u64) -> Result<Measured, BenchErr
     };
     // The first table takes what a client and an applier keep for all tables.
     fill(&mut client, &builder("first"), 4 * BATCH)?;
-    let before = (server_resident(pid)?, anonymous()?);
+    let before = Measured::read(pid)?;
     fill(&mut client, &builder("memory"), keys)?;
-    let after = (server_resident(pid)?, anonymous()?);
+    let after = Measured::read(pid)?;
     client.finish()?;
     Ok(Measured {
-        server: after.0.saturating_sub(before.0),
-        client: after.1.saturating_sub(before.1),
+        server: after.server.saturating_sub(before.server),
+        client: after.client.saturating_sub(before.client),
     })
+}
+
+impl Measured {
+    fn read(server: Pid) -> Result<Self, BenchError> {
+        Ok(Self {
+            server: server_resident(server)?,
+            client: anonymous()?,
+        })
+    }
 }
 
 /// Creates a table with `keys` rows, and pulls each of them.
@@ -234,8 +234,5 @@ fn kib(number: Option<&str>) -> u64 {
 }
 
 fn read(path: &str) -> Result<String, BenchError> {
-    fs::read_to_string(path).map_err(|source| BenchError::System {
-        what: format!("read {path}"),
-        source,
-    })
+    fs::read_to_string(path).map_err(|e| BenchError::system(format!("read {path}"), e))
 }

@@ -13,11 +13,13 @@ pub mod tables;
 
 use std::time::Duration;
 
-use crate::args::Common;
-use crate::bed::child::pin;
 use crate::calls::Op;
+use crate::cluster::Cluster;
+use crate::cluster::child::pin;
 use crate::error::BenchError;
-use crate::measure::{Pace, Plan};
+use crate::measure::{self, Measured, NoPeer, Pace, Plan, Work};
+use crate::options::{Common, OpChoice};
+use crate::row::Roofline;
 
 /// Samples between two audits of pushes.
 const AUDIT_EVERY: u64 = 4096;
@@ -25,12 +27,7 @@ const AUDIT_EVERY: u64 = 4096;
 const AUDIT_CALLS_MAX: u64 = 1 << 20;
 
 /// The plan that the options give, for samples of `calls` calls.
-pub(crate) fn plan(
-    common: &Common,
-    (op, calls): (Op, u64),
-    pace: Pace,
-    timer_cost: Duration,
-) -> Plan {
+pub(crate) fn plan(common: &Common, op: Op, calls: u64, pace: Pace, timer_cost: Duration) -> Plan {
     Plan {
         warmup: common.warmup,
         iters: common.iters.unwrap_or(u64::MAX),
@@ -44,6 +41,51 @@ pub(crate) fn plan(
             // The values of a pull are checked sample by sample.
             (_, Op::Pull) => 0,
         },
+    }
+}
+
+/// Runs a work. In its middle a server is stopped for the time that the hidden option names, if it does.
+pub(crate) fn measure_paused(
+    common: &Common,
+    plan: &Plan,
+    work: &mut dyn Work,
+    cluster: &mut Cluster,
+) -> Result<Measured, BenchError> {
+    let pause = common.plant_pause;
+    let pause = pause.and_then(|time| cluster.pause_later(common.duration / 2, time));
+    let measured = measure::run(plan, work, cluster)?;
+    if let Some(pause) = pause {
+        // A panic there is a pause that did not happen.
+        let _ = pause.join();
+    }
+    Ok(measured)
+}
+
+/// Measures a roofline for calls of `bytes` bytes of payload.
+pub(crate) fn roofline(
+    name: &str,
+    work: &mut dyn Work,
+    time: Duration,
+    timer_cost: Duration,
+    bytes: u64,
+) -> Result<Roofline, BenchError> {
+    let mut plan = Plan::lasting(time, timer_cost);
+    plan.warmup = 3;
+    let figures = measure::run(&plan, work, &mut NoPeer)?.figures(Pace::Closed);
+    Ok(Roofline {
+        name: name.into(),
+        p50_us: figures.p50_us,
+        // The work may count more than payload: a ping counts the larger of its two directions.
+        mb_per_s: figures.mops_per_s * bytes as f64,
+    })
+}
+
+/// Directions that an option names.
+pub(crate) const fn ops(choice: OpChoice) -> &'static [Op] {
+    match choice {
+        OpChoice::Pull => &[Op::Pull],
+        OpChoice::Push => &[Op::Push],
+        OpChoice::All => &[Op::Pull, Op::Push],
     }
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::SyncMode;
 
-use crate::args::Common;
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
+use crate::cluster::worker::{GroupReport, Slice, Task, WorkerProcesses};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
-use crate::measure::{Measured, Meter, Pace, Usage, timer_cost};
+use crate::measure::{Detours, Measured, Meter, Pace, Usage, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
@@ -48,7 +48,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let most = args.workers.iter().copied().max().unwrap_or(1);
     let servers = args.servers.iter().copied().max().unwrap_or(1);
-    let fingerprint = Fingerprint::take("scale", common, (servers, most), timer_cost());
+    let fingerprint = Fingerprint::take("scale", common, servers, most, timer_cost());
     let mut sheet = Sheet::new(common, fingerprint)?;
     for &servers in &args.servers {
         let title = format!(
@@ -57,15 +57,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             args.batch, args.dim
         );
         sheet.section(&title, "workers")?;
-        let mut bed = Bed::start(BedConfig {
-            transport: common.transport,
-            rdma_device: common.rdma_device.clone(),
-            fabric: common.fabric,
-            servers,
-            appliers: common.appliers,
-            workers: most,
-            pin: common.pin_servers,
-        })?;
+        let mut cluster = Cluster::start(ClusterConfig::of(common, servers, most))?;
         let task = Task::Rows {
             dim: args.dim as usize,
             rows: args.part,
@@ -73,40 +65,47 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             workers: most,
             seed: common.seed,
         };
-        let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
+        let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Asp)?;
         let mut best = 0.0_f64;
         for &workers in &args.workers {
-            let (row, all) = measure(args, servers, workers, &mut bed, &mut crew)?;
-            best = best.max(all.0);
-            sheet.row(row)?;
-            let (steps, even) = all;
-            let rows = steps * f64::from(args.batch) / 1e6;
+            let step = measure(args, servers, workers, &mut cluster, &mut processes)?;
+            best = best.max(step.per_s);
+            sheet.row(step.row)?;
+            let rows = step.per_s * f64::from(args.batch) / 1e6;
             sheet.remark(&format!(
                 "{rows:.3} M rows/s, {:.0} % of the best so far; slowest worker {:.0} % of the fastest",
-                100.0 * steps / best,
-                100.0 * even
+                100.0 * step.per_s / best,
+                100.0 * step.fairness
             ))?;
         }
     }
     sheet.finish()
 }
 
-/// Measures a row: steps a second of all workers, and the slowest worker's rate by the fastest's.
+/// Steps of all workers.
+struct Steps {
+    row: Row,
+    /// Steps a second of all workers together.
+    per_s: f64,
+    /// Steps a second of the slowest worker divided by those of the fastest.
+    fairness: f64,
+}
+
+/// Measures the row of a number of workers.
 fn measure(
     args: &ScaleArgs,
     servers: u32,
     workers: u32,
-    bed: &mut Bed,
-    crew: &mut Crew,
-) -> Result<(Row, (f64, f64)), BenchError> {
+    cluster: &mut Cluster,
+    processes: &mut WorkerProcesses,
+) -> Result<Steps, BenchError> {
     let slice = Slice {
         iters: args.common.iters.unwrap_or(u64::MAX),
         millis: (args.common.duration.as_millis() as u64).max(1),
     };
-    let before = bed.peer()?;
-    let all = Together::of(&crew.work(workers as usize, slice)?);
-    let server = bed.peer()?.since(before);
-    let told = (all.calls_per_s, all.evenness);
+    let before = cluster.peer()?;
+    let all = GroupReport::of(&processes.work(workers as usize, slice)?);
+    let server = cluster.peer()?.since(before);
     let label = Label {
         test: "scale",
         op: "step".into(),
@@ -117,11 +116,15 @@ fn measure(
         mode: None,
         size: u64::from(workers),
     };
-    Ok((together(label, all, server), told))
+    Ok(Steps {
+        per_s: all.calls_per_s,
+        fairness: all.fairness,
+        row: group_row(label, all, server),
+    })
 }
 
 /// Builds the row of several workers; rates are the sum of all.
-pub(crate) fn together(label: Label, all: Together, server: Usage) -> Row {
+pub(crate) fn group_row(label: Label, all: GroupReport, server: Usage) -> Row {
     let wall = Duration::from_secs_f64(all.samples.calls() as f64 / all.calls_per_s.max(1e-9));
     let measured = Measured {
         checked: all.samples.calls(),
@@ -131,7 +134,7 @@ pub(crate) fn together(label: Label, all: Together, server: Usage) -> Row {
         client: all.used,
         server,
         wall,
-        detours: (0, 0),
+        detours: Detours::default(),
     };
     let mut row = Row::new(label, &measured, 1, Pace::Closed);
     row.figures = measured.samples.figures_over(measured.bytes, wall);

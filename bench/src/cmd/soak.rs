@@ -13,16 +13,16 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use super::{pin_client, plan};
-use crate::args::{Common, Wire, parse_duration};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, Usage, timer_cost};
+use crate::options::{Common, Wire, parse_duration};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Rows in the table, and elements of each.
 const ROWS: u64 = 100_000;
@@ -86,8 +86,30 @@ pub(crate) struct Soaked {
     pub(crate) calls: u64,
     /// Growth of client and servers after they had settled, bytes.
     pub(crate) growth: u64,
-    /// Bytes and seconds of each save.
-    pub(crate) saves: Vec<(u64, f64)>,
+    pub(crate) saves: Vec<Save>,
+}
+
+/// A save while calls were measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Save {
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Resident bytes of both ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resident {
+    client: u64,
+    servers: u64,
+}
+
+impl Resident {
+    fn read(cluster: &mut Cluster) -> Result<Self, BenchError> {
+        Ok(Self {
+            client: Usage::of_this_process().resident,
+            servers: cluster.peer()?.resident,
+        })
+    }
 }
 
 /// Runs `soak`.
@@ -96,21 +118,17 @@ pub(crate) struct Soaked {
 /// The error of the first call that fails.
 pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut bed = Bed::start(BedConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: if args.saves.save_every.is_some() {
+    let mut cluster = Cluster::start(ClusterConfig::of(
+        common,
+        args.servers,
+        if args.saves.save_every.is_some() {
             2
         } else {
             1
         },
-        pin: common.pin_servers,
-    })?;
+    ))?;
     pin_client(common)?;
-    let fingerprint = Fingerprint::take("soak", common, (args.servers, 1), timer_cost());
+    let fingerprint = Fingerprint::take("soak", common, args.servers, 1, timer_cost());
     let mut sheet = Sheet::new(common, fingerprint)?;
     let window = if args.saves.save_every.is_some() {
         1
@@ -121,15 +139,15 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
         &format!("single rows of {DIM} f32 of {ROWS}, {window} calls under way"),
         "row bytes",
     )?;
-    let soaked = soak(args, &mut bed, &mut |row, memory| {
+    let soaked = soak(args, &mut cluster, &mut |row, memory| {
         sheet.row(row)?;
         sheet.remark(&format!(
             "resident: client {:.1} MB, servers {:.1} MB",
-            memory.0 as f64 / 1e6,
-            memory.1 as f64 / 1e6
+            memory.client as f64 / 1e6,
+            memory.servers as f64 / 1e6
         ))
     })?;
-    for (bytes, seconds) in &soaked.saves {
+    for Save { bytes, seconds } in &soaked.saves {
         let rate = *bytes as f64 / 1e6 / seconds;
         sheet.remark(&format!(
             "saved {bytes} bytes in {seconds:.2} s, {rate:.0} MB/s"
@@ -148,20 +166,20 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
 }
 
 /// Alternates pulls and pushes until the time or the calls are used up. Passes each row and the
-/// resident memory of client and servers to `tell`.
+/// resident memory of client and servers to `report`.
 ///
 /// # Errors
-/// The error of the first call that fails, or of `tell`.
+/// The error of the first call that fails, or of `report`.
 pub(crate) fn soak(
     args: &SoakArgs,
-    bed: &mut Bed,
-    tell: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
+    cluster: &mut Cluster,
+    report: &mut dyn FnMut(Row, Resident) -> Result<(), BenchError>,
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let saver = match args.saves.save_every {
         Some(every) => Some(Saver::start(
-            bed.client(1, SyncMode::Asp)?,
+            cluster.client(1, SyncMode::Asp)?,
             &args.saves,
             every,
         )?),
@@ -169,10 +187,10 @@ pub(crate) fn soak(
     };
     let calls_of_sample = if saver.is_some() { 1 } else { CALLS };
     let mut is_saving = false;
-    let mut plot = Plot::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
-    plot.batches = 4096;
-    let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
-    subject.learn_places()?;
+    let mut spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
+    spec.batches = 4096;
+    let mut workload = Workload::new(&mut client, spec, common.plant_wrong)?;
+    workload.cache_locations()?;
     let end = Deadline::after(args.lasts);
     let most = args.ops.unwrap_or(u64::MAX);
     let timer = timer_cost();
@@ -184,13 +202,13 @@ pub(crate) fn soak(
         for op in [Op::Pull, Op::Push] {
             let style = style(common, op, saver.is_some());
             let options = PullOptions::default();
-            let mut work = Calls::new(&mut subject, op, options, style, calls_of_sample);
-            let mut plan = plan(common, (op, calls_of_sample), Pace::Closed, timer);
+            let mut work = Calls::new(&mut workload, op, options, style, calls_of_sample);
+            let mut plan = plan(common, op, calls_of_sample, Pace::Closed, timer);
             plan.duration = args.interval / 2;
             plan.iters = plan
                 .iters
                 .min(most.saturating_sub(calls).div_ceil(calls_of_sample).max(1));
-            let measured = measure::run(&plan, &mut work, bed)?;
+            let measured = measure::run(&plan, &mut work, cluster)?;
             drop(work);
             calls += measured.samples.calls();
             let label = Label {
@@ -200,10 +218,10 @@ pub(crate) fn soak(
                 mode: is_saving.then(|| "saving".to_owned()),
                 size: DIM as u64 * 4,
             };
-            let memory = (Usage::of_this_process().resident, bed.peer()?.resident);
+            let memory = Resident::read(cluster)?;
             let row = Row::new(label, &measured, calls_of_sample, Pace::Closed);
-            tell(row, memory)?;
-            resident.push(memory.0 + memory.1);
+            report(row, memory)?;
+            resident.push(memory.client + memory.servers);
         }
         if let Some(saver) = &saver {
             if is_saving {
@@ -215,7 +233,7 @@ pub(crate) fn soak(
     if let Some(saver) = saver {
         saver.finish()?;
     }
-    subject.release()?;
+    workload.release()?;
     client.finish()?;
     let settled = resident.get(2 * SETTLED - 1).or(resident.last());
     let settled = settled.copied().unwrap_or(0);
@@ -241,8 +259,8 @@ struct Saver {
     /// Whether it has its turn.
     on: Arc<AtomicBool>,
     turns: Sender<()>,
-    /// Bytes and seconds of each save of a turn that is over.
-    saved: Receiver<Result<Vec<(u64, f64)>, BenchError>>,
+    /// Saves of a turn that is over.
+    saved: Receiver<Result<Vec<Save>, BenchError>>,
     thread: JoinHandle<Client>,
 }
 
@@ -252,25 +270,23 @@ impl Saver {
         let other = TableBuilder::blocks::<f32>("other", args.model_bytes / 4, 1);
         client.create_table::<f32>(other.spec())?;
         let on = Arc::new(AtomicBool::new(false));
-        let ((turns, turn), (report, saved)) = (channel::<()>(), channel());
+        let ((turns, turn), (finished, saved)) = (channel::<()>(), channel());
         let Some(dir) = &args.save_to else {
             return Err(BenchError::Usage("--save-every needs --save-to".into()));
         };
         let (is_on, dir) = (Arc::clone(&on), dir.to_string_lossy().into_owned());
         let run = move || {
-            crate::alloc::aside();
+            crate::alloc::exclude_this_thread();
             for () in turn {
                 let saves = save_while(&mut client, &dir, &is_on, every);
                 // It fails if the measuring thread has ended with an error, which is reported.
-                let _ = report.send(saves);
+                let _ = finished.send(saves);
             }
             client
         };
         let thread = std::thread::Builder::new().name("saver".into());
-        let thread = thread.spawn(run).map_err(|source| BenchError::System {
-            what: "start the worker that saves".into(),
-            source,
-        })?;
+        let thread = thread.spawn(run);
+        let thread = thread.map_err(|e| BenchError::system("start the worker that saves", e))?;
         Ok(Self {
             on,
             turns,
@@ -286,7 +302,7 @@ impl Saver {
     }
 
     /// Ends the turn with its last save.
-    fn end(&self) -> Result<Vec<(u64, f64)>, BenchError> {
+    fn end(&self) -> Result<Vec<Save>, BenchError> {
         self.on.store(false, Ordering::Relaxed);
         self.saved.recv().unwrap_or_else(|_| Err(panicked()))
     }
@@ -299,10 +315,7 @@ impl Saver {
 }
 
 fn panicked() -> BenchError {
-    BenchError::Process {
-        name: "the worker that saves".into(),
-        why: "it has panicked".into(),
-    }
+    BenchError::process("the worker that saves", "it has panicked")
 }
 
 fn save_while(
@@ -310,12 +323,15 @@ fn save_while(
     dir: &str,
     on: &AtomicBool,
     every: Duration,
-) -> Result<Vec<(u64, f64)>, BenchError> {
+) -> Result<Vec<Save>, BenchError> {
     let mut saves = Vec::new();
     while on.load(Ordering::Relaxed) {
         let (begun, next) = (clock::now(), Deadline::after(every));
         let bytes = client.save(dir, SAVE_TIMEOUT)?.bytes;
-        saves.push((bytes, begun.elapsed().as_secs_f64()));
+        saves.push(Save {
+            bytes,
+            seconds: begun.elapsed().as_secs_f64(),
+        });
         while on.load(Ordering::Relaxed) && !next.passed() {
             std::thread::sleep(Duration::from_millis(1));
         }

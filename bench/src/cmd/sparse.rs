@@ -5,21 +5,21 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::{PullOptions, SyncMode};
 
-use super::{pin_client, plan};
-use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};
-use crate::bed::{Bed, BedConfig};
+use super::{measure_paused, ops, pin_client, plan};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, Gather, Ping};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
-use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
-use crate::row::{Ceiling, Label, Row};
+use crate::measure::{Pace, Work, timer_cost};
+use crate::options::{Common, Mode, OpChoice, Wire, parse_limit};
+use crate::roofline::{Echo, Gather, Ping};
+use crate::row::{Label, Roofline, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
-/// Measuring time of a raw ceiling.
-const CEILING_TIME: Duration = Duration::from_millis(200);
+/// Measuring time of a roofline.
+const ROOFLINE_TIME: Duration = Duration::from_millis(200);
 /// Bytes of a row in a push or a request besides its values: key and location.
 const ROW_NOTE_BYTES: u64 = 16;
 /// Maximum number of elements in a row.
@@ -83,21 +83,13 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
             args.rows, args.dim
         )));
     }
-    let mut bed = Bed::start(BedConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: 1,
-        pin: common.pin_servers,
-    })?;
+    let mut cluster = Cluster::start(ClusterConfig::of(common, args.servers, 1))?;
     pin_client(common)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let mut sheet = Sheet::new(
         common,
-        Fingerprint::take("sparse", common, (args.servers, 1), timer),
+        Fingerprint::take("sparse", common, args.servers, 1, timer),
     )?;
     let kinds: &[Kind] = match args.table {
         RowTable::Rows => &[Kind::Rows],
@@ -106,30 +98,22 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
     };
     for &kind in kinds {
         let (dim, batch) = (args.dim as usize, args.batch as usize);
-        let plot = Plot::scattered(kind, dim, args.rows, batch, common.seed);
-        let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
-        subject.learn_places()?;
-        for op in ops(args.op) {
+        let spec = WorkloadSpec::scattered(kind, dim, args.rows, batch, common.seed);
+        let mut workload = Workload::new(&mut client, spec, common.plant_wrong)?;
+        workload.cache_locations()?;
+        for &op in ops(args.op) {
             sheet.section(&title(args, op, kind), "row bytes")?;
-            let row = measure_one(args, op, kind, &mut subject, &mut bed, timer)?;
+            let row = measure_one(args, op, kind, &mut workload, &mut cluster, timer)?;
             let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
             let rows = row.figures.mops_per_s * f64::from(args.batch);
-            sheet.row(row.under(ceiling(args, op, timer)?))?;
+            sheet.row(row.with_roofline(roofline(args, op, timer)?))?;
             sheet.remark(&format!("{rows:.3} M rows/s, {row_ns:.1} ns a row"))?;
         }
-        subject.release()?;
+        workload.release()?;
     }
     client.finish()?;
     drop(client);
     sheet.finish()
-}
-
-fn ops(choice: OpChoice) -> Vec<Op> {
-    match choice {
-        OpChoice::Pull => vec![Op::Pull],
-        OpChoice::Push => vec![Op::Push],
-        OpChoice::All => vec![Op::Pull, Op::Push],
-    }
 }
 
 fn title(args: &SparseArgs, op: Op, kind: Kind) -> String {
@@ -161,8 +145,8 @@ fn measure_one(
     args: &SparseArgs,
     op: Op,
     kind: Kind,
-    subject: &mut Subject<'_>,
-    bed: &mut Bed,
+    workload: &mut Workload<'_>,
+    cluster: &mut Cluster,
     timer: Duration,
 ) -> Result<Row, BenchError> {
     let common = &args.common;
@@ -172,14 +156,9 @@ fn measure_one(
         Some(n) => (Style::Window(n), 4 * n as u64),
     };
     let pace = args.open_loop.map_or(Pace::Closed, Pace::Open);
-    let mut work = Calls::new(subject, op, options, style, calls);
-    let plan = plan(common, (op, calls), pace, timer);
-    let pause = common.plant_pause;
-    let pause = pause.and_then(|time| bed.pause_later(common.duration / 2, time));
-    let measured = measure::run(&plan, &mut work, bed)?;
-    if let Some(pause) = pause {
-        let _ = pause.join();
-    }
+    let mut work = Calls::new(workload, op, options, style, calls);
+    let plan = plan(common, op, calls, pace, timer);
+    let measured = measure_paused(common, &plan, &mut work, cluster)?;
     let label = Label {
         test: "sparse",
         op: op.name().into(),
@@ -190,11 +169,11 @@ fn measure_one(
     Ok(Row::new(label, &measured, calls, pace))
 }
 
-/// Ceiling over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
+/// Roofline over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
 /// TCP: an echo with the bytes of a request or an acknowledgement.
-fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>, BenchError> {
+fn roofline(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Roofline>, BenchError> {
     let common = &args.common;
-    let Some(wire) = common.transport.wire().filter(|_| !common.no_ceiling) else {
+    let Some(wire) = common.transport.wire().filter(|_| !common.no_roofline) else {
         return Ok(None);
     };
     let row = u64::from(args.dim) * 4;
@@ -219,12 +198,5 @@ fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>
             ("tcp echo", Box::new(echo))
         }
     };
-    let mut plan = Plan::lasting(CEILING_TIME, timer);
-    plan.warmup = 3;
-    let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-    Ok(Some(Ceiling {
-        name: name.into(),
-        p50_us: figures.p50_us,
-        mb_per_s: figures.mops_per_s * bytes as f64,
-    }))
+    super::roofline(name, &mut *work, ROOFLINE_TIME, timer, bytes).map(Some)
 }

@@ -6,22 +6,22 @@ use clap::Args;
 use tidewater::{Client, SyncMode};
 
 use super::pin_client;
-use super::scale::together;
-use crate::args::Common;
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
+use super::scale::group_row;
 use crate::bsp::Ticks;
 use crate::calls::Op;
+use crate::cluster::worker::{GroupReport, Slice, Task, WorkerProcesses};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::{self, Meter, Pace, timer_cost};
+use crate::options::Common;
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
 /// Ticks or barriers in one slice of workers that wait for each other.
 const SLICE_TICKS: u64 = 200;
 /// Time after which a worker has lost the others.
-const SLICE_LIMIT: Duration = Duration::from_secs(120);
+const SLICE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of the subcommand `ssp`.
 #[derive(Debug, Clone, Args)]
@@ -39,7 +39,7 @@ pub struct SspArgs {
 
 /// Sections: where the workers run, and their load.
 #[derive(Debug, Clone, Copy)]
-enum Who {
+enum WorkerPlace {
     /// Sessions of one thread: the last one's tick until it sees it, the pure path of a tick.
     Thread,
     /// Processes that tick and wait for each other, as in BSP.
@@ -57,27 +57,27 @@ pub fn run(args: &SspArgs) -> Result<Failures, BenchError> {
     let most = args.workers.iter().copied().max().unwrap_or(1);
     let mut sheet = Sheet::new(
         common,
-        Fingerprint::take("ssp", common, (args.servers, most), timer),
+        Fingerprint::take("ssp", common, args.servers, most, timer),
     )?;
-    for (who, title) in [
+    for (place, title) in [
         (
-            Who::Thread,
+            WorkerPlace::Thread,
             "tick, workers of one thread: the last one's tick until it sees it",
         ),
         (
-            Who::Processes(Task::Ticks),
+            WorkerPlace::Processes(Task::Ticks),
             "tick, worker processes under BSP: until all have",
         ),
         (
-            Who::Processes(Task::Barrier),
+            WorkerPlace::Processes(Task::Barrier),
             "barrier of the coordinator, worker processes",
         ),
     ] {
         sheet.section(title, "workers")?;
         for &workers in &args.workers {
-            let row = match who {
-                Who::Thread => of_a_thread(args, workers, timer)?,
-                Who::Processes(task) => of_processes(args, workers, task)?,
+            let row = match place {
+                WorkerPlace::Thread => of_a_thread(args, workers, timer)?,
+                WorkerPlace::Processes(task) => of_processes(args, workers, task)?,
             };
             sheet.row(row)?;
         }
@@ -85,25 +85,17 @@ pub fn run(args: &SspArgs) -> Result<Failures, BenchError> {
     sheet.finish()
 }
 
-fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
-        transport: args.common.transport,
-        rdma_device: args.common.rdma_device.clone(),
-        fabric: args.common.fabric,
-        servers: args.servers,
-        appliers: args.common.appliers,
-        workers,
-        pin: args.common.pin_servers,
-    })
+fn cluster(args: &SspArgs, workers: u32) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig::of(&args.common, args.servers, workers))
 }
 
 fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, BenchError> {
-    let mut bed = bed(args, workers)?;
-    let clients = (0..workers).map(|rank| bed.client(rank, SyncMode::Bsp));
+    let mut cluster = cluster(args, workers)?;
+    let clients = (0..workers).map(|rank| cluster.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
-    let plan = super::plan(&args.common, (Op::Pull, 1), Pace::Closed, timer);
-    let measured = measure::run(&plan, &mut work, &mut bed)?;
+    let plan = super::plan(&args.common, Op::Pull, 1, Pace::Closed, timer);
+    let measured = measure::run(&plan, &mut work, &mut cluster)?;
     for client in &mut clients {
         client.finish()?;
     }
@@ -116,21 +108,21 @@ fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, Ben
 }
 
 fn of_processes(args: &SspArgs, workers: u32, task: Task) -> Result<Row, BenchError> {
-    let mut bed = bed(args, workers)?;
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
+    let mut cluster = cluster(args, workers)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: args.common.iters.unwrap_or(SLICE_TICKS),
-        millis: SLICE_LIMIT.as_millis() as u64,
+        millis: SLICE_TIMEOUT.as_millis() as u64,
     };
-    let before = bed.peer()?;
-    let all = Together::of(&crew.work(workers as usize, slice)?);
-    let server = bed.peer()?.since(before);
+    let before = cluster.peer()?;
+    let all = GroupReport::of(&processes.work(workers as usize, slice)?);
+    let server = cluster.peer()?.since(before);
     let op = if matches!(task, Task::Barrier) {
         "barrier"
     } else {
         "tick"
     };
-    Ok(together(label(op, "processes", workers), all, server))
+    Ok(group_row(label(op, "processes", workers), all, server))
 }
 
 fn label(op: &str, table: &str, workers: u32) -> Label {

@@ -5,25 +5,25 @@ use std::time::Duration;
 use clap::Args;
 use tidewater::{Client, PullOptions, SyncMode};
 
-use super::{pin_client, plan};
-use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
-use crate::bed::{Bed, BedConfig};
+use super::{measure_paused, ops, pin_client, plan};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, Flow, Memcpy, Ping, Stream};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
-use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
-use crate::row::{Ceiling, Label, Row};
+use crate::measure::{Pace, Work, timer_cost};
+use crate::options::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
+use crate::roofline::{Echo, Flow, Memcpy, Ping, Stream};
+use crate::row::{Label, Roofline, Row};
 use crate::sheet::{Failures, Sheet};
 use crate::sizes::Sizes;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Maximum bytes of a window: more would measure the machine's page allocation.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
 /// Windows in a sample: so many that filling and draining the window count little.
 const WINDOWS_A_SAMPLE: u64 = 16;
-/// Measuring time of a raw ceiling.
-const CEILING_TIME: Duration = Duration::from_millis(40);
+/// Measuring time of a roofline.
+const ROOFLINE_TIME: Duration = Duration::from_millis(40);
 /// Bytes of a request or an acknowledgement: an echo sends them in place of our header.
 const NOTE_BYTES: u64 = 64;
 
@@ -147,19 +147,11 @@ pub fn rate(args: &RateArgs) -> Result<Failures, BenchError> {
 
 fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     let common = &args.common;
-    let mut bed = Bed::start(BedConfig {
-        transport: common.transport,
-        rdma_device: common.rdma_device.clone(),
-        fabric: common.fabric,
-        servers: args.servers,
-        appliers: common.appliers,
-        workers: 1,
-        pin: common.pin_servers,
-    })?;
+    let mut cluster = Cluster::start(ClusterConfig::of(common, args.servers, 1))?;
     pin_client(common)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
-    let fingerprint = Fingerprint::take(shape.test, common, (args.servers, 1), timer);
+    let fingerprint = Fingerprint::take(shape.test, common, args.servers, 1, timer);
     let mut sheet = Sheet::new(common, fingerprint)?;
     for (op, kind) in sections(args) {
         sheet.section(&title(args, shape, op, kind), "size")?;
@@ -172,8 +164,8 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
                 size,
                 timer,
             };
-            let row = case.measure(&mut bed, &mut client)?;
-            sheet.row(row.under(case.ceiling()?))?;
+            let row = case.measure(&mut cluster, &mut client)?;
+            sheet.row(row.with_roofline(case.roofline()?))?;
         }
     }
     client.finish()?;
@@ -189,13 +181,8 @@ fn sections(args: &TableArgs) -> Vec<(Op, Kind)> {
         TableChoice::Sparse => &[Kind::Sparse],
         TableChoice::All => &[Kind::Dense, Kind::Rows, Kind::Sparse],
     };
-    let ops: &[Op] = match args.op {
-        OpChoice::Pull => &[Op::Pull],
-        OpChoice::Push => &[Op::Push],
-        OpChoice::All => &[Op::Pull, Op::Push],
-    };
     let of_op = |&op: &Op| kinds.iter().map(move |&kind| (op, kind));
-    ops.iter().flat_map(of_op).collect()
+    ops(args.op).iter().flat_map(of_op).collect()
 }
 
 fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
@@ -253,23 +240,16 @@ impl Case<'_> {
         }
     }
 
-    fn measure(&self, bed: &mut Bed, client: &mut Client) -> Result<Row, BenchError> {
+    fn measure(&self, cluster: &mut Cluster, client: &mut Client) -> Result<Row, BenchError> {
         let common = &self.args.common;
-        let plot = Plot::whole(self.kind, self.size, self.args.batch, common.seed)?;
-        let mut subject = Subject::new(client, plot, common.plant_wrong)?;
+        let spec = WorkloadSpec::full(self.kind, self.size, self.args.batch, common.seed)?;
+        let mut workload = Workload::new(client, spec, common.plant_wrong)?;
         let options = PullOptions::default().mode(self.args.mode.pull_mode());
         let (style, calls) = self.style();
-        let mut work = Calls::new(&mut subject, self.op, options, style, calls);
-        let plan = plan(common, (self.op, calls), self.shape.pace, self.timer);
-        let half = common.duration / 2;
-        let pause = common
-            .plant_pause
-            .and_then(|time| bed.pause_later(half, time));
-        let measured = measure::run(&plan, &mut work, bed)?;
-        if let Some(pause) = pause {
-            let _ = pause.join();
-        }
-        subject.release()?;
+        let mut work = Calls::new(&mut workload, self.op, options, style, calls);
+        let plan = plan(common, self.op, calls, self.shape.pace, self.timer);
+        let measured = measure_paused(common, &plan, &mut work, cluster)?;
+        workload.release()?;
         let label = Label {
             test: self.shape.test,
             op: self.op.name().into(),
@@ -281,9 +261,9 @@ impl Case<'_> {
     }
 
     /// The machine's own limit for this row, measured right after it.
-    fn ceiling(&self) -> Result<Option<Ceiling>, BenchError> {
+    fn roofline(&self) -> Result<Option<Roofline>, BenchError> {
         let common = &self.args.common;
-        if common.no_ceiling {
+        if common.no_roofline {
             return Ok(None);
         }
         let bytes = self.bytes();
@@ -309,15 +289,6 @@ impl Case<'_> {
                 ("tcp stream", Box::new(stream))
             }
         };
-        let mut plan = Plan::lasting(CEILING_TIME, self.timer);
-        plan.warmup = 3;
-        let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-        // A ping counts the larger of its two directions; the row counts payload.
-        let mb_per_s = figures.mops_per_s * bytes as f64;
-        Ok(Some(Ceiling {
-            name: name.into(),
-            p50_us: figures.p50_us,
-            mb_per_s,
-        }))
+        super::roofline(name, &mut *work, ROOFLINE_TIME, self.timer, bytes).map(Some)
     }
 }

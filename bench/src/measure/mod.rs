@@ -1,8 +1,8 @@
-//! The measuring core: all timed works, ours and rivals', run through it.
+//! The measuring core: all timed works, ours and baselines', run through it.
 //!
 //! A [`Plan`] sets duration and pace. [`run()`] drives a [`Work`] by it. It reads the clock around
 //! each sample, compares the values outside of the timed part, and reads the usage of both ends.
-//! A [`Measured`] holds the histogram and the sums. Raw ceilings are works as well, so a ratio compares
+//! A [`Measured`] holds the histogram and the sums. Rooflines are works as well, so a ratio compares
 //! two figures of one kind.
 
 mod plan;
@@ -17,13 +17,35 @@ pub use usage::{Meter, NoPeer, Usage, of_this_thread};
 
 use crate::error::BenchError;
 
+/// Reads that did not succeed at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Detours {
+    /// Number of repeated reads.
+    pub retries: u64,
+    /// Number of pulls that a server finished.
+    pub fallbacks: u64,
+}
+
+impl Detours {
+    const fn since(self, earlier: Self) -> Self {
+        Self {
+            retries: self.retries - earlier.retries,
+            fallbacks: self.fallbacks - earlier.fallbacks,
+        }
+    }
+}
+
 /// A measured work. One sample is a fixed number of calls, timed together.
 pub trait Work {
     /// Number of calls in a sample; at least 1.
-    fn calls(&self) -> u64;
+    fn calls(&self) -> u64 {
+        1
+    }
 
     /// Payload bytes of a call.
-    fn bytes(&self) -> u64;
+    fn bytes(&self) -> u64 {
+        0
+    }
 
     /// Called before the first sample, warm-up included: wakes the participants.
     fn begin(&mut self) {}
@@ -55,8 +77,8 @@ pub trait Work {
         Ok(0)
     }
 
-    /// Number of repeated reads and of pulls finished by a server, since the work was created.
-    fn detours(&self) -> (u64, u64) {
-        (0, 0)
+    /// Reads that did not succeed at once, since the work was created.
+    fn detours(&self) -> Detours {
+        Detours::default()
     }
 }

@@ -6,15 +6,15 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::spin_hint;
 
 use super::usage::{Meter, Usage, of_this_thread};
-use super::{Figures, Pace, Plan, Samples, Work};
+use super::{Detours, Figures, Pace, Plan, Samples, Work};
 use crate::alloc;
 use crate::error::BenchError;
 
 /// Clock readings for the timer's cost, which is their median.
-const TIMER_LOOKS: usize = 2_001;
+const TIMER_READINGS: usize = 2_001;
 /// Checks for the processor time of one, which is their mean; fewer if they are long.
-const CHECK_LOOKS: u64 = 16;
-const CHECK_TIME_NS: u64 = 1_000_000;
+const CHECK_REPEATS: u64 = 16;
+const CHECK_TIME_MAX_NS: u64 = 1_000_000;
 /// An open loop sleeps until this long before a sample is due, and then polls the clock. The kernel's
 /// oversleep on a quiet machine is shorter.
 const WATCH: Duration = Duration::from_micros(150);
@@ -38,8 +38,8 @@ pub struct Measured {
     pub server: Usage,
     /// Time from the first sample to the end of the last, audits excluded.
     pub wall: Duration,
-    /// Number of repeated reads, and of pulls that a server finished.
-    pub detours: (u64, u64),
+    /// Reads that did not succeed at once.
+    pub detours: Detours,
 }
 
 impl Measured {
@@ -97,7 +97,7 @@ fn measure(
             client: Usage::default(),
             server: Usage::default(),
             wall: Duration::ZERO,
-            detours: (0, 0),
+            detours: Detours::default(),
         },
     };
     let end = Deadline::after(plan.duration);
@@ -118,7 +118,7 @@ struct Run {
     out: Measured,
     /// Processor time of one check, ns.
     check_cpu_ns: u64,
-    detours: (u64, u64),
+    detours: Detours,
     done: u64,
     checked: u64,
 }
@@ -139,7 +139,7 @@ impl Run {
         let begin = clock::now();
         match plan.pace {
             Pace::Closed => self.closed(work, most, end)?,
-            Pace::Open(rate) => self.open(work, most, end, (begin, rate))?,
+            Pace::Open(rate) => self.open(work, most, end, begin, rate)?,
         }
         self.out.wall += clock::now() - begin;
         let mut used = of_this_thread().since(thread);
@@ -172,7 +172,8 @@ impl Run {
         work: &mut dyn Work,
         most: u64,
         end: Deadline,
-        (begin, rate): (Instant, f64),
+        begin: Instant,
+        rate: f64,
     ) -> Result<(), BenchError> {
         let mut check_time = Duration::ZERO;
         work.prepare();
@@ -217,8 +218,7 @@ impl Run {
         if plan.pace != Pace::Closed {
             self.out.client.cpu_ns = 0;
         }
-        let (retries, fallbacks) = work.detours();
-        self.out.detours = (retries - self.detours.0, fallbacks - self.detours.1);
+        self.out.detours = work.detours().since(self.detours);
         self.out
     }
 }
@@ -228,10 +228,10 @@ fn check_cost(work: &mut dyn Work) -> u64 {
     // The first check warms the cache.
     work.check();
     let before = of_this_thread();
-    for n in 1..=CHECK_LOOKS {
+    for n in 1..=CHECK_REPEATS {
         work.check();
         let used = of_this_thread().since(before).cpu_ns;
-        if n == CHECK_LOOKS || used > CHECK_TIME_NS {
+        if n == CHECK_REPEATS || used > CHECK_TIME_MAX_NS {
             return used / n;
         }
     }
@@ -250,12 +250,12 @@ fn wait_until(due: Instant) {
 
 /// Time between two successive clock readings; the median.
 pub fn timer_cost() -> Duration {
-    let mut gaps: Vec<Duration> = (0..TIMER_LOOKS)
+    let mut gaps: Vec<Duration> = (0..TIMER_READINGS)
         .map(|_| {
             let before = clock::now();
             clock::now() - before
         })
         .collect();
     gaps.sort_unstable();
-    gaps[TIMER_LOOKS / 2]
+    gaps[TIMER_READINGS / 2]
 }

@@ -31,7 +31,7 @@ impl Usage {
 
     /// Usage of this process without this thread's processor time, for a thread that only reports the
     /// others' usage. Its own wake-up and reading are excluded. Cost: four system calls.
-    pub fn beside_this_thread() -> Self {
+    pub fn without_this_thread() -> Self {
         let own = cpu_ns(ClockId::ThreadCPUTime);
         let all = Self::of_this_process();
         Self {
@@ -130,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn who_only_tells_is_not_counted() {
-        let (before, all) = (Usage::beside_this_thread(), Usage::of_this_process());
+    fn reporting_thread_is_not_counted() {
+        let (before, all) = (Usage::without_this_thread(), Usage::of_this_process());
         let thread = of_this_thread();
         while of_this_thread().since(thread).cpu_ns < 50_000_000 {}
-        let beside = Usage::beside_this_thread().since(before).cpu_ns;
+        let others = Usage::without_this_thread().since(before).cpu_ns;
         let all = Usage::of_this_process().since(all).cpu_ns;
         // Other tests run in parallel, for the same time in both.
-        assert!(all >= beside + 40_000_000, "{all} and {beside} ns");
+        assert!(all >= others + 40_000_000, "{all} and {others} ns");
     }
 }

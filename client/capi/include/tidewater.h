@@ -1,6 +1,6 @@
 /* Tidewater's client for C, C++ and Fortran.
  *
- * Written by cbindgen from client/capi/src/abi; see cbindgen.toml there. The manual is
+ * Written by cbindgen from client/capi/src; see cbindgen.toml there. The manual is
  * docs/BINDINGS.md, examples are in client/capi/examples.
  *
  * Statuses. Every call that can fail returns a tw_status; tw_last_error() is the text of this

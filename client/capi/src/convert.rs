@@ -19,8 +19,8 @@ use tidewater_protocol::table::{
 };
 use tidewater_tasks::{CurrentTask, Delivery, QueueOptions};
 
-use crate::abi::types::*;
 use crate::error::Failure;
+use crate::types::*;
 
 /// Longest time that a caller may give: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -393,13 +393,26 @@ pub(crate) fn buffer(
     Ok(buffer.threshold(options.threshold))
 }
 
-/// Expression and reduction of a norm, and whether it is the square root of the result.
-pub(crate) fn norm(value: i32) -> Result<(&'static str, Reduction, bool), Failure> {
+/// How a norm of a vector is computed.
+pub(crate) struct Norm {
+    /// Expression of each element.
+    pub(crate) expression: &'static str,
+    pub(crate) reduction: Reduction,
+    /// Whether the norm is the square root of the reduction.
+    pub(crate) is_root: bool,
+}
+
+pub(crate) fn norm(value: i32) -> Result<Norm, Failure> {
     use tw_norm::*;
+    let norm = |expression, reduction, is_root| Norm {
+        expression,
+        reduction,
+        is_root,
+    };
     choice!("norm", value, {
-        TW_NORM_1 => ("abs(x)", Reduction::Sum, false),
-        TW_NORM_2 => ("x * x", Reduction::Sum, true),
-        TW_NORM_MAX => ("abs(x)", Reduction::Max, false),
+        TW_NORM_1 => norm("abs(x)", Reduction::Sum, false),
+        TW_NORM_2 => norm("x * x", Reduction::Sum, true),
+        TW_NORM_MAX => norm("abs(x)", Reduction::Max, false),
     })
 }
 

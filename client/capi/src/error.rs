@@ -10,7 +10,7 @@ use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_tasks::TaskError;
 
-use crate::abi::types::tw_status;
+use crate::types::tw_status;
 
 /// Bytes of an error's text, its NUL included: the longest errors name 16 missing servers.
 const TEXT_BYTES: usize = 1024;

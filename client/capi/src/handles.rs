@@ -13,8 +13,8 @@
 
 use tidewater_protocol::limits::HANDLES_MAX;
 
-use crate::abi::types::tw_status;
 use crate::error::Failure;
+use crate::types::tw_status;
 
 const SLOT_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 24;

@@ -1,8 +1,8 @@
 //! Tidewater's client for C, C++ and Fortran.
 //!
 //! The C declarations, with the description of each call, are in `include/tidewater.h`, which cbindgen
-//! writes from the module [`abi`]. `docs/BINDINGS.md` is the manual. This crate adds nothing to the
-//! client: a call checks the arguments from C, and makes one call of [`tidewater::Client`].
+//! writes from the calls ([`abi`]) and their types ([`types`]). `docs/BINDINGS.md` is the manual. This crate
+//! adds nothing to the client: a call checks the arguments from C, and makes one call of [`tidewater::Client`].
 //!
 //! # Rules of the boundary
 //! - No panic crosses it: each call is caught, and the session answers `TW_ERR_PANIC` from then on.
@@ -21,8 +21,10 @@ pub mod abi;
 mod convert;
 mod error;
 mod handles;
+mod open;
 mod progress;
 #[allow(unsafe_code, reason = "pointers of C callers")]
 mod raw;
 mod session;
+pub mod types;
 mod values;

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tidewater_runtime::sync::Arc;
 
-use crate::abi::types::tw_status;
 use crate::error::Failure;
-use crate::session::Open;
+use crate::open::Open;
+use crate::types::tw_status;
 
 /// The open session, shared by the program's threads and the progress thread.
 pub(crate) struct Shared {
@@ -49,7 +49,7 @@ impl Shared {
 #[derive(Debug, Default)]
 struct Stop {
     stopped: Mutex<bool>,
-    told: Condvar,
+    changed: Condvar,
 }
 
 /// The progress thread. Dropping it ends it, after its current call.
@@ -64,11 +64,11 @@ impl Progress {
     pub(crate) fn start(shared: Arc<Shared>, every: Duration) -> Result<Self, Failure> {
         let stop = Arc::new(Stop::default());
         let theirs = Arc::clone(&stop);
-        let looks = move || {
+        let calls = move || {
             while !theirs.within(every) && shared.progress() {}
         };
         let thread = std::thread::Builder::new().name("tw-progress".into());
-        let thread = thread.spawn(looks).map_err(|e| {
+        let thread = thread.spawn(calls).map_err(|e| {
             let text = format!("cannot start the progress thread: {e}; raise ulimit -u");
             Failure::new(tw_status::TW_ERR_ENVIRONMENT, text)
         })?;
@@ -84,7 +84,7 @@ impl Drop for Progress {
         if let Ok(mut stopped) = self.stop.stopped.lock() {
             *stopped = true;
         }
-        self.stop.told.notify_all();
+        self.stop.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has poisoned the session, which reports it.
             let _ = thread.join();
@@ -99,7 +99,7 @@ impl Stop {
             return true;
         };
         let waited = self
-            .told
+            .changed
             .wait_timeout_while(stopped, time, |stopped| !*stopped);
         waited.map_or(true, |(stopped, _)| *stopped)
     }

@@ -1,4 +1,5 @@
-//! Converts pointers and structs of C to Rust values, after every possible check.
+//! Converts pointers and structs of C to Rust values, after every possible check. (long: one conversion for
+//! each kind of pointer.)
 //!
 //! Each function's safety contract is the part that cannot be checked: the named memory exists, and
 //! nothing changes it during the call.
@@ -10,13 +11,13 @@ use std::slice;
 use tidewater::Element;
 use tidewater_protocol::table::DType;
 
-use crate::abi::types::{
+use crate::error::Failure;
+use crate::session::tw_session;
+use crate::types::{
     tw_buffer_options, tw_counters, tw_function_options, tw_group_range, tw_pull_options,
     tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
     tw_table_options, tw_task_info, tw_task_options,
 };
-use crate::error::Failure;
-use crate::session::tw_session;
 use crate::values::{Values, ValuesMut};
 
 /// Most bytes of an incoming string: a path is at most 4,095.
@@ -110,6 +111,22 @@ pub(crate) unsafe fn optional_out<'a, T: Copy>(
     unsafe { out(pointer, what) }.map(Some)
 }
 
+/// Writes one value of an answer, unless its place is null.
+///
+/// # Safety
+/// As of [`out`].
+pub(crate) unsafe fn answer_value<T: Copy>(
+    pointer: *mut T,
+    what: &str,
+    value: T,
+) -> Result<(), Failure> {
+    // SAFETY: the same contract.
+    if let Some(place) = unsafe { optional_out(pointer, what) }? {
+        *place = value;
+    }
+    Ok(())
+}
+
 /// Reads a string that ends with a NUL.
 ///
 /// # Safety
@@ -182,6 +199,18 @@ pub(crate) unsafe fn options<T: Sized0>(pointer: *const T, what: &str) -> Result
             .copy_from_nonoverlapping(known.as_ptr(), known.len());
     }
     Ok(options)
+}
+
+/// As [`options`], but null is all zeros: the defaults.
+///
+/// # Safety
+/// As of [`options`].
+pub(crate) unsafe fn options_or_default<T: Sized0>(pointer: *const T) -> Result<T, Failure> {
+    if pointer.is_null() {
+        return Ok(T::zero());
+    }
+    // SAFETY: the same contract.
+    unsafe { options(pointer, "options") }
 }
 
 /// The size that a struct for an answer says that it has.
@@ -422,17 +451,44 @@ pub(crate) unsafe fn values_mut<'a>(
     )
 }
 
+/// Memory that a call reads or writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    address: usize,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Memory of `len` elements.
+    pub(crate) fn array<T>(pointer: *const T, len: usize) -> Self {
+        Self {
+            address: pointer.addr(),
+            bytes: len.saturating_mul(size_of::<T>()),
+        }
+    }
+
+    /// Memory of `len` elements of a type known at run time.
+    pub(crate) fn values(pointer: *const c_void, len: usize, dtype: DType) -> Self {
+        Self {
+            address: pointer.addr(),
+            bytes: len.saturating_mul(dtype.size()),
+        }
+    }
+
+    /// Whether it is null or has no bytes. Null is refused elsewhere, where an array is required.
+    const fn is_empty(self) -> bool {
+        self.address == 0 || self.bytes == 0
+    }
+
+    const fn end(self) -> usize {
+        self.address.saturating_add(self.bytes)
+    }
+}
+
 /// Fails when two arrays of a call share bytes: one is written while the other is read.
-pub(crate) fn disjoint(
-    (a, a_bytes): (*const c_void, usize),
-    (b, b_bytes): (*const c_void, usize),
-    what: &str,
-) -> Result<(), Failure> {
-    // Null is refused elsewhere, where an array is required.
-    let nothing = a.is_null() || b.is_null() || a_bytes == 0 || b_bytes == 0;
-    let (a, b) = (a.addr(), b.addr());
-    let apart = a.saturating_add(a_bytes) <= b || b.saturating_add(b_bytes) <= a;
-    if nothing || apart {
+pub(crate) fn disjoint(a: Memory, b: Memory, what: &str) -> Result<(), Failure> {
+    let apart = a.end() <= b.address || b.end() <= a.address;
+    if a.is_empty() || b.is_empty() || apart {
         return Ok(());
     }
     Err(Failure::argument(format_args!("{what} overlap")))
@@ -471,7 +527,7 @@ fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::types::tw_status;
+    use crate::types::tw_status;
 
     #[test]
     fn no_struct_has_padding() {
@@ -549,7 +605,7 @@ mod tests {
 
     #[test]
     fn arrays_that_share_a_byte_are_not_disjoint() {
-        let place = |addr: usize, bytes| (std::ptr::without_provenance(addr), bytes);
+        let place = |address, bytes| Memory { address, bytes };
         let apart = |a, b| disjoint(a, b, "arrays");
         assert!(apart(place(64, 16), place(80, 8)).is_ok());
         assert!(apart(place(80, 8), place(64, 16)).is_ok());

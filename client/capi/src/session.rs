@@ -3,37 +3,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use tidewater::Client;
 use tidewater::connect::Job;
-use tidewater::walltime::Walltime;
-use tidewater::{AnyPushBuffer, AnyTable, Client, Ticket};
 use tidewater_runtime::mem::ForkGuard;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-use crate::abi::call::AnyCall;
-use crate::abi::tasks::OpenQueue;
-use crate::abi::types::{tw_status, tw_thread_level};
 use crate::convert::{self, SessionChoices};
 use crate::error::{Failure, remember, thread_number};
 use crate::handles::{Handles, Kind};
+use crate::open::Open;
 use crate::progress::{Progress, Shared};
-use crate::values::AnyPull;
-
-/// State of a session while it is open.
-pub(crate) struct Open {
-    pub(crate) client: Client,
-    pub(crate) tables: Handles<AnyTable>,
-    pub(crate) pushes: Handles<Ticket>,
-    pub(crate) pulls: Handles<AnyPull>,
-    /// Results of named functions, one vector for each piece.
-    pub(crate) results: Handles<Vec<Vec<u8>>>,
-    pub(crate) buffers: Handles<AnyPushBuffer>,
-    pub(crate) calls: Handles<AnyCall>,
-    pub(crate) queues: Handles<OpenQueue>,
-    /// Set once the program has requested it.
-    pub(crate) walltime: Option<Walltime>,
-    /// Longest time of a call without a timeout of its own.
-    pub(crate) timeout: Duration,
-}
+use crate::types::{tw_status, tw_thread_level};
 
 /// A session. C sees an opaque pointer; its first field says what it points to.
 #[allow(non_camel_case_types, reason = "it is the name in tidewater.h")]

@@ -72,7 +72,8 @@ impl ValuesMut<'_> {
 pub(crate) fn scan(
     table: AnyTable,
     client: &mut Client,
-    (cursor, keys): (&mut ScanCursor, &mut [u64]),
+    cursor: &mut ScanCursor,
+    keys: &mut [u64],
     values: Option<ValuesMut<'_>>,
 ) -> Result<usize, Failure> {
     match values {
@@ -116,7 +117,8 @@ pub(crate) fn group_range(
 pub(crate) fn pull_pinned(
     table: AnyTable,
     client: &mut Client,
-    (version, first): (u64, u64),
+    version: u64,
+    first: u64,
     out: ValuesMut<'_>,
     options: PullOptions,
 ) -> Result<Pulled, Failure> {
@@ -160,7 +162,8 @@ pub(crate) fn push_rows(
     client: &mut Client,
     keys: &[u64],
     values: Values<'_>,
-    (op, options): (PushOp, PushOptions),
+    op: PushOp,
+    options: PushOptions,
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
         client.push_rows_with(&table, keys, values, op, options))
@@ -171,7 +174,8 @@ pub(crate) fn push_range(
     client: &mut Client,
     first: u64,
     values: Values<'_>,
-    (op, options): (PushOp, PushOptions),
+    op: PushOp,
+    options: PushOptions,
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
         client.push_dense_with(&table, first, values, op, options))

@@ -14,8 +14,8 @@ use tidewater_launch::{TransportChoice, token};
 use tidewater_runtime::clock::Deadline;
 
 use super::faults::Setup;
-use super::host::{descendants, has_option, processes, until, wait_for};
-use super::ledger::{Counts, now_ns, system};
+use super::host::{descendants, has_option, processes, time_until, until, wait_for};
+use super::ledger::{Counts, system};
 use super::worker::{self, ROWS, TABLE};
 use crate::error::BenchError;
 
@@ -44,7 +44,7 @@ struct Worker {
 
 /// Coordinator, servers and workers as processes. Dropping it kills them.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct FaultCluster {
     shape: Shape,
     /// Logs, token, ledgers, journal, saves.
     pub(super) dir: PathBuf,
@@ -58,13 +58,13 @@ pub(super) struct Cluster {
     next_key: u64,
 }
 
-impl Cluster {
+impl FaultCluster {
     /// Starts a cluster in a directory, and waits until each worker has pushed.
     pub(super) fn start(shape: &Shape, dir: &Path) -> Result<Self, BenchError> {
         for name in ["state", "saves"] {
             fs::create_dir_all(dir.join(name)).map_err(system("make the run's directory"))?;
         }
-        let secret = token::random().map_err(|error| BenchError::Store(error.to_string()))?;
+        let secret = token::random().map_err(|error| BenchError::Store(error.into()))?;
         let mut options = File::options();
         let options = options.write(true).create_new(true).mode(0o600);
         let file = options.open(dir.join("token"));
@@ -96,10 +96,7 @@ impl Cluster {
     }
 
     pub(super) fn failed(&self, why: &str) -> BenchError {
-        BenchError::Process {
-            name: format!("the cluster in {}", self.dir.display()),
-            why: why.to_owned(),
-        }
+        BenchError::process(format!("the cluster in {}", self.dir.display()), why)
     }
 
     fn start_server(&self, number: u32) -> Result<Child, BenchError> {
@@ -191,10 +188,7 @@ impl Cluster {
         limit: Duration,
         are: impl Fn(&[Counts]) -> bool,
     ) -> Result<Option<Duration>, BenchError> {
-        until(limit, || {
-            let reached = are(&self.counts()?);
-            Ok(reached.then(|| Duration::from_nanos(now_ns() - since)))
-        })
+        time_until(since, limit, || Ok(are(&self.counts()?)))
     }
 
     /// Number of times that a log has a text.
@@ -315,7 +309,7 @@ impl Cluster {
     /// row with a lost or doubled one.
     pub(super) fn check_ledger(&self) -> Result<Result<u64, String>, BenchError> {
         let secret = token::read_file(&self.dir.join("token"));
-        let secret = secret.map_err(|error| BenchError::Store(error.to_string()))?;
+        let secret = secret.map_err(|error| BenchError::Store(error.into()))?;
         let options = JoinOptions {
             coordinator: Some(self.address.clone()),
             token: Some(secret),
@@ -374,7 +368,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for FaultCluster {
     fn drop(&mut self) {
         let workers = self.workers.iter_mut().map(|worker| &mut worker.child);
         let others = self.servers.iter_mut().chain([&mut self.coordinator]);
@@ -451,10 +445,10 @@ fn start_coordinator(shape: &Shape, dir: &Path) -> Result<(Child, String), Bench
     }
     match line.trim().rsplit(' ').next() {
         Some(address) if address.contains(':') => Ok((child, address.to_owned())),
-        _ => Err(BenchError::Process {
-            name: "the coordinator".into(),
-            why: format!("no address in {line:?}; see {}", dir.display()),
-        }),
+        _ => {
+            let text = format!("no address in {line:?}; see {}", dir.display());
+            Err(BenchError::process("the coordinator", text))
+        }
     }
 }
 

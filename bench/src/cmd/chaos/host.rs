@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use tidewater_runtime::clock::Deadline;
 
 use super::faults::Fault;
-use super::ledger::system;
+use super::ledger::{now_ns, system};
 use crate::error::BenchError;
 
 /// Pause between two looks at a condition.
-pub(super) const LOOK: Duration = Duration::from_millis(2);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Bytes of a small file system.
 const DISK: &str = "size=4m";
 /// Rules of the loopback interface that lose and delay packets, the better one first.
@@ -220,23 +220,33 @@ pub(super) fn wait_for(
         if status.is_some() || limit.passed() {
             return Ok(status);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Waits until `look` finds something; `None`: `limit` has passed.
+/// Waits until `poll` finds something; `None`: `limit` has passed.
 pub(super) fn until<T>(
     limit: Duration,
-    mut look: impl FnMut() -> Result<Option<T>, BenchError>,
+    mut poll: impl FnMut() -> Result<Option<T>, BenchError>,
 ) -> Result<Option<T>, BenchError> {
     let limit = Deadline::after(limit);
     loop {
-        let found = look()?;
+        let found = poll()?;
         if found.is_some() || limit.passed() {
             return Ok(found);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Waits until something holds; the time since `since`, `None`: `limit` has passed.
+pub(super) fn time_until(
+    since: u64,
+    limit: Duration,
+    mut holds: impl FnMut() -> Result<bool, BenchError>,
+) -> Result<Option<Duration>, BenchError> {
+    let time = || Duration::from_nanos(now_ns() - since);
+    until(limit, || Ok(holds()?.then(time)))
 }
 
 /// A process as `/proc` shows it.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::cluster::{COORDINATOR_LOG, Cluster, LIMIT, server_log, worker_log};
+use super::cluster::{COORDINATOR_LOG, FaultCluster, LIMIT, server_log, worker_log};
 use super::faults::{Fault, Setup};
-use super::host::{FullDisk, Host, stop_for, until};
+use super::host::{FullDisk, Host, stop_for, time_until};
 use super::ledger::{Counts, now_ns};
 use super::worker::CALL_LIMIT;
-use super::{Outcome, Subjects};
+use super::{FaultTargets, Outcome};
 use crate::error::BenchError;
 
 /// Time by which a cluster that cannot go on has ended every worker with an error: their deadline, and time for a
@@ -19,12 +19,13 @@ const ENDS_WITHIN: Duration = CALL_LIMIT.saturating_mul(2);
 /// # Errors
 /// The environment. A broken promise is in the outcome.
 pub(super) fn inflict(
-    (setup, fault): (Setup, Fault),
-    cluster: &mut Cluster,
+    setup: Setup,
+    fault: Fault,
+    cluster: &mut FaultCluster,
     host: &Host,
-    of: Subjects,
+    of: FaultTargets,
 ) -> Result<Outcome, BenchError> {
-    let Subjects {
+    let FaultTargets {
         server,
         worker,
         time,
@@ -71,7 +72,7 @@ pub(super) fn inflict(
 /// A fault that passes: afterwards every worker has an acknowledgement, and a call returns. With `data` all
 /// workers but the one that makes calls also push while it lasts.
 fn passes(
-    cluster: &Cluster,
+    cluster: &FaultCluster,
     subject: String,
     data: bool,
     inflict: impl FnOnce() -> Result<(), BenchError>,
@@ -103,19 +104,18 @@ fn passes(
 }
 
 /// Kills a worker, and waits until the coordinator knows.
-fn worker_lost(cluster: &mut Cluster, worker: u32) -> Result<Option<Duration>, BenchError> {
+fn worker_lost(cluster: &mut FaultCluster, worker: u32) -> Result<Option<Duration>, BenchError> {
     let text = format!("lost {worker}\"");
     let before = cluster.logged(COORDINATOR_LOG, &text);
     let since = now_ns();
     cluster.kill_worker(worker)?;
-    until(LIMIT, || {
-        let is_known = cluster.logged(COORDINATOR_LOG, &text) > before;
-        Ok(is_known.then(|| Duration::from_nanos(now_ns() - since)))
+    time_until(since, LIMIT, || {
+        Ok(cluster.logged(COORDINATOR_LOG, &text) > before)
     })
 }
 
 /// Kills a worker; a successor takes its rank.
-fn worker_killed(cluster: &mut Cluster, worker: u32) -> Result<Outcome, BenchError> {
+fn worker_killed(cluster: &mut FaultCluster, worker: u32) -> Result<Outcome, BenchError> {
     let since = now_ns();
     let detected = worker_lost(cluster, worker)?;
     let others = cluster.until_counts(since, LIMIT, |counts| {
@@ -141,7 +141,7 @@ fn worker_killed(cluster: &mut Cluster, worker: u32) -> Result<Outcome, BenchErr
 }
 
 /// Kills the server of a holder: each worker has an error that names the server, and begins again.
-fn server_killed(cluster: &mut Cluster, server: u32) -> Result<Outcome, BenchError> {
+fn server_killed(cluster: &mut FaultCluster, server: u32) -> Result<Outcome, BenchError> {
     let before = cluster.counts()?;
     let lost = cluster.acked()?;
     let pid = cluster.server_pid(server)?.as_raw_nonzero();
@@ -175,7 +175,7 @@ fn server_killed(cluster: &mut Cluster, server: u32) -> Result<Outcome, BenchErr
 /// Kills what the cluster cannot do without: each living worker ends with an error that names the server. With
 /// `worker` the job has lost one, and does not begin again when the server of a holder dies.
 fn must_fail(
-    cluster: &mut Cluster,
+    cluster: &mut FaultCluster,
     server: u32,
     worker: Option<u32>,
 ) -> Result<Outcome, BenchError> {
@@ -216,7 +216,7 @@ fn must_fail(
 }
 
 /// Fills the file system of the saves: they are refused, and pushes go on.
-fn disk_full(cluster: &Cluster) -> Result<Outcome, BenchError> {
+fn disk_full(cluster: &FaultCluster) -> Result<Outcome, BenchError> {
     let before = cluster.counts()?;
     let since = now_ns();
     let disk = FullDisk::fill(&cluster.saves())?;
@@ -229,9 +229,8 @@ fn disk_full(cluster: &Cluster) -> Result<Outcome, BenchError> {
     disk.free()?;
     let freed = now_ns();
     let manifest = cluster.saves().join("model/manifest.json");
-    let saved = until(LIMIT, || {
-        let is_there = std::fs::metadata(&manifest).is_ok_and(|file| file.is_file());
-        Ok(is_there.then(|| Duration::from_nanos(now_ns() - freed)))
+    let saved = time_until(freed, LIMIT, || {
+        Ok(std::fs::metadata(&manifest).is_ok_and(|file| file.is_file()))
     })?;
     let mut outcome = passes(cluster, "saves of worker 0".into(), false, || Ok(()))?;
     outcome.detected = detected;
@@ -246,14 +245,17 @@ fn disk_full(cluster: &Cluster) -> Result<Outcome, BenchError> {
     Ok(outcome)
 }
 
-fn coordinator_restarted(cluster: &mut Cluster, time: Duration) -> Result<Outcome, BenchError> {
+fn coordinator_restarted(
+    cluster: &mut FaultCluster,
+    time: Duration,
+) -> Result<Outcome, BenchError> {
     cluster.kill_coordinator()?;
     without_coordinator(cluster, time, format!("coordinator, gone for {time:?}"))
 }
 
 /// Goes on without a coordinator for `time`, then starts it again.
 fn without_coordinator(
-    cluster: &mut Cluster,
+    cluster: &mut FaultCluster,
     time: Duration,
     subject: String,
 ) -> Result<Outcome, BenchError> {
@@ -275,7 +277,7 @@ fn without_coordinator(
 
 /// Fills the file system of the journal: the coordinator ends with an error that names the journal, and
 /// resumes when there is room.
-fn journal_disk_full(cluster: &mut Cluster) -> Result<Outcome, BenchError> {
+fn journal_disk_full(cluster: &mut FaultCluster) -> Result<Outcome, BenchError> {
     let text = "state of the coordinator: cannot";
     let before = cluster.logged(COORDINATOR_LOG, text);
     let since = now_ns();

@@ -44,10 +44,7 @@ impl Counts {
             file.set_len(BYTES as u64)?;
             Ok(file)
         });
-        opened.map_err(|error| BenchError::File {
-            path: path.to_owned(),
-            why: error.to_string(),
-        })
+        opened.map_err(|e| BenchError::file(path, e))
     }
 
     /// Reads a ledger; zeros before its first write.
@@ -92,7 +89,7 @@ impl Counts {
 /// Makes the error of a failed operation of the system.
 pub(super) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> BenchError {
     let what = what.into();
-    move |source| BenchError::System { what, source }
+    move |source| BenchError::system(what, source)
 }
 
 /// Nanoseconds of the monotonic clock, which all processes of a host share.

@@ -31,7 +31,7 @@ use tidewater_runtime::clock::{self, Deadline};
 
 use crate::error::BenchError;
 use crate::sheet::Failures;
-use cluster::{Cluster, Shape};
+use cluster::{FaultCluster, Shape};
 use faults::{Fault, Setup};
 use host::Host;
 use ledger::system;
@@ -82,7 +82,7 @@ pub struct ChaosArgs {
 
 /// What a fault is inflicted on.
 #[derive(Debug, Clone, Copy)]
-struct Subjects {
+struct FaultTargets {
     server: u32,
     worker: u32,
     time: Duration,
@@ -144,7 +144,7 @@ struct Run {
     skipped: BTreeMap<Fault, String>,
 }
 
-/// The schedule's source of numbers (PCG's multiplier).
+/// The schedule's source of numbers (PCG's multiplier). Seeds in tests and reports name its schedules.
 #[derive(Debug)]
 struct Seed(u64);
 
@@ -186,11 +186,11 @@ pub fn run(args: &ChaosArgs) -> Result<Failures, BenchError> {
     }
     let run = run?;
     if let Some(path) = &args.json {
-        let text = serde_json::to_vec_pretty(&run).map_err(|error| file_error(path, &error))?;
-        fs::write(path, text).map_err(|error| file_error(path, &error))?;
+        let text = serde_json::to_vec_pretty(&run).map_err(|e| BenchError::file(path, e))?;
+        fs::write(path, text).map_err(|e| BenchError::file(path, e))?;
     }
     if let Some(path) = &args.html {
-        fs::write(path, page::page(&run)).map_err(|error| file_error(path, &error))?;
+        fs::write(path, page::page(&run)).map_err(|e| BenchError::file(path, e))?;
     }
     let records = run.records.iter();
     let failures = records.filter_map(|record| {
@@ -207,13 +207,6 @@ pub fn run(args: &ChaosArgs) -> Result<Failures, BenchError> {
         ))
     });
     Ok(failures.collect())
-}
-
-fn file_error(path: &Path, error: &dyn std::fmt::Display) -> BenchError {
-    BenchError::File {
-        path: path.to_owned(),
-        why: error.to_string(),
-    }
 }
 
 /// Prints a line. Without stdout the record and the page have it too.
@@ -235,10 +228,10 @@ fn run_unshared() -> Result<Failures, BenchError> {
     match status.code() {
         Some(0) => Ok(Failures::new()),
         Some(1) => Ok(vec!["promises were broken: see above".to_owned()]),
-        _ => Err(BenchError::Process {
-            name: "the run with a network of its own".into(),
-            why: status.to_string(),
-        }),
+        _ => {
+            let name = "the run with a network of its own";
+            Err(BenchError::process(name, status.to_string()))
+        }
     }
 }
 
@@ -311,7 +304,7 @@ struct Session<'a> {
 
 /// A cluster of either kind.
 enum Running {
-    Processes(Cluster),
+    Processes(FaultCluster),
     Job(Training),
 }
 
@@ -347,7 +340,7 @@ impl Session<'_> {
         }
         let mut running = match setup {
             Setup::Checkpoints => Running::Job(Training::start(&shape, &dir)?),
-            _ => Running::Processes(Cluster::start(&shape, &dir)?),
+            _ => Running::Processes(FaultCluster::start(&shape, &dir)?),
         };
         for _ in 0..FAULTS_A_CLUSTER {
             if self.is_over(limit) {
@@ -367,7 +360,7 @@ impl Session<'_> {
                 }
             }
             let is_last = outcome.ended || outcome.broken.is_some();
-            self.record(at_s, (setup, fault), transport, outcome);
+            self.record(at_s, setup, fault, transport, outcome);
             if is_last {
                 return Ok(());
             }
@@ -383,7 +376,7 @@ impl Session<'_> {
                 broken: Some(why),
                 ..Outcome::default()
             };
-            self.record(at_s, (setup, Fault::EndOfRun), transport, outcome);
+            self.record(at_s, setup, Fault::EndOfRun, transport, outcome);
         }
         Ok(())
     }
@@ -407,16 +400,14 @@ impl Session<'_> {
     ) -> Result<Outcome, BenchError> {
         let seed = &mut self.seed;
         std::thread::sleep(seed.time(20, 120));
-        let of = Subjects {
+        let of = FaultTargets {
             server: seed.below(self.args.servers.into()) as u32,
             // The first worker, which makes the calls to the coordinator, stays.
             worker: 1 + seed.below(u64::from(self.args.workers) - 1) as u32,
             time: seed.time(100, 800),
         };
         match running {
-            Running::Processes(cluster) => {
-                inflict::inflict((setup, fault), cluster, &self.host, of)
-            }
+            Running::Processes(cluster) => inflict::inflict(setup, fault, cluster, &self.host, of),
             Running::Job(job) => job.inflict(fault, &self.host, of),
         }
     }
@@ -424,7 +415,8 @@ impl Session<'_> {
     fn record(
         &mut self,
         at_s: f64,
-        (setup, fault): (Setup, Fault),
+        setup: Setup,
+        fault: Fault,
         transport: TransportChoice,
         outcome: Outcome,
     ) {

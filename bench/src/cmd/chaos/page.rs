@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::{Record, Run};
 use crate::cmd::report::html::escape;
+use crate::contest::median;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem;\
 color:#1b1b1b;background:#fff}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:\
@@ -18,12 +19,6 @@ fn ms(time: Option<f64>) -> String {
 
 fn count(count: Option<u64>) -> String {
     count.map_or_else(|| "&ndash;".into(), |count| count.to_string())
-}
-
-/// Median (of an even number the higher one) and maximum.
-fn median_max(mut times: Vec<f64>) -> (Option<f64>, Option<f64>) {
-    times.sort_by(f64::total_cmp);
-    (times.get(times.len() / 2).copied(), times.last().copied())
 }
 
 /// The page as HTML.
@@ -71,10 +66,11 @@ fn summary(html: &mut String, run: &Run) {
     }
     for ((level, setup, fault), records) in kinds {
         let times = |of: fn(&Record) -> Option<f64>| {
-            median_max(records.iter().filter_map(|record| of(record)).collect())
+            let times: Vec<f64> = records.iter().filter_map(|record| of(record)).collect();
+            [median(&times), times.into_iter().reduce(f64::max)]
         };
-        let (known, known_max) = times(|record| record.detected_ms);
-        let (over, over_max) = times(|record| record.recovered_ms);
+        let [known, known_max] = times(|record| record.detected_ms);
+        let [over, over_max] = times(|record| record.recovered_ms);
         let lost = records.iter().filter_map(|record| record.lost).max();
         let bad = records.iter().any(|record| record.broken.is_some());
         let cells = [known, known_max, over, over_max].map(ms);

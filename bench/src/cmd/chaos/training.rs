@@ -11,10 +11,10 @@ use tidewater_service::checkpoint::read_manifest;
 use super::cluster::{LIMIT, Shape, append, occurrences};
 use super::faults::Fault;
 use super::host::{
-    FullDisk, Host, Process, descendants, processes, signal, stop_for, until, wait_for,
+    FullDisk, Host, Process, descendants, processes, signal, stop_for, time_until, until, wait_for,
 };
 use super::ledger::{Counts, now_ns, system};
-use super::{Outcome, Subjects, worker};
+use super::{FaultTargets, Outcome, worker};
 use crate::error::BenchError;
 
 /// Ticks between two checkpoints.
@@ -77,10 +77,7 @@ impl Training {
     }
 
     fn failed(&self, why: &str) -> BenchError {
-        BenchError::Process {
-            name: format!("the job in {}", self.dir.display()),
-            why: why.to_owned(),
-        }
+        BenchError::process(format!("the job in {}", self.dir.display()), why)
     }
 
     fn counts(&self) -> Result<Vec<Counts>, BenchError> {
@@ -135,9 +132,9 @@ impl Training {
         &self,
         fault: Fault,
         host: &Host,
-        of: Subjects,
+        of: FaultTargets,
     ) -> Result<Outcome, BenchError> {
-        let Subjects {
+        let FaultTargets {
             server,
             worker,
             time,
@@ -186,18 +183,15 @@ impl Training {
             signal(*pid, Signal::KILL)?;
         }
         // What the workers have done before their end counts as lost, if it is.
-        let detected = until(LIMIT, || {
-            let noticed = self.logged(AGAIN) > again;
-            Ok(noticed.then(|| Duration::from_nanos(now_ns() - since)))
-        })?;
+        let detected = time_until(since, LIMIT, || Ok(self.logged(AGAIN) > again))?;
         let reached = self.counts()?;
-        let recovered = until(LIMIT, || {
-            let counts = self.counts()?;
-            let mut pairs = before.iter().zip(&counts);
-            let trains = pairs
-                .all(|(before, now)| now.restarts > before.restarts && now.acked > now.resumed);
-            Ok(trains.then(|| Duration::from_nanos(now_ns() - since)))
-        })?;
+        let recovered =
+            time_until(since, LIMIT, || {
+                let counts = self.counts()?;
+                let mut pairs = before.iter().zip(&counts);
+                Ok(pairs
+                    .all(|(before, now)| now.restarts > before.restarts && now.acked > now.resumed))
+            })?;
         let counts = self.counts()?;
         let at = counts
             .iter()
@@ -244,9 +238,8 @@ impl Training {
         let before = self.counts()?;
         inflict()?;
         let since = now_ns();
-        let recovered = until(LIMIT, || {
-            let trains = self.counts()?.iter().all(|counts| counts.acked_at > since);
-            Ok(trains.then(|| Duration::from_nanos(now_ns() - since)))
+        let recovered = time_until(since, LIMIT, || {
+            Ok(self.counts()?.iter().all(|counts| counts.acked_at > since))
         })?;
         let counts = self.counts()?;
         let mut pairs = before.iter().zip(&counts);
@@ -268,18 +261,12 @@ impl Training {
         let failed = self.logged(FAILED);
         let since = now_ns();
         let disk = FullDisk::fill(&self.dir.join("checkpoints"))?;
-        let detected = until(LIMIT, || {
-            let noticed = self.logged(FAILED) > failed;
-            Ok(noticed.then(|| Duration::from_nanos(now_ns() - since)))
-        })?;
+        let detected = time_until(since, LIMIT, || Ok(self.logged(FAILED) > failed))?;
         let mut outcome = self.passes("checkpoints".into(), || Ok(()))?;
         let newest = self.newest()?;
         disk.free()?;
         let freed = now_ns();
-        let next = until(LIMIT, || {
-            let is_newer = self.newest()? > newest;
-            Ok(is_newer.then(|| Duration::from_nanos(now_ns() - freed)))
-        })?;
+        let next = time_until(freed, LIMIT, || Ok(self.newest()? > newest))?;
         outcome.detected = detected;
         outcome.recovered = next;
         if detected.is_none() {

@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PUSHES_A_CALL: u64 = 50;
 const PUSHES_A_SAVE: u64 = 300;
 /// Steps of a training between two looks for its end.
-const STEPS_A_LOOK: u64 = 32;
+const STEPS_A_POLL: u64 = 32;
 
 /// Options of the hidden subcommand [`ROLE`].
 #[derive(Debug, Clone, Args)]
@@ -76,10 +76,8 @@ pub(super) fn rows(key: u64) -> Vec<u64> {
 
 /// Joins a cluster as worker `rank`.
 fn join(args: &WorkerArgs) -> Result<Client, BenchError> {
-    let token = token::read_file(&args.token_file).map_err(|error| BenchError::File {
-        path: args.token_file.clone(),
-        why: error.to_string(),
-    })?;
+    let token = token::read_file(&args.token_file);
+    let token = token.map_err(|e| BenchError::file(&args.token_file, e))?;
     let options = JoinOptions {
         coordinator: Some(args.coordinator.clone()),
         token: Some(token),
@@ -207,7 +205,7 @@ pub fn train(args: &TrainingArgs) -> Result<(), BenchError> {
     let mut step = match client.position()? {
         None => 0,
         Some(bytes) => u64::from_le_bytes(bytes.try_into().map_err(|bytes: Vec<u8>| {
-            BenchError::Store(format!("a position of {} bytes, not 8", bytes.len()))
+            BenchError::Store(format!("a position of {} bytes, not 8", bytes.len()).into())
         })?),
     };
     check(&mut client, &table, step, args)?;
@@ -233,7 +231,7 @@ pub fn train(args: &TrainingArgs) -> Result<(), BenchError> {
         (counts.acked, counts.acked_at) = (step, now_ns());
         counts.write(&file)?;
         check(&mut client, &table, step, args)?;
-        if step.is_multiple_of(STEPS_A_LOOK) {
+        if step.is_multiple_of(STEPS_A_POLL) {
             let mut ends = [i64::from(stop.exists())];
             client.broadcast(0, &mut ends)?;
             if ends[0] != 0 {
@@ -265,5 +263,5 @@ fn check(
     let text = format!("row {key} is {value} after step {step}: a push is lost or doubled");
     let path = args.ledgers.join(format!("wrong-{}", client.rank().0));
     fs::write(&path, &text).map_err(system("write the wrong row"))?;
-    Err(BenchError::Store(text))
+    Err(BenchError::Store(text.into()))
 }

@@ -7,8 +7,8 @@ use tidewater::{
     Client, Expression, FunctionArgs, PushOp, Reduction, Scalar, SyncMode, Table, TableBuilder,
 };
 
-use super::arena::{Arena, Metric};
-use crate::bed::{Bed, BedConfig};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -25,16 +25,16 @@ const Y: f32 = 0.25;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), BenchError> {
+pub(super) fn contests(comparison: &mut Comparison<'_>, transport: &str) -> Result<(), BenchError> {
     let ids = ["dot", "map"].map(|name| format!("{transport}.function.{name}"));
-    if !arena.wants(&[&ids[0], &ids[1]]) {
+    if !comparison.wants(&[&ids[0], &ids[1]]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
+    let mut cluster = Cluster::start(ClusterConfig {
         appliers: THREADS as u16,
-        ..BedConfig::single(arena.args.transport)
+        ..ClusterConfig::single(comparison.args.transport)
     })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     let x = table(&mut client, "x", X)?;
     let y = table(&mut client, "y", Y)?;
     let (mut local_x, mut local_y) = (vec![X; ELEMENTS], vec![Y; ELEMENTS]);
@@ -50,10 +50,11 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
         y: &local_y,
         last: 0.0,
     };
-    arena.duel(
-        (&ids[0], "inner product of two tables of 64 MiB, 2 appliers"),
-        (&mut dot, Metric::GbPerSAtP50, &mut bed),
-        Some(("loop over arrays, 2 threads", &mut loop_dot)),
+    comparison.head_to_head(
+        &ids[0],
+        "inner product of two tables of 64 MiB, 2 appliers",
+        Ours::new(&mut dot, Metric::GbPerSAtP50, &mut cluster),
+        Some(Baseline::new("loop over arrays, 2 threads", &mut loop_dot)),
     )?;
     let mut map = Map {
         client: &mut client,
@@ -65,10 +66,11 @@ pub(super) fn contests(arena: &mut Arena<'_>, transport: &str) -> Result<(), Ben
         x: &local_x,
         y: &mut local_y,
     };
-    arena.duel(
-        (&ids[1], "y = y + 0 x of two tables of 64 MiB, 2 appliers"),
-        (&mut map, Metric::GbPerSAtP50, &mut bed),
-        Some(("loop over arrays, 2 threads", &mut loop_map)),
+    comparison.head_to_head(
+        &ids[1],
+        "y = y + 0 x of two tables of 64 MiB, 2 appliers",
+        Ours::new(&mut map, Metric::GbPerSAtP50, &mut cluster),
+        Some(Baseline::new("loop over arrays, 2 threads", &mut loop_map)),
     )?;
     local_x.clear();
     client.release_table(x)?;
@@ -94,10 +96,6 @@ struct Dot<'a> {
 }
 
 impl Work for Dot<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * BYTES
     }
@@ -130,10 +128,6 @@ struct LocalDot<'a> {
 }
 
 impl Work for LocalDot<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         2 * BYTES
     }
@@ -173,10 +167,6 @@ struct Map<'a> {
 }
 
 impl Work for Map<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         3 * BYTES
     }
@@ -214,10 +204,6 @@ struct LocalMap<'a> {
 }
 
 impl Work for LocalMap<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         3 * BYTES
     }

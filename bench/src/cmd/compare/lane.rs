@@ -18,11 +18,10 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsError, VerbsServerLane,
-    pair,
+    ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsServerLane, pair,
 };
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::Work;
 
 /// Default ring size of a session, bytes.
@@ -37,7 +36,7 @@ const PULLS: usize = 4;
 /// Size of the memory that is read, bytes.
 const DATA: usize = 1 << 20;
 const COUNTERS: usize = 4096;
-const PATIENCE: Duration = Duration::from_secs(20);
+const LANE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Both ends of a lane, and memory that it reads.
 pub(super) struct Ends {
@@ -59,21 +58,19 @@ impl Ends {
     /// # Errors
     /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
-        let failed = |e: VerbsError| other(&e);
         let open_port = test_device::open_port();
-        let open_port = open_port.map_err(failed)?;
+        let open_port = open_port.map_err(other)?;
         let exports = Arc::new(RegionTable::new(KEYS));
         let data = export(&exports, DATA, AccessFlags::Read, 0)?;
         let counter = export(&exports, COUNTERS, AccessFlags::Atomic, 1)?;
-        let domain = Domain::new(&open_port, &exports, RetryTimeout::default()).map_err(failed)?;
-        let client = ClientDomain::new(&open_port, RetryTimeout::default()).map_err(failed)?;
-        let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
+        let domain = Domain::new(&open_port, &exports, RetryTimeout::default()).map_err(other)?;
+        let client = ClientDomain::new(&open_port, RetryTimeout::default()).map_err(other)?;
+        let parker = || OsParker::new(Duration::ZERO).map_err(other);
         let parkers = [parker()?, parker()?];
-        let thread =
-            |s: &OsParker| Notifier::new(&open_port, s.reactor(), s.arms()).map_err(failed);
+        let thread = |s: &OsParker| Notifier::new(&open_port, s.reactor(), s.arms()).map_err(other);
         let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
         let ends = pair(&domain, &applier, &client, &thread, PULLS, RING, SALT);
-        let (lane, port, inbox) = ends.map_err(failed)?;
+        let (lane, port, inbox) = ends.map_err(other)?;
         Ok(Self {
             lane,
             client,
@@ -112,7 +109,7 @@ impl Ends {
 
     /// Waits until the last push has arrived.
     fn wait(&mut self) -> Result<(), LaneError> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(LANE_TIMEOUT);
         while self.inbox.tail() != Some(self.tail) {
             self.lane.poll()?;
             self.port.poll(&mut self.view, &self.inbox)?;
@@ -135,8 +132,8 @@ fn export(
     rights: AccessFlags,
     memory: u8,
 ) -> Result<RemoteAddr, BenchError> {
-    let region = Arc::new(Region::anonymous(bytes).map_err(|e| other(&e))?);
-    let words = region.words_mut(0, bytes).map_err(|e| other(&e))?;
+    let region = Arc::new(Region::anonymous(bytes).map_err(other)?);
+    let words = region.words_mut(0, bytes).map_err(other)?;
     words.copy_in(0, &noise(0, bytes));
     let export = RegisteredRegion {
         region,
@@ -145,7 +142,7 @@ fn export(
         rights,
         memory,
     };
-    let key = exports.add(export).map_err(|e| other(&e))?;
+    let key = exports.add(export).map_err(other)?;
     Ok(RemoteAddr { key, addr: 0 })
 }
 
@@ -192,26 +189,26 @@ impl Work for Landed {
         let Self { ends, frame, .. } = self;
         let mut all = 0..self.calls * self.frames;
         let done = all.try_for_each(|_| ends.push(frame));
-        done.and_then(|()| ends.wait()).map_err(|e| other(&e))
+        done.and_then(|()| ends.wait()).map_err(other)
     }
 
     /// Elements of the last frame that differ from the written ones.
     fn check(&mut self) -> u64 {
-        let mut landed = vec![0; self.frame.len()];
+        let mut destination = vec![0; self.frame.len()];
         let at = self.ends.tail.saturating_sub(self.frame.len() as u64);
-        let words = self.ends.inbox.payload(at, 0, landed.len());
-        if words.len() == landed.len() {
-            words.copy_out(0, &mut landed);
+        let words = self.ends.inbox.payload(at, 0, destination.len());
+        if words.len() == destination.len() {
+            words.copy_out(0, &mut destination);
         }
-        different(&landed, &self.frame)
+        different(&destination, &self.frame)
     }
 }
 
 /// Reads of one location, into memory that the device may write.
 pub(super) struct Read {
     ends: Ends,
-    landed: Buffer,
-    must: Vec<u8>,
+    destination: Buffer,
+    expected: Vec<u8>,
 }
 
 impl Read {
@@ -220,33 +217,29 @@ impl Read {
     /// # Errors
     /// If there is no memory, or the device rejects it.
     pub(super) fn new(ends: Ends, bytes: usize) -> Result<Self, BenchError> {
-        let mut landed = Buffer::new(bytes).map_err(|e| other(&e))?;
-        ends.client.register(&mut landed).map_err(|e| other(&e))?;
+        let mut destination = Buffer::new(bytes).map_err(other)?;
+        ends.client.register(&mut destination).map_err(other)?;
         Ok(Self {
             ends,
-            landed,
-            must: noise(0, bytes),
+            destination,
+            expected: noise(0, bytes),
         })
     }
 }
 
 impl Work for Read {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
-        self.landed.len() as u64
+        self.destination.len() as u64
     }
 
     fn prepare(&mut self) {
-        self.landed.fill(0xff);
+        self.destination.fill(0xff);
     }
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let op = ReadOp {
             from: self.ends.data,
-            len: self.landed.len() as u32,
+            len: self.destination.len() as u32,
             head_len: 0,
             head_at: 0,
             body_at: 0,
@@ -254,14 +247,17 @@ impl Work for Read {
         };
         let into = ReadDest {
             head: &mut [],
-            body: &mut self.landed,
+            body: &mut self.destination,
         };
-        let done = self.ends.lane.read(&[op], into, Deadline::after(PATIENCE));
-        done.map_err(|e| other(&e))
+        let done = self
+            .ends
+            .lane
+            .read(&[op], into, Deadline::after(LANE_TIMEOUT));
+        done.map_err(other)
     }
 
     fn check(&mut self) -> u64 {
-        different(&self.landed, &self.must)
+        different(&self.destination, &self.expected)
     }
 }
 
@@ -284,10 +280,6 @@ impl Swap {
 }
 
 impl Work for Swap {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         8
     }
@@ -298,9 +290,9 @@ impl Work for Swap {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let (at, new) = (self.ends.counter, mix64(self.is));
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(LANE_TIMEOUT);
         let old = self.ends.lane.compare_swap(at, self.is, new, deadline);
-        self.wrong += u64::from(old.map_err(|e| other(&e))? != self.is);
+        self.wrong += u64::from(old.map_err(other)? != self.is);
         self.is = new;
         Ok(())
     }
@@ -317,14 +309,11 @@ fn noise(round: u64, len: usize) -> Vec<u8> {
 }
 
 /// Number of four-byte elements that differ.
-fn different(is: &[u8], must: &[u8]) -> u64 {
-    let pairs = is.chunks(4).zip(must.chunks(4));
-    pairs.filter(|(is, must)| is != must).count() as u64
+fn different(is: &[u8], expected: &[u8]) -> u64 {
+    let pairs = is.chunks(4).zip(expected.chunks(4));
+    pairs.filter(|(is, expected)| is != expected).count() as u64
 }
 
-fn other(why: &dyn std::fmt::Display) -> BenchError {
-    BenchError::Process {
-        name: "a lane".into(),
-        why: why.to_string(),
-    }
+fn other(cause: impl Into<Cause>) -> BenchError {
+    BenchError::process("a lane", cause)
 }

@@ -1,16 +1,16 @@
 //! Contests over shared memory: against a copy, a bare gather, a ping-pong.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
-use crate::args::Mode;
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Gather, Memcpy, Ping};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
 use crate::measure::NoPeer;
-use crate::subject::{Kind, Plot, Subject};
+use crate::options::Mode;
+use crate::roofline::{Gather, Memcpy, Ping};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Calls timed together if one is shorter than the timer.
 const GROUP: u64 = 64;
@@ -27,119 +27,127 @@ const DENSE_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
-        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut bed, &mut client)?;
-        many_rows(arena, &mut bed, &mut client)?;
-        dense(arena, &mut bed, &mut client)?;
-        push(arena, &mut bed, &mut client)?;
-        client.finish()?;
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if comparison.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
+        let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
+        one_row(comparison, &mut worker)?;
+        many_rows(comparison, &mut worker)?;
+        dense(comparison, &mut worker)?;
+        push(comparison, &mut worker)?;
+        worker.finish()?;
     }
-    appliers(arena)
+    appliers(comparison)
 }
 
-fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn one_row(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for kind in [Kind::Rows, Kind::Sparse] {
         for mode in [Mode::Consistent, Mode::Hogwild] {
             let id = format!("shm.row.{}.{}", kind.name(), mode.name());
-            if !arena.wants(&[&id]) {
+            if !comparison.wants(&[&id]) {
                 continue;
             }
-            let plot = Plot::whole(kind, ROW_BYTES, 1, arena.args.seed)?;
-            let mut subject = Subject::new(client, plot, false)?;
+            let spec = WorkloadSpec::full(kind, ROW_BYTES, 1, comparison.args.seed)?;
+            let mut workload = Workload::new(&mut worker.client, spec, false)?;
             let options = PullOptions::default().mode(mode.pull_mode());
-            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, GROUP);
+            let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, GROUP);
             let mut copy = Memcpy::new(ROW_BYTES, GROUP);
             let what = "pull of one row of 64 f32, in cache, location known";
-            arena.duel(
-                (&id, what),
-                (&mut work, Metric::P50Ns, bed),
-                Some(("memcpy of 256 B", &mut copy)),
+            comparison.head_to_head(
+                &id,
+                what,
+                Ours::new(&mut work, Metric::P50Ns, &mut worker.cluster),
+                Some(Baseline::new("memcpy of 256 B", &mut copy)),
             )?;
-            subject.release()?;
+            workload.release()?;
         }
     }
     Ok(())
 }
 
-fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn many_rows(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for kind in [Kind::Sparse, Kind::Rows] {
         let modes = [Mode::Consistent, Mode::Hogwild];
         let ids = modes.map(|mode| format!("shm.rows.{}.{}", kind.name(), mode.name()));
-        if !arena.wants(&[&ids[0], &ids[1]]) {
+        if !comparison.wants(&[&ids[0], &ids[1]]) {
             continue;
         }
-        let seed = arena.args.seed;
-        let plot = Plot::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.learn_places()?;
+        let seed = comparison.args.seed;
+        let spec = WorkloadSpec::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
+        workload.cache_locations()?;
         let mut gather = Gather::new(ROW_BYTES as usize, ROWS, CALL_ROWS, seed)?;
         for (id, mode) in ids.iter().zip(modes) {
             let options = PullOptions::default().mode(mode.pull_mode());
-            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
-            arena.duel(
-                (id, "pull of 1024 random rows of 64 f32 from 1 M"),
-                (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), bed),
-                Some(("bare gather: touch, copy, hash", &mut gather)),
+            let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
+            comparison.head_to_head(
+                id,
+                "pull of 1024 random rows of 64 f32 from 1 M",
+                Ours::new(
+                    &mut work,
+                    Metric::MCallsAtP50(CALL_ROWS as u32),
+                    &mut worker.cluster,
+                ),
+                Some(Baseline::new("bare gather: touch, copy, hash", &mut gather)),
             )?;
         }
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
 
-fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn dense(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "shm.dense.pull";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Dense, DENSE_BYTES, 1, arena.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Dense, DENSE_BYTES, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let mut copy = Memcpy::new(DENSE_BYTES, 1);
-    arena.duel(
-        (id, "pull of a dense table of 64 MiB"),
-        (&mut work, Metric::GbPerSAtP50, bed),
-        Some(("memcpy", &mut copy)),
+    comparison.head_to_head(
+        id,
+        "pull of a dense table of 64 MiB",
+        Ours::new(&mut work, Metric::GbPerSAtP50, &mut worker.cluster),
+        Some(Baseline::new("memcpy", &mut copy)),
     )?;
-    subject.release()
+    workload.release()
 }
 
-fn push(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn push(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "shm.push.applied";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, ROW_BYTES, 1, arena.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Sparse, ROW_BYTES, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Push, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Push, options, Style::Alone, 1);
     let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
-    arena.duel(
-        (id, "push of one row of 64 f32 until applied, server awake"),
-        (&mut work, Metric::P50Us, bed),
-        Some(("shm ping", &mut ping)),
+    comparison.head_to_head(
+        id,
+        "push of one row of 64 f32 until applied, server awake",
+        Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
+        Some(Baseline::new("shm ping", &mut ping)),
     )?;
-    subject.release()
+    workload.release()
 }
 
 /// An applier without a ring: equal on every transport, so it is measured here only.
-fn appliers(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn appliers(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     for name in ["sgd", "adagrad"] {
         for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {
             let id = format!("apply.{name}.{where_}");
             let rule = rules().into_iter().find(|rule| rule.name == name);
-            let Some(rule) = rule.filter(|_| arena.wants(&[&id])) else {
+            let Some(rule) = rule.filter(|_| comparison.wants(&[&id])) else {
                 continue;
             };
-            let mut work = Applier::new(rule, 16, rows, arena.args.seed)?;
+            let mut work = Applier::new(rule, 16, rows, comparison.args.seed)?;
             let what = format!("frames of random rows of 16 f32 applied, {rows} rows");
-            arena.duel(
-                (&id, &what),
-                (&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
+            comparison.head_to_head(
+                &id,
+                &what,
+                Ours::new(&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
                 None,
             )?;
         }

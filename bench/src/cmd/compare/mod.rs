@@ -1,15 +1,14 @@
 //! `compare`: against the machine's own limits and other systems, in the same minute.
 //!
-//! A contest measures Tidewater and a rival in turn, round after round, so that both meet the same noise.
+//! A contest measures Tidewater and a baseline in turn, round after round, so that both meet the same noise.
 //! The median of the rounds' ratios is compared with the target, or the median of our own figures if
 //! the target is absolute. Targets are data: `bench/targets.toml`.
 
-mod arena;
-mod audits;
-mod crowd;
+mod comparison;
 mod functions;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod lane;
+mod many_workers;
 mod memory;
 mod peers;
 mod perftest;
@@ -18,6 +17,7 @@ mod pslite;
 mod redis;
 mod shared;
 mod socket;
+mod steady_state;
 mod targets;
 mod train;
 mod verbs;
@@ -26,16 +26,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
 use tidewater_runtime::clock;
 
-use crate::args::{Common, Transport, Wire, parse_duration};
 use crate::cmd::report::{self, Run};
+use crate::contest::{Ratio, median};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::measure::timer_cost;
+use crate::options::{Common, Transport, Wire, parse_duration};
 use crate::sheet::{self, Document, Failures, SCHEMA, print};
-use arena::Arena;
+use comparison::Comparison;
 pub use targets::{Target, Targets};
 
 /// Options of the subcommand `compare`.
@@ -79,87 +79,32 @@ pub struct CompareArgs {
     pub html: Option<PathBuf>,
 }
 
-/// Result of a contest.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ratio {
-    /// Name of the contest, as in the targets.
-    pub id: String,
-    /// Description of the measurement.
-    pub what: String,
-    /// Unit of `ours` and `theirs`.
-    pub unit: String,
-    /// Figures of Tidewater, one per round.
-    pub ours: Vec<f64>,
-    /// Name of the rival.
-    pub rival: Option<String>,
-    /// Figures of the rival, one per round.
-    pub theirs: Vec<f64>,
-    /// Compared value: the median of the rounds' ratios, or of our figures without a rival.
-    pub value: f64,
-    /// Smallest and largest value of the rounds.
-    pub spread: [f64; 2],
-    /// The target, and whether it was met.
-    pub target: Option<Outcome>,
-    /// Number of wrong values.
-    pub wrong: u64,
-}
-
-/// Verdict on a target.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Bound of the target, as `<= 60` or `>= 0.85`.
-    pub bound: String,
-    /// Whether the value meets the bound.
-    pub met: bool,
-    /// Whether the value repeats on a busy machine.
-    pub steady: bool,
-    /// Whether the target was met before, so that missing it fails `--gate`.
-    pub gate: bool,
-    /// Whether the value is a count, not a time.
-    #[serde(default)]
-    pub counted: bool,
-}
-
-/// A measurement that was not possible.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Absent {
-    /// Description of the missing measurement.
-    pub what: String,
-    /// Cause, and remedy if there is one.
-    pub reason: String,
-}
-
 /// Runs `compare`.
 ///
 /// # Errors
-/// The error of the first call that fails. A missing rival is not an error.
+/// The error of the first call that fails. A missing baseline is not an error.
 pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     let began = clock::now();
     let targets = Targets::load(args.targets.as_deref())?;
     let timer = timer_cost();
     let common = Common::plain(args.transport, args.seed);
-    let fingerprint = Fingerprint::take("compare", &common, (1, 1), timer);
-    let mut text = "# Tidewater comparison\n".to_owned();
-    for (name, value) in fingerprint.lines() {
-        text += &format!("# {name}: {value}\n");
-    }
-    text += &format!(
-        "# rounds: {} of {:?} a side, in turn; medians\n#\n",
-        args.rounds, args.slice
-    );
-    print(&(text + &heading()))?;
-    let mut arena = Arena::new(args, targets, timer);
+    let fingerprint = Fingerprint::take("compare", &common, 1, 1, timer);
+    let header = fingerprint.header("comparison");
+    let (rounds, slice) = (args.rounds, args.slice);
+    let text = format!("# rounds: {rounds} of {slice:?} a side, in turn; medians\n#\n");
+    print(&(header + &text + &heading()))?;
+    let mut comparison = Comparison::new(args, targets, timer);
     match args.transport.wire() {
-        Some(Wire::Memory) => memory::contests(&mut arena)?,
-        Some(Wire::Socket) => socket::contests(&mut arena)?,
-        None => verbs::contests(&mut arena)?,
+        Some(Wire::Memory) => memory::contests(&mut comparison)?,
+        Some(Wire::Socket) => socket::contests(&mut comparison)?,
+        None => verbs::contests(&mut comparison)?,
     }
-    shared::contests(&mut arena)?;
+    shared::contests(&mut comparison)?;
     if !args.no_peers {
-        peers::contests(&mut arena)?;
+        peers::contests(&mut comparison)?;
     }
     let took = clock::now() - began;
-    let (ratios, absent) = arena.finish();
+    let (ratios, absent) = comparison.finish();
     print(&format!("#\n# took {:.1} s\n", took.as_secs_f64()))?;
     let failures = failures(args, &ratios);
     let document = Document {
@@ -204,13 +149,13 @@ fn failures(args: &CompareArgs, ratios: &[Ratio]) -> Failures {
 fn heading() -> String {
     format!(
         "#{:<31} {:>12} {:>12} {:>10} {:>17} {:>9} {:>10}  {}\n",
-        "contest", "ours", "rival's", "value", "rounds", "target", "", "unit; rival"
+        "contest", "ours", "baseline's", "value", "rounds", "target", "", "unit; baseline"
     )
 }
 
 /// Formats a line of the table.
 fn line(ratio: &Ratio) -> String {
-    let median = |values: &[f64]| match arena::median(values) {
+    let median = |values: &[f64]| match median(values) {
         Some(value) => number(value),
         None => "-".into(),
     };
@@ -237,9 +182,9 @@ fn line(ratio: &Ratio) -> String {
         verdict,
         ratio.unit,
         ratio
-            .rival
+            .baseline
             .as_ref()
-            .map_or(String::new(), |rival| format!("; {rival}")),
+            .map_or(String::new(), |baseline| format!("; {baseline}")),
     )
 }
 
@@ -262,6 +207,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contest::Outcome;
 
     fn ratio(met: bool, steady: bool, gate: bool, wrong: u64) -> Ratio {
         Ratio {
@@ -269,7 +215,7 @@ mod tests {
             what: "x".into(),
             unit: "us".into(),
             ours: vec![1.0],
-            rival: None,
+            baseline: None,
             theirs: Vec::new(),
             value: 1.0,
             spread: [1.0, 1.0],

@@ -3,23 +3,22 @@
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
+use tidewater::{Client, PullOptions};
 use tidewater_runtime::clock::Deadline;
 
-use super::arena::{Arena, Metric, Title};
+use super::comparison::{Comparison, Metric, Ours, Rounds, Title};
 use super::memory::CALL_ROWS;
 use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
 use super::{pslite, redis};
-use crate::args::{Mode, Wire};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
-use crate::measure::{Meter, Work};
-use crate::subject::{Kind, Plot, Subject};
+use crate::options::{Mode, Wire};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Time after which a program counts as hung.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for another system's server to listen.
 pub(super) const START: Duration = Duration::from_secs(5);
 pub(super) const ROW_BYTES: u64 = 256;
@@ -31,41 +30,28 @@ const MPI_SOURCE: &str = include_str!("../../../baselines/mpi-rma/mpi_rma.c");
 ///
 /// # Errors
 /// Errors of our own side.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["peer."]) {
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["peer."]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
-        transport: arena.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
-        workers: 1,
-        pin: None,
-    })?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
-    match arena.args.transport.wire() {
+    let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
+    match comparison.args.transport.wire() {
         Some(Wire::Memory) => {
-            mpi(arena, &mut bed, &mut client)?;
-            ucx(
-                arena,
-                &mut bed,
-                &mut client,
-                ("posix,sysv,self", "ucp_get", 1.0),
-            )?;
+            mpi(comparison, &mut worker)?;
+            let transports = "posix,sysv,self";
+            ucx(comparison, &mut worker, transports, "ucp_get", 1.0)?;
         }
         Some(Wire::Socket) => {
-            redis::contests(arena, &mut bed, &mut client)?;
-            pslite::contests(arena, &mut bed, &mut client)?;
-            iperf3(arena, &mut bed, &mut client)?;
+            redis::contests(comparison, &mut worker)?;
+            pslite::contests(comparison, &mut worker)?;
+            iperf3(comparison, &mut worker)?;
             // `tag_lat` prints the one-way time.
-            ucx(arena, &mut bed, &mut client, ("tcp,self", "tag_lat", 2.0))?;
+            ucx(comparison, &mut worker, "tcp,self", "tag_lat", 2.0)?;
         }
         None => {}
     }
-    perftest(arena, &mut bed, &mut client)?;
-    client.finish()?;
+    perftest(comparison, &mut worker)?;
+    worker.finish()?;
     programs::sweep();
     Ok(())
 }
@@ -74,31 +60,33 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
 struct OneRow<'s, 'c>(Calls<'s, 'c>);
 
 impl<'s, 'c> OneRow<'s, 'c> {
-    fn new(subject: &'s mut Subject<'c>, mode: Mode, calls: u64) -> Self {
+    fn new(workload: &'s mut Workload<'c>, mode: Mode, calls: u64) -> Self {
         let options = PullOptions::default().mode(mode.pull_mode());
-        Self(Calls::new(subject, Op::Pull, options, Style::Alone, calls))
+        Self(Calls::new(workload, Op::Pull, options, Style::Alone, calls))
     }
 }
 
-pub(super) fn one_row_subject<'c>(
-    arena: &Arena<'_>,
+pub(super) fn one_row_workload<'c>(
+    comparison: &Comparison<'_>,
     client: &'c mut Client,
-) -> Result<Subject<'c>, BenchError> {
-    let plot = Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?;
-    Subject::new(client, plot, false)
+) -> Result<Workload<'c>, BenchError> {
+    let spec = WorkloadSpec::full(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?;
+    Workload::new(client, spec, false)
 }
 
 /// Open MPI one-sided: our own small program, compiled here.
-fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
-    if !arena.wants(&["peer.mpi."]) {
+fn mpi(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
+    if !comparison.wants(&["peer.mpi."]) {
         return Ok(());
     }
     let program = match compile_mpi() {
         Ok(program) => program,
-        Err(reason) => return arena.absent("peer.mpi", &reason),
+        Err(reason) => return comparison.absent("peer.mpi", &reason),
     };
-    let millis = (arena.args.slice.as_millis() as u64).max(1).to_string();
-    for (test, what, rival) in [
+    let millis = (comparison.args.slice.as_millis() as u64)
+        .max(1)
+        .to_string();
+    for (test, what, baseline) in [
         (
             "get",
             "pull of one row of 64 f32, Hogwild",
@@ -116,7 +104,7 @@ fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), 
         ),
     ] {
         let id = format!("peer.mpi.{test}");
-        if !arena.wants(&[&id]) {
+        if !comparison.wants(&[&id]) {
             continue;
         }
         let mut once = || {
@@ -128,24 +116,26 @@ fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), 
                 "none",
             ]);
             mpirun.args(["-n", "2"]).arg(&program).args([test, &millis]);
-            programs::run(&mut mpirun, PATIENCE).and_then(|text| mpi_median(&text, test))
+            programs::run(&mut mpirun, PROGRAM_TIMEOUT).and_then(|text| mpi_median(&text, test))
         };
         let (op, calls) = match test {
             "get" => (Op::Pull, 64),
             "gather" => (Op::Pull, 1),
             _ => (Op::Push, 1),
         };
-        let plot = match test {
-            "gather" => Plot::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, arena.args.seed),
-            _ => Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?,
+        let spec = match test {
+            "gather" => {
+                WorkloadSpec::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, comparison.args.seed)
+            }
+            _ => WorkloadSpec::full(Kind::Rows, ROW_BYTES, 1, comparison.args.seed)?,
         };
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.learn_places()?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
+        workload.cache_locations()?;
         let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
-        let mut work = Calls::new(&mut subject, op, hogwild, Style::Alone, calls);
-        let title = (&*id, what, "us p50", rival);
-        pair(arena, title, (&mut work, Metric::P50Us, bed), &mut once)?;
-        subject.release()?;
+        let mut work = Calls::new(&mut workload, op, hogwild, Style::Alone, calls);
+        let ours = Ours::new(&mut work, Metric::P50Us, &mut worker.cluster);
+        pair(comparison, &id, what, baseline, ours, &mut once)?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -158,7 +148,7 @@ fn compile_mpi() -> Result<std::path::PathBuf, String> {
     std::fs::write(&source, MPI_SOURCE).map_err(|e| e.to_string())?;
     let mut compile = Command::new(compiler);
     compile.arg("-O2").arg("-o").arg(&program).arg(&source);
-    programs::run(&mut compile, PATIENCE)?;
+    programs::run(&mut compile, PROGRAM_TIMEOUT)?;
     Ok(program)
 }
 
@@ -175,47 +165,47 @@ fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
 
 /// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
 fn ucx(
-    arena: &mut Arena<'_>,
-    bed: &mut Bed,
-    client: &mut Client,
-    (tls, test, ways): (&str, &str, f64),
+    comparison: &mut Comparison<'_>,
+    worker: &mut OneWorker,
+    transports: &str,
+    test: &str,
+    ways: f64,
 ) -> Result<(), BenchError> {
     let id = format!("peer.ucx.{test}");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let program = match programs::find("ucx_perftest") {
         Ok(program) => program,
-        Err(reason) => return arena.absent(&id, &format!("{reason} (ucx-utils)")),
+        Err(reason) => return comparison.absent(&id, &format!("{reason} (ucx-utils)")),
     };
     let group = if ways > 1.0 { 1 } else { 64 };
-    let mut subject = one_row_subject(arena, client)?;
-    let mut work = OneRow::new(&mut subject, Mode::Hogwild, group);
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
+    let mut work = OneRow::new(&mut workload, Mode::Hogwild, group);
     let once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
         let mut command = Command::new(&program);
-        let server = command.env("UCX_TLS", tls).args(["-p", &port]);
+        let server = command.env("UCX_TLS", transports).args(["-p", &port]);
         let _server = Killed::start(server)?;
         wait_for_port(&port)?;
         let mut client = Command::new(&program);
-        client.env("UCX_TLS", tls).args(["127.0.0.1", "-p", &port]);
+        client
+            .env("UCX_TLS", transports)
+            .args(["127.0.0.1", "-p", &port]);
         client.args([
             "-t", test, "-s", "256", "-n", "2000", "-w", "100", "-f", "-v",
         ]);
-        ucx_median(&programs::run(&mut client, PATIENCE)?)
+        ucx_median(&programs::run(&mut client, PROGRAM_TIMEOUT)?)
     };
     let what = "pull of one row of 64 f32, Hogwild";
-    let rival = match test {
+    let baseline = match test {
         "ucp_get" => "ucx_perftest ucp_get of 256 B".to_owned(),
         other => format!("ucx_perftest {other} of 256 B, both ways"),
     };
-    pair(
-        arena,
-        (&id, what, "us p50", &rival),
-        (&mut work.0, Metric::P50Us, bed),
-        &mut || once().map(|us| us * ways),
-    )?;
-    subject.release()
+    let ours = Ours::new(&mut work.0, Metric::P50Us, &mut worker.cluster);
+    let mut theirs = || once().map(|us| us * ways);
+    pair(comparison, &id, what, &baseline, ours, &mut theirs)?;
+    workload.release()
 }
 
 /// Waits until `ucx_perftest` listens. It accepts one connection only, so this reads the kernel's list
@@ -255,41 +245,47 @@ fn ucx_median(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "ucx_perftest printed no median".into())
 }
 
-/// A contest between our work and the figure of another program. A failing program ends the contest,
-/// not the run.
+/// A contest between our work and the figure of another program, which `baseline` names. A failing program
+/// ends the contest, not the run.
 pub(super) fn pair(
-    arena: &mut Arena<'_>,
-    (id, what, unit, rival): (&str, &str, &str, &str),
-    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
+    comparison: &mut Comparison<'_>,
+    id: &str,
+    what: &str,
+    baseline: &str,
+    ours: Ours<'_>,
     theirs: &mut dyn FnMut() -> Result<f64, String>,
 ) -> Result<(), BenchError> {
-    let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..arena.args.rounds {
+    let mut rounds = Rounds::default();
+    for _ in 0..comparison.args.rounds {
         match theirs() {
-            Ok(value) => right.push(value),
-            Err(reason) => return arena.absent(id, &reason),
+            Ok(value) => rounds.theirs.push(value),
+            Err(reason) => return comparison.absent(id, &reason),
         }
-        let measured = arena.slice(work, meter)?;
-        wrong += measured.wrong;
-        left.push(metric.of(&measured));
+        let measured = comparison.slice(ours.work, ours.meter)?;
+        rounds.wrong += measured.wrong;
+        rounds.ours.push(ours.metric.of(&measured));
     }
-    let title = Title { id, what, unit };
-    arena.record(title, (left, right), Some(rival), wrong)
+    let title = Title {
+        id,
+        what,
+        unit: ours.metric.unit(),
+    };
+    comparison.record(title, rounds, Some(baseline))
 }
 
-fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn iperf3(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "peer.iperf3";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let program = match programs::find("iperf3") {
         Ok(program) => program,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let plot = Plot::whole(Kind::Rows, 1 << 20, 1, arena.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Rows, 1 << 20, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Window(16), 32);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Window(16), 32);
     let mut once = || -> Result<f64, String> {
         let port = programs::free_port()?.to_string();
         let mut command = Command::new(&program);
@@ -298,40 +294,44 @@ fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(
         wait_for_port(&port)?;
         let mut client = Command::new(&program);
         client.args(["-c", "127.0.0.1", "-p", &port, "-t", "1", "-J"]);
-        let text = programs::run(&mut client, PATIENCE)?;
-        let told: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-        let bits = told["end"]["sum_received"]["bits_per_second"].as_f64();
+        let text = programs::run(&mut client, PROGRAM_TIMEOUT)?;
+        let report: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
         let bits = bits.ok_or("iperf3 printed no bits per second")?;
         Ok(bits / 8e9)
     };
     let what = "pulls of 1 MiB, 16 under way";
-    let title = (id, what, "GB/s", "iperf3, one stream of a second");
-    pair(arena, title, (&mut work, Metric::GbPerS, bed), &mut once)?;
-    subject.release()
+    let baseline = "iperf3, one stream of a second";
+    let ours = Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster);
+    pair(comparison, id, what, baseline, ours, &mut once)?;
+    workload.release()
 }
 
 /// The raw NIC: `ib_read_lat`, if installed.
-fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn perftest(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "peer.perftest.read";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let (size, options) = (ROW_BYTES as u32, &["-n", "2000"]);
-    let rival = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
-        Ok(rival) => rival,
-        Err(reason) => return arena.absent(id, &reason),
+    let baseline = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
+        Ok(baseline) => baseline,
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let mut subject = one_row_subject(arena, client)?;
-    let mut work = OneRow::new(&mut subject, Mode::Hogwild, 1);
-    let mut once = || rival.measure();
-    let title = (
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
+    let mut work = OneRow::new(&mut workload, Mode::Hogwild, 1);
+    let mut once = || baseline.measure();
+    let what = "pull of one row of 64 f32, Hogwild";
+    let ours = Ours::new(&mut work.0, Metric::P50Us, &mut worker.cluster);
+    pair(
+        comparison,
         id,
-        "pull of one row of 64 f32, Hogwild",
-        "us p50",
+        what,
         "ib_read_lat of 256 B",
-    );
-    pair(arena, title, (&mut work.0, Metric::P50Us, bed), &mut once)?;
-    subject.release()
+        ours,
+        &mut once,
+    )?;
+    workload.release()
 }
 
 #[cfg(test)]

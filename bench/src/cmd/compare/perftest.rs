@@ -12,7 +12,7 @@ use tidewater_rdma_check::perftest::figure_of;
 use super::programs::{self, Killed};
 
 /// Time after which a program counts as hung.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Attempts of a run: perftest prints no figure if its clock calibration was disturbed.
 const ATTEMPTS: usize = 4;
 /// Folder in which the kernel lists RDMA devices.
@@ -100,9 +100,12 @@ impl Perftest {
         };
         let mut server = Killed::start(&mut command(None))?;
         super::peers::wait_for_port(&port)?;
-        let said = programs::run(&mut command(Some(&self.address.to_string())), PATIENCE)?;
+        let said = programs::run(
+            &mut command(Some(&self.address.to_string())),
+            PROGRAM_TIMEOUT,
+        )?;
         // The server has to exit before the next measurement.
-        let _ = server.wait(PATIENCE);
+        let _ = server.wait(PROGRAM_TIMEOUT);
         figure_of(&said, self.size, self.figure)
             .ok_or_else(|| "perftest printed no figure".to_owned())
     }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tidewater_runtime::clock::Deadline;
 
 /// Interval between two polls for a program's exit.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Time that a counter needs to attach to its processes.
 const ATTACH: Duration = Duration::from_millis(500);
 /// Limit of the output read from a program, bytes.
@@ -29,7 +29,7 @@ pub(super) fn find(name: &str) -> Result<PathBuf, String> {
 }
 
 /// Finds a program of this project in the folder of this one.
-pub(super) fn beside(name: &str) -> Result<PathBuf, String> {
+pub(super) fn sibling_program(name: &str) -> Result<PathBuf, String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let file = here.parent().unwrap_or(Path::new(".")).join(name);
     if file.is_file() {
@@ -110,7 +110,7 @@ impl Killed {
             match self.0.try_wait() {
                 Ok(Some(status)) => return Some(status.success()),
                 Ok(None) if deadline.passed() => return None,
-                Ok(None) => std::thread::sleep(LOOK),
+                Ok(None) => std::thread::sleep(POLL_INTERVAL),
                 Err(_) => return Some(false),
             }
         }

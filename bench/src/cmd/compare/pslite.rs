@@ -6,16 +6,16 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidewater::{Client, PullOptions};
+use tidewater::PullOptions;
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
-use super::peers::{PATIENCE, one_row_subject, pair};
+use super::peers::{PROGRAM_TIMEOUT, one_row_workload, pair};
 use super::programs;
-use crate::bed::Bed;
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::OneWorker;
 use crate::error::BenchError;
-use crate::subject::{Kind, Plot, Subject};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Environment variable that names the tree.
 const TREE: &str = "PSLITE";
@@ -31,9 +31,8 @@ const DIM: usize = 64;
 /// # Errors
 /// Errors of our own side. Without a tree the rows are absent.
 pub(super) fn contests(
-    arena: &mut Arena<'_>,
-    bed: &mut Bed,
-    client: &mut Client,
+    comparison: &mut Comparison<'_>,
+    worker: &mut OneWorker,
 ) -> Result<(), BenchError> {
     let contests = [
         (
@@ -52,34 +51,42 @@ pub(super) fn contests(
             "ps-lite, pull of 1024 keys",
         ),
     ]
-    .map(|(test, what, rival)| (test, format!("peer.pslite.{test}"), what, rival));
+    .map(|(test, what, baseline)| (test, format!("peer.pslite.{test}"), what, baseline));
     let ids: Vec<&str> = contests.iter().map(|(_, id, ..)| &**id).collect();
-    if !arena.wants(&ids) {
+    if !comparison.wants(&ids) {
         return Ok(());
     }
     let program = match compile() {
         Ok(program) => program,
-        Err(reason) => return arena.absent("peer.pslite", &reason),
+        Err(reason) => return comparison.absent("peer.pslite", &reason),
     };
-    let millis = (arena.args.slice.as_millis() as u64).max(1).to_string();
-    for (test, id, what, rival) in &contests {
-        if !arena.wants(&[id]) {
+    let millis = (comparison.args.slice.as_millis() as u64)
+        .max(1)
+        .to_string();
+    for (test, id, what, baseline) in &contests {
+        if !comparison.wants(&[id]) {
             continue;
         }
         let mut once = || {
             let port = programs::free_port()?.to_string();
             let mut run = Command::new(&program);
             run.args([*test, &millis, &port]);
-            programs::run(&mut run, PATIENCE).and_then(|text| figure(&text, test))
+            programs::run(&mut run, PROGRAM_TIMEOUT).and_then(|text| figure(&text, test))
         };
-        let mut subject = match *test {
+        let mut workload = match *test {
             "rows" => {
-                let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
-                Subject::new(client, plot, false)?
+                let spec = WorkloadSpec::scattered(
+                    Kind::Sparse,
+                    DIM,
+                    ROWS,
+                    CALL_ROWS,
+                    comparison.args.seed,
+                );
+                Workload::new(&mut worker.client, spec, false)?
             }
-            _ => one_row_subject(arena, client)?,
+            _ => one_row_workload(comparison, &mut worker.client)?,
         };
-        subject.learn_places()?;
+        workload.cache_locations()?;
         let (op, style, calls, metric) = match *test {
             "rows" => (Op::Pull, Style::Alone, 1, Metric::P50Us),
             test => {
@@ -88,10 +95,10 @@ pub(super) fn contests(
                 (op, Style::Window(WINDOW), calls, Metric::CallsPerS)
             }
         };
-        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
-        let title = (&**id, *what, metric.unit(), *rival);
-        pair(arena, title, (&mut work, metric, bed), &mut once)?;
-        subject.release()?;
+        let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
+        let ours = Ours::new(&mut work, metric, &mut worker.cluster);
+        pair(comparison, id, what, baseline, ours, &mut once)?;
+        workload.release()?;
     }
     Ok(())
 }
@@ -119,7 +126,7 @@ fn compile() -> Result<PathBuf, String> {
         .arg(option("-L", &libraries))
         .arg(option("-Wl,-rpath,", &libraries))
         .args(["-lprotobuf-lite", "-lzmq", "-Wl,--allow-shlib-undefined"]);
-    programs::run(&mut compile, PATIENCE)?;
+    programs::run(&mut compile, PROGRAM_TIMEOUT)?;
     Ok(program)
 }
 

@@ -7,14 +7,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 
-use tidewater::{Client, PullOptions};
+use tidewater::PullOptions;
 
-use super::arena::{Arena, Metric};
-use super::peers::{PATIENCE, ROW_BYTES, START, one_row_subject, wait_for_port};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
+use super::peers::{PROGRAM_TIMEOUT, ROW_BYTES, START, one_row_workload, wait_for_port};
 use super::programs::{self, Killed};
 use super::socket::PUSH_BATCH;
-use crate::bed::Bed;
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::OneWorker;
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -27,9 +27,8 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 /// # Errors
 /// Errors of our own side. Without Redis its rows are absent.
 pub(super) fn contests(
-    arena: &mut Arena<'_>,
-    bed: &mut Bed,
-    client: &mut Client,
+    comparison: &mut Comparison<'_>,
+    worker: &mut OneWorker,
 ) -> Result<(), BenchError> {
     let contests = [
         ("peer.redis.get", Op::Pull, 1),
@@ -37,22 +36,22 @@ pub(super) fn contests(
         ("peer.redis.set", Op::Push, 1),
         ("peer.redis.set.pipeline", Op::Push, DEPTH),
     ];
-    if !arena.wants(&contests.map(|(id, ..)| id)) {
+    if !comparison.wants(&contests.map(|(id, ..)| id)) {
         return Ok(());
     }
     let server = match Redis::start() {
         Ok(server) => server,
-        Err(reason) => return arena.absent("peer.redis", &reason),
+        Err(reason) => return comparison.absent("peer.redis", &reason),
     };
-    let mut subject = one_row_subject(arena, client)?;
+    let mut workload = one_row_workload(comparison, &mut worker.client)?;
     for (id, op, depth) in contests {
         let (style, calls, metric) = match depth {
             1 => (Style::Alone, 1, Metric::P50Us),
             n => (Style::Window(n as usize), 16 * n, Metric::CallsPerS),
         };
-        let mut commands = match server.commands(op, depth) {
-            Ok(commands) => commands,
-            Err(e) => return arena.absent(id, &format!("Redis: {e}")),
+        let mut pipeline = match server.pipeline(op, depth) {
+            Ok(pipeline) => pipeline,
+            Err(e) => return comparison.absent(id, &format!("Redis: {e}")),
         };
         let what = match (op, depth) {
             (Op::Pull, 1) => "pull of one row of 256 B",
@@ -60,25 +59,26 @@ pub(super) fn contests(
             (Op::Push, 1) => "push of one row of 256 B until applied",
             (Op::Push, _) => "64 pushes of 256 B under way, 16 leave together",
         };
-        let rival = match (op, depth) {
+        let baseline = match (op, depth) {
             (Op::Pull, 1) => "Redis GET of 256 B",
             (Op::Pull, _) => "Redis GET of 256 B, 64 in a pipeline",
             (Op::Push, 1) => "Redis SET of 256 B",
             (Op::Push, _) => "Redis SET of 256 B, 64 in a pipeline",
         };
         if depth > 1 && op == Op::Push {
-            subject.client().batch_pushes(PUSH_BATCH);
+            workload.client().batch_pushes(PUSH_BATCH);
         }
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, op, options, style, calls);
-        arena.duel(
-            (id, what),
-            (&mut work, metric, bed),
-            Some((rival, &mut commands)),
+        let mut work = Calls::new(&mut workload, op, options, style, calls);
+        comparison.head_to_head(
+            id,
+            what,
+            Ours::new(&mut work, metric, &mut worker.cluster),
+            Some(Baseline::new(baseline, &mut pipeline)),
         )?;
-        subject.client().batch_pushes(1);
+        workload.client().batch_pushes(1);
     }
-    subject.release()
+    workload.release()
 }
 
 /// Our own Redis server on a free port.
@@ -103,11 +103,11 @@ impl Redis {
     }
 
     /// Opens a connection for `depth` commands at a time, on one key with a value of [`ROW_BYTES`].
-    fn commands(&self, op: Op, depth: u64) -> std::io::Result<Commands> {
+    fn pipeline(&self, op: Op, depth: u64) -> std::io::Result<Pipeline> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut peer = TcpStream::connect_timeout(&address, START)?;
         peer.set_nodelay(true)?;
-        peer.set_read_timeout(Some(PATIENCE))?;
+        peer.set_read_timeout(Some(PROGRAM_TIMEOUT))?;
         let value = vec![b'v'; ROW_BYTES as usize];
         let set = [
             &b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$256\r\n"[..],
@@ -126,7 +126,7 @@ impl Redis {
             Op::Pull => (GET.to_vec(), [b"$256\r\n", &*value, b"\r\n"].concat()),
             Op::Push => (set, OK.to_vec()),
         };
-        Ok(Commands {
+        Ok(Pipeline {
             peer,
             commands: command.repeat(depth as usize),
             answers: vec![0; answer.len() * depth as usize],
@@ -144,7 +144,7 @@ const _: () = assert!(
 );
 
 /// A connection with commands that are sent together.
-struct Commands {
+struct Pipeline {
     peer: TcpStream,
     commands: Vec<u8>,
     answers: Vec<u8>,
@@ -153,7 +153,7 @@ struct Commands {
     depth: u64,
 }
 
-impl Work for Commands {
+impl Work for Pipeline {
     fn calls(&self) -> u64 {
         self.depth
     }
@@ -167,10 +167,7 @@ impl Work for Commands {
         let done = peer
             .write_all(&self.commands)
             .and_then(|()| peer.read_exact(&mut self.answers));
-        done.map_err(|source| BenchError::System {
-            what: "talk to Redis".into(),
-            source,
-        })
+        done.map_err(|e| BenchError::system("talk to Redis", e))
     }
 
     fn check(&mut self) -> u64 {

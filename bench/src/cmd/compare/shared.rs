@@ -1,17 +1,16 @@
-//! Contests of every transport: clocks, many workers, dense steps, steady-state audits.
+//! Contests of every transport: clocks, many workers, dense steps, costs in the steady state.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater::{Client, FabricSettings, SyncMode};
+use tidewater::{Client, SyncMode};
 
-use super::arena::{Arena, Metric};
-use super::{audits, crowd, functions, train};
-use crate::args::{Transport, Wire};
-use crate::bed::child::pin;
-use crate::bed::{Bed, BedConfig};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
+use super::{functions, many_workers, steady_state, train};
 use crate::bsp::Ticks;
+use crate::cluster::child::pin;
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::error::BenchError;
-use crate::measure::Work;
+use crate::options::{Transport, Wire};
 
 /// Number of sessions of one thread with measured clocks.
 const SESSIONS: u32 = 8;
@@ -20,16 +19,16 @@ const SESSIONS: u32 = 8;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    let name = name(arena.args.transport);
-    if arena.args.transport.wire() != Some(Wire::Socket) {
-        clock_of_a_thread(arena, &format!("{name}.clock"), None, None)?;
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    let name = name(comparison.args.transport);
+    if comparison.args.transport.wire() != Some(Wire::Socket) {
+        clock_of_a_thread(comparison, &format!("{name}.clock"), None, None)?;
     }
-    crowd::contests(arena, name)?;
-    audits::contests(arena, name)?;
-    if arena.args.transport.wire() == Some(Wire::Memory) {
-        functions::contests(arena, name)?;
-        train::contest(arena)?;
+    many_workers::contests(comparison, name)?;
+    steady_state::contests(comparison, name)?;
+    if comparison.args.transport.wire() == Some(Wire::Memory) {
+        functions::contests(comparison, name)?;
+        train::contest(comparison)?;
     }
     Ok(())
 }
@@ -48,28 +47,29 @@ fn name(transport: Transport) -> &'static str {
 /// # Errors
 /// The error of the first call that fails.
 pub(super) fn clock_of_a_thread(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     core: Option<usize>,
-    rival: Option<(&str, &mut dyn Work)>,
+    baseline: Option<Baseline<'_>>,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
-        transport: arena.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
+    let mut cluster = Cluster::start(ClusterConfig {
         workers: SESSIONS,
         pin: core,
+        ..ClusterConfig::single(comparison.args.transport)
     })?;
-    let clients = (0..SESSIONS).map(|rank| bed.client(rank, SyncMode::Bsp));
+    let clients = (0..SESSIONS).map(|rank| cluster.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
-    arena.duel((id, what), (&mut work, Metric::P50Us, &mut bed), rival)?;
+    comparison.head_to_head(
+        id,
+        what,
+        Ours::new(&mut work, Metric::P50Us, &mut cluster),
+        baseline,
+    )?;
     for client in &mut clients {
         client.finish()?;
     }
@@ -89,10 +89,8 @@ impl OneCore {
     /// # Errors
     /// If the system refuses.
     pub(super) fn enter() -> Result<Self, BenchError> {
-        let before = sched_getaffinity(None).map_err(|e| BenchError::System {
-            what: "look at this thread's cores".into(),
-            source: e.into(),
-        })?;
+        let before = sched_getaffinity(None);
+        let before = before.map_err(|e| BenchError::system("look at this thread's cores", e))?;
         let last = (0..CpuSet::MAX_CPU).rev().find(|&core| before.is_set(core));
         let core = last.unwrap_or(0);
         pin(None, core)?;
@@ -109,17 +107,14 @@ impl OneCore {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn keep_off(&self, bed: &Bed) -> Result<bool, BenchError> {
+    pub(super) fn keep_off(&self, cluster: &Cluster) -> Result<bool, BenchError> {
         let first = (0..CpuSet::MAX_CPU).find(|&core| self.before.is_set(core));
         let Some(there) = first.filter(|&core| core != self.core) else {
             return Ok(false);
         };
-        for server in bed.pids() {
+        for server in cluster.pids() {
             let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
-            let failed = |source| BenchError::System {
-                what: format!("list {tasks}"),
-                source,
-            };
+            let failed = |e| BenchError::system(format!("list {tasks}"), e);
             for task in std::fs::read_dir(&tasks).map_err(failed)? {
                 let name = task.map_err(failed)?.file_name();
                 let number = name.to_str().and_then(|n| n.parse().ok());

@@ -1,15 +1,15 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater::{Client, FabricSettings, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Baseline, Comparison, Metric, Ours};
 use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, FarRows, Flow, Stream};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
-use crate::subject::{Kind, Plot, Subject};
+use crate::roofline::{Echo, Flow, RemoteRows, RowShape, Stream};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Bytes that an echo sends in place of our header.
 const NOTE: u64 = 64;
@@ -27,194 +27,205 @@ const ROWS: u64 = 100_000;
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    free(arena)?;
-    one_core(arena)
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    free(comparison)?;
+    one_core(comparison)
 }
 
-fn bed(arena: &Arena<'_>, pin: Option<usize>) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
-        transport: arena.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
-        workers: 1,
+fn one_worker(comparison: &Comparison<'_>, pin: Option<usize>) -> Result<OneWorker, BenchError> {
+    OneWorker::start(ClusterConfig {
         pin,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
 /// Contests with client and server on the cores that the kernel chooses.
-fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
+fn free(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
         return Ok(());
     }
-    let mut bed = bed(arena, None)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut worker = one_worker(comparison, None)?;
     for op in [Op::Pull, Op::Push] {
-        let id = format!("tcp.free.{}.256", op.name());
-        small(arena, &mut bed, &mut client, (&id, op, 256), None)?;
+        small(comparison, &mut worker, op, 256, None)?;
     }
-    rates(arena, &mut bed, &mut client)?;
-    streams(arena, &mut bed, &mut client)?;
-    batches(arena, &mut bed, &mut client, None)?;
-    client.finish()?;
-    Ok(())
+    rates(comparison, &mut worker)?;
+    streams(comparison, &mut worker)?;
+    batches(comparison, &mut worker, None)?;
+    worker.finish()
 }
 
 /// Client and server on one core: a round trip is both ends' work plus two switches, and repeats.
-fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["tcp.core."]) {
+fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["tcp.core."]) {
         return Ok(());
     }
     let guard = OneCore::enter()?;
     let core = Some(guard.core());
-    let mut bed = bed(arena, core)?;
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let mut worker = one_worker(comparison, core)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
-            let id = format!("tcp.core.{}.{size}", op.name());
-            small(arena, &mut bed, &mut client, (&id, op, size), core)?;
+            small(comparison, &mut worker, op, size, core)?;
         }
     }
-    batches(arena, &mut bed, &mut client, core)?;
-    client.finish()?;
-    drop(client);
-    drop(bed);
+    batches(comparison, &mut worker, core)?;
+    worker.finish()?;
     let id = "tcp.core.clock";
-    if arena.wants(&[id]) {
+    if comparison.wants(&[id]) {
         let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
-        clock_of_a_thread(arena, id, core, Some(("tcp echo of 64 B", &mut echo)))?;
+        clock_of_a_thread(
+            comparison,
+            id,
+            core,
+            Some(Baseline::new("tcp echo of 64 B", &mut echo)),
+        )?;
     }
     Ok(())
 }
 
 /// Contests of one call after the other.
 fn small(
-    arena: &mut Arena<'_>,
-    bed: &mut Bed,
-    client: &mut Client,
-    (id, op, size): (&str, Op, u64),
+    comparison: &mut Comparison<'_>,
+    worker: &mut OneWorker,
+    op: Op,
+    size: u64,
     core: Option<usize>,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    let (group, place) = match core {
+        Some(_) => ("core", "both ends on one core"),
+        None => ("free", "not pinned"),
+    };
+    let id = format!("tcp.{group}.{}.{size}", op.name());
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
-    let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
-    let mut subject = Subject::new(client, plot, false)?;
+    let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, op, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, op, options, Style::Alone, 1);
     let (to, back, what) = match op {
         Op::Pull => (NOTE, size, "pull of a row"),
         Op::Push => (size, NOTE, "push of a row until applied"),
     };
     let mut echo = Echo::new(to, back, 1, core)?;
-    let place = match core {
-        Some(_) => "both ends on one core",
-        None => "not pinned",
-    };
     let what = format!("{what} of {size} B, {place}");
-    arena.duel(
-        (id, &what),
-        (&mut work, Metric::P50Us, bed),
-        Some(("tcp echo", &mut echo)),
+    comparison.head_to_head(
+        &id,
+        &what,
+        Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
+        Some(Baseline::new("tcp echo", &mut echo)),
     )?;
-    subject.release()
+    workload.release()
 }
 
-fn rates(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn rates(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (op, batch) in [(Op::Pull, 1), (Op::Push, 1), (Op::Push, PUSH_BATCH)] {
         let batched = if batch > 1 { ".batch" } else { "" };
         let rate = format!("tcp.rate.{}{batched}", op.name());
         let cpu = format!("{rate}.cpu");
-        if !arena.wants(&[&rate, &cpu]) {
+        if !comparison.wants(&[&rate, &cpu]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, 256, 1, arena.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
-        subject.client().batch_pushes(batch);
+        let spec = WorkloadSpec::full(Kind::Sparse, 256, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
+        workload.client().batch_pushes(batch);
         let style = Style::Window(WINDOW_SMALL);
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, op, options, style, 16 * WINDOW_SMALL as u64);
+        let mut work = Calls::new(&mut workload, op, options, style, 16 * WINDOW_SMALL as u64);
         let what = format!(
             "64 {}s of a row of 256 B under way, {batch} leave together",
             op.name()
         );
-        arena.duel((&rate, &what), (&mut work, Metric::CallsPerS, bed), None)?;
-        arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, bed), None)?;
-        subject.client().batch_pushes(1);
-        subject.release()?;
+        comparison.head_to_head(
+            &rate,
+            &what,
+            Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster),
+            None,
+        )?;
+        comparison.head_to_head(
+            &cpu,
+            &what,
+            Ours::new(&mut work, Metric::CpuUs, &mut worker.cluster),
+            None,
+        )?;
+        workload.client().batch_pushes(1);
+        workload.release()?;
     }
     Ok(())
 }
 
-fn streams(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn streams(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let calls = 2 * WINDOW_LARGE as u64;
     for (op, kind, flow) in [
         (Op::Pull, Kind::Rows, Flow::Back),
         (Op::Push, Kind::Dense, Flow::There),
     ] {
         let id = format!("tcp.stream.{}", op.name());
-        if !arena.wants(&[&id]) {
+        if !comparison.wants(&[&id]) {
             continue;
         }
-        let plot = Plot::whole(kind, MIB, 1, arena.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(kind, MIB, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let style = Style::Window(WINDOW_LARGE);
-        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
         let mut stream = Stream::new(flow, MIB, calls, None)?;
         let what = format!("{}s of 1 MiB, 16 under way", op.name());
-        arena.duel(
-            (&id, &what),
-            (&mut work, Metric::GbPerS, bed),
-            Some(("plain send and receive", &mut stream)),
+        comparison.head_to_head(
+            &id,
+            &what,
+            Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster),
+            Some(Baseline::new("plain send and receive", &mut stream)),
         )?;
-        subject.release()?;
+        workload.release()?;
     }
     Ok(())
 }
 
 fn batches(
-    arena: &mut Arena<'_>,
-    bed: &mut Bed,
-    client: &mut Client,
+    comparison: &mut Comparison<'_>,
+    worker: &mut OneWorker,
     core: Option<usize>,
 ) -> Result<(), BenchError> {
     let (alone, window) = match core {
         None => ("tcp.rows.free", "tcp.rows.window"),
         Some(_) => ("tcp.core.rows", "tcp.core.rows.window"),
     };
-    if !arena.wants(&[alone, window]) {
+    if !comparison.wants(&[alone, window]) {
         return Ok(());
     }
-    let seed = arena.args.seed;
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
-    let mut subject = Subject::new(client, plot, false)?;
-    subject.learn_places()?;
+    let seed = comparison.args.seed;
+    let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
+    workload.cache_locations()?;
     let options = PullOptions::default();
     let bare = |depth, calls| {
-        let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
-        FarRows::new(rows, (depth, calls), seed, core)
+        let shape = RowShape {
+            rows: ROWS,
+            payload: (DIM * size_of::<f32>()) as u32,
+            call_rows: CALL_ROWS as u32,
+        };
+        RemoteRows::new(shape, depth, calls, seed, core)
     };
-    if arena.wants(&[alone]) {
-        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    if comparison.wants(&[alone]) {
+        let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let mut rows = bare(1, 1)?;
-        arena.duel(
-            (alone, "pull of 1024 random rows of 64 f32"),
-            (&mut work, Metric::P50Us, bed),
-            Some(("bare gather through a socket", &mut rows)),
+        comparison.head_to_head(
+            alone,
+            "pull of 1024 random rows of 64 f32",
+            Ours::new(&mut work, Metric::P50Us, &mut worker.cluster),
+            Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }
-    if arena.wants(&[window]) {
+    if comparison.wants(&[window]) {
         let style = Style::Window(WINDOW_LARGE);
         let calls = 4 * WINDOW_LARGE as u64;
         let mut rows = bare(WINDOW_LARGE as u64, calls)?;
-        let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
-        arena.duel(
-            (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
-            (&mut work, Metric::CallsPerS, bed),
-            Some(("bare gather through a socket", &mut rows)),
+        let mut work = Calls::new(&mut workload, Op::Pull, options, style, calls);
+        comparison.head_to_head(
+            window,
+            "pulls of 1024 random rows of 64 f32, 16 under way",
+            Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster),
+            Some(Baseline::new("bare gather through a socket", &mut rows)),
         )?;
     }
-    subject.release()
+    workload.release()
 }

@@ -22,7 +22,7 @@ pub struct Target {
     pub at_most: Option<f64>,
     /// Smallest value that meets the target.
     pub at_least: Option<f64>,
-    /// Whether our own figure is compared, although a rival is measured.
+    /// Whether our own figure is compared, although a baseline is measured.
     #[serde(default)]
     pub absolute: bool,
     /// Whether the value is a count, not a time; builds with debug assertions judge counts too.
@@ -50,12 +50,8 @@ impl Targets {
         let Some(path) = path else {
             return Self::parse(BUILT_IN).map_err(BenchError::Usage);
         };
-        let failed = |why: String| BenchError::File {
-            path: path.to_owned(),
-            why,
-        };
-        let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-        Self::parse(&text).map_err(failed)
+        let text = std::fs::read_to_string(path).map_err(|e| BenchError::file(path, e))?;
+        Self::parse(&text).map_err(|defect| BenchError::file(path, defect))
     }
 
     fn parse(text: &str) -> Result<Self, String> {

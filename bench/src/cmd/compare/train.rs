@@ -9,7 +9,7 @@ use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read};
 use tidewater_train::defaults;
 use tidewater_train::model::LogisticStep;
 
-use super::arena::{Arena, Title};
+use super::comparison::{Comparison, Rounds, Title};
 use super::programs;
 use crate::error::BenchError;
 use crate::measure::of_this_thread;
@@ -17,10 +17,11 @@ use crate::measure::of_this_thread;
 /// Rows in a mini-batch.
 const BATCH: usize = 1024;
 /// Epochs of the short and the long run: their difference excludes start and end.
-const EPOCHS: (u64, u64) = (4, 24);
+const EPOCHS_SHORT: u64 = 4;
+const EPOCHS_LONG: u64 = 24;
 /// Rows in a generated set: as many as a9a has.
 const ROWS: &str = "32561";
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
 /// AdaGrad parameters of the trainer.
 const LR: f32 = 0.1;
 const EPS: f32 = 1e-8;
@@ -29,36 +30,34 @@ const EPS: f32 = 1e-8;
 ///
 /// # Errors
 /// If the training file cannot be read.
-pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "train.lr";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let programs = programs::beside("tidewater")
-        .and_then(|run| Ok((run, programs::beside("tidewater-train")?)));
+    let programs = programs::sibling_program("tidewater")
+        .and_then(|run| Ok((run, programs::sibling_program("tidewater-train")?)));
     let (run, train) = match programs {
         Ok(programs) => programs,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let (file, set) = match training_file(arena, &train) {
+    let (file, set) = match training_file(comparison, &train) {
         Ok(file) => file,
-        Err(reason) => return arena.absent(id, &reason),
+        Err(reason) => return comparison.absent(id, &reason),
     };
-    let data = read(&file, &ReadOptions::default()).map_err(|e| BenchError::File {
-        path: file.clone(),
-        why: e.to_string(),
-    })?;
-    let (mut ours, mut local) = (Vec::new(), Vec::new());
-    for _ in 0..arena.args.rounds {
+    let data = read(&file, &ReadOptions::default());
+    let data = data.map_err(|e| BenchError::file(&file, e))?;
+    let mut rounds = Rounds::default();
+    for _ in 0..comparison.args.rounds {
         let cost = |epochs| job(&run, &train, &file, epochs);
-        match cost(EPOCHS.0).and_then(|short| Ok((short, cost(EPOCHS.1)?))) {
+        match cost(EPOCHS_SHORT).and_then(|short| Ok((short, cost(EPOCHS_LONG)?))) {
             Ok((short, long)) => {
-                let epochs = (EPOCHS.1 - EPOCHS.0) as f64;
-                ours.push((long - short) / epochs * 1e3);
+                let epochs = (EPOCHS_LONG - EPOCHS_SHORT) as f64;
+                rounds.ours.push((long - short) / epochs * 1e3);
             }
-            Err(reason) => return arena.absent(id, &reason),
+            Err(reason) => return comparison.absent(id, &reason),
         }
-        local.push(local_epoch(&data)? * 1e3);
+        rounds.theirs.push(local_epoch(&data)? * 1e3);
     }
     let what = format!(
         "tidewater-train lr, {set}, batch 1024, 2 workers and a server: processor time of all \
@@ -70,17 +69,15 @@ pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         what: &what,
         unit: "ms cpu",
     };
-    arena.record(
-        title,
-        (ours, local),
-        Some("the same loop on a local array"),
-        0,
-    )
+    comparison.record(title, rounds, Some("the same loop on a local array"))
 }
 
 /// The public set if it is present; otherwise a generated one of its size.
-fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static str), String> {
-    if let Some(dir) = &arena.args.data {
+fn training_file(
+    comparison: &Comparison<'_>,
+    train: &Path,
+) -> Result<(PathBuf, &'static str), String> {
+    if let Some(dir) = &comparison.args.data {
         let file = dir.join("a9a.train.libsvm");
         if file.is_file() {
             return Ok((file, "a9a"));
@@ -90,7 +87,7 @@ fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static s
     let file = programs::scratch().join("train.libsvm");
     let mut generate = Command::new(train);
     generate.args(["generate", "--rows", ROWS, "--features", "123", "--out"]);
-    programs::run(generate.arg(&file), PATIENCE)?;
+    programs::run(generate.arg(&file), PROGRAM_TIMEOUT)?;
     Ok((file, "a generated set (--data names a folder with a9a)"))
 }
 
@@ -114,7 +111,7 @@ fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String
     command
         .args(["--epochs", &epochs.to_string(), "--train"])
         .arg(file);
-    programs::run(&mut command, PATIENCE)?;
+    programs::run(&mut command, PROGRAM_TIMEOUT)?;
     let after = children_cpu().ok_or("the kernel does not report processor times")?;
     Ok(after - before)
 }
@@ -170,7 +167,7 @@ mod tests {
         let before = children_cpu().unwrap();
         let mut busy = Command::new("sh");
         busy.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]);
-        programs::run(&mut busy, PATIENCE).unwrap();
+        programs::run(&mut busy, PROGRAM_TIMEOUT).unwrap();
         assert!(children_cpu().unwrap() > before);
     }
 

@@ -1,18 +1,19 @@
 //! Contests over RDMA: against perftest on the same device, in turn.
 //!
-//! The rival moves the same bytes by the plainest means: no server behind the memory, no checks. A
+//! The baseline moves the same bytes by the plainest means: no server behind the memory, no checks. A
 //! row of 256 bytes is 272 bytes on the wire, because its header comes with it.
 
-use tidewater::{Client, PullOptions, SyncMode};
+use tidewater::PullOptions;
 
-use super::arena::{Arena, Metric};
+use super::comparison::{Comparison, Metric, Ours};
 use super::peers::pair;
 use super::perftest::{Figure, Perftest};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{ClusterConfig, OneWorker};
 use crate::error::BenchError;
-use crate::measure::{Meter, Work};
-use crate::subject::{Kind, Plot, Subject};
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+use crate::measure::{NoPeer, Work};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Header bytes before a row on the wire.
 const HEADER: u32 = 16;
@@ -26,7 +27,7 @@ const MIB: u32 = 1 << 20;
 /// Pushes of one mebibyte in flight.
 const WINDOW: usize = 4;
 
-/// A contest: id, description, and the rival's program with its arguments.
+/// A contest: id, description, and the baseline's program with its arguments.
 struct Match<'a> {
     id: &'a str,
     what: &'a str,
@@ -46,36 +47,35 @@ const RATE: &[&str] = &["-n", "2500", "-q", "4"];
 ///
 /// # Errors
 /// Errors of our own side.
-pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if arena.wants(&[
+pub(super) fn contests(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if comparison.wants(&[
         "verbs.pull.",
         "verbs.dense.",
         "verbs.rows",
         "verbs.push.applied",
     ]) {
-        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, SyncMode::Asp)?;
-        one_row(arena, &mut bed, &mut client)?;
-        many_rows(arena, &mut bed, &mut client)?;
-        dense(arena, &mut bed, &mut client)?;
-        client.finish()?;
+        let mut worker = OneWorker::start(ClusterConfig::single(comparison.args.transport))?;
+        one_row(comparison, &mut worker)?;
+        many_rows(comparison, &mut worker)?;
+        dense(comparison, &mut worker)?;
+        worker.finish()?;
     }
-    lane(arena)
+    lane(comparison)
 }
 
 /// One row after the other, with a cached location.
-fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn one_row(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (id, what, size) in [
         ("verbs.pull.8", "pull of a row of 8 B", 8),
         ("verbs.pull.256", "pull of a row of 256 B", ROW_BYTES),
     ] {
-        if !arena.wants(&[id]) {
+        if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(Kind::Sparse, size, 1, comparison.args.seed)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let options = PullOptions::default();
-        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+        let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
         let contest = Match {
             id,
             what,
@@ -83,24 +83,24 @@ fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
             size: size as u32 + HEADER,
             options: LATENCY,
         };
-        let rival = (Figure::MedianUs, 1.0);
-        against(arena, contest, (&mut work, Metric::P50Us, bed), rival)?;
-        subject.release()?;
+        let ours = Ours::new(&mut work, Metric::P50Us, &mut worker.cluster);
+        against(comparison, contest, ours, Figure::MedianUs, 1.0)?;
+        workload.release()?;
     }
     Ok(())
 }
 
 /// Random rows with cached locations, many in a call.
-fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn many_rows(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     let id = "verbs.rows";
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
-    let mut subject = Subject::new(client, plot, false)?;
-    subject.learn_places()?;
+    let spec = WorkloadSpec::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, comparison.args.seed);
+    let mut workload = Workload::new(&mut worker.client, spec, false)?;
+    workload.cache_locations()?;
     let options = PullOptions::default();
-    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let mut work = Calls::new(&mut workload, Op::Pull, options, Style::Alone, 1);
     let contest = Match {
         id,
         what: "pull of 1024 random rows of 256 B, rows by rows",
@@ -109,13 +109,19 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
         options: RATE,
     };
     // Our figure is in calls a second.
-    let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
-    against(arena, contest, (&mut work, Metric::CallsPerS, bed), rival)?;
-    subject.release()
+    let ours = Ours::new(&mut work, Metric::CallsPerS, &mut worker.cluster);
+    against(
+        comparison,
+        contest,
+        ours,
+        Figure::MOpsPerS,
+        1e6 / CALL_ROWS as f64,
+    )?;
+    workload.release()
 }
 
 /// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
-fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+fn dense(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), BenchError> {
     for (id, what, op, program) in [
         (
             "verbs.dense.pull",
@@ -130,17 +136,17 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
             "ib_write_bw",
         ),
     ] {
-        if !arena.wants(&[id]) {
+        if !comparison.wants(&[id]) {
             continue;
         }
-        let plot = Plot::whole(Kind::Dense, u64::from(MIB), 1, arena.args.seed)?;
-        let mut subject = Subject::new(client, plot, false)?;
+        let spec = WorkloadSpec::full(Kind::Dense, u64::from(MIB), 1, comparison.args.seed)?;
+        let mut workload = Workload::new(&mut worker.client, spec, false)?;
         let (style, calls) = match op {
             Op::Pull => (Style::Alone, 1),
             Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
         };
-        let work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
-        let mut work = work.land_in_buffers()?;
+        let work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
+        let mut work = work.register_destinations()?;
         let contest = Match {
             id,
             what,
@@ -148,29 +154,29 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
             size: MIB,
             options: BANDWIDTH,
         };
-        let rival = (Figure::GbPerS, 1.0);
-        against(arena, contest, (&mut work, Metric::GbPerS, bed), rival)?;
-        subject.release()?;
+        let ours = Ours::new(&mut work, Metric::GbPerS, &mut worker.cluster);
+        against(comparison, contest, ours, Figure::GbPerS, 1.0)?;
+        workload.release()?;
     }
     Ok(())
 }
 
 /// A lane alone: the operations of async-rdma's program too, and pushes until they have arrived.
-fn lane(arena: &mut Arena<'_>) -> Result<(), BenchError> {
-    if !arena.wants(&["verbs.lane.", "verbs.push.landed"]) {
+fn lane(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
+    if !comparison.wants(&["verbs.lane.", "verbs.push.landed"]) {
         return Ok(());
     }
     #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-    return lanes(arena);
+    return lanes(comparison);
     #[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
-    arena.absent(
+    comparison.absent(
         "verbs.lane",
         "built without the cargo feature verbs or verbs-dlopen",
     )
 }
 
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn lanes(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     use super::lane::{Ends, Landed, Read, Swap};
     let reads = [
         ("verbs.lane.read.8", "read of 8 B", 8, LATENCY),
@@ -183,62 +189,84 @@ fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         ("verbs.push.landed", "1 MiB in frames until landed", MIB, 8),
     ];
     for (id, what, size, options) in reads {
-        if arena.wants(&[id]) {
+        if comparison.wants(&[id]) {
             let work = &mut Read::new(Ends::new()?, size as usize)?;
-            alone(arena, (id, what, "ib_read", size, options), work)?;
+            alone(
+                comparison,
+                Match {
+                    id,
+                    what,
+                    program: "ib_read",
+                    size,
+                    options,
+                },
+                work,
+            )?;
         }
     }
     for (id, what, size, calls) in writes {
-        if arena.wants(&[id]) {
+        if comparison.wants(&[id]) {
             let options = if calls == 1 { LATENCY } else { BANDWIDTH };
             let work = &mut Landed::new(Ends::new()?, size as usize, calls);
-            alone(arena, (id, what, "ib_write", size, options), work)?;
+            alone(
+                comparison,
+                Match {
+                    id,
+                    what,
+                    program: "ib_write",
+                    size,
+                    options,
+                },
+                work,
+            )?;
         }
     }
     let id = "verbs.lane.swap";
-    if arena.wants(&[id]) {
+    if comparison.wants(&[id]) {
         let work = &mut Swap::new(Ends::new()?);
         let what = "compare-and-swap";
-        alone(arena, (id, what, "ib_atomic", 8, SWAPS), work)?;
+        alone(
+            comparison,
+            Match {
+                id,
+                what,
+                program: "ib_atomic",
+                size: 8,
+                options: SWAPS,
+            },
+            work,
+        )?;
     }
     Ok(())
 }
 
-/// A lane's work against the named program; the options select latency or bandwidth.
+/// A lane's work against a program of perftest: that of latency or of bandwidth, by the contest's options.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 fn alone(
-    arena: &mut Arena<'_>,
-    (id, what, name, size, options): (
-        &'static str,
-        &'static str,
-        &str,
-        u32,
-        &'static [&'static str],
-    ),
+    comparison: &mut Comparison<'_>,
+    contest: Match<'_>,
     work: &mut dyn Work,
 ) -> Result<(), BenchError> {
-    let (kind, metric, figure) = match options == BANDWIDTH {
+    let (kind, metric, figure) = match contest.options == BANDWIDTH {
         true => ("bw", Metric::GbPerS, Figure::GbPerS),
         false => ("lat", Metric::P50Us, Figure::MedianUs),
     };
-    let program = &*format!("{name}_{kind}");
     let contest = Match {
-        id,
-        what,
-        program,
-        size,
-        options,
+        program: &format!("{}_{kind}", contest.program),
+        ..contest
     };
-    let ours: (&mut dyn Work, Metric, &mut dyn Meter) = (work, metric, &mut crate::measure::NoPeer);
-    against(arena, contest, ours, (figure, 1.0))
+    let mut meter = NoPeer;
+    let ours = Ours::new(work, metric, &mut meter);
+    against(comparison, contest, ours, figure, 1.0)
 }
 
 /// Runs our work and the program in turn; the program's figure is multiplied by `scale`.
 fn against(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     contest: Match<'_>,
-    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
-    (figure, scale): (Figure, f64),
+    ours: Ours<'_>,
+    figure: Figure,
+    scale: f64,
 ) -> Result<(), BenchError> {
     let Match {
         id,
@@ -247,15 +275,14 @@ fn against(
         size,
         options,
     } = contest;
-    let rival = match Perftest::new(program, size, options, figure) {
-        Ok(rival) => rival,
-        Err(reason) => return arena.absent(id, &reason),
+    let baseline = match Perftest::new(program, size, options, figure) {
+        Ok(baseline) => baseline,
+        Err(reason) => return comparison.absent(id, &reason),
     };
     let name = match options {
         [.., "-q", pairs] => format!("{program} -s {size} -q {pairs}"),
         _ => format!("{program} -s {size}"),
     };
-    let title = (id, what, metric.unit(), &*name);
-    let mut theirs = || rival.measure().map(|value| value * scale);
-    pair(arena, title, (work, metric, meter), &mut theirs)
+    let mut theirs = || baseline.measure().map(|value| value * scale);
+    pair(comparison, id, what, &name, ours, &mut theirs)
 }

@@ -24,18 +24,27 @@ pub(super) struct Series {
     pub(super) color: Option<usize>,
     /// Whether the line is dashed: another run of the same measurement.
     pub(super) dashed: bool,
-    /// Points with their tooltip texts.
-    pub(super) points: Vec<(f64, f64, String)>,
+    pub(super) points: Vec<Point>,
     /// Upper edge of a band above the line, at the same places; empty for none.
     pub(super) upper: Vec<f64>,
+}
+
+/// A point of a line.
+#[derive(Debug, Clone)]
+pub(super) struct Point {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) tooltip: String,
 }
 
 /// A chart with its lines.
 #[derive(Debug, Clone)]
 pub(super) struct Chart {
     pub(super) title: String,
-    pub(super) x: (String, Unit),
-    pub(super) y: Unit,
+    /// Name of the lower axis.
+    pub(super) x: String,
+    pub(super) x_unit: Unit,
+    pub(super) y_unit: Unit,
     pub(super) series: Vec<Series>,
 }
 
@@ -44,14 +53,16 @@ pub(super) struct Chart {
 struct Axis {
     from: f64,
     to: f64,
-    /// Pixel positions of `from` and `to`.
-    at: (f64, f64),
+    /// Pixel at which `from` is drawn.
+    from_at: f64,
+    /// Pixel at which `to` is drawn.
+    to_at: f64,
 }
 
 impl Axis {
     fn place(self, value: f64) -> f64 {
         let part = (value / self.from).ln() / (self.to / self.from).ln();
-        self.at.0 + part * (self.at.1 - self.at.0)
+        self.from_at + part * (self.to_at - self.from_at)
     }
 }
 
@@ -59,9 +70,9 @@ impl Chart {
     /// Draws the chart; empty with fewer than two points.
     pub(super) fn svg(&self) -> String {
         let points = self.series.iter().flat_map(|s| &s.points);
-        let xs: Vec<f64> = points.clone().map(|p| p.0).collect();
+        let xs: Vec<f64> = points.clone().map(|p| p.x).collect();
         let bands = self.series.iter().flat_map(|s| &s.upper).copied();
-        let ys: Vec<f64> = points.map(|p| p.1).chain(bands).collect();
+        let ys: Vec<f64> = points.map(|p| p.y).chain(bands).collect();
         let (Some(x), Some(y)) = (x_axis(&xs), y_axis(&ys)) else {
             return String::new();
         };
@@ -70,7 +81,7 @@ impl Chart {
              <text class=title x={LEFT} y=18>{0}</text>",
             escape(&self.title)
         );
-        self.grid(&mut svg, (x, &xs), y);
+        self.grid(&mut svg, x, &xs, y);
         for series in &self.series {
             band(&mut svg, series, x, y);
         }
@@ -81,7 +92,7 @@ impl Chart {
         svg + "</svg>"
     }
 
-    fn grid(&self, svg: &mut String, (x, xs): (Axis, &[f64]), y: Axis) {
+    fn grid(&self, svg: &mut String, x: Axis, xs: &[f64], y: Axis) {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         for (value, named) in y_ticks(y) {
             let at = y.place(value);
@@ -91,7 +102,7 @@ impl Chart {
                 "<line class=\"{class}\" x1={LEFT} x2={right} y1={at:.1} y2={at:.1} />"
             );
             if named {
-                let text = self.y.text(value);
+                let text = self.y_unit.text(value);
                 let (to, at) = (LEFT - 8.0, at + 4.0);
                 let _ = write!(
                     svg,
@@ -101,7 +112,7 @@ impl Chart {
         }
         for value in x_ticks(xs) {
             let at = x.place(value);
-            let text = self.x.1.text(value);
+            let text = self.x_unit.text(value);
             let (from, below) = (bottom + 4.0, bottom + 18.0);
             let _ = write!(
                 svg,
@@ -114,7 +125,7 @@ impl Chart {
             svg,
             "<line class=axis x1={LEFT} x2={right} y1={bottom} y2={bottom} />\
              <text class=label x={middle} y={below} text-anchor=middle>{}</text>",
-            escape(&self.x.0)
+            escape(&self.x)
         );
     }
 
@@ -122,7 +133,7 @@ impl Chart {
     fn names(&self, svg: &mut String, y: Axis) {
         let ends = self.series.iter().filter_map(|s| {
             let end = s.points.last()?;
-            Some((y.place(end.1), s))
+            Some((y.place(end.y), s))
         });
         let mut ends: Vec<(f64, &Series)> = ends.collect();
         ends.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -152,25 +163,27 @@ impl Chart {
 fn class(series: &Series) -> String {
     series
         .color
-        .map_or_else(|| "rival".into(), |n| format!("s{n}"))
+        .map_or_else(|| "baseline".into(), |n| format!("s{n}"))
+}
+
+/// The points of a line, as the data of a path.
+fn path(series: &Series, x: Axis, y: Axis) -> String {
+    let mut path = String::new();
+    for (n, point) in series.points.iter().enumerate() {
+        let start = if n == 0 { 'M' } else { 'L' };
+        let (x, y) = (x.place(point.x), y.place(point.y));
+        let _ = write!(path, "{start}{x:.1} {y:.1}");
+    }
+    path
 }
 
 fn band(svg: &mut String, series: &Series, x: Axis, y: Axis) {
     if series.upper.len() != series.points.len() || series.points.len() < 2 {
         return;
     }
-    let mut path = String::new();
-    for (n, point) in series.points.iter().enumerate() {
-        let start = if n == 0 { 'M' } else { 'L' };
-        let _ = write!(
-            path,
-            "{start}{:.1} {:.1}",
-            x.place(point.0),
-            y.place(point.1)
-        );
-    }
+    let mut path = path(series, x, y);
     for (point, upper) in series.points.iter().zip(&series.upper).rev() {
-        let _ = write!(path, "L{:.1} {:.1}", x.place(point.0), y.place(*upper));
+        let _ = write!(path, "L{:.1} {:.1}", x.place(point.x), y.place(*upper));
     }
     let _ = write!(
         svg,
@@ -180,26 +193,17 @@ fn band(svg: &mut String, series: &Series, x: Axis, y: Axis) {
 }
 
 fn line(svg: &mut String, series: &Series, x: Axis, y: Axis) {
-    let mut path = String::new();
-    for (n, point) in series.points.iter().enumerate() {
-        let start = if n == 0 { 'M' } else { 'L' };
-        let _ = write!(
-            path,
-            "{start}{:.1} {:.1}",
-            x.place(point.0),
-            y.place(point.1)
-        );
-    }
+    let path = path(series, x, y);
     let class = class(series);
     let dashed = if series.dashed { " dashed" } else { "" };
     let _ = write!(svg, "<path class=\"line {class}{dashed}\" d=\"{path}\" />");
-    for (at_x, at_y, told) in &series.points {
-        let (cx, cy) = (x.place(*at_x), y.place(*at_y));
-        let told = escape(told);
+    for point in &series.points {
+        let (cx, cy) = (x.place(point.x), y.place(point.y));
+        let tooltip = escape(&point.tooltip);
         let _ = write!(
             svg,
             "<circle class=\"dot {class}\" cx={cx:.1} cy={cy:.1} r=3 />\
-             <circle class=hit cx={cx:.1} cy={cy:.1} r=9><title>{told}</title></circle>"
+             <circle class=hit cx={cx:.1} cy={cy:.1} r=9><title>{tooltip}</title></circle>"
         );
     }
 }
@@ -215,7 +219,8 @@ fn x_axis(xs: &[f64]) -> Option<Axis> {
     Some(Axis {
         from,
         to,
-        at: (LEFT + 6.0, WIDTH - RIGHT - 6.0),
+        from_at: LEFT + 6.0,
+        to_at: WIDTH - RIGHT - 6.0,
     })
 }
 
@@ -224,7 +229,8 @@ fn y_axis(ys: &[f64]) -> Option<Axis> {
     Some(Axis {
         from: from / 1.25,
         to: to * 1.25,
-        at: (HEIGHT - BOTTOM, TOP),
+        from_at: HEIGHT - BOTTOM,
+        to_at: TOP,
     })
 }
 
@@ -266,11 +272,16 @@ mod tests {
     use super::*;
 
     fn chart(points: &[(f64, f64)]) -> Chart {
-        let points = points.iter().map(|&(x, y)| (x, y, "a <b>".to_owned()));
+        let points = points.iter().map(|&(x, y)| Point {
+            x,
+            y,
+            tooltip: "a <b>".into(),
+        });
         Chart {
             title: "t & u".into(),
-            x: ("bytes".into(), Unit::Bytes),
-            y: Unit::Micros,
+            x: "bytes".into(),
+            x_unit: Unit::Bytes,
+            y_unit: Unit::Micros,
             series: vec![Series {
                 name: "pull".into(),
                 color: Some(0),

@@ -1,9 +1,9 @@
-//! The table of a comparison: the measurement, the rival, and the verdict.
+//! The table of a comparison: the measurement, the baseline, and the verdict.
 
 use std::fmt::Write;
 
 use super::html::{digits, escape};
-use crate::cmd::compare::Ratio;
+use crate::contest::{Ratio, median};
 use crate::sheet::Document;
 
 /// Width and height of a verdict's drawing in pixels, and its reach in multiples of the bound.
@@ -50,7 +50,7 @@ fn is_met(ratio: &Ratio) -> bool {
 
 fn table(ratios: &[&Ratio], judged: bool) -> String {
     let mut out = "<div class=wide><table><thead><tr><th>contest<th>what<th class=n>ours\
-                   <th class=n>rival's<th>rival<th>unit<th class=n>value<th class=n>rounds"
+                   <th class=n>baseline's<th>baseline<th>unit<th class=n>value<th class=n>rounds"
         .to_owned();
     if judged {
         out += "<th class=n>target<th>by the bound<th>";
@@ -64,15 +64,16 @@ fn table(ratios: &[&Ratio], judged: bool) -> String {
 
 fn row(ratio: &Ratio, judged: bool) -> String {
     let [low, high] = ratio.spread;
-    let rival = ratio.rival.as_deref().unwrap_or("-");
+    let baseline = ratio.baseline.as_deref().unwrap_or("-");
+    let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), long);
     let mut out = format!(
         "<tr><td><code>{}</code><td>{}<td class=n>{}<td class=n>{}<td>{}<td>{}<td class=n><b>{}</b>\
          <td class=n>{} .. {}",
         escape(&ratio.id),
         escape(&ratio.what),
-        median(&ratio.ours),
-        median(&ratio.theirs),
-        escape(rival),
+        shown(median(&ratio.ours)),
+        shown(median(&ratio.theirs)),
+        escape(baseline),
         escape(&ratio.unit),
         long(ratio.value),
         long(low),
@@ -101,14 +102,6 @@ fn row(ratio: &Ratio, judged: bool) -> String {
         n => format!(" <b class=missed>#wrong {n}</b>"),
     };
     out + &wrong + "</tr>"
-}
-
-fn median(values: &[f64]) -> String {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-        .get(sorted.len() / 2)
-        .map_or_else(|| "-".into(), |value| long(*value))
 }
 
 /// Formats a large number with thousands separators.

@@ -59,10 +59,7 @@ pub fn run(args: &ReportArgs) -> Result<Failures, BenchError> {
 /// # Errors
 /// [`BenchError::File`] if the page cannot be written.
 pub(crate) fn write(path: &Path, runs: &[Run]) -> Result<(), BenchError> {
-    std::fs::write(path, page::page(runs)).map_err(|e| BenchError::File {
-        path: path.to_owned(),
-        why: e.to_string(),
-    })
+    std::fs::write(path, page::page(runs)).map_err(|e| BenchError::file(path, e))
 }
 
 fn stem(path: &Path) -> String {

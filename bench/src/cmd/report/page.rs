@@ -25,9 +25,9 @@ pub(super) fn page(runs: &[Run]) -> String {
             let transport = escape(&run.document.fingerprint.transport);
             let _ = write!(
                 out,
-                "<h2>Comparison over {transport}</h2><p>Each contest measures us and a rival in \
-                 turn. The value is the median of the rounds' ratios, ours by the rival's, or our \
-                 own median where the target is absolute. Drawn beside the bound, from a sixteenth \
+                "<h2>Comparison over {transport}</h2><p>Each contest measures us and a baseline in \
+                 turn. The value is the median of the rounds' ratios, ours by the baseline's, or our \
+                 own median where the target is absolute. Drawn next to the bound, from a sixteenth \
                  to sixteen times of it; the shaded half is the good one.</p>{verdicts}"
             );
         }

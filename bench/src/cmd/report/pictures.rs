@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Run;
-use super::chart::{Chart, Series};
+use super::chart::{Chart, Point, Series};
 use super::html::Unit;
 use crate::row::Row;
 
@@ -46,7 +46,9 @@ struct Kind {
     test: &'static str,
     title: &'static str,
     note: &'static str,
-    x: (&'static str, Unit),
+    /// Name of the lower axis.
+    x: &'static str,
+    x_unit: Unit,
     shown: Shown,
     /// Whether each operation has its own chart; otherwise operations are lines of one.
     split: bool,
@@ -56,17 +58,19 @@ const KINDS: [Kind; 7] = [
     Kind {
         test: "latency",
         title: "Latency",
-        note: "Median; the band reaches to the 99th percentile. Grey: the raw ceiling, measured \
+        note: "Median; the band reaches to the 99th percentile. Grey: the roofline, measured \
                right after each row. A push is over when it is applied.",
-        x: ("bytes of a message", Unit::Bytes),
+        x: "bytes of a message",
+        x_unit: Unit::Bytes,
         shown: Shown::Median,
         split: true,
     },
     Kind {
         test: "bandwidth",
         title: "Bandwidth",
-        note: "Payload bytes by the time of whole windows. Grey: the raw ceiling.",
-        x: ("bytes of a message", Unit::Bytes),
+        note: "Payload bytes by the time of whole windows. Grey: the roofline.",
+        x: "bytes of a message",
+        x_unit: Unit::Bytes,
         shown: Shown::Bytes,
         split: true,
     },
@@ -74,7 +78,8 @@ const KINDS: [Kind; 7] = [
         test: "rate",
         title: "Rate",
         note: "Calls a second with many under way.",
-        x: ("bytes of a message", Unit::Bytes),
+        x: "bytes of a message",
+        x_unit: Unit::Bytes,
         shown: Shown::Calls,
         split: true,
     },
@@ -82,7 +87,8 @@ const KINDS: [Kind; 7] = [
         test: "sparse",
         title: "Many rows",
         note: "Calls for many random rows of a large table; median, band to the 99th percentile.",
-        x: ("bytes of a row", Unit::Bytes),
+        x: "bytes of a row",
+        x_unit: Unit::Bytes,
         shown: Shown::Median,
         split: true,
     },
@@ -90,7 +96,8 @@ const KINDS: [Kind; 7] = [
         test: "scale",
         title: "Workers and servers",
         note: "Payload of all worker processes together.",
-        x: ("workers", Unit::Count),
+        x: "workers",
+        x_unit: Unit::Count,
         shown: Shown::Bytes,
         split: true,
     },
@@ -99,7 +106,8 @@ const KINDS: [Kind; 7] = [
         title: "Clocks",
         note: "From a worker's tick until it sees that all have ticked; barriers. Median, band to \
                the 99th percentile.",
-        x: ("workers", Unit::Count),
+        x: "workers",
+        x_unit: Unit::Count,
         shown: Shown::Median,
         split: false,
     },
@@ -107,7 +115,8 @@ const KINDS: [Kind; 7] = [
         test: "apply",
         title: "Applying",
         note: "Rows a second of one applier, without a ring or a wire.",
-        x: ("bytes of a row", Unit::Bytes),
+        x: "bytes of a row",
+        x_unit: Unit::Bytes,
         shown: Shown::Calls,
         split: false,
     },
@@ -157,8 +166,9 @@ fn charts(kind: &Kind, runs: &[Run]) -> Vec<Chart> {
         .into_iter()
         .map(|(title, lines)| Chart {
             title,
-            x: (kind.x.0.into(), kind.x.1),
-            y: kind.shown.unit(),
+            x: kind.x.into(),
+            x_unit: kind.x_unit,
+            y_unit: kind.shown.unit(),
             series: series(kind, &lines, runs),
         })
         .collect()
@@ -214,17 +224,17 @@ fn series(kind: &Kind, lines: &[Line<'_>], runs: &[Run]) -> Vec<Series> {
             dashed: first.is_some_and(|line| line.run != *run),
         });
     }
-    all.extend(ceilings(kind, lines));
+    all.extend(rooflines(kind, lines));
     all
 }
 
-fn point(kind: &Kind, row: &Row, label: &str) -> (f64, f64, String) {
+fn point(kind: &Kind, row: &Row, label: &str) -> Point {
     let value = kind.shown.of(row);
     let us = |value| Unit::Micros.text(value);
     let f = &row.figures;
-    let told = format!(
+    let tooltip = format!(
         "{label}, {}: {}\np50 {}, p90 {}, p99 {}, p99.9 {}, max {}\n{} calls, {}",
-        kind.x.1.text(row.size as f64),
+        kind.x_unit.text(row.size as f64),
         kind.shown.unit().text(value),
         us(f.p50_us),
         us(f.p90_us),
@@ -237,32 +247,37 @@ fn point(kind: &Kind, row: &Row, label: &str) -> (f64, f64, String) {
             n => format!("{n} values WRONG"),
         }
     );
-    (row.size as f64, value, told)
+    Point {
+        x: row.size as f64,
+        y: value,
+        tooltip,
+    }
 }
 
-/// The raw ceilings of the first run's rows, one line for each ceiling.
-fn ceilings(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
+/// The rooflines of the first run's rows, one line for each roofline.
+fn rooflines(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
     let mut found: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     if kind.shown == Shown::Calls {
         return Vec::new();
     }
     for row in lines.iter().flat_map(|line| &line.rows) {
-        let Some(ceiling) = &row.ceiling else {
+        let Some(roofline) = &row.roofline else {
             continue;
         };
         let value = match kind.shown {
-            Shown::Median => ceiling.p50_us,
-            _ => ceiling.mb_per_s,
+            Shown::Median => roofline.p50_us,
+            _ => roofline.mb_per_s,
         };
-        let line = found.entry(ceiling.name.clone()).or_default();
+        let line = found.entry(roofline.name.clone()).or_default();
         line.entry(row.size).or_insert(value);
     }
     let line = |(name, points): (String, BTreeMap<u64, f64>)| Series {
         points: points
             .into_iter()
-            .map(|(size, value)| {
-                let told = format!("{name}: {}", kind.shown.unit().text(value));
-                (size as f64, value, told)
+            .map(|(size, value)| Point {
+                x: size as f64,
+                y: value,
+                tooltip: format!("{name}: {}", kind.shown.unit().text(value)),
             })
             .collect(),
         name,

@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_buffer, tw_buffer_options, tw_status, tw_table, tw_ticket};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_buffer, tw_buffer_options, tw_status, tw_table, tw_ticket};
 use crate::values;
 
 /// Makes a buffer for updates of a table's rows, TW_SPARSE or TW_ROWS. `options` may be null.
@@ -25,12 +25,8 @@ pub unsafe extern "C" fn tw_buffer_create(
         // SAFETY: the contract of the module.
         let buffer = unsafe { raw::out(buffer, "the place for the buffer") }?;
         *buffer = 0;
-        let options = if options.is_null() {
-            raw::Sized0::zero()
-        } else {
-            // SAFETY: the contract of the module.
-            unsafe { raw::options(options, "options") }?
-        };
+        // SAFETY: the contract of the module.
+        let options = unsafe { raw::options_or_default(options) }?;
         *buffer = session.with(|open| {
             let table = *open.tables.get(table)?;
             let spec = table.spec(&open.client).ok_or_else(Failure::panicked)?;

@@ -2,22 +2,16 @@
 
 use std::ffi::c_char;
 
-use tidewater::{AnyTable, PendingCall};
+use tidewater::AnyTable;
 use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
-use tidewater_protocol::table::DType;
 
 use super::session::tw_session;
-use super::types::{tw_call, tw_status, tw_table, tw_table_options};
 use crate::convert;
 use crate::error::Failure;
+use crate::open::{AnyCall, Open};
 use crate::raw;
-use crate::session::{Open, run};
-
-/// A call under way, and the type of the table that it creates.
-pub(crate) struct AnyCall {
-    pub(crate) call: PendingCall,
-    pub(crate) dtype: Option<DType>,
-}
+use crate::session::run;
+use crate::types::{tw_call, tw_status, tw_table, tw_table_options};
 
 /// Begins a call of a session by `start`, and keeps it under a handle.
 ///
@@ -209,13 +203,10 @@ pub unsafe extern "C" fn tw_save_finish(
             let pending = open.calls.remove(call)?;
             Ok(open.client.finish_save(pending.call)?)
         })?;
-        for (to, number) in [(rows, saved.rows), (bytes, saved.bytes)] {
-            if !to.is_null() {
-                // SAFETY: the contract of the module.
-                *unsafe { raw::out(to, "the place for rows or bytes") }? = number;
-            }
-        }
-        Ok(())
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(rows, "the place for the rows", saved.rows) }?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(bytes, "the place for the bytes", saved.bytes) }
     })
 }
 
@@ -234,12 +225,9 @@ pub unsafe extern "C" fn tw_load_finish(
             let pending = open.calls.remove(call)?;
             Ok(open.client.finish_load(pending.call)?)
         })?;
-        if !tables.is_null() {
-            // SAFETY: the contract of the module.
-            *unsafe { raw::out(tables, "the place for the number of tables") }? =
-                loaded.tables.len() as u64;
-        }
-        Ok(())
+        let count = loaded.tables.len() as u64;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(tables, "the place for the number of tables", count) }
     })
 }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tidewater::{AnyTable, Client, ClientError};
 
 use super::session::tw_session;
-use super::types::{tw_status, tw_table};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_status, tw_table};
 
 /// Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 /// for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says
@@ -37,21 +37,17 @@ pub unsafe extern "C" fn tw_clock(
     run("tw_clock", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
-        let mut told = [(mine, 0), (everybodys, 0)];
-        session.with(|open| {
-            told[0].1 = open.client.clock();
-            if !everybodys.is_null() {
-                told[1].1 = open.client.global_clock()?;
+        let what = "the place for a clock";
+        // SAFETY: the contract of the module.
+        let everybodys = unsafe { raw::optional_out(everybodys, what) }?;
+        let own = session.with(|open| {
+            if let Some(everybodys) = everybodys {
+                *everybodys = open.client.global_clock()?;
             }
-            Ok(())
+            Ok(open.client.clock())
         })?;
-        for (to, clock) in told {
-            if !to.is_null() {
-                // SAFETY: the contract of the module.
-                *unsafe { raw::out(to, "the place for a clock") }? = clock;
-            }
-        }
-        Ok(())
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(mine, what, own) }
     })
 }
 

@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 
 use super::session::tw_session;
-use super::types::tw_status;
 use crate::convert;
-use crate::raw;
+use crate::raw::{self, Memory};
 use crate::session::run;
+use crate::types::tw_status;
 use crate::values;
 
 /// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
@@ -27,13 +27,12 @@ pub unsafe extern "C" fn tw_all_gather(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         let dtype = convert::dtype(dtype)?;
-        let bytes = |count: usize| count.saturating_mul(dtype.size());
+        let (to, from) = (
+            Memory::values(all, all_elements, dtype),
+            Memory::values(values, elements, dtype),
+        );
         let what = "the values and the array for those of all workers";
-        raw::disjoint(
-            (all, bytes(all_elements)),
-            (values.cast(), bytes(elements)),
-            what,
-        )?;
+        raw::disjoint(to, from, what)?;
         // SAFETY: the contract of the module.
         let values = unsafe { raw::values(values, elements, dtype) }?;
         // SAFETY: the contract of the module, and it does not overlap the values.

@@ -9,14 +9,15 @@ use tidewater::{AnyTable, Client, ClientError, PullOptions, Pulled, PushOptions,
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
-use super::types::{
+use crate::convert;
+use crate::error::Failure;
+use crate::open::Open;
+use crate::raw::{self, Memory};
+use crate::session::run;
+use crate::types::{
     tw_group_range, tw_pull, tw_pull_options, tw_push_options, tw_status, tw_table,
     tw_table_options, tw_ticket,
 };
-use crate::convert;
-use crate::error::Failure;
-use crate::raw;
-use crate::session::{Open, run};
 use crate::values::{self, ValuesMut};
 
 /// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
@@ -37,12 +38,13 @@ pub unsafe extern "C" fn tw_pull_rows(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
+        let options = unsafe { raw::options_or_default(options) }?;
         let dtype = convert::dtype(dtype)?;
-        let bytes = elements.saturating_mul(dtype.size());
-        let keys_bytes = rows.saturating_mul(8);
-        let what = "the array to pull into and the keys";
-        raw::disjoint((out, bytes), (keys.cast(), keys_bytes), what)?;
+        let (to, from) = (
+            Memory::values(out, elements, dtype),
+            Memory::array(keys, rows),
+        );
+        raw::disjoint(to, from, "the array to pull into and the keys")?;
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::keys(keys, rows) }?;
         // SAFETY: the contract of the module, and it does not overlap the keys.
@@ -75,7 +77,9 @@ pub unsafe extern "C" fn tw_pull_range(
             pull_elements(
                 session,
                 table,
-                (out, elements, dtype),
+                out,
+                elements,
+                dtype,
                 options,
                 |table, client, out, pull| values::pull_range(table, client, first, out, pull),
             )
@@ -97,20 +101,19 @@ pub unsafe extern "C" fn tw_pull_group(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
+        let options = unsafe { raw::options_or_default(options) }?;
         // SAFETY: the contract of the module.
         let ranges = unsafe { raw::group(ranges, count) }?;
-        let bytes = |range: &tw_group_range| {
+        let memory = |range: &tw_group_range| {
             let dtype = convert::dtype(range.dtype)?;
-            let bytes = range.elements.saturating_mul(dtype.size());
-            Ok::<_, Failure>((range.out.cast_const(), bytes))
+            Ok::<_, Failure>(Memory::values(range.out, range.elements, dtype))
         };
         for (n, range) in ranges.iter().enumerate() {
             if range.reserved != 0 {
                 return Err(Failure::argument("reserved is not zero"));
             }
             for other in &ranges[..n] {
-                raw::disjoint(bytes(range)?, bytes(other)?, "two arrays to pull into")?;
+                raw::disjoint(memory(range)?, memory(other)?, "two arrays to pull into")?;
             }
         }
         session.with(|open| {
@@ -198,10 +201,12 @@ pub unsafe extern "C" fn tw_pull_pinned(
             pull_elements(
                 session,
                 table,
-                (out, elements, dtype),
+                out,
+                elements,
+                dtype,
                 options,
                 |table, client, out, pull| {
-                    values::pull_pinned(table, client, (version, first), out, pull)
+                    values::pull_pinned(table, client, version, first, out, pull)
                 },
             )
         }
@@ -225,7 +230,7 @@ pub unsafe extern "C" fn tw_pull_start(
         let pull = unsafe { raw::out(pull, "the place for the pull") }?;
         *pull = 0;
         // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
+        let options = unsafe { raw::options_or_default(options) }?;
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::keys(keys, rows) }?;
         *pull = session.with(|open| {
@@ -257,7 +262,7 @@ pub unsafe extern "C" fn tw_pull_range_start(
         let pull = unsafe { raw::out(pull, "the place for the pull") }?;
         *pull = 0;
         // SAFETY: the contract of the module.
-        let options = unsafe { pull_options(options) }?;
+        let options = unsafe { raw::options_or_default(options) }?;
         *pull = session.with(|open| {
             let table = *open.tables.get(table)?;
             let options = open.pull_options(&options)?;
@@ -376,7 +381,8 @@ pub unsafe extern "C" fn tw_push_rows(
                     &mut open.client,
                     keys,
                     values,
-                    (op, PushOptions::default()),
+                    op,
+                    PushOptions::default(),
                 )
             })
         }
@@ -402,7 +408,7 @@ pub unsafe extern "C" fn tw_push_rows_with(
         let session = unsafe { raw::session(session) }?;
         let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
         // SAFETY: the contract of the module.
-        let options = convert::push_options(&unsafe { push_options(options) }?)?;
+        let options = convert::push_options(&unsafe { raw::options_or_default(options) }?)?;
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::keys(keys, rows) }?;
         // SAFETY: the contract of the module.
@@ -411,7 +417,7 @@ pub unsafe extern "C" fn tw_push_rows_with(
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                values::push_rows(table, &mut open.client, keys, values, (op, options))
+                values::push_rows(table, &mut open.client, keys, values, op, options)
             })
         }
     })
@@ -444,7 +450,8 @@ pub unsafe extern "C" fn tw_push_range(
                     &mut open.client,
                     first,
                     values,
-                    (op, PushOptions::default()),
+                    op,
+                    PushOptions::default(),
                 )
             })
         }
@@ -469,14 +476,14 @@ pub unsafe extern "C" fn tw_push_range_with(
         let session = unsafe { raw::session(session) }?;
         let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
         // SAFETY: the contract of the module.
-        let options = convert::push_options(&unsafe { push_options(options) }?)?;
+        let options = convert::push_options(&unsafe { raw::options_or_default(options) }?)?;
         // SAFETY: the contract of the module.
         let values = unsafe { raw::values(values, elements, dtype) }?;
         // SAFETY: the contract of the module.
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                values::push_range(table, &mut open.client, first, values, (op, options))
+                values::push_range(table, &mut open.client, first, values, op, options)
             })
         }
     })
@@ -573,19 +580,6 @@ impl Open {
     }
 }
 
-/// Reads the options of a pull; null means the defaults.
-///
-/// # Safety
-/// The contract of the module.
-unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_options, Failure> {
-    use raw::Sized0 as _;
-    if options.is_null() {
-        return Ok(tw_pull_options::zero());
-    }
-    // SAFETY: the contract of the module.
-    unsafe { raw::options(options, "options") }
-}
-
 /// Writes the versions of a pull to the place that its options name, if any.
 ///
 /// # Safety
@@ -605,14 +599,16 @@ unsafe fn report(options: &tw_pull_options, pulled: Pulled) -> Result<(), Failur
 unsafe fn pull_elements(
     session: *mut tw_session,
     table: tw_table,
-    (out, elements, dtype): (*mut c_void, usize, i32),
+    out: *mut c_void,
+    elements: usize,
+    dtype: i32,
     options: *const tw_pull_options,
     pull: impl FnOnce(AnyTable, &mut Client, ValuesMut<'_>, PullOptions) -> Result<Pulled, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract of the module.
     let session = unsafe { raw::session(session) }?;
     // SAFETY: the contract of the module.
-    let options = unsafe { pull_options(options) }?;
+    let options = unsafe { raw::options_or_default(options) }?;
     let dtype = convert::dtype(dtype)?;
     // SAFETY: the contract of the module.
     let out = unsafe { raw::values_mut(out, elements, dtype) }?;
@@ -623,19 +619,6 @@ unsafe fn pull_elements(
         // SAFETY: the contract of the module.
         unsafe { report(&options, found) }
     })
-}
-
-/// Reads the options of a push; null means the defaults.
-///
-/// # Safety
-/// The contract of the module.
-unsafe fn push_options(options: *const tw_push_options) -> Result<tw_push_options, Failure> {
-    use raw::Sized0 as _;
-    if options.is_null() {
-        return Ok(tw_push_options::zero());
-    }
-    // SAFETY: the contract of the module.
-    unsafe { raw::options(options, "options") }
 }
 
 /// Pushes, and keeps the ticket if the caller gave a place for its handle.
@@ -684,17 +667,17 @@ unsafe fn settle(
     if *handle == 0 {
         return session.with(|_| Ok(true));
     }
-    let (told, settled) = session.with(|open| {
+    let (answer, settled) = session.with(|open| {
         let pushed = open.pushes.get(*handle)?;
-        let told = ask(&mut open.client, open.timeout, pushed);
-        let settled = !matches!(&told, Ok(false) | Err(ClientError::Deadline { .. }));
+        let answer = ask(&mut open.client, open.timeout, pushed);
+        let settled = !matches!(&answer, Ok(false) | Err(ClientError::Deadline { .. }));
         if settled {
             open.pushes.remove(*handle).map(drop)?;
         }
-        Ok((told, settled))
+        Ok((answer, settled))
     })?;
     if settled {
         *handle = 0;
     }
-    Ok(told?)
+    Ok(answer?)
 }

@@ -6,11 +6,12 @@ use tidewater::{AnyTable, Scalar};
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_function_options, tw_results, tw_status, tw_table, tw_ticket};
 use crate::convert::{self, FunctionInputs};
 use crate::error::Failure;
-use crate::raw;
-use crate::session::{Open, run};
+use crate::open::Open;
+use crate::raw::{self, Memory};
+use crate::session::run;
+use crate::types::{tw_function_options, tw_results, tw_status, tw_table, tw_ticket};
 
 /// Sets each element of `target` to the value of `expression`, such as "p0 * x + y": x, y and z are the
 /// elements of the inputs at the same place, p0 to p15 the parameters, index the element's index. The
@@ -229,9 +230,9 @@ pub unsafe extern "C" fn tw_results_take(
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
         let handle = unsafe { raw::out(results, "the place of the results") }?;
-        let lengths_bytes = pieces.saturating_mul(size_of::<usize>());
         let what = "the array for the results and that of lengths";
-        raw::disjoint((out, bytes), (lengths.cast(), lengths_bytes), what)?;
+        let results = Memory::array(out.cast::<u8>(), bytes);
+        raw::disjoint(results, Memory::array(lengths, pieces), what)?;
         // SAFETY: the contract of the module.
         let out = unsafe { raw::bytes_mut(out, bytes, "the array for the results") }?;
         // SAFETY: the contract of the module, and it does not overlap the results.

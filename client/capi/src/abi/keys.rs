@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_scan_cursor, tw_status, tw_table, tw_ticket};
 use crate::convert;
-use crate::raw;
+use crate::raw::{self, Memory};
 use crate::session::run;
+use crate::types::{tw_scan_cursor, tw_status, tw_table, tw_ticket};
 use crate::values;
 
 /// Deletes the rows of `rows` keys of a TW_SPARSE table; keys without a row are left out. The deletion stands
@@ -51,11 +51,8 @@ pub unsafe extern "C" fn tw_keys_exist(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         let what = "the array for the answers and the keys";
-        raw::disjoint(
-            (stored.cast(), rows),
-            (keys.cast(), rows.saturating_mul(8)),
-            what,
-        )?;
+        let (to, from) = (Memory::array(stored, rows), Memory::array(keys, rows));
+        raw::disjoint(to, from, what)?;
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::keys(keys, rows) }?;
         // SAFETY: the contract of the module, and it does not overlap the keys.
@@ -120,10 +117,11 @@ pub unsafe extern "C" fn tw_keys_scan(
             true => None,
             false => Some(convert::dtype(dtype)?),
         };
-        let bytes = dtype.map_or(0, |dtype| elements.saturating_mul(dtype.size()));
-        let what = "the arrays for the keys and for the rows";
-        let keys_bytes = room.saturating_mul(8);
-        raw::disjoint((values, bytes), (keys.cast(), keys_bytes), what)?;
+        if let Some(dtype) = dtype {
+            let rows = Memory::values(values, elements, dtype);
+            let what = "the arrays for the keys and for the rows";
+            raw::disjoint(rows, Memory::array(keys, room), what)?;
+        }
         // SAFETY: the contract of the module.
         let keys = unsafe { raw::u64s_mut(keys, room, "the array for the keys") }?;
         let values = match dtype {
@@ -134,7 +132,7 @@ pub unsafe extern "C" fn tw_keys_scan(
         let mut at = convert::scan_cursor(cursor);
         *count = session.with(|open| {
             let table = *open.tables.get(table)?;
-            values::scan(table, &mut open.client, (&mut at, keys), values)
+            values::scan(table, &mut open.client, &mut at, keys, values)
         })?;
         (cursor.partition, cursor.slot) = (at.partition, at.slot);
         Ok(())

@@ -2,8 +2,8 @@
 
 use std::ffi::c_char;
 
-use super::types::tw_status;
 use crate::error;
+use crate::types::tw_status;
 
 /// Version of this interface, 100 x major + minor: a program that was compiled with it runs with libraries
 /// of the same major and at least this minor version.

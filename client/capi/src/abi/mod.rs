@@ -1,4 +1,4 @@
-//! The interface that C sees: the types and the calls of `tidewater.h`.
+//! The interface that C sees: the calls of `tidewater.h`.
 //!
 //! # Safety
 //! All calls have one contract, which the head of the header states for C. A pointer is null or points
@@ -23,6 +23,5 @@ pub mod schedule;
 pub mod session;
 pub mod table;
 pub mod tasks;
-pub mod types;
 pub mod vector;
 pub mod walltime;

@@ -2,10 +2,10 @@
 
 use super::data::push;
 use super::session::tw_session;
-use super::types::{tw_schedule, tw_status, tw_table, tw_ticket};
 use crate::convert;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_schedule, tw_status, tw_table, tw_ticket};
 
 /// Writes the rate of an iteration, from 0, to `*rate`: the same bits on every host.
 #[unsafe(no_mangle)]

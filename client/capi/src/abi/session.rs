@@ -6,12 +6,12 @@ use std::time::Duration;
 use tidewater::{ClientError, JoinOptions, Joined};
 use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
 
-use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 use crate::convert::{self, SessionChoices};
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
 pub use crate::session::tw_session;
+use crate::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 
 /// Joins a job as a worker and opens a session with every server. `options` may be null: the job
 /// that the environment names, or that of the processes which mpirun, srun or their like started with
@@ -308,13 +308,10 @@ pub unsafe extern "C" fn tw_save(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.save(directory, timeout)?)
         })?;
-        for (to, number) in [(rows, saved.rows), (bytes, saved.bytes)] {
-            if !to.is_null() {
-                // SAFETY: the contract of the module.
-                *unsafe { raw::out(to, "the place for rows or bytes") }? = number;
-            }
-        }
-        Ok(())
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(rows, "the place for the rows", saved.rows) }?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(bytes, "the place for the bytes", saved.bytes) }
     })
 }
 
@@ -337,12 +334,9 @@ pub unsafe extern "C" fn tw_load(
             let timeout = timeout.unwrap_or(FILE_CALL_TIMEOUT);
             Ok(open.client.load(directory, timeout)?)
         })?;
-        if !tables.is_null() {
-            // SAFETY: the contract of the module.
-            *unsafe { raw::out(tables, "the place for the number of tables") }? =
-                loaded.tables.len() as u64;
-        }
-        Ok(())
+        let count = loaded.tables.len() as u64;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer_value(tables, "the place for the number of tables", count) }
     })
 }
 
@@ -371,13 +365,8 @@ unsafe fn parse(
     options: *const tw_session_options,
     observer: bool,
 ) -> Result<(JoinOptions, SessionChoices), Failure> {
-    use raw::Sized0 as _;
-    let options = if options.is_null() {
-        tw_session_options::zero()
-    } else {
-        // SAFETY: the contract of the module.
-        unsafe { raw::options(options, "options") }?
-    };
+    // SAFETY: the contract of the module.
+    let options = unsafe { raw::options_or_default(options) }?;
     let optional = |pointer, what| {
         // SAFETY: the contract of the module.
         unsafe { raw::optional_text(pointer, what) }

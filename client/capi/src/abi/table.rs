@@ -6,11 +6,11 @@ use tidewater::AnyTable;
 use tidewater_protocol::table::Shape;
 
 use super::session::tw_session;
-use super::types::{tw_status, tw_table, tw_table_info, tw_table_options};
 use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::{tw_status, tw_table, tw_table_info, tw_table_options};
 
 /// Creates a table, or opens the one of that name if its definition is equal. All workers may call it.
 #[unsafe(no_mangle)]

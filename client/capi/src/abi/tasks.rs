@@ -2,28 +2,14 @@
 
 use std::ffi::c_char;
 
-use tidewater_tasks::{CurrentTask, Tasks};
+use tidewater_tasks::Tasks;
 
 use super::session::tw_session;
-use super::types::{tw_status, tw_task_info, tw_task_options, tw_tasks};
 use crate::convert;
-use crate::error::Failure;
+use crate::open::OpenQueue;
 use crate::raw;
 use crate::session::run;
-
-/// A queue as a session has it, and the task that it has taken.
-#[derive(Debug)]
-pub(crate) struct OpenQueue {
-    tasks: Tasks,
-    current: Option<CurrentTask>,
-}
-
-impl OpenQueue {
-    fn take_current(&mut self) -> Result<CurrentTask, Failure> {
-        let none = "the session has no task of this queue; take one with tw_tasks_next";
-        self.current.take().ok_or_else(|| Failure::argument(none))
-    }
-}
+use crate::types::{tw_status, tw_task_info, tw_task_options, tw_tasks};
 
 /// Opens the queue of tasks over the records 0 to `records`, which the program reads itself. Of the workers that open
 /// it the first one's number counts. All give the same options.

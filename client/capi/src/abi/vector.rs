@@ -7,11 +7,12 @@ use tidewater_protocol::limits::PARTITIONS_DEFAULT;
 use tidewater_protocol::table::DType;
 
 use super::session::tw_session;
-use super::types::{tw_status, tw_table};
 use crate::convert;
 use crate::error::Failure;
+use crate::open::Open;
 use crate::raw;
-use crate::session::{Open, run};
+use crate::session::run;
+use crate::types::{tw_status, tw_table};
 
 /// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGES table with one column, without optimizer,
 /// that may hold NaN and infinity. Or opens the equal one of that name. tw_push_range with TW_ASSIGN sets elements;
@@ -141,9 +142,10 @@ pub unsafe extern "C" fn tw_vector_norm(
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
         let value = unsafe { raw::out(value, "value") }?;
-        let (expression, reduction, root) = convert::norm(norm)?;
-        let result = session.with(|open| number(open, expression, reduction, &[vector]))?;
-        *value = if root { result.sqrt() } else { result };
+        let norm = convert::norm(norm)?;
+        let result =
+            session.with(|open| number(open, norm.expression, norm.reduction, &[vector]))?;
+        *value = if norm.is_root { result.sqrt() } else { result };
         Ok(())
     })
 }

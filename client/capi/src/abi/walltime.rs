@@ -3,10 +3,10 @@
 use tidewater::walltime::Walltime;
 
 use super::session::tw_session;
-use super::types::tw_status;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
+use crate::types::tw_status;
 
 /// From now on, until the session is closed, SIGTERM and SIGUSR1, which batch systems send some time before
 /// they kill, are noted and do not end the process; a handler that the program has is called too. The

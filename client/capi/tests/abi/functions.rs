@@ -10,8 +10,8 @@ use tidewater::functions::{
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::function::*;
 use tidewater_capi::abi::session::tw_session;
-use tidewater_capi::abi::types::tw_status::*;
-use tidewater_capi::abi::types::*;
+use tidewater_capi::types::tw_status::*;
+use tidewater_capi::types::*;
 use tidewater_service::server::ServerFunctions;
 use tidewater_wasm::{Limits, Modules};
 

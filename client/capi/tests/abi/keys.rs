@@ -4,8 +4,8 @@ use std::ptr::{null, null_mut};
 
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::keys::*;
-use tidewater_capi::abi::types::tw_status::*;
-use tidewater_capi::abi::types::*;
+use tidewater_capi::types::tw_status::*;
+use tidewater_capi::types::*;
 
 use crate::rig::*;
 

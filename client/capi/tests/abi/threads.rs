@@ -6,8 +6,8 @@ use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::session::*;
 use tidewater_capi::abi::table::*;
-use tidewater_capi::abi::types::tw_status::*;
-use tidewater_capi::abi::types::*;
+use tidewater_capi::types::tw_status::*;
+use tidewater_capi::types::*;
 
 use crate::rig::*;
 

@@ -4,9 +4,9 @@ use std::ptr::{null, null_mut};
 
 use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::data::*;
-use tidewater_capi::abi::types::tw_status::*;
-use tidewater_capi::abi::types::*;
 use tidewater_capi::abi::vector::*;
+use tidewater_capi::types::tw_status::*;
+use tidewater_capi::types::*;
 
 use crate::rig::*;
 

@@ -1,21 +1,21 @@
-//! Steady-state audits: allocations, system calls, idle work, memory growth.
+//! Costs in the steady state: allocations, system calls, idle work, memory growth.
 
 use std::time::Duration;
 
-use tidewater::{FabricSettings, PullOptions, SyncMode};
+use tidewater::{PullOptions, SyncMode};
 use tidewater_runtime::clock::{self, Deadline};
 
-use super::arena::{Arena, Title};
+use super::comparison::{Comparison, Round, Rounds, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
 use super::shared::OneCore;
-use crate::args::{Common, Wire};
-use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::soak::{SaveArgs, SoakArgs, soak};
 use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
-use crate::subject::{Kind, Plot, Subject};
+use crate::options::{Common, Wire};
+use crate::workload::{Kind, Workload, WorkloadSpec};
 
 /// Warm-up calls before counting: pools and windows reach their size in them.
 const WARM: u64 = 2_000;
@@ -29,66 +29,72 @@ const IDLE: Duration = Duration::from_millis(300);
 const SOAK_CALLS: u64 = 10_000_000;
 const SOAK_TIME: Duration = Duration::from_secs(25);
 
-/// Runs all audits.
+/// Runs all contests.
 ///
 /// # Errors
 /// The error of the first call that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
+pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<(), BenchError> {
     let ids = ["allocs.", "syscalls.", "idle", "soak"].map(|what| format!("{name}.{what}"));
     let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
-    if !arena.wants(&ids) {
+    if !comparison.wants(&ids) {
         return Ok(());
     }
-    idle(arena, name, &mut bed(arena, 2)?)?;
-    calls(arena, name, &mut bed(arena, 1)?)?;
-    grows(arena, name, &mut bed(arena, 1)?)
+    idle(comparison, name, &mut cluster(comparison, 2)?)?;
+    calls(comparison, name, &mut cluster(comparison, 1)?)?;
+    grows(comparison, name, &mut cluster(comparison, 1)?)
 }
 
 /// Starts one server for `workers` workers, the used ranks only. With more workers than cores left, the
 /// server's applier would not stay awake between two calls.
-fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
-        transport: arena.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
-        appliers: 1,
+fn cluster(comparison: &Comparison<'_>, workers: u32) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         workers,
-        pin: None,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
 /// Processor seconds a second of unused servers with an open session.
-fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+fn idle(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
     let id = format!("{name}.idle");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
-    let client = bed.client(1, SyncMode::Asp)?;
+    let client = cluster.client(1, SyncMode::Asp)?;
     let title = Title {
         id: &id,
         what: "processor time of idle servers with a session open",
         unit: "s/s",
     };
     let mut ours = || {
-        let before = bed.peer()?;
+        let before = cluster.peer()?;
         let began = clock::now();
         std::thread::sleep(IDLE);
         let wall = clock::now() - began;
-        let used = bed.peer()?.since(before).cpu_ns;
-        Ok((used as f64 / wall.as_nanos() as f64, 0))
+        let used = cluster.peer()?.since(before).cpu_ns;
+        Ok(Round {
+            value: used as f64 / wall.as_nanos() as f64,
+            wrong: 0,
+        })
     };
-    arena.contest(title, &mut ours, None)?;
+    comparison.contest(title, &mut ours, None)?;
     let mut client = client;
     Ok(client.finish()?)
 }
 
 /// Allocations and system calls of steady-state calls.
-fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
-    let remote = arena.args.transport.wire() != Some(Wire::Memory);
+fn calls(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
+    let remote = comparison.args.transport.wire() != Some(Wire::Memory);
     let apart = OneCore::enter()?;
-    let apart = apart.keep_off(bed)?.then_some(apart);
-    let mut client = bed.client(0, SyncMode::Asp)?;
+    let apart = apart.keep_off(cluster)?.then_some(apart);
+    let mut client = cluster.client(0, SyncMode::Asp)?;
     for (op, rows) in [
         (Op::Pull, 1),
         (Op::Pull, CALL_ROWS),
@@ -107,19 +113,20 @@ fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
                 format!("{name}.allocs.{ends}"),
                 format!("{name}.syscalls.{ends}"),
             );
-            if !arena.wants(&[&allocs, &syscalls]) {
+            if !comparison.wants(&[&allocs, &syscalls]) {
                 continue;
             }
-            let plot = Plot::scattered(Kind::Sparse, 64, 10_000, rows, arena.args.seed);
-            let mut subject = Subject::new(&mut client, plot, false)?;
-            subject.learn_places()?;
+            let spec =
+                WorkloadSpec::scattered(Kind::Sparse, 64, 10_000, rows, comparison.args.seed);
+            let mut workload = Workload::new(&mut client, spec, false)?;
+            workload.cache_locations()?;
             let calls = if windowed { 64 } else { 1 };
-            let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
-            count_allocations(arena, &allocs, &mut work, bed)?;
+            let mut work = Calls::new(&mut workload, op, PullOptions::default(), style, calls);
+            count_allocations(comparison, &allocs, &mut work, cluster)?;
             if !remote && !windowed {
-                count_system_calls(arena, &syscalls, &mut work, bed)?;
+                count_system_calls(comparison, &syscalls, &mut work, cluster)?;
             }
-            subject.release()?;
+            workload.release()?;
         }
     }
     client.finish()?;
@@ -134,86 +141,99 @@ fn some(calls: u64, work: &dyn Work) -> Plan {
 }
 
 fn count_allocations(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     work: &mut dyn Work,
-    bed: &mut Bed,
+    cluster: &mut Cluster,
 ) -> Result<(), BenchError> {
     let plan = some(WARM, work);
-    let mut wrong = measure::run(&plan, work, bed)?.wrong;
+    let mut wrong = measure::run(&plan, work, cluster)?.wrong;
     let title = Title {
         id,
         what: "allocations of both ends for a call",
         unit: "allocs/op",
     };
     let mut ours = || {
-        let measured = measure::run(&plan, work, bed)?;
+        let measured = measure::run(&plan, work, cluster)?;
         let all = measured.client.allocations + measured.server.allocations;
-        Ok((
-            measured.per_call(all),
-            measured.wrong + std::mem::take(&mut wrong),
-        ))
+        Ok(Round {
+            value: measured.per_call(all),
+            wrong: measured.wrong + std::mem::take(&mut wrong),
+        })
     };
-    arena.contest(title, &mut ours, None)
+    comparison.contest(title, &mut ours, None)
 }
 
-/// Makes exactly `calls` calls, or fewer if they are slow; returns their number and the wrong values.
-fn steadily(calls: u64, work: &mut dyn Work) -> Result<(u64, u64), BenchError> {
+/// Calls that were made.
+struct Made {
+    calls: u64,
+    /// Number of wrong values.
+    wrong: u64,
+}
+
+/// Makes exactly `calls` calls, or fewer if they are slow.
+fn steadily(calls: u64, work: &mut dyn Work) -> Result<Made, BenchError> {
     let end = Deadline::after(COUNTING);
-    let (mut made, mut wrong) = (0, 0);
-    while made < calls && !end.passed() {
+    let mut made = Made { calls: 0, wrong: 0 };
+    while made.calls < calls && !end.passed() {
         work.prepare();
         work.sample()?;
-        wrong += work.check();
-        made += work.calls();
+        made.wrong += work.check();
+        made.calls += work.calls();
     }
-    Ok((made, wrong))
+    Ok(made)
 }
 
 fn count_system_calls(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
     work: &mut dyn Work,
-    bed: &Bed,
+    cluster: &Cluster,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let mut pids = vec![rustix::process::getpid()];
-    pids.extend(bed.pids());
-    let (mut each, mut wrong) = (Vec::new(), 0);
+    pids.extend(cluster.pids());
+    let mut rounds = Rounds::default();
     // A process that briefly needs a core ends a sleep in one round or the other.
-    for _ in 0..arena.args.rounds {
+    for _ in 0..comparison.args.rounds {
         let (mut counts, mut calls) = ([0; 2], [0; 2]);
         for (n, counted) in COUNTED.into_iter().enumerate() {
             let counter = match SyscallCounter::start(&pids) {
                 Ok(counter) => counter,
-                Err(reason) => return arena.absent(id, &reason),
+                Err(reason) => return comparison.absent(id, &reason),
             };
-            let (made, bad) = steadily(counted, work)?;
-            calls[n] = made;
+            let made = steadily(counted, work)?;
+            calls[n] = made.calls;
             counts[n] = match counter.stop() {
                 Ok(count) => count,
-                Err(reason) => return arena.absent(id, &reason),
+                Err(reason) => return comparison.absent(id, &reason),
             };
             // Not counted: the audit pulls all pushed rows, and now and then pushes other values.
-            wrong += bad + work.audit()?;
+            rounds.wrong += made.wrong + work.audit()?;
         }
         let more = counts[1].saturating_sub(counts[0]) as f64;
-        each.push(more / calls[1].saturating_sub(calls[0]).max(1) as f64);
+        rounds
+            .ours
+            .push(more / calls[1].saturating_sub(calls[0]).max(1) as f64);
     }
     let title = Title {
         id,
         what: "system calls of both ends for a call",
         unit: "calls/op",
     };
-    arena.record(title, (each, Vec::new()), None, wrong)
+    comparison.record(title, rounds, None)
 }
 
 /// Memory growth over ten million calls.
-fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+fn grows(
+    comparison: &mut Comparison<'_>,
+    name: &str,
+    cluster: &mut Cluster,
+) -> Result<(), BenchError> {
     let id = format!("{name}.soak");
-    if !arena.wants(&[&id]) {
+    if !comparison.wants(&[&id]) {
         return Ok(());
     }
     let args = SoakArgs {
@@ -223,10 +243,10 @@ fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
         max_growth: u64::MAX,
         servers: 1,
         saves: SaveArgs::default(),
-        common: Common::plain(arena.args.transport, arena.args.seed),
+        common: Common::plain(comparison.args.transport, comparison.args.seed),
     };
     let mut wrong = 0;
-    let soaked = soak(&args, bed, &mut |row, _| {
+    let soaked = soak(&args, cluster, &mut |row, _| {
         wrong += row.wrong;
         Ok(())
     })?;
@@ -240,5 +260,10 @@ fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
         what: &what,
         unit: "bytes",
     };
-    arena.record(title, (vec![soaked.growth as f64], Vec::new()), None, wrong)
+    let rounds = Rounds {
+        ours: vec![soaked.growth as f64],
+        wrong,
+        ..Rounds::default()
+    };
+    comparison.record(title, rounds, None)
 }

@@ -37,10 +37,7 @@ impl Ping {
     /// # Errors
     /// If memory or a thread cannot be allocated.
     pub fn new(to: usize, back: usize, calls: u64) -> Result<Self, BenchError> {
-        let failed = |source| BenchError::System {
-            what: "start a ping".into(),
-            source,
-        };
+        let failed = |source| BenchError::system("start a ping", source);
         let bytes = BODY + to.max(back).next_multiple_of(64);
         let memory = Region::anonymous(bytes).map_err(|e| failed(std::io::Error::other(e)))?;
         let memory = Arc::new(memory);
@@ -68,19 +65,19 @@ fn watch(memory: &Region, at: usize, old: u64) -> u64 {
     let Ok(words) = memory.words(at, 8) else {
         return REST;
     };
-    let mut looks = 0_u32;
-    let mut patience = None;
+    let mut polls = 0_u32;
+    let mut deadline = None;
     loop {
         let now = words.load_acquire(0);
         if now != old {
             return now;
         }
         spin_hint();
-        looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(YIELD_EVERY) {
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
-            let patience = patience.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
-            if patience.passed() {
+            let deadline = deadline.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
+            if deadline.passed() {
                 return REST;
             }
         }
@@ -130,8 +127,8 @@ impl Work for Ping {
     fn end(&mut self) {
         if let Ok(words) = self.memory.words_mut(0, BODY) {
             words.store_release(ASK, REST);
-            let patience = Deadline::after(DATA_DEADLINE);
-            while words.as_read().load_acquire(ANSWER) != REST && !patience.passed() {
+            let deadline = Deadline::after(DATA_DEADLINE);
+            while words.as_read().load_acquire(ANSWER) != REST && !deadline.passed() {
                 std::thread::yield_now();
             }
         }
@@ -139,21 +136,16 @@ impl Work for Ping {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let words = self.memory.words_mut(0, self.memory.len());
-        let words = words.map_err(|e| BenchError::System {
-            what: "look at a ping's memory".into(),
-            source: std::io::Error::other(e),
-        })?;
+        let words = words.map_err(|e| BenchError::system("look at a ping's memory", e))?;
         for _ in 0..self.calls {
             words.copy_in(BODY, &self.there);
             words.store_release(ASK, self.count + 1);
-            let told = watch(&self.memory, ANSWER, self.count);
-            if told == REST {
-                return Err(BenchError::Process {
-                    name: "the other end of a ping".into(),
-                    why: "it does not answer".into(),
-                });
+            let answered = watch(&self.memory, ANSWER, self.count);
+            if answered == REST {
+                let name = "the other end of a ping";
+                return Err(BenchError::process(name, "it does not answer"));
             }
-            self.count = told;
+            self.count = answered;
             words.as_read().copy_out(BODY, &mut self.back);
         }
         Ok(())

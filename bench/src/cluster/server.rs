@@ -1,7 +1,6 @@
 //! The server process of a run: a server as `tidewater server` starts it, which also reports its
 //! usage.
 
-use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -14,9 +13,9 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::process::{ServerProcess, ServerProcessConfig};
 
-use super::child::{Orders, answer};
+use super::child::{CommandReader, answer};
 use crate::alloc;
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::Usage;
 
 /// Name of the hidden subcommand.
@@ -52,54 +51,47 @@ pub struct Report;
 /// # Errors
 /// If it cannot start, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    let Some(start) = orders.take::<Start>()? else {
+    let mut commands = CommandReader::new();
+    let Some(start) = commands.take::<Start>()? else {
         return Ok(());
     };
-    drop(orders);
-    let failed = |why: String| BenchError::Process {
-        name: format!("server {}", start.number),
-        why,
-    };
+    drop(commands);
+    let failed = |cause: Cause| BenchError::process(format!("server {}", start.number), cause);
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
     let mut config = ServerProcessConfig::new(&start.coordinator, token, ServerId(start.number));
     config.appliers = start.appliers;
     config.local_rank = start.number;
     config.local_servers = start.servers;
     config.local_clients = start.clients;
-    config.rdma_device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
-    let variables = fabric_from_env().map_err(|e| failed(e.to_string()))?;
+    config.rdma_device =
+        super::device(start.rdma_device.as_deref()).map_err(|e| failed(e.into()))?;
+    let variables = fabric_from_env().map_err(|e| failed(e.into()))?;
     config.fabric = start.fabric.or(variables);
     let deadline = Deadline::after(COORDINATOR_START_TIMEOUT);
-    let server = ServerProcess::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
-    let system = |what: &'static str| {
-        move |source: io::Error| BenchError::System {
-            what: what.into(),
-            source,
-        }
-    };
-    let (stop, told) = UnixStream::pair().map_err(system("make a socket pair"))?;
-    let desk = std::thread::Builder::new().name("bench-desk".into());
-    let desk = desk
+    let server = ServerProcess::start(&config, deadline).map_err(|e| failed(e.into()))?;
+    let pair = UnixStream::pair();
+    let (stop, stopped) = pair.map_err(|e| BenchError::system("make a socket pair", e))?;
+    let reporter = std::thread::Builder::new().name("bench-usage".into());
+    let reporter = reporter
         .spawn(move || {
-            alloc::aside();
-            let done = tell();
+            alloc::exclude_this_thread();
+            let done = report_usage();
             let _ = stop.shutdown(Shutdown::Both);
             done
         })
-        .map_err(system("start a thread"))?;
+        .map_err(|e| BenchError::system("start a thread", e))?;
     answer(&())?;
-    let ended = server.run(&[told.as_fd()]);
-    ended.map_err(|e| failed(e.to_string()))?;
-    // After the coordinator has ended the server, the desk still waits for the parent, which exits too.
-    desk.join().unwrap_or(Ok(()))
+    let ended = server.run(&[stopped.as_fd()]);
+    ended.map_err(|e| failed(e.into()))?;
+    // After the coordinator has ended the server, the reporter still waits for the parent, which exits too.
+    reporter.join().unwrap_or(Ok(()))
 }
 
 /// Answers the parent's commands until its input ends.
-fn tell() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    while orders.take::<Report>()?.is_some() {
-        answer(&Usage::beside_this_thread())?;
+fn report_usage() -> Result<(), BenchError> {
+    let mut commands = CommandReader::new();
+    while commands.take::<Report>()?.is_some() {
+        answer(&Usage::without_this_thread())?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Memory ceilings: a copy, and a bare gather of rows.
+//! Memory rooflines: a copy, and a bare gather of rows.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -89,10 +89,7 @@ impl Gather {
     pub fn new(payload: usize, rows: u64, call_rows: usize, seed: u64) -> Result<Self, BenchError> {
         let layout = RowLayout::new(payload);
         let bytes = rows as usize * layout.stride;
-        let failed = |e: tidewater_runtime::mem::MemError| BenchError::System {
-            what: "take memory for a ceiling".into(),
-            source: std::io::Error::other(e),
-        };
+        let failed = |e| BenchError::system("take memory for a roofline", e);
         // Like a server's memory: one memfd, mapped.
         let (memory, _) = Region::memfd("bench-gather", bytes).map_err(failed)?;
         let words = memory.words_mut(0, bytes).map_err(failed)?;
@@ -113,10 +110,6 @@ impl Gather {
 }
 
 impl Work for Gather {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
         self.out.len() as u64
     }
@@ -134,10 +127,7 @@ impl Work for Gather {
         let words = self
             .memory
             .words(0, bytes)
-            .map_err(|e| BenchError::System {
-                what: "look at memory".into(),
-                source: std::io::Error::other(e),
-            })?;
+            .map_err(|e| BenchError::system("look at memory", e))?;
         let version = RowVersion::new(0, 1);
         let read = self.layout.read_bytes();
         let rows = self.batches[self.turn].chunks(AHEAD);

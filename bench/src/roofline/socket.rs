@@ -4,10 +4,11 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
+use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::DATA_DEADLINE;
 
-use super::rows::{self, Shape};
-use crate::bed::child::{Orders, Process, answer};
+use super::rows::{self, RowShape};
+use crate::cluster::child::{CommandReader, Process, answer};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -17,11 +18,9 @@ pub const ROLE: &str = "__wire";
 const STREAM_BYTES: usize = 1 << 20;
 /// Bytes of a stream's request or receipt.
 const NOTE: usize = 8;
-/// Largest message that the remote end accepts, bytes.
-pub(super) const MESSAGE_MAX: u64 = 1 << 30;
 
 /// Job of the remote end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Job {
     /// Reads `to` bytes and answers `back` bytes, repeatedly.
     Echo { to: u64, back: u64 },
@@ -30,85 +29,57 @@ pub(super) enum Job {
     /// Reads a note and answers `bytes` bytes.
     Source { bytes: u64 },
     /// Reads a list of rows and answers with the rows, repeatedly.
-    Rows(Shape),
+    Rows(RowShape),
 }
 
-impl Job {
-    fn to_words(self) -> [u64; 3] {
-        match self {
-            Self::Echo { to, back } => [0, to, back],
-            Self::Sink { bytes } => [1, bytes, 0],
-            Self::Source { bytes } => [2, bytes, 0],
-            Self::Rows(shape) => {
-                let [rows, call] = shape.to_words();
-                [3, rows, call]
-            }
-        }
-    }
-
-    fn from_words(words: [u64; 3]) -> Option<Self> {
-        let fits = |bytes: u64| bytes <= MESSAGE_MAX;
-        match words {
-            [0, to, back] if fits(to) && fits(back) => Some(Self::Echo { to, back }),
-            [1, bytes, 0] if fits(bytes) => Some(Self::Sink { bytes }),
-            [2, bytes, 0] if fits(bytes) => Some(Self::Source { bytes }),
-            [3, rows, call] => Shape::from_words([rows, call]).map(Self::Rows),
-            _ => None,
-        }
-    }
-}
-
-/// The remote process: serves one connection after the other, until its input ends.
+/// The remote process: its parent names the job; the data pass through one connection.
 ///
 /// # Errors
-/// If it cannot listen.
+/// If it cannot listen, or the parent sends something that is no job.
 pub fn serve() -> Result<(), BenchError> {
+    let mut commands = CommandReader::new();
+    let Some(job) = commands.take::<Job>()? else {
+        return Ok(());
+    };
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let listener = listener.map_err(wire)?;
     answer(&listener.local_addr().map_err(wire)?.port())?;
     std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            // The end of a connection ends its job; the next connection begins another.
-            let _ = connection.and_then(register);
-        }
+        // The end of the connection ends the job.
+        let _ = listener.accept().and_then(|(peer, _)| job.run(peer));
     });
-    Orders::new().to_the_end();
+    commands.to_the_end();
     Ok(())
 }
 
-fn register(mut peer: TcpStream) -> io::Result<()> {
-    peer.set_nodelay(true)?;
-    let mut words = [0; 3];
-    for word in &mut words {
-        let mut bytes = [0; 8];
-        peer.read_exact(&mut bytes)?;
-        *word = u64::from_le_bytes(bytes);
-    }
-    let job = Job::from_words(words);
-    match job.ok_or_else(|| io::Error::other("no such job"))? {
-        Job::Echo { to, back } => {
-            let (mut there, back) = (vec![0; to as usize], vec![2; back as usize]);
-            loop {
-                peer.read_exact(&mut there)?;
-                peer.write_all(&back)?;
+impl Job {
+    fn run(self, mut peer: TcpStream) -> io::Result<()> {
+        peer.set_nodelay(true)?;
+        match self {
+            Self::Echo { to, back } => {
+                let (mut there, back) = (vec![0; to as usize], vec![2; back as usize]);
+                loop {
+                    peer.read_exact(&mut there)?;
+                    peer.write_all(&back)?;
+                }
             }
-        }
-        Job::Sink { bytes } => {
-            let mut block = vec![0; STREAM_BYTES];
-            loop {
-                take(&mut peer, bytes, &mut block)?;
-                peer.write_all(&[0; NOTE])?;
+            Self::Sink { bytes } => {
+                let mut block = vec![0; STREAM_BYTES];
+                loop {
+                    take(&mut peer, bytes, &mut block)?;
+                    peer.write_all(&[0; NOTE])?;
+                }
             }
-        }
-        Job::Source { bytes } => {
-            let block = vec![2; STREAM_BYTES];
-            loop {
-                let mut note = [0; NOTE];
-                peer.read_exact(&mut note)?;
-                give(&mut peer, bytes, &block)?;
+            Self::Source { bytes } => {
+                let block = vec![2; STREAM_BYTES];
+                loop {
+                    let mut note = [0; NOTE];
+                    peer.read_exact(&mut note)?;
+                    give(&mut peer, bytes, &block)?;
+                }
             }
+            Self::Rows(shape) => rows::answer(&mut peer, shape),
         }
-        Job::Rows(shape) => rows::answer(&mut peer, shape),
     }
 }
 
@@ -146,16 +117,13 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn open(job: Job, pin: Option<usize>) -> Result<Self, BenchError> {
         let mut process = Process::start(ROLE, "the other end of a socket".into(), pin)?;
-        let port: u16 = process.hear()?;
+        let port: u16 = process.ask(&job)?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let open = || {
-            let mut peer = TcpStream::connect_timeout(&address, DATA_DEADLINE)?;
+            let peer = TcpStream::connect_timeout(&address, DATA_DEADLINE)?;
             peer.set_nodelay(true)?;
             peer.set_read_timeout(Some(DATA_DEADLINE))?;
             peer.set_write_timeout(Some(DATA_DEADLINE))?;
-            for word in job.to_words() {
-                peer.write_all(&word.to_le_bytes())?;
-            }
             Ok(peer)
         };
         let peer = open().map_err(wire)?;
@@ -279,37 +247,5 @@ impl Work for Stream {
 }
 
 pub(super) fn wire(source: io::Error) -> BenchError {
-    BenchError::System {
-        what: "use a socket of a ceiling".into(),
-        source,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_jobs_that_exist_are_taken() {
-        let rows = Shape::from_words([100, 4 << 32 | 256]).unwrap();
-        for job in [
-            Job::Rows(rows),
-            Job::Echo { to: 8, back: 0 },
-            Job::Sink { bytes: 5 },
-            Job::Source { bytes: MESSAGE_MAX },
-        ] {
-            assert_eq!(Job::from_words(job.to_words()), Some(job));
-        }
-        for bad in [
-            [3, 0, 0],
-            [1, 0, 1],
-            [0, u64::MAX, 0],
-            [0, 0, MESSAGE_MAX + 1],
-            [3, 0, 4 << 32 | 256],
-            [3, 1 << 40, 4 << 32 | 256],
-            [3, 100, 0],
-        ] {
-            assert_eq!(Job::from_words(bad), None);
-        }
-    }
+    BenchError::system("use a socket of a roofline", source)
 }

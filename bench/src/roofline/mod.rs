@@ -1,13 +1,13 @@
-//! Raw ceilings: the machine's limits without Tidewater, measured by the same core in the same minute.
+//! Rooflines: the machine's limits without Tidewater, measured by the same core in the same minute.
 //!
-//! | ceiling | is the limit of |
+//! | roofline | is the limit of |
 //! |---|---|
 //! | [`Memcpy`] | pulls over shared memory |
 //! | [`Gather`] | pulls of many rows over shared memory |
 //! | [`Ping`] | pushes over shared memory |
 //! | [`Echo`] | one call over TCP |
 //! | [`Stream`] | many calls over TCP |
-//! | [`FarRows`] | pulls of many rows over TCP |
+//! | [`RemoteRows`] | pulls of many rows over TCP |
 //! | [`Passes`] | dense BSP steps over shared memory |
 
 mod dense;
@@ -16,8 +16,8 @@ mod ping;
 mod rows;
 mod socket;
 
-pub use dense::Passes;
+pub use dense::{PassRate, Passes};
 pub use memory::{Gather, Memcpy, copy_speed};
 pub use ping::Ping;
-pub use rows::FarRows;
+pub use rows::{RemoteRows, RowShape};
 pub use socket::{Echo, Flow, ROLE, Stream, serve};

@@ -6,6 +6,7 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Optimizer, PushOp, TableSpec};
 
 use crate::error::BenchError;
+use crate::measure::Detours;
 use crate::values::{PUSHES_MAX, Values};
 
 /// Bytes of the longest row: longer messages are several rows. The largest power of two that every
@@ -45,8 +46,8 @@ impl Kind {
 
 /// Shape of a table and of the calls on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plot {
-    /// Name of the table. Clients with equal plots of one name share the table.
+pub struct WorkloadSpec {
+    /// Name of the table. Clients with equal specs share the table.
     pub name: String,
     /// Kind of the table.
     pub kind: Kind,
@@ -67,17 +68,17 @@ pub struct Plot {
     pub seed: u64,
 }
 
-impl Plot {
+impl WorkloadSpec {
     /// Plans a table that every call pulls or pushes complete: `batch` messages of `size` bytes.
     ///
     /// # Errors
     /// A size that is not possible for rows.
-    pub fn whole(kind: Kind, size: u64, batch: u64, seed: u64) -> Result<Self, BenchError> {
+    pub fn full(kind: Kind, size: u64, batch: u64, seed: u64) -> Result<Self, BenchError> {
         let bytes = size * batch;
         let row = size.min(ROW_BYTES_MAX);
         if kind != Kind::Dense && !bytes.is_multiple_of(row) {
             return Err(BenchError::Usage(format!(
-                "messages of {size} bytes are not whole rows of {ROW_BYTES_MAX}: use --table dense"
+                "messages of {size} bytes are not full rows of {ROW_BYTES_MAX}: use --table dense"
             )));
         }
         let (dim, rows) = match kind {
@@ -117,7 +118,7 @@ impl Plot {
         self.dim as u64 * self.call_rows as u64 * ELEMENT
     }
 
-    fn spec(&self) -> TableSpec {
+    fn table_spec(&self) -> TableSpec {
         let dim = self.dim as u32;
         let builder = match self.kind {
             Kind::Dense => TableBuilder::blocks::<f32>(&self.name, u64::from(dim) / 2, 2),
@@ -144,10 +145,10 @@ struct Batch {
 
 /// A table under measurement.
 #[derive(Debug)]
-pub struct Subject<'a> {
+pub struct Workload<'a> {
     client: &'a mut Client,
     table: Table<f32>,
-    plot: Plot,
+    spec: WorkloadSpec,
     values: Values,
     batches: Vec<Batch>,
     /// Pushed values of a call: the steps of each of its rows.
@@ -157,46 +158,50 @@ pub struct Subject<'a> {
     most_pushes: u32,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> Workload<'a> {
     /// Creates the table and sets the values of this client's rows; `plant_wrong` sets one of them to a
     /// wrong value.
     ///
     /// # Errors
     /// Errors of the creation and of the pushes.
-    pub fn new(client: &'a mut Client, plot: Plot, plant_wrong: bool) -> Result<Self, BenchError> {
-        let table = client.create_table::<f32>(&plot.spec())?;
-        let scattered = plot.batches > 1;
+    pub fn new(
+        client: &'a mut Client,
+        spec: WorkloadSpec,
+        plant_wrong: bool,
+    ) -> Result<Self, BenchError> {
+        let table = client.create_table::<f32>(&spec.table_spec())?;
+        let scattered = spec.batches > 1;
         let batch = |b: usize| {
             let row = |n: usize| {
                 let n = n as u64;
                 let at = if scattered {
-                    mix64(((b as u64) << 32 | n) ^ plot.seed) % plot.rows
+                    mix64(((b as u64) << 32 | n) ^ spec.seed) % spec.rows
                 } else {
                     n
                 };
-                plot.first + at
+                spec.first + at
             };
-            let rows: Vec<u64> = (0..plot.call_rows).map(row).collect();
-            let keys = rows.iter().map(|&r| plot.key(r)).collect();
+            let rows: Vec<u64> = (0..spec.call_rows).map(row).collect();
+            let keys = rows.iter().map(|&r| spec.key(r)).collect();
             Batch { rows, keys }
         };
-        let mut subject = Self {
-            batches: (0..plot.batches).map(batch).collect(),
-            steps: row_of_steps(plot.dim).repeat(plot.call_rows),
-            pushes: vec![0; plot.rows as usize],
-            values: Values::new(plot.seed),
+        let mut workload = Self {
+            batches: (0..spec.batches).map(batch).collect(),
+            steps: row_of_steps(spec.dim).repeat(spec.call_rows),
+            pushes: vec![0; spec.rows as usize],
+            values: Values::new(spec.seed),
             most_pushes: 0,
             client,
             table,
-            plot,
+            spec,
         };
-        subject.reset(plant_wrong)?;
-        Ok(subject)
+        workload.reset(plant_wrong)?;
+        Ok(workload)
     }
 
     /// Shape of the measured table.
-    pub const fn plot(&self) -> &Plot {
-        &self.plot
+    pub const fn spec(&self) -> &WorkloadSpec {
+        &self.spec
     }
 
     /// Client that makes the calls.
@@ -206,20 +211,20 @@ impl<'a> Subject<'a> {
 
     /// Sets the values of this client's rows.
     fn reset(&mut self, plant_wrong: bool) -> Result<(), BenchError> {
-        let (first, rows) = (self.plot.first, self.plot.rows);
+        let (first, rows) = (self.spec.first, self.spec.rows);
         let mut planted = plant_wrong;
         let mut at = first;
         while at < first + rows {
             let some = (first + rows - at).min(FILL_ROWS as u64);
-            let keys: Vec<u64> = (at..at + some).map(|r| self.plot.key(r)).collect();
-            let mut values = vec![0.0; some as usize * self.plot.dim];
-            for (row, values) in (at..).zip(values.chunks_exact_mut(self.plot.dim)) {
+            let keys: Vec<u64> = (at..at + some).map(|r| self.spec.key(r)).collect();
+            let mut values = vec![0.0; some as usize * self.spec.dim];
+            for (row, values) in (at..).zip(values.chunks_exact_mut(self.spec.dim)) {
                 self.fill(row, 0, values);
             }
             // In a row of the first call, so that every measurement reads it.
             let meets = self.batches[0].rows[0];
             if planted && (at..at + some).contains(&meets) {
-                values[(meets - at) as usize * self.plot.dim] += 0.5;
+                values[(meets - at) as usize * self.spec.dim] += 0.5;
                 planted = false;
             }
             let ticket = self.send(&keys, &values, PushOp::Assign)?;
@@ -235,12 +240,12 @@ impl<'a> Subject<'a> {
     ///
     /// # Errors
     /// Errors of the client's calls.
-    pub fn learn_places(&mut self) -> Result<(), BenchError> {
-        let mut out = vec![0.0; FILL_ROWS * self.plot.dim];
-        let rows: Vec<u64> = (self.plot.first..self.plot.first + self.plot.rows).collect();
+    pub fn cache_locations(&mut self) -> Result<(), BenchError> {
+        let mut out = vec![0.0; FILL_ROWS * self.spec.dim];
+        let rows: Vec<u64> = (self.spec.first..self.spec.first + self.spec.rows).collect();
         for rows in rows.chunks(FILL_ROWS) {
-            let keys: Vec<u64> = rows.iter().map(|&r| self.plot.key(r)).collect();
-            let out = &mut out[..rows.len() * self.plot.dim];
+            let keys: Vec<u64> = rows.iter().map(|&r| self.spec.key(r)).collect();
+            let out = &mut out[..rows.len() * self.spec.dim];
             let options = PullOptions::default();
             self.client.pull_rows(&self.table, &keys, out, options)?;
         }
@@ -253,16 +258,16 @@ impl<'a> Subject<'a> {
     }
 
     /// Allocates the destination of a pull.
-    pub fn landing(&self) -> Vec<f32> {
-        vec![0.0; self.plot.dim * self.plot.call_rows]
+    pub fn destination(&self) -> Vec<f32> {
+        vec![0.0; self.spec.dim * self.spec.call_rows]
     }
 
     /// Allocates a registered destination, which a NIC may write.
     ///
     /// # Errors
     /// If the client cannot register memory.
-    pub fn registered_landing(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
-        let len = self.plot.dim * self.plot.call_rows;
+    pub fn registered_destination(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
+        let len = self.spec.dim * self.spec.call_rows;
         Ok(self.client.buffer(len)?)
     }
 
@@ -277,7 +282,7 @@ impl<'a> Subject<'a> {
         out: &mut [f32],
         options: PullOptions,
     ) -> Result<(), BenchError> {
-        if self.plot.kind == Kind::Dense {
+        if self.spec.kind == Kind::Dense {
             self.client.pull_dense(&self.table, 0, out, options)?;
         } else {
             let keys = &self.batches[batch].keys;
@@ -288,7 +293,7 @@ impl<'a> Subject<'a> {
 
     /// Whether the table has asynchronous pulls.
     pub fn pulls_later(&self) -> bool {
-        self.plot.kind != Kind::Dense
+        self.spec.kind != Kind::Dense
     }
 
     /// Starts a pull of the rows of a call; not for a range table.
@@ -321,7 +326,7 @@ impl<'a> Subject<'a> {
     /// Errors of the client's call.
     #[inline]
     pub fn push(&mut self, batch: usize) -> Result<Ticket, BenchError> {
-        Ok(if self.plot.kind == Kind::Dense {
+        Ok(if self.spec.kind == Kind::Dense {
             self.client
                 .push_dense(&self.table, 0, &self.steps, PushOp::Sum)?
         } else {
@@ -334,7 +339,7 @@ impl<'a> Subject<'a> {
     /// Counts `times` pushes to the rows of a call.
     pub fn count_push(&mut self, batch: usize, times: u32) {
         for row in &self.batches[batch].rows {
-            let count = &mut self.pushes[(row - self.plot.first) as usize];
+            let count = &mut self.pushes[(row - self.spec.first) as usize];
             *count += times;
             self.most_pushes = self.most_pushes.max(*count);
         }
@@ -352,11 +357,11 @@ impl<'a> Subject<'a> {
     /// Number of values of a call that are wrong, compared bit for bit.
     pub fn wrong(&self, batch: usize, out: &[f32]) -> u64 {
         let rows = &self.batches[batch].rows;
-        let pairs = rows.iter().zip(out.chunks_exact(self.plot.dim));
+        let pairs = rows.iter().zip(out.chunks_exact(self.spec.dim));
         pairs
             .map(|(&row, is)| {
-                let pushes = self.pushes[(row - self.plot.first) as usize];
-                let chunks = is.chunks(CHUNK).zip(first_chunk(&self.plot, row)..);
+                let pushes = self.pushes[(row - self.spec.first) as usize];
+                let chunks = is.chunks(CHUNK).zip(first_chunk(&self.spec, row)..);
                 chunks
                     .map(|(is, row)| self.values.wrong(row, pushes, is))
                     .sum::<u64>()
@@ -370,7 +375,7 @@ impl<'a> Subject<'a> {
     /// # Errors
     /// Errors of the client's calls.
     pub fn audit(&mut self) -> Result<u64, BenchError> {
-        let mut out = self.landing();
+        let mut out = self.destination();
         let mut wrong = 0;
         for batch in 0..self.batches.len() {
             out.fill(f32::NAN);
@@ -383,10 +388,13 @@ impl<'a> Subject<'a> {
         Ok(wrong)
     }
 
-    /// Number of repeated reads and of pulls that fell back to the server, since the client was created.
-    pub const fn detours(&self) -> (u64, u64) {
+    /// Reads that did not succeed at once, since the client was created.
+    pub const fn detours(&self) -> Detours {
         let counters = self.client.counters();
-        (counters.retries, counters.gather_fallbacks)
+        Detours {
+            retries: counters.retries,
+            fallbacks: counters.gather_fallbacks,
+        }
     }
 
     /// Releases the table.
@@ -398,13 +406,13 @@ impl<'a> Subject<'a> {
     }
 
     fn fill(&self, row: u64, pushes: u32, out: &mut [f32]) {
-        for (out, row) in out.chunks_mut(CHUNK).zip(first_chunk(&self.plot, row)..) {
+        for (out, row) in out.chunks_mut(CHUNK).zip(first_chunk(&self.spec, row)..) {
             self.values.fill(row, pushes, out);
         }
     }
 
     fn send(&mut self, keys: &[u64], values: &[f32], op: PushOp) -> Result<Ticket, BenchError> {
-        Ok(if self.plot.kind == Kind::Dense {
+        Ok(if self.spec.kind == Kind::Dense {
             self.client.push_dense(&self.table, 0, values, op)?
         } else {
             self.client.push_rows(&self.table, keys, values, op)?
@@ -419,8 +427,8 @@ fn row_of_steps(dim: usize) -> Vec<f32> {
 }
 
 /// Index of a row's first chunk in the known values.
-const fn first_chunk(plot: &Plot, row: u64) -> u64 {
-    row * plot.dim.div_ceil(CHUNK) as u64
+const fn first_chunk(spec: &WorkloadSpec, row: u64) -> u64 {
+    row * spec.dim.div_ceil(CHUNK) as u64
 }
 
 /// Overwrites the output of the last pull, so that a pull without effect is detected.

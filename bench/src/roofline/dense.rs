@@ -35,13 +35,19 @@ struct Worker {
     ring: Vec<u8>,
 }
 
+/// Rate of the passes of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct PassRate {
+    /// Steps a second, over all of them.
+    pub steps_per_s: f64,
+    /// Parts with gradients that are not finite.
+    pub wrong: u64,
+}
+
 impl Part {
     fn new(bytes: usize, workers: usize, piece: usize) -> Result<Self, BenchError> {
         let kernel = RowKernel::new(&Optimizer::Sgd { lr: 1.0 }, DType::F32, DIM);
-        let kernel = kernel.map_err(|e| BenchError::System {
-            what: "make a kernel for a ceiling".into(),
-            source: std::io::Error::other(e),
-        })?;
+        let kernel = kernel.map_err(|e| BenchError::system("make a kernel for a roofline", e))?;
         let gradient = 1_f32.to_le_bytes().repeat(bytes / 4);
         let worker = || Worker {
             gradient: gradient.clone(),
@@ -130,8 +136,8 @@ impl Passes {
         Ok(passes)
     }
 
-    /// Runs `steps` steps; returns steps a second and the parts with non-finite gradients.
-    pub fn steps(&mut self, steps: u32) -> (f64, u64) {
+    /// Runs `steps` steps, one after the other.
+    pub fn steps(&mut self, steps: u32) -> PassRate {
         let mut took = Duration::ZERO;
         let mut wrong = 0;
         for _ in 0..steps {
@@ -144,7 +150,10 @@ impl Passes {
             });
             took += clock::now() - begin;
         }
-        (f64::from(steps) / took.as_secs_f64(), wrong)
+        PassRate {
+            steps_per_s: f64::from(steps) / took.as_secs_f64(),
+            wrong,
+        }
     }
 }
 
@@ -155,8 +164,7 @@ mod tests {
     #[test]
     fn a_step_pulls_pushes_and_ticks() {
         let mut passes = Passes::new(1 << 16, 3, 2, 1 << 12).unwrap();
-        let (_, wrong) = passes.steps(1);
-        assert_eq!(wrong, 0);
+        assert_eq!(passes.steps(1).wrong, 0);
         for part in &mut passes.parts {
             // Two steps of three gradients of 1 were subtracted.
             assert!(part.parameters.iter().all(|p| *p == 1.0 - 6.0));
@@ -164,6 +172,6 @@ mod tests {
             assert!(part.workers.iter().all(pulled));
             part.workers[1].gradient[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
         }
-        assert_eq!(passes.steps(1).1, 2);
+        assert_eq!(passes.steps(1).wrong, 2);
     }
 }

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use tidewater::{FabricSettings, SyncMode};
+use tidewater::SyncMode;
 
-use super::arena::{Arena, Title};
-use crate::bed::worker::{Crew, Slice, Task, Together};
-use crate::bed::{Bed, BedConfig};
-use crate::ceiling::{Passes, copy_speed};
+use super::comparison::{BaselineSide, Comparison, Round, Rounds, Side, Title};
+use crate::cluster::worker::{GroupReport, Slice, Task, WorkerProcesses};
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
+use crate::roofline::{Passes, copy_speed};
 
 /// Worker counts to find the best one, and the count that is compared with it.
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-const CROWD: u32 = 32;
+const MANY_WORKERS: u32 = 32;
 /// Time of each count in a round.
-const CROWD_TIME: Duration = Duration::from_millis(200);
+const MANY_WORKERS_TIME: Duration = Duration::from_millis(200);
 /// Rows of a part so small that the parts of all workers fit a core's cache; keys and values of their calls
 /// do not. A step draws 256 rows, 162 of them distinct: compare such rows a second only with each other.
 const CACHED_ROWS: u64 = 256;
@@ -30,43 +30,43 @@ const DENSE_STEPS: u64 = 3;
 /// that stays in a core's nearest cache.
 const PIECES: [(&str, usize); 2] = [("frames", 256 << 10), ("blocks", 16 << 10)];
 /// Time limit of a slice of workers that wait for each other, ms.
-const PATIENCE_MS: u64 = 60_000;
+const SLICE_TIMEOUT_MS: u64 = 60_000;
 
 /// Runs all contests.
 ///
 /// # Errors
 /// The error of the first worker that fails.
-pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
-    processes_tick(arena, &format!("{name}.clock.processes"))?;
-    scale(arena, &format!("{name}.scale"), PART_ROWS)?;
+pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<(), BenchError> {
+    processes_tick(comparison, &format!("{name}.clock.processes"))?;
+    scale(comparison, &format!("{name}.scale"), PART_ROWS)?;
     if name == "shm" {
-        scale(arena, "shm.scale.cached", CACHED_ROWS)?;
-        dense_step(arena)?;
+        scale(comparison, "shm.scale.cached", CACHED_ROWS)?;
+        dense_step(comparison)?;
     }
     Ok(())
 }
 
-fn bed(arena: &Arena<'_>, workers: u32, appliers: u16) -> Result<Bed, BenchError> {
-    Bed::start(BedConfig {
-        transport: arena.args.transport,
-        rdma_device: None,
-        fabric: FabricSettings::UNSET,
-        servers: 1,
+fn cluster(
+    comparison: &Comparison<'_>,
+    workers: u32,
+    appliers: u16,
+) -> Result<Cluster, BenchError> {
+    Cluster::start(ClusterConfig {
         appliers,
         workers,
-        pin: None,
+        ..ClusterConfig::single(comparison.args.transport)
     })
 }
 
-fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+fn processes_tick(comparison: &mut Comparison<'_>, id: &str) -> Result<(), BenchError> {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let bed = bed(arena, TICKERS, 1)?;
-    let mut crew = Crew::start(&bed, 0, Task::Ticks, SyncMode::Bsp)?;
+    let cluster = cluster(comparison, TICKERS, 1)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, Task::Ticks, SyncMode::Bsp)?;
     let slice = Slice {
         iters: TICKS,
-        millis: PATIENCE_MS,
+        millis: SLICE_TIMEOUT_MS,
     };
     let title = Title {
         id,
@@ -74,42 +74,45 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
         unit: "us p50",
     };
     let mut ours = || {
-        let all = Together::of(&crew.work(TICKERS as usize, slice)?);
-        Ok((all.samples.figures(0).p50_us, all.wrong))
+        let all = GroupReport::of(&processes.work(TICKERS as usize, slice)?);
+        Ok(Round {
+            value: all.samples.figures(0).p50_us,
+            wrong: all.wrong,
+        })
     };
-    arena.contest(title, &mut ours, None)
+    comparison.contest(title, &mut ours, None)
 }
 
 /// Throughput of many workers divided by that of the best worker count, per round. Each worker has
 /// `part` rows of its own.
-fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), BenchError> {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
-    let bed = bed(arena, CROWD, 1)?;
+    let cluster = cluster(comparison, MANY_WORKERS, 1)?;
     let task = Task::Rows {
         dim: 16,
         rows: part,
         call_rows: 256,
-        workers: CROWD,
-        seed: arena.args.seed,
+        workers: MANY_WORKERS,
+        seed: comparison.args.seed,
     };
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Asp)?;
     let slice = Slice {
         iters: u64::MAX,
-        millis: CROWD_TIME.as_millis() as u64,
+        millis: MANY_WORKERS_TIME.as_millis() as u64,
     };
-    let (mut ours, mut best, mut wrong) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..arena.args.rounds {
+    let mut rounds = Rounds::default();
+    for _ in 0..comparison.args.rounds {
         let (mut most, mut last) = (0.0_f64, 0.0);
         for count in COUNTS {
-            let all = Together::of(&crew.work(count, slice)?);
-            wrong += all.wrong;
+            let all = GroupReport::of(&processes.work(count, slice)?);
+            rounds.wrong += all.wrong;
             last = all.calls_per_s * 256.0 / 1e6;
             most = most.max(last);
         }
-        ours.push(last);
-        best.push(most);
+        rounds.ours.push(last);
+        rounds.theirs.push(most);
     }
     let title = Title {
         id,
@@ -118,72 +121,88 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
         ),
         unit: "M rows/s",
     };
-    let rival = "the best of 1, 2, 4, 8, 16 and 32 workers";
-    arena.record(title, (ours, best), Some(rival), wrong)
+    let baseline = "the best of 1, 2, 4, 8, 16 and 32 workers";
+    comparison.record(title, rounds, Some(baseline))
 }
 
 /// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
 /// into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters:
 /// (W + 2) / 2 copies. The speed is that of as many copying threads as there are cores. Bare steps by
 /// the same bound run first.
-fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
     let threads = dense_threads();
     for (name, piece) in PIECES {
-        bare_step(arena, &format!("{id}.bare.{name}"), (threads, piece))?;
+        bare_step(comparison, &format!("{id}.bare.{name}"), threads, piece)?;
     }
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     // The tick is the work of the appliers: with one applier, all other cores would wait for it.
-    let bed = bed(arena, DENSE_WORKERS, threads as u16)?;
+    let cluster = cluster(comparison, DENSE_WORKERS, threads as u16)?;
     let task = Task::Dense {
         bytes: DENSE_BYTES,
         workers: DENSE_WORKERS,
     };
-    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
+    let mut processes = WorkerProcesses::start(&cluster, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: DENSE_STEPS,
-        millis: PATIENCE_MS,
+        millis: SLICE_TIMEOUT_MS,
     };
     let mut ours = || {
-        let all = Together::of(&crew.work(DENSE_WORKERS as usize, slice)?);
+        let all = GroupReport::of(&processes.work(DENSE_WORKERS as usize, slice)?);
         let step = all.samples.figures(0).avg_us / 1e6;
-        Ok((1.0 / step, all.wrong))
+        Ok(Round {
+            value: 1.0 / step,
+            wrong: all.wrong,
+        })
     };
-    let mut bound = || Ok((dense_bound(threads), 0));
+    let mut bound = || dense_bound(threads);
     let title = Title {
         id,
         what: "BSP step on a dense table of 64 MiB, 4 workers, an applier a core: pull all, push all, tick",
         unit: "steps/s",
     };
-    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some(traffic(&mut bound)))
 }
 
 /// The same passes over the same memory in one process, by the same bound: the part of it that
 /// remains without waits and messages.
 fn bare_step(
-    arena: &mut Arena<'_>,
+    comparison: &mut Comparison<'_>,
     id: &str,
-    (threads, piece): (usize, usize),
+    threads: usize,
+    piece: usize,
 ) -> Result<(), BenchError> {
-    if !arena.wants(&[id]) {
+    if !comparison.wants(&[id]) {
         return Ok(());
     }
     let (bytes, workers) = (DENSE_BYTES as usize, DENSE_WORKERS as usize);
     let mut passes = Passes::new(bytes, workers, threads, piece)?;
-    let mut ours = || Ok(passes.steps(DENSE_STEPS as u32));
-    let mut bound = || Ok((dense_bound(threads), 0));
+    let mut ours = || {
+        let rate = passes.steps(DENSE_STEPS as u32);
+        Ok(Round {
+            value: rate.steps_per_s,
+            wrong: rate.wrong,
+        })
+    };
+    let mut bound = || dense_bound(threads);
     let title = Title {
         id,
         what: "the passes of a BSP step on a dense table of 64 MiB, 4 workers, and nothing else",
         unit: "steps/s",
     };
-    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+    comparison.contest(title, &mut ours, Some(traffic(&mut bound)))
 }
 
-/// Name of [`dense_bound`] as a rival.
-const TRAFFIC: &str = "memory traffic: 11 copies of the table, a thread a core";
+/// [`dense_bound`] as a baseline.
+fn traffic(bound: Side<'_>) -> BaselineSide<'_> {
+    BaselineSide {
+        name: "memory traffic: 11 copies of the table, a thread a core",
+        side: bound,
+    }
+}
+
 /// Copies of a step with W workers: W pulls, W pushes, and a tick of (W + 2) / 2 copies.
 const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;
 const _: () = assert!(DENSE_COPIES == 11);
@@ -195,7 +214,10 @@ fn dense_threads() -> usize {
 }
 
 /// Steps a second that the memory bandwidth allows.
-fn dense_bound(threads: usize) -> f64 {
+fn dense_bound(threads: usize) -> Result<Round, BenchError> {
     let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
-    speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64)
+    Ok(Round {
+        value: speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64),
+        wrong: 0,
+    })
 }

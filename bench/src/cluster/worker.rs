@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use tidewater::{Client, FabricSettings, JoinOptions, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
-use super::Bed;
-use super::child::{Orders, Process, answer};
-use crate::args::Transport;
+use super::Cluster;
+use super::child::{CommandReader, Process, answer};
 use crate::bsp::{Barrier, BspStep, Ticks};
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
-use crate::subject::{Kind, Plot, Subject, poison};
+use crate::options::Transport;
+use crate::workload::{Kind, Workload, WorkloadSpec, poison};
 
 /// Name of the hidden subcommand.
 pub const ROLE: &str = "__worker";
@@ -99,25 +99,30 @@ pub struct Report {
 
 /// Worker processes of a cluster.
 #[derive(Debug)]
-pub struct Crew(Vec<Process>);
+pub struct WorkerProcesses(Vec<Process>);
 
-impl Crew {
-    /// Starts workers of `bed` from rank `first` on; returns when all have joined.
+impl WorkerProcesses {
+    /// Starts workers of `cluster` from rank `first` on; returns when all have joined.
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
-    pub fn start(bed: &Bed, first: u32, task: Task, sync: SyncMode) -> Result<Self, BenchError> {
-        let mut crew = Vec::new();
-        for rank in first..bed.config().workers {
+    pub fn start(
+        cluster: &Cluster,
+        first: u32,
+        task: Task,
+        sync: SyncMode,
+    ) -> Result<Self, BenchError> {
+        let mut processes = Vec::new();
+        for rank in first..cluster.config().workers {
             let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
-            process.tell(&bed.invitation(rank, sync))?;
-            process.tell(&task)?;
-            crew.push(process);
+            process.send(&cluster.invitation(rank, sync))?;
+            process.send(&task)?;
+            processes.push(process);
         }
-        for process in &mut crew {
-            let () = process.hear()?;
+        for process in &mut processes {
+            let () = process.receive()?;
         }
-        Ok(Self(crew))
+        Ok(Self(processes))
     }
 
     /// Number of worker processes.
@@ -137,15 +142,15 @@ impl Crew {
     pub fn work(&mut self, count: usize, slice: Slice) -> Result<Vec<Report>, BenchError> {
         let some = &mut self.0[..count];
         for process in &mut *some {
-            process.tell(&slice)?;
+            process.send(&slice)?;
         }
-        some.iter_mut().map(Process::hear).collect()
+        some.iter_mut().map(Process::receive).collect()
     }
 }
 
 /// Combined measurements of several concurrent workers.
 #[derive(Debug)]
-pub struct Together {
+pub struct GroupReport {
     /// Samples of all workers.
     pub samples: Samples,
     /// Calls a second: the sum of the workers' rates, each over its own time.
@@ -157,10 +162,10 @@ pub struct Together {
     /// Usage of the workers' threads.
     pub used: Usage,
     /// Calls a second of the slowest worker divided by those of the fastest.
-    pub evenness: f64,
+    pub fairness: f64,
 }
 
-impl Together {
+impl GroupReport {
     /// Combines the reports of several workers.
     pub fn of(reports: &[Report]) -> Self {
         let mut all = Self {
@@ -169,7 +174,7 @@ impl Together {
             bytes: reports.first().map_or(0, |r| r.bytes),
             wrong: 0,
             used: Usage::default(),
-            evenness: 1.0,
+            fairness: 1.0,
         };
         let (mut least, mut most) = (f64::MAX, 0.0_f64);
         for report in reports {
@@ -182,7 +187,7 @@ impl Together {
             all.used = all.used.plus(report.used);
         }
         if most > 0.0 {
-            all.evenness = least / most;
+            all.fairness = least / most;
         }
         all
     }
@@ -193,11 +198,11 @@ impl Together {
 /// # Errors
 /// If it cannot join, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
-    let mut orders = Orders::new();
-    let Some(start) = orders.take::<Start>()? else {
+    let mut commands = CommandReader::new();
+    let Some(start) = commands.take::<Start>()? else {
         return Ok(());
     };
-    let Some(task) = orders.take::<Task>()? else {
+    let Some(task) = commands.take::<Task>()? else {
         return Ok(());
     };
     let mut client = join(&start)?;
@@ -209,36 +214,36 @@ pub fn run() -> Result<(), BenchError> {
             workers,
             seed,
         } => {
-            let mut plot = Plot::scattered(Kind::Sparse, dim, rows, call_rows, seed);
-            plot.first = u64::from(start.rank) * rows;
-            plot.all_rows = u64::from(workers) * rows;
-            let mut subject = Subject::new(&mut client, plot, false)?;
-            subject.learn_places()?;
+            let mut spec = WorkloadSpec::scattered(Kind::Sparse, dim, rows, call_rows, seed);
+            spec.first = u64::from(start.rank) * rows;
+            spec.all_rows = u64::from(workers) * rows;
+            let mut workload = Workload::new(&mut client, spec, false)?;
+            workload.cache_locations()?;
             let mut work = RowStep {
-                out: subject.landing(),
-                subject,
+                out: workload.destination(),
+                workload,
                 batch: 0,
                 pushed: false,
             };
-            obey(&mut orders, &mut work)?;
+            run_slices(&mut commands, &mut work)?;
         }
-        Task::Ticks => obey(&mut orders, &mut Ticks::new([&mut client])?)?,
-        Task::Barrier => obey(&mut orders, &mut Barrier::new(&mut client))?,
+        Task::Ticks => run_slices(&mut commands, &mut Ticks::new([&mut client])?)?,
+        Task::Barrier => run_slices(&mut commands, &mut Barrier::new(&mut client))?,
         Task::Dense { bytes, workers } => {
-            obey(&mut orders, &mut BspStep::new(&mut client, bytes, workers)?)?;
+            run_slices(
+                &mut commands,
+                &mut BspStep::new(&mut client, bytes, workers)?,
+            )?;
         }
     }
     Ok(client.finish()?)
 }
 
 fn join(start: &Start) -> Result<Client, BenchError> {
-    let failed = |why: String| BenchError::Process {
-        name: format!("worker {}", start.rank),
-        why,
-    };
+    let failed = |cause: Cause| BenchError::process(format!("worker {}", start.rank), cause);
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
-    let sync: SyncMode = start.sync.parse().map_err(failed)?;
-    let device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
+    let sync: SyncMode = start.sync.parse().map_err(|e: String| failed(e.into()))?;
+    let device = super::device(start.rdma_device.as_deref()).map_err(|e| failed(e.into()))?;
     let job = JoinOptions {
         coordinator: Some(start.coordinator.clone()),
         token: Some(token),
@@ -251,10 +256,10 @@ fn join(start: &Start) -> Result<Client, BenchError> {
     super::client(job, sync)
 }
 
-fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {
+fn run_slices(commands: &mut CommandReader, work: &mut dyn Work) -> Result<(), BenchError> {
     answer(&())?;
     let timer = timer_cost();
-    while let Some(slice) = orders.take::<Slice>()? {
+    while let Some(slice) = commands.take::<Slice>()? {
         let mut plan = Plan::lasting(Duration::from_millis(slice.millis), timer);
         plan.iters = slice.iters;
         let before = of_this_thread();
@@ -275,29 +280,25 @@ fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {
 /// One training step: pull, push, wait.
 #[derive(Debug)]
 struct RowStep<'c> {
-    subject: Subject<'c>,
+    workload: Workload<'c>,
     out: Vec<f32>,
     batch: usize,
-    /// Whether this step's push is still missing in the subject's counts.
+    /// Whether this step's push is still missing in the workload's counts.
     pushed: bool,
 }
 
 impl RowStep<'_> {
     fn settle(&mut self) {
         if std::mem::take(&mut self.pushed) {
-            self.subject.count_push(self.batch, 1);
-            self.batch = (self.batch + 1) % self.subject.batches();
+            self.workload.count_push(self.batch, 1);
+            self.batch = (self.batch + 1) % self.workload.batches();
         }
     }
 }
 
 impl Work for RowStep<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
     fn bytes(&self) -> u64 {
-        2 * self.subject.plot().bytes()
+        2 * self.workload.spec().bytes()
     }
 
     fn prepare(&mut self) {
@@ -307,19 +308,19 @@ impl Work for RowStep<'_> {
 
     fn sample(&mut self) -> Result<(), BenchError> {
         let options = PullOptions::default();
-        self.subject.pull(self.batch, &mut self.out, options)?;
-        let ticket = self.subject.push(self.batch)?;
+        self.workload.pull(self.batch, &mut self.out, options)?;
+        let ticket = self.workload.push(self.batch)?;
         self.pushed = true;
-        self.subject.wait(&ticket)
+        self.workload.wait(&ticket)
     }
 
     /// The pulled values are those before this step's push.
     fn check(&mut self) -> u64 {
-        self.subject.wrong(self.batch, &self.out)
+        self.workload.wrong(self.batch, &self.out)
     }
 
     fn audit(&mut self) -> Result<u64, BenchError> {
         self.settle();
-        self.subject.audit()
+        self.workload.audit()
     }
 }

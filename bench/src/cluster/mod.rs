@@ -20,14 +20,14 @@ use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 
-use crate::args::Transport;
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 use crate::measure::{Meter, Usage};
+use crate::options::{Common, Transport};
 use child::Process;
 
 /// Configuration of a cluster.
 #[derive(Debug, Clone)]
-pub struct BedConfig {
+pub struct ClusterConfig {
     /// Transport of all lanes.
     pub transport: Transport,
     /// RDMA device of servers and clients.
@@ -44,7 +44,7 @@ pub struct BedConfig {
     pub pin: Option<usize>,
 }
 
-impl BedConfig {
+impl ClusterConfig {
     /// One server with one applier for one worker, nothing pinned.
     pub const fn single(transport: Transport) -> Self {
         Self {
@@ -55,6 +55,19 @@ impl BedConfig {
             appliers: 1,
             workers: 1,
             pin: None,
+        }
+    }
+
+    /// The cluster that the options of a subcommand describe.
+    pub fn of(common: &Common, servers: u32, workers: u32) -> Self {
+        Self {
+            transport: common.transport,
+            rdma_device: common.rdma_device.clone(),
+            fabric: common.fabric,
+            servers,
+            appliers: common.appliers,
+            workers,
+            pin: common.pin_servers,
         }
     }
 }
@@ -69,17 +82,14 @@ fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
 fn client(job: JoinOptions, sync: SyncMode) -> Result<Client, BenchError> {
     match job.join()? {
         Joined::Worker(job) => Ok(job.client(sync)?),
-        Joined::Served => Err(BenchError::Process {
-            name: "a client".into(),
-            why: "it has joined as a server".into(),
-        }),
+        Joined::Served => Err(BenchError::process("a client", "it has joined as a server")),
     }
 }
 
 /// A running cluster. Dropping it ends it; its clients must be dropped first.
 #[derive(Debug)]
-pub struct Bed {
-    config: BedConfig,
+pub struct Cluster {
+    config: ClusterConfig,
     coordinator: String,
     token: JobToken,
     servers: Vec<Process>,
@@ -88,22 +98,19 @@ pub struct Bed {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Bed {
+impl Cluster {
     /// Starts the cluster; returns when every server has joined.
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
-    pub fn start(mut config: BedConfig) -> Result<Self, BenchError> {
-        let failed = |why: &dyn std::fmt::Display| BenchError::Process {
-            name: "the coordinator".into(),
-            why: why.to_string(),
-        };
+    pub fn start(mut config: ClusterConfig) -> Result<Self, BenchError> {
+        let failed = |cause: Cause| BenchError::process("the coordinator", cause);
         if config.rdma_device.is_none() {
             let named = device(test_device::device().as_deref());
-            config.rdma_device = named.map_err(|e| failed(&e))?;
+            config.rdma_device = named.map_err(|e| failed(e.into()))?;
         }
         let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|e| failed(&e))?;
+        getrandom::fill(&mut secret).map_err(|e| failed(e.into()))?;
         let token = JobToken::new(secret);
         let listening = Listening::bind(ServeConfig {
             listen: SocketAddr::from((test_device::address(), 0)),
@@ -117,17 +124,17 @@ impl Bed {
                 lifetime: Lifetime::Launched,
             },
         })
-        .map_err(|e| failed(&e))?;
+        .map_err(|e| failed(e.into()))?;
         let coordinator = listening.address().to_owned();
-        let (stop, told) = UnixStream::pair().map_err(|e| failed(&e))?;
+        let (stop, stopped) = UnixStream::pair().map_err(|e| failed(e.into()))?;
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
         let run = move || {
-            crate::alloc::aside();
+            crate::alloc::exclude_this_thread();
             // If this fails, the processes that wait for the coordinator report that it is gone.
-            let _ = serve(listening, &[told.as_fd()]);
+            let _ = serve(listening, &[stopped.as_fd()]);
         };
-        let thread = thread.spawn(run).map_err(|e| failed(&e))?;
-        let mut bed = Self {
+        let thread = thread.spawn(run).map_err(|e| failed(e.into()))?;
+        let mut cluster = Self {
             config,
             coordinator,
             token,
@@ -135,15 +142,15 @@ impl Bed {
             stop: Some(stop),
             thread: Some(thread),
         };
-        bed.start_servers()?;
-        Ok(bed)
+        cluster.start_servers()?;
+        Ok(cluster)
     }
 
     fn start_servers(&mut self) -> Result<(), BenchError> {
         let config = self.config.clone();
         for number in 0..config.servers {
             let mut process = Process::start(server::ROLE, format!("server {number}"), config.pin)?;
-            process.tell(&server::Start {
+            process.send(&server::Start {
                 coordinator: self.coordinator.clone(),
                 token: self.token.to_hex(),
                 number,
@@ -156,7 +163,7 @@ impl Bed {
             self.servers.push(process);
         }
         for server in &mut self.servers {
-            let () = server.hear()?;
+            let () = server.receive()?;
         }
         Ok(())
     }
@@ -192,7 +199,7 @@ impl Bed {
     }
 
     /// Configuration that the cluster was started with.
-    pub const fn config(&self) -> &BedConfig {
+    pub const fn config(&self) -> &ClusterConfig {
         &self.config
     }
 
@@ -213,7 +220,37 @@ impl Bed {
     }
 }
 
-impl Meter for Bed {
+/// A cluster with the client of its only worker.
+#[derive(Debug)]
+pub struct OneWorker {
+    // Dropped before the cluster.
+    /// Client of the worker, under ASP.
+    pub client: Client,
+    /// Cluster of the worker.
+    pub cluster: Cluster,
+}
+
+impl OneWorker {
+    /// Starts the cluster and connects the worker.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`] and [`Cluster::client`].
+    pub fn start(config: ClusterConfig) -> Result<Self, BenchError> {
+        let cluster = Cluster::start(config)?;
+        let client = cluster.client(0, SyncMode::Asp)?;
+        Ok(Self { client, cluster })
+    }
+
+    /// Ends the worker, and then the cluster.
+    ///
+    /// # Errors
+    /// Errors of the client's call.
+    pub fn finish(mut self) -> Result<(), BenchError> {
+        Ok(self.client.finish()?)
+    }
+}
+
+impl Meter for Cluster {
     fn peer(&mut self) -> Result<Usage, BenchError> {
         let mut all = Usage::default();
         for server in &mut self.servers {
@@ -223,7 +260,7 @@ impl Meter for Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Cluster {
     fn drop(&mut self) {
         // The coordinator ends the servers; then their input ends, and the processes exit.
         self.stop = None;

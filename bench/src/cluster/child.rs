@@ -11,14 +11,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
+use crate::error::{BenchError, Cause};
 
 /// The parent's end of a child process.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     process: Child,
-    orders: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
@@ -29,10 +29,7 @@ impl Process {
     /// # Errors
     /// If the process cannot be started or pinned.
     pub fn start(role: &str, name: String, core: Option<usize>) -> Result<Self, BenchError> {
-        let failed = |source| BenchError::System {
-            what: format!("start {name}"),
-            source,
-        };
+        let failed = |e: io::Error| BenchError::system(format!("start {name}"), e);
         let program = std::env::current_exe().map_err(failed)?;
         let mut process = Command::new(program)
             .arg(role)
@@ -41,13 +38,13 @@ impl Process {
             .spawn()
             .map_err(failed)?;
         let pipes = (process.stdin.take(), process.stdout.take());
-        let (Some(orders), Some(answers)) = pipes else {
+        let (Some(commands), Some(answers)) = pipes else {
             return Err(failed(io::Error::other("it has no pipes")));
         };
         let started = Self {
             name,
             process,
-            orders: Some(orders),
+            commands: Some(commands),
             answers: BufReader::new(answers),
         };
         if let Some(core) = core {
@@ -61,37 +58,36 @@ impl Process {
     ///
     /// # Errors
     /// [`BenchError::Process`] if the process is gone.
-    pub fn tell(&mut self, order: &impl Serialize) -> Result<(), BenchError> {
-        let mut line = serde_json::to_vec(order).map_err(|e| self.gone(&e))?;
+    pub fn send(&mut self, command: &impl Serialize) -> Result<(), BenchError> {
+        let mut line = serde_json::to_vec(command).map_err(|e| self.gone(e))?;
         line.push(b'\n');
-        let sent = match self.orders.as_mut() {
-            Some(orders) => orders.write_all(&line).map_err(|e| e.to_string()),
-            None => Err("it was stopped".into()),
+        let Some(commands) = self.commands.as_mut() else {
+            return Err(self.gone("it was stopped"));
         };
-        sent.map_err(|e| self.gone(&e))
+        commands.write_all(&line).map_err(|e| self.gone(e))
     }
 
     /// Waits for the next answer of the process.
     ///
     /// # Errors
     /// [`BenchError::Process`] if the process is gone, or the answer has another type.
-    pub fn hear<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
+    pub fn receive<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
         let mut answer = String::new();
         let read = self.answers.read_line(&mut answer);
-        read.map_err(|e| self.gone(&e))?;
-        serde_json::from_str(&answer).map_err(|e| self.gone(&e))
+        read.map_err(|e| self.gone(e))?;
+        serde_json::from_str(&answer).map_err(|e| self.gone(e))
     }
 
     /// Sends a command and waits for the answer.
     ///
     /// # Errors
-    /// As [`Self::tell`] and [`Self::hear`].
+    /// As [`Self::send`] and [`Self::receive`].
     pub fn ask<T: for<'a> Deserialize<'a>>(
         &mut self,
-        order: &impl Serialize,
+        command: &impl Serialize,
     ) -> Result<T, BenchError> {
-        self.tell(order)?;
-        self.hear()
+        self.send(command)?;
+        self.receive()
     }
 
     /// Process id of the child.
@@ -99,11 +95,8 @@ impl Process {
         Pid::from_child(&self.process)
     }
 
-    fn gone(&self, why: &dyn std::fmt::Display) -> BenchError {
-        BenchError::Process {
-            name: self.name.clone(),
-            why: why.to_string(),
-        }
+    fn gone(&self, cause: impl Into<Cause>) -> BenchError {
+        BenchError::process(&self.name, cause)
     }
 }
 
@@ -112,12 +105,8 @@ impl Process {
 /// # Errors
 /// If the process cannot be signalled.
 pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
-    let send = |signal| {
-        kill_process(pid, signal).map_err(|e| BenchError::System {
-            what: "pause a server".into(),
-            source: e.into(),
-        })
-    };
+    let send =
+        |signal| kill_process(pid, signal).map_err(|e| BenchError::system("pause a server", e));
     send(Signal::STOP)?;
     std::thread::sleep(time);
     send(Signal::CONT)
@@ -126,16 +115,16 @@ pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
 impl Drop for Process {
     fn drop(&mut self) {
         // The process exits at the end of its input.
-        self.orders = None;
+        self.commands = None;
         let _ = self.process.wait();
     }
 }
 
 /// The child's end: the commands on standard input.
 #[derive(Debug)]
-pub struct Orders(Lines<StdinLock<'static>>);
+pub struct CommandReader(Lines<StdinLock<'static>>);
 
-impl Orders {
+impl CommandReader {
     /// Locks the standard input of this process.
     pub fn new() -> Self {
         Self(io::stdin().lock().lines())
@@ -150,8 +139,8 @@ impl Orders {
             return Ok(None);
         };
         let line = line.map_err(pipe)?;
-        let order = serde_json::from_str(&line);
-        order.map(Some).map_err(|e| pipe(e.into()))
+        let command = serde_json::from_str(&line);
+        command.map(Some).map_err(|e| pipe(e.into()))
     }
 
     /// Blocks until the parent closes the input.
@@ -160,7 +149,7 @@ impl Orders {
     }
 }
 
-impl Default for Orders {
+impl Default for CommandReader {
     fn default() -> Self {
         Self::new()
     }
@@ -180,10 +169,7 @@ pub fn answer(what: &impl Serialize) -> Result<(), BenchError> {
 }
 
 fn pipe(source: io::Error) -> BenchError {
-    BenchError::System {
-        what: "talk to the parent process".into(),
-        source,
-    }
+    BenchError::system("talk to the parent process", source)
 }
 
 /// Pins a process's first thread (or this thread) to one core.
@@ -196,8 +182,6 @@ pub fn pin(process: Option<Pid>, core: usize) -> Result<(), BenchError> {
     }
     let mut set = CpuSet::new();
     set.set(core);
-    sched_setaffinity(process, &set).map_err(|e| BenchError::System {
-        what: format!("cannot pin to core {core}"),
-        source: e.into(),
-    })
+    let pinned = sched_setaffinity(process, &set);
+    pinned.map_err(|e| BenchError::system(format!("cannot pin to core {core}"), e))
 }

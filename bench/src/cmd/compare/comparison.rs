@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Absent, CompareArgs, Outcome, Ratio, Target, Targets, line};
+use super::{CompareArgs, Target, Targets, line};
+use crate::contest::{Absent, Outcome, Ratio, median};
 use crate::error::BenchError;
 use crate::measure::{self, Measured, Meter, NoPeer, Pace, Plan, Work};
 use crate::sheet::print;
@@ -53,7 +54,7 @@ impl Metric {
     }
 }
 
-/// Name and subject of a contest.
+/// Name and description of a contest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Title<'a> {
     pub(super) id: &'a str,
@@ -61,11 +62,84 @@ pub(super) struct Title<'a> {
     pub(super) unit: &'a str,
 }
 
-/// One side of a contest: returns its figure for a round, and its wrong values.
-pub(super) type Side<'a> = &'a mut dyn FnMut() -> Result<(f64, u64), BenchError>;
+/// Our side of a contest: a work, the compared figure of it, and the usage of its servers.
+pub(super) struct Ours<'a> {
+    pub(super) work: &'a mut dyn Work,
+    pub(super) metric: Metric,
+    pub(super) meter: &'a mut dyn Meter,
+}
+
+impl<'a> Ours<'a> {
+    pub(super) fn new(work: &'a mut dyn Work, metric: Metric, meter: &'a mut dyn Meter) -> Self {
+        Self {
+            work,
+            metric,
+            meter,
+        }
+    }
+}
+
+/// A work that ours is compared with.
+pub(super) struct Baseline<'a> {
+    name: &'a str,
+    work: &'a mut dyn Work,
+}
+
+impl<'a> Baseline<'a> {
+    pub(super) fn new(name: &'a str, work: &'a mut dyn Work) -> Self {
+        Self { name, work }
+    }
+}
+
+/// Result of one side in one round.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Round {
+    /// Figure that the sides are compared by.
+    pub(super) value: f64,
+    /// Number of wrong values.
+    pub(super) wrong: u64,
+}
+
+/// One side of a contest; it measures itself.
+pub(super) type Side<'a> = &'a mut dyn FnMut() -> Result<Round, BenchError>;
+
+/// A side that ours is compared with.
+pub(super) struct BaselineSide<'a> {
+    pub(super) name: &'a str,
+    pub(super) side: Side<'a>,
+}
+
+/// Figures of all rounds; those of both sides are paired.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    pub(super) ours: Vec<f64>,
+    /// Empty without a baseline.
+    pub(super) theirs: Vec<f64>,
+    /// Number of wrong values of both sides.
+    pub(super) wrong: u64,
+}
+
+impl Rounds {
+    /// Runs `count` rounds. The order alternates: the second side may find a warmer or a busier machine.
+    fn run(count: u32, ours: Side<'_>, mut theirs: Option<Side<'_>>) -> Result<Self, BenchError> {
+        let mut rounds = Self::default();
+        for round in 0..count {
+            for side in [round % 2, (round + 1) % 2] {
+                let (result, into) = match (side, &mut theirs) {
+                    (0, _) => (ours()?, &mut rounds.ours),
+                    (_, Some(theirs)) => (theirs()?, &mut rounds.theirs),
+                    (_, None) => continue,
+                };
+                rounds.wrong += result.wrong;
+                into.push(result.value);
+            }
+        }
+        Ok(rounds)
+    }
+}
 
 /// All contests of a run.
-pub(super) struct Arena<'a> {
+pub(super) struct Comparison<'a> {
     pub(super) args: &'a CompareArgs,
     targets: Targets,
     timer: Duration,
@@ -73,7 +147,7 @@ pub(super) struct Arena<'a> {
     absent: Vec<Absent>,
 }
 
-impl<'a> Arena<'a> {
+impl<'a> Comparison<'a> {
     pub(super) const fn new(args: &'a CompareArgs, targets: Targets, timer: Duration) -> Self {
         Self {
             args,
@@ -108,38 +182,48 @@ impl<'a> Arena<'a> {
         measure::run(&plan, work, meter)
     }
 
-    /// Runs a work against a rival, both through the measuring core.
-    pub(super) fn duel(
+    /// Runs a work against a baseline, both through the measuring core.
+    pub(super) fn head_to_head(
         &mut self,
-        (id, what): (&str, &str),
-        (ours, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
-        rival: Option<(&str, &mut dyn Work)>,
+        id: &str,
+        what: &str,
+        ours: Ours<'_>,
+        baseline: Option<Baseline<'_>>,
     ) -> Result<(), BenchError> {
         if !self.wants(&[id]) {
             return Ok(());
         }
+        let Ours {
+            work,
+            metric,
+            meter,
+        } = ours;
+        let this = &*self;
+        let side = |work: &mut dyn Work, meter: &mut dyn Meter| -> Result<Round, BenchError> {
+            let measured = this.slice(work, meter)?;
+            Ok(Round {
+                value: metric.of(&measured),
+                wrong: measured.wrong,
+            })
+        };
+        let count = this.args.rounds;
+        let mut ours = || side(work, meter);
+        let (name, rounds) = match baseline {
+            None => (None, Rounds::run(count, &mut ours, None)?),
+            Some(Baseline { name, work }) => {
+                let mut theirs = || side(work, &mut NoPeer);
+                (
+                    Some(name),
+                    Rounds::run(count, &mut ours, Some(&mut theirs))?,
+                )
+            }
+        };
         let title = Title {
             id,
             what,
             unit: metric.unit(),
         };
-        let (mut left, mut right) = (Vec::new(), Vec::new());
-        let mut wrong = 0;
-        let mut rival = rival;
-        for round in 0..self.args.rounds {
-            // The order alternates: the second side may find a warmer or a busier machine.
-            for side in [round % 2, (round + 1) % 2] {
-                let (measured, into) = match (side, &mut rival) {
-                    (0, _) => (self.slice(ours, meter)?, &mut left),
-                    (_, Some((_, theirs))) => (self.slice(*theirs, &mut NoPeer)?, &mut right),
-                    (_, None) => continue,
-                };
-                wrong += measured.wrong;
-                into.push(metric.of(&measured));
-            }
-        }
-        let name = rival.map(|(name, _)| name);
-        self.record(title, (left, right), name, wrong)
+        self.record(title, rounds, name)
     }
 
     /// Runs two self-measuring sides in turn.
@@ -147,46 +231,38 @@ impl<'a> Arena<'a> {
         &mut self,
         title: Title<'_>,
         ours: Side<'_>,
-        rival: Option<(&str, Side<'_>)>,
+        baseline: Option<BaselineSide<'_>>,
     ) -> Result<(), BenchError> {
         if !self.wants(&[title.id]) {
             return Ok(());
         }
-        let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
-        let mut rival = rival;
-        for round in 0..self.args.rounds {
-            for side in [round % 2, (round + 1) % 2] {
-                let ((value, bad), into) = match (side, &mut rival) {
-                    (0, _) => (ours()?, &mut left),
-                    (_, Some((_, theirs))) => (theirs()?, &mut right),
-                    (_, None) => continue,
-                };
-                wrong += bad;
-                into.push(value);
-            }
-        }
-        let name = rival.map(|(name, _)| name);
-        self.record(title, (left, right), name, wrong)
+        let (name, theirs) = baseline.map(|it| (it.name, it.side)).unzip();
+        let rounds = Rounds::run(self.args.rounds, ours, theirs)?;
+        self.record(title, rounds, name)
     }
 
-    /// Judges and prints figures that were measured elsewhere; rounds are paired.
+    /// Judges and prints figures.
     pub(super) fn record(
         &mut self,
         title: Title<'_>,
-        (ours, theirs): (Vec<f64>, Vec<f64>),
-        rival: Option<&str>,
-        wrong: u64,
+        rounds: Rounds,
+        baseline: Option<&str>,
     ) -> Result<(), BenchError> {
         if !self.wants(&[title.id]) {
             return Ok(());
         }
+        let Rounds {
+            ours,
+            theirs,
+            wrong,
+        } = rounds;
         let values: Vec<f64> = if theirs.is_empty() {
             ours.clone()
         } else {
             ours.iter().zip(&theirs).map(|(o, t)| o / t).collect()
         };
         let target = self.targets.find(title.id);
-        // Some targets are absolute although a rival's figure is printed with them.
+        // Some targets are absolute although a baseline's figure is printed with them.
         let compared = match target {
             Some(target) if target.absolute => &ours,
             _ => &values,
@@ -206,7 +282,7 @@ impl<'a> Arena<'a> {
             what: title.what.into(),
             unit: title.unit.into(),
             ours,
-            rival: rival.map(Into::into),
+            baseline: baseline.map(Into::into),
             theirs,
             value,
             spread: [least, most],
@@ -230,29 +306,5 @@ impl<'a> Arena<'a> {
 
     pub(super) fn finish(self) -> (Vec<Ratio>, Vec<Absent>) {
         (self.found, self.absent)
-    }
-}
-
-/// Median of some numbers; the mean of the middle two for an even count.
-pub(super) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[half]),
-        _ => Some(f64::midpoint(sorted[half - 1], sorted[half])),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 }

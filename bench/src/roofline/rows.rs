@@ -4,13 +4,14 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
+use serde::{Deserialize, Serialize};
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 
 use super::memory::{byte_of, random_batches};
-use super::socket::{Job, MESSAGE_MAX, Wire, wire};
+use super::socket::{Job, Wire, wire};
 use crate::error::BenchError;
 use crate::measure::Work;
 
@@ -25,31 +26,17 @@ const RECEIVE: usize = 64 << 10;
 const SALT: u64 = 1;
 
 /// Shape of a table and of its calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    rows: u64,
-    call_rows: u32,
-    payload: u32,
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct RowShape {
+    /// Rows of the table.
+    pub rows: u64,
+    /// Rows of a call.
+    pub call_rows: u32,
+    /// Bytes of a row.
+    pub payload: u32,
 }
 
-impl Shape {
-    pub(super) fn to_words(self) -> [u64; 2] {
-        let call = u64::from(self.call_rows) << 32 | u64::from(self.payload);
-        [self.rows, call]
-    }
-
-    /// `None` if the shape takes too much memory, or has no rows.
-    pub(super) fn from_words([rows, call]: [u64; 2]) -> Option<Self> {
-        let shape = Self {
-            rows,
-            call_rows: (call >> 32) as u32,
-            payload: call as u32,
-        };
-        let stride = shape.layout().stride as u64;
-        let fits = |rows: u64| (1..=MESSAGE_MAX / stride).contains(&rows);
-        (shape.payload > 0 && fits(rows) && fits(shape.call_rows.into())).then_some(shape)
-    }
-
+impl RowShape {
     fn layout(&self) -> RowLayout {
         RowLayout::new(self.payload as usize)
     }
@@ -73,7 +60,7 @@ impl Shape {
 }
 
 /// The remote end: copies the requested rows into a buffer and sends it.
-pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
+pub(super) fn answer(peer: &mut TcpStream, shape: RowShape) -> io::Result<()> {
     let (memory, layout) = (shape.memory()?, shape.layout());
     let (calls, read) = (shape.call_rows as usize, layout.read_bytes());
     let (mut asked, mut out) = (vec![0; calls * ASK], vec![0; calls * read]);
@@ -104,47 +91,43 @@ pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
 
 /// Calls for random rows, several in flight; each row is verified on arrival, and copied.
 #[derive(Debug)]
-pub struct FarRows {
+pub struct RemoteRows {
     wire: Wire,
-    shape: Shape,
+    shape: RowShape,
     batches: Vec<Vec<u64>>,
     asks: Vec<u8>,
-    came: Vec<u8>,
+    received: Vec<u8>,
     out: Vec<u8>,
     depth: u64,
     calls: u64,
     turn: usize,
-    unproven: u64,
+    invalid: u64,
 }
 
-impl FarRows {
-    /// Reads from `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls in flight; on core
-    /// `pin` if given.
+impl RemoteRows {
+    /// Reads from a table at the remote end, `depth` calls in flight; on core `pin` if given.
     ///
     /// # Errors
     /// If a process or a connection cannot be created.
     pub fn new(
-        (rows, payload, call_rows): (u64, usize, usize),
-        (depth, calls): (u64, u64),
+        shape: RowShape,
+        depth: u64,
+        calls: u64,
         seed: u64,
         pin: Option<usize>,
     ) -> Result<Self, BenchError> {
-        let shape = Shape {
-            rows,
-            call_rows: call_rows as u32,
-            payload: payload as u32,
-        };
+        let call_rows = shape.call_rows as usize;
         Ok(Self {
             wire: Wire::open(Job::Rows(shape), pin)?,
             shape,
-            batches: random_batches(rows, call_rows, seed),
+            batches: random_batches(shape.rows, call_rows, seed),
             asks: vec![0; call_rows * ASK],
-            came: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
-            out: vec![0; call_rows * payload],
+            received: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
+            out: vec![0; call_rows * shape.payload as usize],
             depth: depth.max(1),
             calls,
             turn: 0,
-            unproven: 0,
+            invalid: 0,
         })
     }
 
@@ -163,7 +146,7 @@ impl FarRows {
         self.wire.peer.write_all(&self.asks)
     }
 
-    fn land(&mut self, turn: usize) -> io::Result<()> {
+    fn receive(&mut self, turn: usize) -> io::Result<()> {
         let layout = self.shape.layout();
         let read = layout.read_bytes();
         let batch = &self.batches[turn % self.batches.len()];
@@ -172,29 +155,29 @@ impl FarRows {
             .zip(self.out.chunks_exact_mut(layout.payload_bytes));
         let (mut left, mut held) = (batch.len() * read, 0);
         while left > 0 {
-            let most = self.came.len().min(held + left);
-            let got = self.wire.peer.read(&mut self.came[held..most])?;
+            let most = self.received.len().min(held + left);
+            let got = self.wire.peer.read(&mut self.received[held..most])?;
             if got == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             (left, held) = (left - got, held + got);
-            let whole = held / read * read;
-            for (raw, (row, out)) in self.came[..whole].chunks_exact(read).zip(&mut rows) {
+            let complete = held / read * read;
+            for (raw, (row, out)) in self.received[..complete].chunks_exact(read).zip(&mut rows) {
                 let (head, payload) = raw.split_at(ROW_HEADER_BYTES);
-                let proven = head
+                let is_valid = head
                     .first_chunk()
                     .is_some_and(|head| verify_row(SALT, *row, head, payload).is_some());
-                self.unproven += u64::from(!proven);
+                self.invalid += u64::from(!is_valid);
                 out.copy_from_slice(payload);
             }
-            self.came.copy_within(whole..held, 0);
-            held -= whole;
+            self.received.copy_within(complete..held, 0);
+            held -= complete;
         }
         Ok(())
     }
 }
 
-impl Work for FarRows {
+impl Work for RemoteRows {
     fn calls(&self) -> u64 {
         self.calls
     }
@@ -215,7 +198,7 @@ impl Work for FarRows {
             self.ask(turn).map_err(wire)?;
         }
         for turn in begin..begin + calls {
-            self.land(turn).map_err(wire)?;
+            self.receive(turn).map_err(wire)?;
             if turn + ahead < begin + calls {
                 self.ask(turn + ahead).map_err(wire)?;
             }
@@ -229,6 +212,6 @@ impl Work for FarRows {
         let pairs = rows.zip(self.out.chunks_exact(self.shape.payload as usize));
         let wrong = pairs.filter(|(row, out)| out.iter().any(|b| *b != byte_of(**row)));
         let wrong = wrong.count() as u64;
-        wrong + std::mem::take(&mut self.unproven)
+        wrong + std::mem::take(&mut self.invalid)
     }
 }
