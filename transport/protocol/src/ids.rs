@@ -42,13 +42,13 @@ id!(
     WorkerId(u32)
 );
 impl WorkerId {
-    /// Rank of observer `number`, which is below [`OBSERVERS_MAX`](crate::limits::OBSERVERS_MAX): above those of all workers, so that
-    /// each observer has sessions of its own.
+    /// Rank of an observer: [`WORKERS_MAX`] + `number`. It is above the ranks of all workers, so that each
+    /// observer has sessions of its own. `number` is below [`OBSERVERS_MAX`](crate::limits::OBSERVERS_MAX).
     pub const fn of_observer(number: u32) -> Self {
         Self(WORKERS_MAX + number)
     }
 
-    /// The number of an observer with this rank; `None` for the rank of a worker.
+    /// Number of the observer with this rank, from 0; `None` if the rank is a worker's.
     pub const fn observer(self) -> Option<u32> {
         self.0.checked_sub(WORKERS_MAX)
     }
@@ -58,6 +58,8 @@ impl WorkerId {
 /// iteration are added.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+/// Identity of one client thread: rank of the worker process and number of the thread in it. Ordered by rank,
+/// then thread: the order in which contributions to an iteration are added.
 )]
 pub struct WorkerThread {
     /// Rank of the worker.
@@ -67,17 +69,18 @@ pub struct WorkerThread {
 }
 
 impl WorkerThread {
-    /// Thread 0 of a worker: its first client.
+    /// Identity of thread 0 of a worker: its first client.
     pub const fn first(rank: WorkerId) -> Self {
         Self { rank, thread: 0 }
     }
 
-    /// Whether this is the first client of its worker.
+    /// Whether this is thread 0 of its worker: its first client.
     pub const fn is_first(self) -> bool {
         self.thread == 0
     }
 
-    /// The last possible thread of a worker.
+    /// Upper bound of a worker's threads in the order of this type: thread `u32::MAX`, for range queries. No
+    /// such thread exists.
     pub const fn last(rank: WorkerId) -> Self {
         let thread = u32::MAX;
         Self { rank, thread }

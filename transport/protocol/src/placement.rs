@@ -8,16 +8,16 @@ use crate::limits::{PARTITION_ELEMENTS, PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use crate::mutants::{Mutant, on};
 use crate::table::{DenseLayout, Shape, TableSpec};
 
-/// Returns the partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ
-/// in any bits spread evenly. Independent of the number of servers.
+/// Returns the partition of a sparse table's key, in `0..partitions`: the high bits of a 64-bit mix, so that
+/// keys that differ in any bits spread evenly. Independent of the number of servers.
 #[inline]
 pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
     let mixed = mix64(key ^ 0x7469_6465_7761_7465);
     PartitionId(((mixed as u128 * partitions as u128) >> 64) as u32)
 }
 
-/// Number of partitions of a table with a definition that leaves it open. `appliers[s]` is the number of appliers
-/// of server `s`.
+/// Number of partitions that the coordinator selects for a table with
+/// [`PARTITIONS_AUTO`](crate::limits::PARTITIONS_AUTO). `appliers[s]` is the number of appliers of server `s`.
 ///
 /// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense
 /// table up to eight for each applier. Fewer than eight for each applier are rounded up, so that all
@@ -49,7 +49,8 @@ pub fn default_partitions(spec: &TableSpec, appliers: &[u16]) -> u32 {
     even.min(units).clamp(1, PARTITIONS_MAX.into()) as u32
 }
 
-/// An applier of a server. It owns partitions and is the only writer of their rows.
+/// An applier, identified by its server and its number there. It owns partitions of a table and is the only
+/// writer of their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
     /// Server that runs the applier.
@@ -58,7 +59,7 @@ pub struct Owner {
     pub applier: ApplierId,
 }
 
-/// Owner of every partition of a table, by partition number.
+/// Owners of a table's partitions, indexed by partition number. An owner is an applier of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement(pub Vec<Owner>);
 
@@ -82,7 +83,7 @@ impl Placement {
         Self((0..partitions as usize).map(owner).collect())
     }
 
-    /// Iterates over the partitions of an owner, ascending.
+    /// Iterates over the numbers of the partitions that `owner` owns, ascending; nothing if it owns none.
     pub fn owned_by(&self, owner: Owner) -> impl Iterator<Item = PartitionId> + '_ {
         let mine = self.0.iter().enumerate().filter(move |&(_, o)| *o == owner);
         mine.map(|(p, _)| PartitionId(p as u32))

@@ -5,17 +5,18 @@ use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::{inbox_bytes, mailbox_bytes};
 use crate::limits::{VERBS_PUSH_BYTES, VERBS_REGIONS_MAX, VERBS_SEND_BYTES, VERBS_STAGING_BYTES};
 
-/// Bytes before the copies of writes of a lane's end over verbs: old values of its atomics.
+/// Offset in bytes at which the copies of writes begin in a send buffer of a verbs lane. The results of its
+/// atomics (old values) take the bytes before.
 pub const VERBS_COPIES_AT: usize = 64;
 
-/// Number of queue pairs of a lane that pull. READs of one pair wait for each other, so that a few
-/// pairs to each server are needed to keep its port busy. With several appliers the lanes are that
-/// many.
+/// Number of queue pairs of one lane for RDMA READs, 1 to 4, by the number of a server's appliers. READs of one
+/// pair wait for each other. So a client gets at least four pairs to each server, over all its lanes, to keep
+/// the port busy.
 pub const fn pulling_pairs(appliers: u16) -> usize {
     4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
 }
 
-/// Device objects and registered memory of one end of one lane over verbs.
+/// Number of device objects and bytes of registered memory that one end of one verbs lane takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneEnd {
     /// Queue pairs of a reliable connection.
@@ -31,7 +32,8 @@ pub struct LaneEnd {
 }
 
 impl LaneEnd {
-    /// The client's end of a lane to a server with `appliers` appliers and rings of `ring_bytes` bytes.
+    /// Objects and memory of the client's end of one lane to a server with `appliers` appliers. `ring_bytes` is
+    /// the data bytes of the lane's ring.
     pub const fn of_client(appliers: u16, ring_bytes: usize) -> Self {
         let pulls = pulling_pairs(appliers);
         let copies = VERBS_COPIES_AT + VERBS_PUSH_BYTES;
@@ -44,7 +46,7 @@ impl LaneEnd {
         }
     }
 
-    /// The server's end of such a lane.
+    /// Objects and memory of the server's end of one such lane; parameters as for [`Self::of_client`].
     pub const fn of_server(appliers: u16, ring_bytes: usize) -> Self {
         Self {
             queue_pairs: 1 + pulling_pairs(appliers),
@@ -56,7 +58,8 @@ impl LaneEnd {
     }
 }
 
-/// Size of a job.
+/// Size of a job, the input of the cost model: numbers of servers, appliers, client processes and threads, and
+/// bytes of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSize {
     /// Server processes of the job.
@@ -73,14 +76,15 @@ pub struct JobSize {
     pub ring_bytes: usize,
 }
 
-/// What a job of this size takes over verbs.
+/// Numbers of lanes, queue pairs and connections, and bytes of pinned memory, that a job takes: per server,
+/// client process and host. All lanes are verbs lanes, but for `server_tcp_connections`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobCost {
     /// Sessions of one server: a session for each client thread.
     pub server_sessions: u64,
     /// Lanes of one server.
     pub server_lanes: u64,
-    /// Queue pairs of one server.
+    /// Queue pairs of one server, over all its lanes.
     pub server_queue_pairs: u64,
     /// Bytes that one server pins for lanes, and for the key directory of the job. Its tables come on top.
     pub server_pinned_bytes: u64,
@@ -94,12 +98,13 @@ pub struct JobCost {
     pub host_queue_pairs: u64,
     /// Bytes that the client processes of a host pin.
     pub host_pinned_bytes: u64,
-    /// Connections of one server over TCP, if its lanes are: one for each session and one for each lane.
+    /// TCP connections of one server, if its lanes are TCP lanes: one for each session and one for each lane.
     pub server_tcp_connections: u64,
 }
 
 impl JobSize {
-    /// Computes the cost. Numbers that do not fit 64 bits are the largest that do.
+    /// Computes the numbers of connections and bytes of memory of a job of this size. Products over 64 bits
+    /// saturate at `u64::MAX`.
     pub fn cost(&self) -> JobCost {
         let (client, server) = (
             LaneEnd::of_client(self.appliers, self.ring_bytes),
@@ -131,8 +136,9 @@ impl JobSize {
 }
 
 impl JobCost {
-    /// Seconds until all clients that start together are attached, where a device makes `lanes_a_second` lanes: those
-    /// of a server or those of a client host, whichever are more.
+    /// Estimated seconds until all clients that start together have attached. A device makes `lanes_a_second`
+    /// lanes, and the host or server with the most lanes is the bottleneck. `host_processes` is the number of
+    /// client processes on a host.
     pub fn attach_seconds(&self, host_processes: u64, lanes_a_second: f64) -> f64 {
         let of_host = self.process_lanes.saturating_mul(host_processes);
         self.server_lanes.max(of_host) as f64 / lanes_a_second

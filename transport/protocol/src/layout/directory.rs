@@ -10,15 +10,15 @@ use crate::ids::RegionKey;
 
 const CELL: u64 = u64::from_le_bytes(*b"key-cell");
 
-/// Bytes of a directory cell.
+/// Bytes of one cell of the key directory.
 pub const KEY_CELL_BYTES: usize = 32;
 
-/// Returns the offset of a region's cell, by the region's number.
+/// Returns the byte offset of a region's cell in the key directory. `index` is the region's number, from 0.
 pub const fn key_cell_at(index: u32) -> usize {
     index as usize * KEY_CELL_BYTES
 }
 
-/// Entry of the key directory: the rkey of one region.
+/// Cell of a verbs server's key directory: maps a region key of Tidewater to the device's rkey.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyCell {
     /// Region key that peers hold.
@@ -28,7 +28,8 @@ pub struct KeyCell {
 }
 
 impl KeyCell {
-    /// Encodes the cell, salted with the directory's salt and the cell's number.
+    /// Encodes the cell with its checksum, which also covers the directory's salt and the cell's number
+    /// `index`.
     pub fn to_bytes(&self, salt: u64, index: u32) -> [u8; KEY_CELL_BYTES] {
         let w = [u64::from(self.key.0), u64::from(self.rkey)];
         let words = [
@@ -44,7 +45,8 @@ impl KeyCell {
         bytes
     }
 
-    /// Decodes a cell; `None` if its checksum does not match.
+    /// Decodes a cell that a client read; `None` if its checksum does not match: torn, empty, or of another
+    /// directory.
     pub fn from_bytes(bytes: &[u8; KEY_CELL_BYTES], salt: u64, index: u32) -> Option<Self> {
         let cell = Self {
             key: RegionKey(u32::try_from(word_at(bytes, 0)).ok()?),

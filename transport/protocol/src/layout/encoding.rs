@@ -14,7 +14,8 @@
 use crate::limits::{ENCODING_BLOCK_MAX, ENCODING_BLOCK_MIN};
 use crate::table::DType;
 
-/// Encoding of a push, as a caller chooses it.
+/// Wire encoding of a push's values, as the caller selects it: exact, 16-bit floats, or 8-bit integers with
+/// scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PushEncoding {
     /// Elements of the table's type, exact.
@@ -24,14 +25,14 @@ pub enum PushEncoding {
     Bf16,
     /// IEEE 754 binary16: 5 bits of exponent, 10 of mantissa, at most 65,504.
     F16,
-    /// Bytes in -127..=127, with one scale for each block of this number of elements of a frame.
+    /// 8-bit integers in -127..=127, with one f32 scale for each block of `block` elements of a frame.
     Int8 {
         /// Elements of a block, 8 to 65,536.
         block: u32,
     },
 }
 
-/// Code of an encoding in the flags of a frame. Codes are wire format.
+/// Wire code of a lossy encoding, in the flags of a push frame. Exact values have no code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EncodingCode {
@@ -43,13 +44,14 @@ pub enum EncodingCode {
     Int8 = 3,
 }
 
-/// Bytes before the scales of Int8: the elements of a block.
+/// Bytes before the scales of an Int8 encoding: a u32 with the number of elements of a block.
 const INT8_HEAD_BYTES: usize = 4;
-/// Largest magnitude of an Int8 element; -128 is not used, so that both signs have one range.
+/// Largest magnitude of an Int8 element. -128 is not used, so that positive and negative values have the same
+/// range.
 const INT8_MAX: f64 = 127.0;
 
 impl EncodingCode {
-    /// Returns the encoding of a wire code; `None` for 0 and unknown codes.
+    /// Returns the encoding of a wire code; `None` for 0 (exact values) and unknown codes.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Bf16),
@@ -61,15 +63,16 @@ impl EncodingCode {
 }
 
 impl PushEncoding {
-    /// Elements of an Int8 block by default: scales add 1/16 to the bytes of the elements.
+    /// Elements of an Int8 block by default. One f32 scale for 64 elements adds 1/16 to the bytes of the
+    /// elements.
     pub const INT8_BLOCK: u32 = 64;
 
-    /// [`PushEncoding::Int8`] with blocks of [`PushEncoding::INT8_BLOCK`] elements.
+    /// [`PushEncoding::Int8`] with the default block of [`PushEncoding::INT8_BLOCK`] elements.
     pub const INT8: Self = Self::Int8 {
         block: Self::INT8_BLOCK,
     };
 
-    /// Returns the code in a frame's flags; `None` for [`PushEncoding::Exact`].
+    /// Returns the wire code for a frame's flags; `None` for [`PushEncoding::Exact`], which has no code.
     pub const fn code(self) -> Option<EncodingCode> {
         match self {
             Self::Exact => None,
@@ -79,7 +82,8 @@ impl PushEncoding {
         }
     }
 
-    /// Whether the block is in range; true without blocks.
+    /// Whether the block size of [`PushEncoding::Int8`] is within its limits, 8 to 65,536 elements. True for
+    /// the encodings without blocks.
     pub const fn is_valid(self) -> bool {
         match self {
             Self::Int8 { block } => is_block(block),
@@ -92,7 +96,8 @@ const fn is_block(elements: u32) -> bool {
     ENCODING_BLOCK_MIN <= elements && elements <= ENCODING_BLOCK_MAX
 }
 
-/// Bytes of `elements` encoded values at the start of `bytes`; `None` for a block out of range.
+/// Returns the number of bytes that `elements` values take in this encoding. Of Int8 the block size is read
+/// from the first 4 of `bytes`; `None` if it is out of range or `bytes` is shorter.
 pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Option<usize> {
     match code {
         EncodingCode::Bf16 | EncodingCode::F16 => Some(2 * elements),
@@ -105,8 +110,8 @@ pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Optio
     }
 }
 
-/// Appends the values of `bytes` to `out`, as elements of `dtype`. Cost: one pass; at most 8 bytes for
-/// each byte of `bytes`.
+/// Decodes `elements` values from `bytes` and appends them to `out` as little-endian elements of `dtype`: f64
+/// for [`DType::F64`], else f32. Cost: one pass; at most 8 bytes for each byte of `bytes`.
 ///
 /// # Errors
 /// The expected number of bytes, where `bytes` has another; 0 for a block out of range.
@@ -148,8 +153,8 @@ fn pairs(bytes: &[u8]) -> impl Iterator<Item = u16> + '_ {
     pairs.iter().map(|pair| u16::from_le_bytes(*pair))
 }
 
-/// Replaces `out` by the encoding of finite `values`, and each value by what it decodes to. With
-/// [`PushEncoding::Exact`] elements of `dtype`.
+/// Encodes finite `values` into `out`, which is cleared first, and replaces each value by what the receiver
+/// decodes. The caller can so keep the rounding error. [`PushEncoding::Exact`] gives elements of `dtype`.
 pub fn encode(encoding: PushEncoding, dtype: DType, values: &mut [f64], out: &mut Vec<u8>) {
     out.clear();
     match encoding {
@@ -200,12 +205,13 @@ fn each<const N: usize>(
     }
 }
 
-/// The nearest f32, at most the largest finite one.
+/// Rounds to the nearest f32. Values beyond the largest finite f32 become that one; NaN stays NaN.
 pub const fn saturated(value: f64) -> f32 {
     value.clamp(-(f32::MAX as f64), f32::MAX as f64) as f32
 }
 
-/// Scale of a block: its largest magnitude is 127 steps, and 127 steps are finite.
+/// Scale of an Int8 block: its largest magnitude divided by 127. Rounded down if 127 times the scale would
+/// overflow an f32.
 fn scale_of(values: &[f64]) -> f32 {
     let most = values.iter().fold(0.0f64, |most, v| most.max(v.abs()));
     let scale = (f64::from(saturated(most)) / INT8_MAX) as f32;
@@ -215,7 +221,7 @@ fn scale_of(values: &[f64]) -> f32 {
     }
 }
 
-/// Nearest bf16 of a finite value, ties to even.
+/// Bits of the bf16 nearest to a finite value, ties to even. Saturates at the largest finite bf16.
 const fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16;
@@ -223,12 +229,12 @@ const fn bf16_bits(value: f32) -> u16 {
     rounded - (rounded & 0x7fff == 0x7f80) as u16
 }
 
-/// Value of a bf16.
+/// Decodes the bits of a bf16 to its value, exactly.
 const fn bf16_value(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
-/// Nearest f16 of a finite value, ties to even.
+/// Bits of the IEEE binary16 nearest to a finite value, ties to even. Saturates at 65,504.
 fn f16_bits(value: f32) -> u16 {
     let (bits, sign) = (
         value.to_bits() & 0x7fff_ffff,
@@ -243,7 +249,7 @@ fn f16_bits(value: f32) -> u16 {
     sign | magnitude
 }
 
-/// Value of an f16.
+/// Decodes the bits of an IEEE binary16 to its value, exactly; infinity and NaN included.
 fn f16_value(bits: u16) -> f32 {
     let (exponent, mantissa) = (u32::from(bits) >> 10 & 31, u32::from(bits) & 0x3ff);
     let magnitude = match exponent {

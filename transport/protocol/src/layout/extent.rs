@@ -8,7 +8,8 @@ use crate::ids::RegionKey;
 
 const EXTENT: u64 = u64::from_le_bytes(*b"extent-e");
 
-/// An extent: one slab of rows that never moves.
+/// Entry of a sparse table's extent list: where an extent, one slab of rows that never moves, lies in
+/// registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentEntry {
     /// Address of its first row, in the address space of `key`.
@@ -24,14 +25,16 @@ pub struct ExtentEntry {
 }
 
 impl ExtentEntry {
-    /// Encodes the entry as a line, salted with the table's salt and its number in the list.
+    /// Encodes the entry as a line with its checksum. `table_salt` and `number`, the extent's number in the
+    /// table's list, are part of the checksum.
     pub fn to_line(&self, table_salt: u64, number: u16) -> Line {
         let w = [self.base, pack(self.key.0, self.slots), self.len, self.salt];
         let checksum = line_checksum(table_salt, EXTENT ^ u64::from(number), &w);
         [w[0], w[1], w[2], w[3], checksum, 0, 0, 0]
     }
 
-    /// Decodes a line; `None` if its checksum does not match.
+    /// Decodes a line that a client read; `None` if the checksum does not match: torn, stale, or of another
+    /// table or number.
     pub fn from_line(line: &Line, table_salt: u64, number: u16) -> Option<Self> {
         let (key, slots) = unpack(line[1]);
         let entry = Self {

@@ -18,32 +18,32 @@
 use super::reject::RejectReason;
 use crate::table::{DenseLayout, Shape, TableSpec};
 
-/// Bytes before the parameters.
+/// Bytes of a function call's payload before its parameters.
 const HEAD_BYTES: usize = 32;
-/// Most parameters of a call.
+/// Maximum number of f64 parameters of a function call.
 pub const FUNCTION_PARAMETERS_MAX: usize = 16;
-/// Most input tables of a call.
+/// Maximum number of input tables of a function call.
 pub const FUNCTION_INPUTS_MAX: usize = 3;
-/// Most bytes of a function's body: an expression, or a name with its arguments.
+/// Maximum bytes of a function call's body: an expression, or a name with its arguments.
 pub const FUNCTION_BODY_BYTES_MAX: usize = 8 << 10;
-/// Most bytes of a function's name. Its length has two bytes; every refusal repeats the name.
+/// Maximum bytes of a function's name. Every refusal repeats the name.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
 
-/// Function of a call.
+/// The function that a call runs on a server: an expression, a named function, or the count of slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionBody<'a> {
     /// Encoded program of an expression.
     Expression(&'a [u8]),
-    /// Function that the server has under a name.
+    /// Function that is registered or loaded at the server under a name.
     Named {
         /// Name of the function; 1 to 255 bytes of UTF-8.
         name: &'a str,
         /// Arguments in the function's own encoding.
         arguments: &'a [u8],
     },
-    /// Number of slots of a sparse partition.
+    /// Reads the number of slots of a sparse partition; runs no function.
     Slots,
-    /// Function that the server has under a name, on the rows of some keys.
+    /// Function that is registered or loaded at the server under a name, on the rows of given keys.
     NamedRows(NamedRows<'a>),
 }
 
@@ -54,7 +54,7 @@ pub struct NamedRows<'a> {
     pub name: &'a str,
     /// Arguments in the function's own encoding.
     pub arguments: &'a [u8],
-    /// Keys, 8 bytes each.
+    /// Keys of the rows, little-endian u64, 8 bytes each.
     pub keys: &'a [u8],
     /// Values that come with the call, in the table's element type; may be empty.
     pub values: &'a [u8],
@@ -81,12 +81,12 @@ impl<'a> NamedRows<'a> {
         })
     }
 
-    /// Number of rows.
+    /// Number of rows, that is of keys.
     pub const fn rows(&self) -> usize {
         self.keys.len() / 8
     }
 
-    /// Bytes of a payload with such a call.
+    /// Bytes of the encoded payload of this call, header and padding-free body together.
     pub const fn payload_bytes(&self) -> usize {
         HEAD_BYTES
             + 12
@@ -96,7 +96,7 @@ impl<'a> NamedRows<'a> {
             + self.values.len()
     }
 
-    /// Encodes the payload of a frame with this call into `out`.
+    /// Encodes this call as the complete payload of a frame into `out`.
     ///
     /// # Panics
     /// If `out` does not have [`Self::payload_bytes`].
@@ -128,13 +128,13 @@ impl<'a> NamedRows<'a> {
     }
 }
 
-/// The name of a function; `None` if it is too long or no text.
+/// Checks the bytes of a function's name; `None` unless they are 1 to 255 bytes of UTF-8.
 fn name_of(name: &[u8]) -> Option<&str> {
     let fits = (1..=FUNCTION_NAME_BYTES_MAX).contains(&name.len());
     std::str::from_utf8(name).ok().filter(|_| fits)
 }
 
-/// Decoded payload of a function's frame.
+/// Decoded payload of an UPDATE or REDUCE frame: a function, its inputs and parameters, and where it begins.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FunctionCall<'a> {
     /// First element, row or slot.
@@ -150,7 +150,7 @@ pub struct FunctionCall<'a> {
     pub body: FunctionBody<'a>,
 }
 
-/// Reason for which a function could not be run. Each has one number.
+/// Reason for which a server refuses to run a function, or for which it failed. Each comes with one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FunctionProblem {
@@ -187,8 +187,9 @@ pub enum FunctionProblem {
     WrongResult = 14,
 }
 
-/// Why a function cannot wait for a tick, as the number of [`FunctionProblem::AtTick`]. Nothing can be refused at
-/// a tick, so a function that could fail there is refused before.
+/// Why a table that applies pushes at ticks cannot take a function call. It is the number of
+/// [`FunctionProblem::AtTick`]. Nothing can be refused at a tick, so a function that could fail there is
+/// refused before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AtTickProblem {
@@ -203,8 +204,8 @@ pub enum AtTickProblem {
 }
 
 impl AtTickProblem {
-    /// The reason for which a table of ticks takes no call of an expression (or else of a named function);
-    /// `None` if it takes it.
+    /// Returns why a table that applies pushes at ticks refuses a call; `None` if it takes the call.
+    /// `is_expression` is true for an expression, false for a named function.
     pub const fn of(table: &TableSpec, is_expression: bool) -> Option<Self> {
         Some(match table.shape {
             _ if !is_expression => Self::Named,
@@ -218,7 +219,7 @@ impl AtTickProblem {
         })
     }
 
-    /// Returns the reason of a number; `None` for an unknown one.
+    /// Returns the reason of a wire number; `None` for an unknown number.
     pub const fn from_code(code: u64) -> Option<Self> {
         Some(match code {
             1 => Self::Named,
@@ -229,7 +230,7 @@ impl AtTickProblem {
         })
     }
 
-    /// The reason and its remedy in words.
+    /// Describes the reason and its remedy for an error message, as a clause about "it", the table.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Named => {
@@ -252,7 +253,7 @@ impl AtTickProblem {
     }
 }
 
-/// Trap of a module, as the number of [`FunctionProblem::Trapped`].
+/// Trap of a WebAssembly module, the number of [`FunctionProblem::Trapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FunctionTrap {
@@ -275,7 +276,7 @@ pub enum FunctionTrap {
 }
 
 impl FunctionTrap {
-    /// Returns the trap of a number; `None` for another trap.
+    /// Returns the trap of a wire number; `None` for 0, another trap, and unknown numbers.
     pub const fn from_code(code: u64) -> Option<Self> {
         Some(match code {
             1 => Self::Unreachable,
@@ -313,7 +314,7 @@ impl FunctionProblem {
         })
     }
 
-    /// Returns the reject reason of the problem with its number.
+    /// Builds the reject reason of this problem with its `number`.
     pub const fn with(self, number: u64) -> RejectReason {
         RejectReason::Function {
             problem: self as u64,
@@ -323,7 +324,8 @@ impl FunctionProblem {
 }
 
 impl<'a> FunctionCall<'a> {
-    /// Decodes a frame's payload; `None` if it is not a call.
+    /// Decodes a frame's payload; `None` if it is malformed: wrong lengths, unknown kind, or more inputs or
+    /// parameters than the limits.
     pub fn decode(payload: &'a [u8]) -> Option<Self> {
         let (head, rest) = payload.split_at_checked(HEAD_BYTES)?;
         let first = u64::from_le_bytes(*head.first_chunk()?);
@@ -371,21 +373,23 @@ impl<'a> FunctionCall<'a> {
         })
     }
 
-    /// The parameters p0, p1, ... of the call.
+    /// Iterates over the f64 parameters p0, p1, ... of the call.
     pub fn parameters(&self) -> impl ExactSizeIterator<Item = f64> + Clone + 'a {
         let (words, _) = self.parameters.as_chunks::<8>();
         words.iter().map(|word| f64::from_le_bytes(*word))
     }
 }
 
-/// The part of a call that is the same in all of its frames. Encodes payloads.
+/// Encoder of a function call's payloads, one for each frame. All frames share these bytes but for the first
+/// element.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionPayload {
     bytes: Vec<u8>,
 }
 
 impl FunctionPayload {
-    /// Encodes a call of `body` on the tables of its inputs.
+    /// Encodes a call of `body`; `tables` are the numbers of its input tables, `reduction` is 0 in UPDATE
+    /// frames.
     ///
     /// # Panics
     /// If there are more inputs, parameters or bytes than the limits of this module: callers check them.
@@ -432,7 +436,7 @@ impl FunctionPayload {
         Self { bytes }
     }
 
-    /// The payload of the frame with elements, rows or slots from `first` on.
+    /// Returns the payload of the frame that begins at element, row or slot `first`.
     pub fn at(&mut self, first: u64) -> &[u8] {
         self.bytes[..8].copy_from_slice(&first.to_le_bytes());
         &self.bytes

@@ -26,14 +26,14 @@ pub mod settings;
 #[cfg(target_endian = "big")]
 compile_error!("Tidewater's shared-memory formats are little-endian; this host is big-endian");
 
-/// Eight 64-bit words: one cache line.
+/// One cache line as eight 64-bit words: 64 bytes, the unit of shared memory.
 pub type Line = [u64; 8];
 
-/// Bytes of a [`Line`].
+/// Bytes of a [`Line`], that is of a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// Encodes a line in memory order. A counted loop: the speed of rows must not depend on whether
-/// closures of another crate are inlined.
+/// Encodes a line as 64 bytes: the words in order, each little-endian. Written as a counted loop, not with
+/// closures: the speed of row reads must not depend on inlining across crates.
 #[inline(always)]
 pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
@@ -46,7 +46,8 @@ pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     bytes
 }
 
-/// Decodes 64 bytes in memory order. A counted loop, as in [`line_bytes`].
+/// Decodes 64 bytes into the eight words of a line, each little-endian: the inverse of [`line_bytes`], and a
+/// counted loop for the same reason.
 #[inline(always)]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let (words, _) = bytes.as_chunks::<8>();
@@ -59,7 +60,7 @@ pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     line
 }
 
-/// Returns the little-endian word at `at`; bytes past the end read as zero.
+/// Returns the little-endian 64-bit word at byte offset `at`. Bytes past the end of `bytes` read as zero.
 #[inline]
 pub fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
@@ -69,12 +70,12 @@ pub fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// `low | high << 32`.
+/// Packs two halves into a 64-bit word: `low | high << 32`.
 pub const fn pack(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// Splits a word into its low and high half.
+/// Splits a 64-bit word into its low and high half, in this order: the inverse of [`pack`].
 pub const fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }

@@ -2,7 +2,7 @@
 
 use super::lines::RejectCode;
 
-/// Reason of a refused push or request that was well formed, with the numbers of its code.
+/// Reason for which an applier refused a well-formed frame (push or request), with the numbers that explain it.
 ///
 /// On the wire a reason is its [`code`](Self::code) and two [`numbers`](Self::numbers), in the order of
 /// the fields; a number that a reason does not have is 0.
@@ -129,7 +129,7 @@ pub enum RejectReason {
     },
 }
 
-/// Limited resource that a row takes in addition to bytes of memory.
+/// Limited resource of a server that a new row takes in addition to bytes of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -156,7 +156,7 @@ impl RowResource {
         })
     }
 
-    /// Returns its name, for messages.
+    /// Returns the name of the resource in the plural, for error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Blocks => "blocks of memory",
@@ -166,7 +166,7 @@ impl RowResource {
         }
     }
 
-    /// Returns the remedy when it is used up.
+    /// Returns what the user can do when the resource is used up, for error messages.
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::Blocks | Self::Regions => {
@@ -181,7 +181,7 @@ impl RowResource {
 }
 
 impl RejectReason {
-    /// Returns the wire code of the reason.
+    /// Returns the wire code of the reason, without its numbers.
     pub const fn code(&self) -> RejectCode {
         match self {
             Self::UnknownTable { .. } => RejectCode::UnknownTable,
@@ -204,7 +204,7 @@ impl RejectReason {
         }
     }
 
-    /// Returns the two wire numbers of the reason.
+    /// Returns the two wire numbers of the reason, in the order of the fields; 0 where it has fewer.
     pub const fn numbers(&self) -> [u64; 2] {
         match *self {
             Self::UnknownTable { table } | Self::TableReleased { table } => [table as u64, 0],
@@ -234,7 +234,7 @@ impl RejectReason {
         }
     }
 
-    /// Builds a reason from its wire form; `None` if the code does not have these numbers.
+    /// Builds a reason from its wire code and its two numbers; `None` if the code cannot have these numbers.
     pub fn from_numbers(code: RejectCode, numbers: [u64; 2]) -> Option<Self> {
         let [a, b] = numbers;
         let reason = match code {

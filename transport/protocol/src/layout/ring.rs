@@ -4,13 +4,14 @@
 
 use super::LINE_BYTES;
 
-/// Size of a ring: a power of two.
+/// Arithmetic of a ring buffer: converts monotonic byte positions to offsets and places frames. Its size in
+/// bytes is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingGeometry {
     bytes: u64,
 }
 
-/// Position of the next frame in a ring.
+/// Result of placing a frame in a ring: where it begins, and the padding before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// Bytes of the PAD frame before it; 0 if there is none.
@@ -31,7 +32,7 @@ impl RingGeometry {
         }
     }
 
-    /// Returns the bytes of the ring.
+    /// Returns the size of the ring in bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -42,18 +43,20 @@ impl RingGeometry {
         self.bytes / 4
     }
 
-    /// Returns the memory offset of a monotonic position.
+    /// Returns the byte offset in the ring's memory of a monotonic position: the position modulo the size.
     pub const fn offset(&self, position: u64) -> u64 {
         position & (self.bytes - 1)
     }
 
-    /// Returns the bytes from `position` to the wrap point; at the wrap point, the complete ring.
+    /// Returns the number of bytes from `position` to the end of the ring's memory; the complete size if
+    /// `position` is at its start.
     pub const fn to_wrap(&self, position: u64) -> u64 {
         self.bytes - self.offset(position)
     }
 
-    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at `tail`,
-    /// given that everything below `head` is free. Returns `None` while there is no room.
+    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at or after `tail`.
+    /// `head` and `tail` are monotonic positions of the reader and the writer. Returns `None` while the ring
+    /// has no room.
     pub const fn place(&self, head: u64, tail: u64, len: u64) -> Option<Placement> {
         let pad = if self.to_wrap(tail) < len {
             self.to_wrap(tail)
@@ -69,7 +72,8 @@ impl RingGeometry {
         })
     }
 
-    /// Whether a peer's tail is possible: monotonic, complete lines, at most a ring ahead.
+    /// Whether a tail that the writer claims is possible: not before `consumed`, at most one ring after it, and
+    /// a multiple of 64. All are monotonic byte positions.
     pub const fn tail_is_sane(&self, consumed: u64, tail: u64) -> bool {
         tail >= consumed && tail - consumed <= self.bytes && tail.is_multiple_of(LINE_BYTES as u64)
     }
