@@ -27,11 +27,11 @@ use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
 use crate::table::DType;
 
-/// Runs a decoder on any bytes and drops its result.
+/// Function that runs one decoder on arbitrary bytes and drops its result; it panics only on a defect.
 pub type Decode = fn(&[u8]);
 
-/// Name and function of each decoder. New entries go to the end: the `fuzz/` crate names an entry
-/// by its position.
+/// Name and function of each decoder of shared memory, for fuzzing. New entries go to the end: the `fuzz/`
+/// crate names an entry by its position.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("frame-header", frame_header),
     ("frame-flags", frame_flags),
@@ -53,10 +53,10 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("scan", scan),
 ];
 
-/// Salt of the records here, fixed so that recorded seeds verify.
+/// Salt of all records in these decoders' inputs, fixed so that recorded fuzzing seeds verify.
 pub const SALT: u64 = 0x7469_6465;
 
-/// The first line of `bytes`, padded with zeros.
+/// Returns the first 64 bytes of `bytes` as a line, padded with zeros.
 fn line_of(bytes: &[u8]) -> Line {
     let mut raw = [0; LINE_BYTES];
     for (to, from) in raw.iter_mut().zip(bytes) {

@@ -8,18 +8,20 @@
 use super::hash::mix32;
 use super::{pack, unpack};
 
-/// A self-validating 32-bit sequence: `seq | mix32(seq ^ salt) << 32`.
+/// Version word of a block: a self-validating 32-bit sequence number, `seq | mix32(seq ^ salt) << 32`. Even:
+/// the block is stable; odd: it is being written (seqlock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaggedU32(pub u64);
 
 impl TaggedU32 {
-    /// Tags a sequence with a table's salt.
+    /// Packs a sequence number with its tag under a table's salt.
     #[inline]
     pub const fn new(seq: u32, salt: u64) -> Self {
         Self(pack(seq, Self::tag(seq, salt)))
     }
 
-    /// Returns the sequence if the tag is right.
+    /// Returns the sequence number if its tag matches under `salt`; `None` if the word is torn or of another
+    /// table.
     #[inline]
     pub const fn seq(self, salt: u64) -> Option<u32> {
         let (seq, tag) = unpack(self.0);
@@ -30,14 +32,16 @@ impl TaggedU32 {
         }
     }
 
-    /// Number of stores of the block: 1 when it was created. Wraps after 2^31 stores.
+    /// Number of completed stores of the block: half of the sequence number, without a check of the tag. 1 when
+    /// the block was created. Wraps after 2^31 stores.
     #[inline]
     pub const fn stores(self) -> u64 {
         (unpack(self.0).0 / 2) as u64
     }
 
-    /// Whether a block is complete, given its version word read before its payload (`self`) and after
-    /// it (`after`). Both words must be of this table, equal and even.
+    /// Whether the payload of a block that a client read is complete (seqlock). `self` is the version word read
+    /// before the payload, `after` the one read afterwards. Both tags must match under `salt`, and both numbers
+    /// must be equal and even.
     #[inline]
     pub fn accepts(self, after: Self, salt: u64) -> bool {
         let before = self.seq(salt);
@@ -49,7 +53,7 @@ impl TaggedU32 {
     }
 }
 
-/// Cuts `count` items into `parts` near-equal ranges: sizes differ by at most one.
+/// Partition of `count` items into `parts` contiguous, near-equal ranges: their sizes differ by at most one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranges {
     /// Number of items to cut.
@@ -59,14 +63,14 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Cuts `count` items into `parts` ranges; 0 ranges count as 1.
+    /// Divides `count` items into `parts` ranges; 0 ranges count as 1.
     #[inline]
     pub const fn new(count: u64, parts: u32) -> Self {
         let parts = if parts == 0 { 1 } else { parts };
         Self { count, parts }
     }
 
-    /// Returns the first item of range `part`; `part == parts` gives `count`.
+    /// Returns the index of the first item of range `part`; `part == parts` gives `count`.
     #[inline]
     pub const fn start(&self, part: u32) -> u64 {
         match self.count.checked_mul(part as u64) {
@@ -86,7 +90,7 @@ impl Ranges {
         self.count == 0
     }
 
-    /// Returns the range that holds `thing` (which must be below `count`).
+    /// Returns the number of the range that holds item `thing`, which must be below `count`.
     #[inline]
     pub const fn part_of(&self, thing: u64) -> u32 {
         // The largest p with floor(count p / parts) <= thing. Most tables are small enough for the
@@ -98,17 +102,18 @@ impl Ranges {
     }
 }
 
-/// [`Ranges`] with the division done once: many lookups multiply instead of dividing.
+/// Precomputed division for lookups in [`Ranges`]: each lookup multiplies in place of a division, and is off by
+/// at most two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeIndex {
-    /// Complete ranges per item: floor(parts / count).
+    /// Number of complete ranges per item: floor(parts / count).
     quotient: u64,
-    /// Fraction of it: floor(2^64 (parts mod count) / count).
+    /// Fraction of a range per item, in units of 2^-64: floor(2^64 (parts mod count) / count).
     rest: u64,
 }
 
 impl RangeIndex {
-    /// Most ranges by which the guessed range is below the right one. It is never above it.
+    /// Maximum number of ranges by which [`Self::guess`] is below the right range. It is never above it.
     pub const GUESS_OFF_MAX: u32 = 2;
 
     /// Precomputes the division of `ranges`. If there are no items, each guess is range 0.
@@ -126,11 +131,11 @@ impl RangeIndex {
         }
     }
 
-    /// Returns the range that holds `thing` (which must be below the count), or one at most
-    /// [`Self::GUESS_OFF_MAX`] before it. With t the thing, of C things in P parts, the right one is
-    /// floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and
-    /// misses it by less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with P =
-    /// w C + r, it is (t + 1) w + floor(((t + 1) r - 1) / C).
+    /// Returns the number of the range that holds item `thing` (which must be below the count), or a number at
+    /// most [`Self::GUESS_OFF_MAX`] below it. With t the thing, of C things in P parts, the right one is
+    /// floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and misses it by
+    /// less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with P = w C + r, it is (t +
+    /// 1) w + floor(((t + 1) r - 1) / C).
     #[inline]
     pub const fn guess(&self, thing: u64) -> u32 {
         if self.quotient == 0 {
@@ -142,7 +147,7 @@ impl RangeIndex {
     }
 }
 
-/// Sizes of a table with layout `blocks`.
+/// Sizes of a range table (layout `blocks`): elements of the table, bytes of an element and of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLayout {
     /// Number of elements in the table.
@@ -154,7 +159,7 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
-    /// Returns the elements of a complete block.
+    /// Returns the number of elements in a complete block.
     pub const fn block_elements(&self) -> u64 {
         (self.block_bytes / self.element_bytes) as u64
     }
@@ -164,7 +169,8 @@ impl BlockLayout {
         self.elements.div_ceil(self.block_elements())
     }
 
-    /// Returns the elements in use in block `block`.
+    /// Returns the number of elements in use in block `block`: fewer than a complete block's only in the last
+    /// one, and 0 past it.
     pub const fn used(&self, block: u64) -> u64 {
         let first = block * self.block_elements();
         let left = self.elements.saturating_sub(first);

@@ -16,21 +16,22 @@ use super::hash::H64;
 use super::{LINE_BYTES, Line, pack, unpack};
 use crate::table::{DType, PushOp};
 
-/// Bytes of the weight at the end of a push's payload, an f64.
+/// Bytes of the optional weight at the end of a push's payload: an f64.
 pub const WEIGHT_BYTES: usize = 8;
 /// Bytes of a frame's header.
 pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
-/// Magic number 'TWP1' in memory order.
+/// Magic number at the start of a frame, the bytes 'TWP1' in memory order.
 pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
-/// `partition` of a frame with rows in any partitions of the applier.
+/// Value of the header's `partition` in a frame with rows in any partitions of the applier.
 pub const PARTITION_ANY: u32 = u32::MAX;
-/// `clock` of a CLOCK frame by which a worker, or a further thread of one, finishes for good.
+/// Value of the header's `clock` in a CLOCK frame by which a worker, or a further thread of one, leaves the
+/// clock domain for good.
 pub const CLOCK_FINISHED: u64 = u64::MAX;
-/// `clock` of a CLOCK frame by which a further thread of a worker becomes a member of the worker's clock
-/// domains.
+/// Value of the header's `clock` in a CLOCK frame by which a further thread of a worker becomes a member of the
+/// worker's clock domains.
 pub const CLOCK_JOIN: u64 = u64::MAX - 1;
 
-/// Kind of a frame: the request that it carries.
+/// Kind of a frame: the request that a client sends to an applier. Codes are wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
@@ -67,7 +68,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Whether the frame changes rows.
+    /// Whether the frame changes rows of a table: a push, a function that stores, or a deletion.
     pub const fn is_push(self) -> bool {
         matches!(
             self,
@@ -97,7 +98,7 @@ impl FrameKind {
     }
 }
 
-/// Decoded flags word of a frame.
+/// Decoded flags of a frame: push operation, element type, encoding and options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FrameFlags {
     /// Operation of a push; `None` for other kinds.
@@ -124,7 +125,7 @@ impl FrameFlags {
     const TASK: u16 = 1 << 13;
     const KNOWN: u16 = 0x3fff;
 
-    /// Returns the wire word of the flags.
+    /// Encodes the flags as the 16-bit word of a frame's header.
     pub const fn code(self) -> u16 {
         let op = match self.op {
             Some(op) => op as u16,
@@ -146,7 +147,7 @@ impl FrameFlags {
             | if self.task { Self::TASK } else { 0 }
     }
 
-    /// Decodes a wire word; `None` when a reserved bit is set or a code is unknown.
+    /// Decodes the 16-bit word of a frame's header; `None` when a reserved bit is set or a code is unknown.
     pub const fn from_code(code: u16) -> Option<Self> {
         if code & !Self::KNOWN != 0 {
             return None;
@@ -177,7 +178,7 @@ impl FrameFlags {
     }
 }
 
-/// Decoded header of a frame.
+/// Decoded 64-byte header of a frame in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Kind of the frame.
@@ -204,7 +205,8 @@ pub struct FrameHeader {
     pub checksum: u64,
 }
 
-/// Reason why bytes are not a frame. Each ends the session: the ring is out of step.
+/// Reason why bytes in a ring are not a frame. The server then ends the session: the ring's positions no longer
+/// agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -272,13 +274,14 @@ impl FrameHeader {
         })
     }
 
-    /// Returns the bytes of the frame in the ring. Not for PAD, which takes all bytes up to the wrap
-    /// point.
+    /// Returns the bytes that the frame takes in the ring: header and payload, padded to a multiple of 64. Not
+    /// valid for PAD, which takes all bytes up to the wrap point.
     pub const fn ring_bytes(&self) -> u64 {
         FRAME_HEADER_BYTES as u64 + (self.payload_len as u64).next_multiple_of(LINE_BYTES as u64)
     }
 
-    /// Returns the hash after the header; the payload follows. PAD hashes its header only.
+    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the
+    /// frame's checksum. The header's `chk` is left out. PAD has no payload to absorb.
     pub fn hasher(&self) -> H64 {
         let line = self.to_line();
         let mut h = H64::new([self.session, 0x5457_5031, self.payload_len as u64, 0]);
@@ -289,8 +292,8 @@ impl FrameHeader {
     }
 }
 
-/// Offsets within a `PushRows` payload: keys, locations if there are any, values. Keys and locations
-/// are each padded to a line; the values are not.
+/// Byte offsets of keys, locations (if flagged) and values within a `PushRows` payload. Keys and locations are
+/// each padded to a line; the values are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsPayload {
     /// Offset of the locations; equals `values_at` when there are none.
@@ -302,7 +305,8 @@ pub struct RowsPayload {
 }
 
 impl RowsPayload {
-    /// Computes the offsets for `count` rows of `row_bytes`.
+    /// Computes the offsets for `count` rows with `row_bytes` bytes of values each. `locs`: locations follow
+    /// the keys.
     pub const fn new(count: usize, row_bytes: usize, locs: bool) -> Self {
         let column = (count * 8).next_multiple_of(LINE_BYTES);
         let values_at = if locs { 2 * column } else { column };

@@ -47,7 +47,7 @@ pub enum FunctionBody<'a> {
     NamedRows(NamedRows<'a>),
 }
 
-/// Call of a named function on the rows of some keys.
+/// Call of a named function on the rows of given keys: name, arguments, keys, and values, as in the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamedRows<'a> {
     /// Name of the function; 1 to 255 bytes of UTF-8.
@@ -86,7 +86,7 @@ impl<'a> NamedRows<'a> {
         self.keys.len() / 8
     }
 
-    /// Bytes of the encoded payload of this call, header and padding-free body together.
+    /// Bytes of the encoded payload of this call: the 32 bytes before the parameters, and the body.
     pub const fn payload_bytes(&self) -> usize {
         HEAD_BYTES
             + 12

@@ -40,14 +40,15 @@ const fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Incremental hash state. Takes eight words at a time; the last call takes the remainder.
+/// Incremental state of the keyed 64-bit hash. It absorbs blocks of eight words; the finishing call absorbs the
+/// remainder.
 #[derive(Debug, Clone, Copy)]
 pub struct H64 {
     lanes: [u64; 4],
 }
 
 impl H64 {
-    /// Starts with four seed words, each absorbed on its own. They are never XORed together: a linear
+    /// Starts a hash with four seed words, each absorbed on its own. They are never XORed together: a linear
     /// seed lets key 0x10000 of generation 0 pass for key 0 of generation 1.
     #[inline(always)]
     pub fn new(seed: [u64; 4]) -> Self {
@@ -65,7 +66,7 @@ impl H64 {
         }
     }
 
-    /// Absorbs eight words (64 bytes).
+    /// Absorbs one block of eight words (64 bytes).
     #[inline(always)]
     pub fn block(&mut self, w: &[u64; 8]) {
         let [a, b, c, d] = &mut self.lanes;
@@ -76,7 +77,7 @@ impl H64 {
         *d = d.rotate_left(29) ^ fold(w[6] ^ K[3], w[7] ^ *d);
     }
 
-    /// Absorbs the last words, fewer than eight (none is fine), and returns the hash.
+    /// Absorbs the last words, at most eight and possibly none, and returns the hash.
     #[inline(always)]
     pub fn finish(mut self, rest: &[u64]) -> u64 {
         if !rest.is_empty() {
@@ -91,8 +92,8 @@ impl H64 {
         mix64(x ^ fold(x ^ K[0], y ^ K[1]) ^ y)
     }
 
-    /// Absorbs bytes in memory order, zero-padded to a complete word, and returns the hash. The caller
-    /// puts the length into the seed.
+    /// Absorbs all remaining bytes as little-endian words, zero-padded to a complete word, and returns the
+    /// hash. The padding is not distinguished, so the caller puts the length into the seed.
     #[inline(always)]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
@@ -109,8 +110,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// Does [`Self::finish_bytes`] and copies the bytes to `to`, of the same length: one pass over
-    /// both.
+    /// Returns the same hash as [`Self::finish_bytes`], and copies the bytes to `to` in the same pass. Both
+    /// slices must have the same length.
     #[inline(always)]
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {
@@ -130,7 +131,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// The mutant `hash-last-line-only`: leaves out the lines before the last complete one.
+    /// Returns the hash without all complete lines but the last: the defect of the mutant
+    /// `hash-last-line-only`.
     #[cold]
     #[inline(never)]
     pub fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
@@ -144,7 +146,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// [`Self::finish_bytes`] of less than a block. A function of its own: most rows have no such tail.
+    /// Absorbs the last bytes, fewer than 64, and returns the hash. A function of its own: most rows have no
+    /// such tail.
     #[inline(never)]
     fn finish_tail(self, tail: &[u8]) -> u64 {
         let mut rest = [0; 8];
@@ -162,7 +165,7 @@ impl H64 {
     }
 }
 
-/// Checksum of a record's words. The seed is the memory's salt and the kind of record (`what`).
+/// Returns the keyed checksum of a record's words. `salt` is the memory's, and `what` the kind of the record.
 #[inline]
 pub fn line_checksum(salt: u64, what: u64, words: &[u64]) -> u64 {
     H64::new([salt, what, words.len() as u64, 0]).finish(words)

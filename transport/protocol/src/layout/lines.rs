@@ -13,18 +13,20 @@ const CLOCK: u64 = u64::from_le_bytes(*b"clock-ln");
 const SNAPSHOT: u64 = u64::from_le_bytes(*b"snap-dsc");
 const REJECT: u64 = u64::from_le_bytes(*b"reject-c");
 
-/// Self-validating 64-bit value in 16 bytes: `{v, mix64(v ^ salt)}`.
+/// Self-validating 64-bit value in two words, 16 bytes: the value and its keyed checksum, `{v, mix64(v ^
+/// salt)}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckedU64(pub [u64; 2]);
 
 impl CheckedU64 {
-    /// Pairs a value with its check word under `salt`.
+    /// Pairs a value with its checksum word under `salt`.
     #[inline]
     pub const fn new(value: u64, salt: u64) -> Self {
         Self([value, mix64(value ^ salt)])
     }
 
-    /// Returns the value if its check word is right.
+    /// Returns the value if its checksum word matches under `salt`; `None` if the pair is torn or of another
+    /// salt.
     #[inline]
     pub const fn value(self, salt: u64) -> Option<u64> {
         if self.0[1] == mix64(self.0[0] ^ salt) {
@@ -35,23 +37,24 @@ impl CheckedU64 {
     }
 }
 
-/// Status record of a ring: the server's progress on it. Written by the ring's applier only.
+/// Status record of a ring: how far the server has applied the client's frames. Written only by the applier
+/// that reads the ring.
 ///
 /// `applied u64 | durable u64 | head u64 | rejected u64 | checksum u64 | 0 | 0 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateLine {
     /// Every frame up to this sequence number is applied or refused.
     pub applied_seq: u64,
-    /// Every frame up to this sequence number is safe at its table's durability level.
+    /// Every frame up to this sequence number has reached its table's durability level.
     pub durable_seq: u64,
     /// Bytes of the ring below this monotonic position are free.
     pub head_bytes: u64,
-    /// Frames refused so far; their reject records were written before this record.
+    /// Number of frames refused so far; their reject records were written before this record.
     pub rejected: u64,
 }
 
 impl StateLine {
-    /// Encodes the record, salted with the session's nonce.
+    /// Encodes the record as a line with its checksum; `salt` is the session's nonce.
     pub fn to_line(&self, salt: u64) -> Line {
         let w = [
             self.applied_seq,
@@ -71,7 +74,7 @@ impl StateLine {
         ]
     }
 
-    /// Decodes a line; `None` if its checksum does not match.
+    /// Decodes a line that a client read; `None` if its checksum does not match: torn or of another session.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let state = Self {
             applied_seq: line[0],
@@ -83,12 +86,13 @@ impl StateLine {
     }
 }
 
-/// Clock record of a domain on one server: the minimum over live workers. Written by the server only.
+/// Clock record of a clock domain on one server: the minimum clock, in ticks, over live workers. Written by the
+/// server only.
 ///
 /// `g u64 | epoch u64 | slowest u32, members u32 | checksum u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockLine {
-    /// Ticks completed by every live worker, with all their pushes applied here. Monotonic.
+    /// Number of ticks completed by every live worker, with all their pushes applied here. Monotonic.
     pub min: u64,
     /// Number of membership changes so far.
     pub epoch: u64,
@@ -99,15 +103,16 @@ pub struct ClockLine {
 }
 
 impl ClockLine {
-    /// Encodes the record. The salt names its table memory or session; the checksum also covers the
-    /// domain.
+    /// Encodes the record as a line with its checksum. `salt` is that of the mailbox's session or of the
+    /// server's public memory. The checksum also covers the number of the domain.
     pub fn to_line(&self, salt: u64, domain: u8) -> Line {
         let w = [self.min, self.epoch, pack(self.slowest, self.members)];
         let checksum = line_checksum(salt, CLOCK ^ u64::from(domain), &w);
         [w[0], w[1], w[2], checksum, 0, 0, 0, 0]
     }
 
-    /// Decodes a line; `None` if its checksum does not match.
+    /// Decodes a line that a client read; `None` if its checksum does not match: torn, or of another salt or
+    /// domain.
     pub fn from_line(line: &Line, salt: u64, domain: u8) -> Option<Self> {
         let (slowest, members) = unpack(line[2]);
         let clock = Self {
@@ -120,7 +125,8 @@ impl ClockLine {
     }
 }
 
-/// Names the buffers of a snapshot table and their epochs. One per partition, server-written.
+/// Snapshot record of one partition of a snapshot table: which of its buffers hold which versions. Written by
+/// the server; a reader needs it to select a complete buffer.
 ///
 /// `front u64 | building u64 | min_clock u64 | applied u64 | kept u64 | buffers u64 | checksum u64 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -140,13 +146,13 @@ pub struct SnapshotLine {
 }
 
 impl SnapshotLine {
-    /// Whether the buffer of an epoch is complete.
+    /// Whether the buffer of this epoch is kept and complete: `kept <= epoch <= front`.
     #[inline]
     pub const fn holds(&self, epoch: u64) -> bool {
         self.kept <= epoch && epoch <= self.front
     }
 
-    /// Buffer of an epoch; `None` for one that is not kept.
+    /// Number of the buffer that holds an epoch; `None` if that epoch is not kept.
     #[inline]
     pub const fn buffer_of(&self, epoch: u64) -> Option<usize> {
         if !self.holds(epoch) || self.front - epoch >= VERSIONS_MAX as u64 {
@@ -155,19 +161,20 @@ impl SnapshotLine {
         Some((self.buffers >> (4 * (self.front - epoch)) & 15) as usize)
     }
 
-    /// Epoch of a version, which is a clock of the domain. They differ by the number of loads.
+    /// Epoch that holds a version. A version is a clock of the domain; epochs also count loads of saved models.
     #[inline]
     pub const fn epoch_of(&self, version: u64) -> u64 {
         version.saturating_add(self.front.saturating_sub(self.min_clock))
     }
 
-    /// Oldest and newest version of which all later ones, up to the newest, are kept.
+    /// Returns the oldest and the newest kept version, as clocks of the domain. All versions between are kept
+    /// too.
     pub const fn versions(&self) -> (u64, u64) {
         let older = self.front.saturating_sub(self.kept);
         (self.min_clock.saturating_sub(older), self.min_clock)
     }
 
-    /// Encodes the record, salted with the table's salt.
+    /// Encodes the record as a line with its checksum; `salt` is the table's.
     pub fn to_line(&self, salt: u64) -> Line {
         let w = [
             self.front,
@@ -181,13 +188,13 @@ impl SnapshotLine {
         [w[0], w[1], w[2], w[3], w[4], w[5], checksum, 0]
     }
 
-    /// Whether the newest buffer of this record is complete that was read between it and `after`. `after`
-    /// keeps no epoch with a buffer that is being written.
+    /// Whether what a client read from the newest buffer (`front`) is complete. `self` was read before the
+    /// buffer and `after` afterwards. An epoch with a buffer that is being overwritten is not kept in `after`.
     pub const fn accepts(&self, after: &Self) -> bool {
         after.holds(self.front)
     }
 
-    /// Decodes a line; `None` if its checksum does not match.
+    /// Decodes a line that a client read; `None` if its checksum does not match: torn or of another table.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let snapshot = Self {
             front: line[0],
@@ -201,7 +208,7 @@ impl SnapshotLine {
     }
 }
 
-/// Code of a refused well-formed push. The [`RejectReason`] of the code has its numbers.
+/// Wire code of the reason for which an applier refused a frame. [`RejectReason`] adds the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -243,7 +250,7 @@ pub enum RejectCode {
 }
 
 impl RejectCode {
-    /// Returns the reason of a wire code; `None` for an unknown code.
+    /// Returns the reason's code from its wire number; `None` for an unknown number.
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {
             1 => Self::UnknownTable,
@@ -268,7 +275,8 @@ impl RejectCode {
     }
 }
 
-/// Reject record of one frame, kept in cell `seq % FRAMES_IN_FLIGHT_MAX` of the mailbox.
+/// Reject record of one refused frame, which the server writes into cell `seq % FRAMES_IN_FLIGHT_MAX` of the
+/// client's mailbox.
 ///
 /// `seq u64 | code u32, table u32 | number u64 | number u64 | checksum u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,12 +290,12 @@ pub struct Reject {
 }
 
 impl Reject {
-    /// Returns the code of the reason.
+    /// Returns the wire code of the refusal's reason.
     pub const fn code(&self) -> RejectCode {
         self.reason.code()
     }
 
-    /// Encodes the record, salted with the session's nonce.
+    /// Encodes the record as a line with its checksum; `salt` is the session's nonce.
     pub fn to_line(&self, salt: u64) -> Line {
         let [a, b] = self.reason.numbers();
         let w = [self.seq, pack(self.code() as u32, self.table), a, b];
@@ -303,7 +311,7 @@ impl Reject {
         ]
     }
 
-    /// Decodes a line; `None` if its checksum does not match.
+    /// Decodes a line that a client read; `None` if its checksum does not match or the reason is unknown.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let (code, table) = unpack(line[1]);
         let reject = Self {

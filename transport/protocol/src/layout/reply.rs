@@ -16,15 +16,15 @@ use super::reject::RejectReason;
 use super::{Line, pack, unpack};
 use crate::mutants::{self, Mutant};
 
-/// Magic number 'TWR1' in memory order.
+/// Magic number at the start of a reply, the bytes 'TWR1' in memory order.
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"TWR1");
 /// Bytes of a reply's header.
 pub const REPLY_HEADER_BYTES: usize = 64;
 
-/// Decoded header of a reply.
+/// Decoded 64-byte header of a reply, which an applier writes into a slot of the client's mailbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// Kind of the frame that it answers.
+    /// Wire code of the kind of the frame that is answered.
     pub kind: u16,
     /// Reason of a refusal; `None` if the request is done.
     pub refused: Option<RejectReason>,
@@ -32,9 +32,9 @@ pub struct ReplyHeader {
     pub user_tag: u64,
     /// Payload bytes after the header.
     pub payload_len: u32,
-    /// Number of rows, locations or elements in it.
+    /// Number of rows, locations or elements in the payload.
     pub count: u32,
-    /// Slot that holds the reply.
+    /// Number of the mailbox slot that holds the reply.
     pub slot: u32,
     /// Table of the request.
     pub table: u32,
@@ -57,7 +57,8 @@ impl ReplyHeader {
         ]
     }
 
-    /// Returns the hash after the header; the payload follows.
+    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the
+    /// reply's checksum. `session` is the session's nonce.
     pub fn hasher(&self, session: u64) -> H64 {
         let mut w = self.words();
         if mutants::on(Mutant::ReplySlotOutsideHash) {
@@ -74,14 +75,14 @@ impl ReplyHeader {
         h
     }
 
-    /// Encodes the header as a line with its checksum.
+    /// Encodes the header as a line; `checksum` is the checksum over header and payload.
     pub const fn to_line(&self, checksum: u64) -> Line {
         let w = self.words();
         [w[0], w[1], w[2], w[3], w[4], w[5], w[6], checksum]
     }
 
-    /// Decodes a line into a header and the checksum that the payload must match; `None` when it cannot
-    /// be a reply.
+    /// Decodes a line into a header and the checksum that header and payload must match. The checksum is not
+    /// verified here. `None` when the line cannot be a reply.
     pub fn from_line(line: &Line) -> Option<(Self, u64)> {
         let (magic, rest) = unpack(line[0]);
         if magic != REPLY_MAGIC || line[6] != 0 {

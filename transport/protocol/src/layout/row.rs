@@ -13,39 +13,39 @@ use super::hash::H64;
 use super::word_at;
 use crate::mutants::{self, Mutant};
 
-/// Bytes of a row's header.
+/// Bytes of a row's header: version word and checksum.
 pub const ROW_HEADER_BYTES: usize = 16;
-/// Bits of the update counter in a version word.
+/// Bits of the update counter in a row's version word; the upper 16 are the slot's generation.
 pub const COUNTER_BITS: u32 = 48;
 const COUNTER_MASK: u64 = (1 << COUNTER_BITS) - 1;
 
-/// Version word of a row: slot generation and update counter.
+/// Version word of a row: generation of the slot (upper 16 bits) and update counter (lower 48 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowVersion(pub u64);
 
 impl RowVersion {
-    /// Packs a generation and an update counter (48 bits are kept).
+    /// Packs a slot's generation and an update counter, of which the lower 48 bits are kept.
     pub const fn new(generation: u16, counter: u64) -> Self {
         Self((generation as u64) << COUNTER_BITS | (counter & COUNTER_MASK))
     }
 
-    /// Extracts the version from the header of a row that was read.
+    /// Reads the version word from a row's header, without a check of the checksum.
     #[inline]
     pub fn of_head(head: &[u8; ROW_HEADER_BYTES]) -> Self {
         Self(word_at(head, 0))
     }
 
-    /// Number of times that the slot was given to another key.
+    /// Number of times that the slot was given to another key, modulo 2^16.
     pub const fn generation(self) -> u16 {
         (self.0 >> COUNTER_BITS) as u16
     }
 
-    /// Number of updates since the slot was created; never reset.
+    /// Number of updates since the slot was created. It continues when the slot gets another key.
     pub const fn counter(self) -> u64 {
         self.0 & COUNTER_MASK
     }
 
-    /// Whether the slot holds a row; counter 0 marks a slot without one.
+    /// Whether the slot holds a row: its counter is not 0.
     pub const fn is_valid(self) -> bool {
         self.counter() != 0
     }
@@ -66,7 +66,7 @@ impl RowVersion {
     }
 }
 
-/// Payload size and stride of a table's rows.
+/// Bytes of the payload of a table's rows, and the stride from one row to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowLayout {
     /// Payload bytes: dim x element size.
@@ -76,7 +76,7 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// Computes the layout of rows with `payload_bytes`.
+    /// Computes the layout of rows with `payload_bytes` payload bytes each.
     pub const fn new(payload_bytes: usize) -> Self {
         Self {
             payload_bytes,
@@ -84,27 +84,28 @@ impl RowLayout {
         }
     }
 
-    /// Returns the bytes of one read: header and payload, without the padding.
+    /// Returns the bytes that a read of one row takes: header and payload, without the padding.
     pub const fn read_bytes(&self) -> usize {
         ROW_HEADER_BYTES + self.payload_bytes
     }
 }
 
-/// Returns the hash of a row before its payload.
+/// Returns the hash state of a row before its payload, seeded with the table's salt, the key, the version and
+/// the payload's length. The caller absorbs the payload.
 #[inline(always)]
 pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) -> H64 {
     H64::new([salt, key, ver.0, payload_bytes as u64])
 }
 
-/// Returns the checksum of a row.
+/// Returns the keyed checksum of a row: over salt, key, version and payload.
 #[inline]
 pub fn row_checksum(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
     row_hasher(salt, key, ver, payload.len()).finish_bytes(payload)
 }
 
-/// Returns the version of a row that was read remotely, if its checksum matches: it is the complete row
-/// of `key` in the table of `salt`. Acceptance depends on the bytes received and on nothing else. Cost:
-/// one hash of the payload.
+/// Checks the checksum of a row that a client read, and returns the row's version. `None`: the bytes are torn,
+/// or are not the row of `key` in the table of `salt`. Acceptance depends on the bytes received and on nothing
+/// else. Cost: one hash of the payload.
 #[inline]
 pub fn verify_row(
     salt: u64,
@@ -119,7 +120,7 @@ pub fn verify_row(
     validated.then_some(ver)
 }
 
-/// Version and validity of a copied row.
+/// Result of [`copy_verifying`]: the row's version, and whether its checksum matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCopy {
     /// Version word in the row's header.
@@ -128,9 +129,9 @@ pub struct RowCopy {
     pub validated: bool,
 }
 
-/// Copies the payload of a row that was read remotely into `out` and hashes it in the same pass;
-/// otherwise like [`verify_row`] and a copy. A payload of another length than `out` is not validated,
-/// and not copied.
+/// Copies the payload of a row that a client read into `out` and verifies its checksum in the same pass. The
+/// result is that of [`verify_row`] before a copy. If the checksum does not match, `out` holds invalid bytes. A
+/// payload of another length than `out` is neither copied nor validated.
 #[inline]
 pub fn copy_verifying(
     salt: u64,
@@ -149,8 +150,8 @@ pub fn copy_verifying(
     RowCopy { ver, validated }
 }
 
-/// Whether the version is valid and the header's checksum `stored` equals the one that `checksum` computes.
-/// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
+/// Whether `ver` is valid and the checksum `stored` in the row's header equals the result of `checksum`, which is
+/// not called for an invalid version. All validation of rows ends here.
 #[inline(always)]
 pub fn checksum_matches(ver: RowVersion, stored: u64, checksum: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
@@ -162,7 +163,7 @@ pub fn checksum_matches(ver: RowVersion, stored: u64, checksum: impl FnOnce() ->
     checksum() == stored
 }
 
-/// Encodes the header of a row, in memory order.
+/// Encodes the header of a row: version word and checksum, little-endian.
 pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     let mut head = [0; ROW_HEADER_BYTES];
     head[..8].copy_from_slice(&ver.0.to_le_bytes());
@@ -170,12 +171,13 @@ pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     head
 }
 
-/// Location of a sparse row: `gen16 | extent16 | slot32`. Never 0: extents are numbered from 1.
+/// Location of a sparse row on its applier: `generation u16 | extent u16 | slot u32` in 64 bits. Never 0:
+/// extents are numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RowLocation(pub u64);
 
 impl RowLocation {
-    /// Location that names no row.
+    /// Location 0, which names no row.
     pub const NONE: Self = Self(0);
 
     /// Packs generation, extent and slot into 64 bits. `extent` must be at least 1.
@@ -183,22 +185,22 @@ impl RowLocation {
         Self((generation as u64) << 48 | (extent as u64) << 32 | slot as u64)
     }
 
-    /// Generation of the slot when the location was issued.
+    /// Generation that the slot had when the server issued the location.
     pub const fn generation(self) -> u16 {
         (self.0 >> 48) as u16
     }
 
-    /// Number of the extent in the table's extent list, from 1.
+    /// Number of the extent in the table's extent list, from 1; 0 for no row.
     pub const fn extent(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// Slot number inside the extent.
+    /// Number of the slot inside the extent, from 0.
     pub const fn slot(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether the location names a row.
+    /// Whether the location names a row, that is, its extent is not 0.
     pub const fn is_some(self) -> bool {
         self.extent() != 0
     }

@@ -9,12 +9,12 @@
 //! one to list. With partition [`PARTITION_ANY`](super::frame::PARTITION_ANY) and count 0 the reply has no
 //! keys. A row keeps its slot until it is deleted, so slots number the rows for calls of several frames.
 
-/// Bytes of a frame's payload, and of a reply before its keys.
+/// Bytes of a SCAN frame's payload, and of its reply before the keys.
 pub const SCAN_BYTES: usize = 16;
-/// Next slot after the last one of a partition.
+/// Value of a reply's next slot after the last slot of a partition.
 pub const SCAN_END: u64 = u64::MAX;
 
-/// Request of a SCAN frame.
+/// Request of a SCAN frame: lists the keys that a sparse partition stores in a range of slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanRequest {
     /// First slot to cover.
@@ -24,12 +24,12 @@ pub struct ScanRequest {
 }
 
 impl ScanRequest {
-    /// Encodes the payload of a frame.
+    /// Encodes the request as the payload of a SCAN frame.
     pub fn encode(&self) -> [u8; SCAN_BYTES] {
         pair(self.first, self.values.into())
     }
 
-    /// Decodes a frame's payload; `None` if it is no such request.
+    /// Decodes the payload of a SCAN frame; `None` for another length or an unknown flag.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (first, values) = split(payload.try_into().ok()?);
         let values = match values {
@@ -41,12 +41,12 @@ impl ScanRequest {
     }
 }
 
-/// Reply to a SCAN frame.
+/// Decoded reply to a SCAN frame: the stored keys in the slots of the request, with their values if requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanReply<'a> {
     /// First slot of the next request, or [`SCAN_END`].
     pub next: u64,
-    /// Keys that the applier stores, in all of its partitions.
+    /// Number of keys that the applier stores, in all of its partitions.
     pub stored: u64,
     /// Keys of rows in the slots.
     pub keys: &'a [[u8; 8]],
@@ -55,12 +55,13 @@ pub struct ScanReply<'a> {
 }
 
 impl<'a> ScanReply<'a> {
-    /// Encodes the bytes of a reply before its keys.
+    /// Encodes the part of a reply before its keys: the next slot to request, and the number of stored keys.
     pub fn head(next: u64, stored: u64) -> [u8; SCAN_BYTES] {
         pair(next, stored)
     }
 
-    /// Decodes a reply with `row_bytes` of values for each key; `None` if it has another length.
+    /// Decodes a reply with `row_bytes` bytes of values for each key (0 without values); `None` if its length
+    /// does not fit.
     pub fn decode(reply: &'a [u8], row_bytes: usize) -> Option<Self> {
         let (head, rest) = reply.split_first_chunk::<SCAN_BYTES>()?;
         let each = row_bytes.checked_add(8)?;

@@ -21,33 +21,33 @@ use crate::limits::{
     ROW_BYTES_MAX,
 };
 
-/// Offset of the tail record in the inbox.
+/// Byte offset of the tail record in the inbox of a lane.
 pub const INBOX_TAIL_AT: usize = 0;
-/// Offset of the client's parked flag in the inbox.
+/// Byte offset of the client thread's parked flag in the inbox of a lane.
 pub const INBOX_DOZE_AT: usize = 64;
-/// Offset of the ring data in the inbox.
+/// Byte offset of the ring's data in the inbox of a lane.
 pub const INBOX_RING_AT: usize = 4096;
 
-/// Offset of an applier's liveness word from its parked flag in public memory, on the same line.
+/// Bytes from an applier's parked flag to its liveness word in public memory, on the same cache line.
 pub const ALIVE_AFTER_DOZE: usize = 8;
 
-/// Returns the bytes of a lane's inbox.
+/// Returns the bytes of a lane's inbox with a ring of `ring_bytes` data bytes.
 pub const fn inbox_bytes(ring_bytes: usize) -> usize {
     INBOX_RING_AT + ring_bytes
 }
 
-/// Offset of the status record in the mailbox.
+/// Byte offset of the status record in the mailbox of a lane.
 pub const MAILBOX_STATE_AT: usize = 0;
-/// Offset of the clock records in the mailbox.
+/// Byte offset of the clock records, one a domain, in the mailbox of a lane.
 pub const MAILBOX_CLOCKS_AT: usize = 64;
-/// Offset of the closed word in the mailbox.
+/// Byte offset of the closed word in the mailbox of a lane.
 pub const MAILBOX_CLOSED_AT: usize = MAILBOX_REJECTS_AT - LINE_BYTES;
-/// Offset of the reject records in the mailbox.
+/// Byte offset of the reject records in the mailbox of a lane.
 pub const MAILBOX_REJECTS_AT: usize = 8192;
-/// Offset of the reply slots in the mailbox.
+/// Byte offset of the reply slots in the mailbox of a lane.
 pub const MAILBOX_REPLIES_AT: usize =
     MAILBOX_REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
-/// Reply slots of a lane: the requests that wait for an answer at once.
+/// Number of reply slots of a lane: the maximum of its requests that wait for an answer at once.
 pub const REPLY_SLOTS: usize = 8;
 /// Bytes of the largest reply slot, header included: that of a ring of default size. The largest block and
 /// the widest row fit in one reply, so that gathered data is never of two versions.
@@ -56,8 +56,8 @@ pub const REPLY_SLOT_BYTES: usize = reply_slot_bytes(RING_BYTES_DEFAULT);
 /// Bytes of the largest mailbox: that of a lane with a ring of default size.
 pub const MAILBOX_BYTES: usize = mailbox_bytes(RING_BYTES_DEFAULT);
 
-/// Returns the bytes of a reply slot, header included, of a lane with a ring of this size: a page more than
-/// the ring's largest frame. Beyond the default size of a ring it does not grow.
+/// Returns the bytes of one reply slot, header included, of a lane with a ring of `ring_bytes` bytes: 4 KiB
+/// more than the ring's largest frame. Beyond the default size of a ring the slot does not grow.
 pub const fn reply_slot_bytes(ring_bytes: usize) -> usize {
     let ring_bytes = match ring_bytes < RING_BYTES_DEFAULT {
         true => ring_bytes,
@@ -66,19 +66,19 @@ pub const fn reply_slot_bytes(ring_bytes: usize) -> usize {
     ring_bytes / 4 + 4096
 }
 
-/// Returns the bytes of the mailbox of a lane with a ring of this size.
+/// Returns the bytes of a lane's mailbox if its ring has `ring_bytes` data bytes.
 pub const fn mailbox_bytes(ring_bytes: usize) -> usize {
     MAILBOX_REPLIES_AT + REPLY_SLOTS * reply_slot_bytes(ring_bytes)
 }
 
-/// Returns the bytes of memory that a lane takes with a ring of this size, on both ends together: inbox,
-/// mailbox, and the client's copy of the ring.
+/// Returns the bytes of memory that one lane takes on both ends together: inbox, mailbox, and the client's copy
+/// of the ring. `ring_bytes` is the data bytes of the ring.
 pub const fn lane_bytes(ring_bytes: usize) -> usize {
     inbox_bytes(ring_bytes) + mailbox_bytes(ring_bytes) + ring_bytes
 }
 
-/// Returns the largest ring, of the default size at most, with which this number of lanes takes no more
-/// than `budget` bytes. `None` if the smallest rings take more.
+/// Returns the data bytes of the largest ring with which `lanes` lanes take at most `budget` bytes: a power of
+/// two, at most the default size. `None` if lanes with the smallest rings take more.
 pub const fn ring_within(budget: usize, lanes: usize) -> Option<usize> {
     let mut ring_bytes = RING_BYTES_DEFAULT;
     while ring_bytes >= RING_BYTES_MIN {
@@ -92,23 +92,23 @@ pub const fn ring_within(budget: usize, lanes: usize) -> Option<usize> {
     None
 }
 
-/// Bytes of a word of an applier's ticket line. Processors count in its first word, NICs in its second:
-/// their atomics are atomic among themselves only.
+/// Bytes of one word of an applier's ticket line, in which clients count their pushes. Processors count in its
+/// first word, NICs in its second: the atomics of each are atomic among themselves only.
 pub const TICKET_WORD_BYTES: u64 = 8;
-/// Bytes in use of a ticket line: both words.
+/// Bytes in use of an applier's ticket line: the processors' word and the NICs' word.
 pub const TICKET_BYTES: usize = 2 * TICKET_WORD_BYTES as usize;
 
-/// Returns the offset of a domain's clock record in the mailbox.
+/// Returns the byte offset in the mailbox of a domain's clock record.
 pub const fn mailbox_clock_at(domain: u8) -> usize {
     MAILBOX_CLOCKS_AT + domain as usize * LINE_BYTES
 }
 
-/// Returns the offset of a frame's reject record in the mailbox.
+/// Returns the byte offset in the mailbox of the reject record of frame `seq`: a frame's sequence number.
 pub const fn mailbox_reject_at(seq: u64) -> usize {
     MAILBOX_REJECTS_AT + (seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES
 }
 
-/// Returns the offset of a reply slot in the mailbox of a lane with a ring of this size.
+/// Returns the byte offset in the mailbox of reply slot `slot`, if the lane's ring has `ring_bytes` bytes.
 pub const fn mailbox_reply_at(slot: usize, ring_bytes: usize) -> usize {
     MAILBOX_REPLIES_AT + slot * reply_slot_bytes(ring_bytes)
 }

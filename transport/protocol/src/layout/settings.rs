@@ -11,10 +11,10 @@ use super::word_at;
 use crate::table::Optimizer;
 use crate::table::optimizer::PARAMETERS_MAX;
 
-/// Bytes of the payload.
+/// Bytes of a SETTINGS frame's payload.
 pub const SETTINGS_BYTES: usize = 8 + 8 * PARAMETERS_MAX;
 
-/// Code of a rule; Nesterov's form has one of its own. Codes are wire format.
+/// Wire code of an optimizer rule; momentum in Nesterov's form has a code of its own.
 const fn code(optimizer: &Optimizer) -> u64 {
     match optimizer {
         Optimizer::None => 0,
@@ -33,7 +33,7 @@ const fn code(optimizer: &Optimizer) -> u64 {
     }
 }
 
-/// Encodes a rule as the payload of a SETTINGS frame.
+/// Encodes an optimizer rule with its hyper-parameters as the payload of a SETTINGS frame.
 pub fn encode(optimizer: &Optimizer) -> [u8; SETTINGS_BYTES] {
     let mut bytes = [0; SETTINGS_BYTES];
     let numbers = optimizer.parameters().map(|p| p.value.to_bits());
@@ -44,8 +44,8 @@ pub fn encode(optimizer: &Optimizer) -> [u8; SETTINGS_BYTES] {
     bytes
 }
 
-/// Decodes a payload; `None` for another length, an unknown code or a number that the rule does not
-/// have.
+/// Decodes the payload of a SETTINGS frame; `None` for another length, an unknown code, or a nonzero value in a
+/// place that the rule does not use. Ranges are not checked.
 pub fn decode(bytes: &[u8]) -> Option<Optimizer> {
     if bytes.len() != SETTINGS_BYTES {
         return None;
