@@ -9,7 +9,7 @@ use crate::ids::DomainId;
 use crate::limits::VERSIONS_DEFAULT;
 pub use optimizer::{GradientOptions, Optimizer};
 
-/// Element type. Codes are wire format; 5 and 6 are reserved for f16 and bf16.
+/// Element type of a table. Codes are wire format; 5 and 6 are reserved for f16 and bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum DType {
@@ -24,7 +24,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Returns the bytes of one element.
+    /// Returns the number of bytes of one element: 4 or 8.
     pub const fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -32,7 +32,7 @@ impl DType {
         }
     }
 
-    /// Returns the type of a wire code; `None` for reserved and unknown codes.
+    /// Returns the element type of a wire code; `None` for reserved and unknown codes.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::F32),
@@ -43,13 +43,13 @@ impl DType {
         }
     }
 
-    /// Returns the wire code of the type.
+    /// Returns the wire code of the element type.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Whether a push to a table of this type can have this weight: finite, also as an element, and not
-    /// below 0. Integers have no weights.
+    /// Whether a push to a table of this type can carry this weight: at least 0, and finite in f64 and in the
+    /// element type. Always false for integer types, which have no weights.
     pub fn is_weight(self, weight: f64) -> bool {
         let most = match self {
             Self::F32 => f32::MAX.into(),
@@ -59,13 +59,13 @@ impl DType {
         (0.0..=most).contains(&weight)
     }
 
-    /// Whether elements are floating point (only those have gradients and optimizers).
+    /// Whether elements are floating point. Only those have gradients and optimizers.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64)
     }
 }
 
-/// Operation that a push applies to a row.
+/// Operation that a push applies to each stored element `w` with the pushed element `x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum PushOp {
@@ -95,19 +95,21 @@ impl PushOp {
         }
     }
 
-    /// Whether the values of several pushes add up. Weights and encodings are for such pushes.
+    /// Whether the values of several pushes add up: sums and gradients. Only such pushes can have weights and
+    /// lossy encodings.
     pub const fn adds_up(self) -> bool {
         matches!(self, Self::Sum | Self::Gradient)
     }
 
-    /// Whether tables of ticks ([`Apply::AtTick`]) take the operation.
+    /// Whether tables that apply pushes at ticks ([`Apply::AtTick`]) accept the operation: all but minimum and
+    /// maximum.
     pub const fn has_ticks(self) -> bool {
         self.adds_up() || matches!(self, Self::Assign)
     }
 }
 
-/// Initial values of a row. Counter-based: element `(key, column)` depends on the table's seed only, so
-/// it is the same on any number of servers.
+/// Initial values of a row. Each element is a function of the table's seed, the row's key and the column
+/// (counter-based random numbers), so it is the same on any number of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Init {
     /// All elements are zero.
@@ -131,8 +133,8 @@ pub enum Init {
 }
 
 impl Init {
-    /// Glorot's uniform distribution for a layer of `inputs` and `outputs`: within the square root of 6 / (inputs +
-    /// outputs) of 0. Creation refuses a table if both counts are 0.
+    /// Glorot's uniform distribution of initial weights, for a layer of `inputs` and `outputs`: bounds of plus
+    /// and minus the square root of 6 / (inputs + outputs). Creation refuses a table if both counts are 0.
     ///
     /// ```
     /// use tidewater_protocol::table::Init;
@@ -143,18 +145,19 @@ impl Init {
         Self::within((6.0 / (f64::from(inputs) + f64::from(outputs))).sqrt())
     }
 
-    /// Glorot's normal distribution: mean 0, standard deviation the square root of 2 / (inputs + outputs).
+    /// Glorot's normal distribution of initial weights: mean 0, standard deviation the square root of 2 /
+    /// (inputs + outputs).
     pub fn xavier_normal(inputs: u32, outputs: u32) -> Self {
         Self::spread((2.0 / (f64::from(inputs) + f64::from(outputs))).sqrt())
     }
 
-    /// He's uniform distribution for a layer of `inputs` with rectified outputs: within the square root of 6 / inputs of
-    /// 0. Creation refuses a table if the count is 0.
+    /// He's uniform distribution of initial weights, for a layer of `inputs` with rectified (ReLU) outputs:
+    /// bounds of plus and minus the square root of 6 / inputs. Creation refuses a table if the count is 0.
     pub fn kaiming_uniform(inputs: u32) -> Self {
         Self::within((6.0 / f64::from(inputs)).sqrt())
     }
 
-    /// He's normal distribution: mean 0, standard deviation the square root of 2 / inputs.
+    /// He's normal distribution of initial weights: mean 0, standard deviation the square root of 2 / inputs.
     pub fn kaiming_normal(inputs: u32) -> Self {
         Self::spread((2.0 / f64::from(inputs)).sqrt())
     }
@@ -169,7 +172,7 @@ impl Init {
     }
 }
 
-/// Combines the pushes of several workers at a tick.
+/// How a tick combines the values that several workers pushed to one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduce {
     /// Sum of the pushed values.
@@ -178,7 +181,7 @@ pub enum Reduce {
     Mean,
 }
 
-/// Time at which a push takes effect.
+/// Time at which a server applies a push to the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Apply {
     /// On arrival at the applier.
@@ -188,7 +191,7 @@ pub enum Apply {
     AtTick(Reduce),
 }
 
-/// Size of a table, and how its rows are addressed.
+/// Shape of a table, and how its rows are addressed: by index (dense) or by key (sparse).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Shape {
     /// `rows x cols` elements, addressed by index.
@@ -207,7 +210,7 @@ pub enum Shape {
     },
 }
 
-/// Memory layout of a dense table.
+/// Memory layout of a dense table at the servers: single rows, or blocks for range reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DenseLayout {
     /// A `{ver, checksum}` header on each row: for random rows by index.
@@ -221,7 +224,7 @@ pub enum DenseLayout {
     },
 }
 
-/// Complete definition of a table. Creating a name twice with equal specs gives one table.
+/// Complete definition of a table. Creating a name twice with equal definitions gives one table.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TableSpec {
     /// Unique name in the namespace; 1 to 128 bytes of UTF-8.
@@ -247,8 +250,9 @@ pub struct TableSpec {
     /// Changes of gradients before the rule, and the first state of a row.
     #[serde(default)]
     pub gradient: GradientOptions,
-    /// Whether an applier writes the result of each row and block into its redo record before it
-    /// stores it. Costs a second copy and a checksum a row; nothing reads the record yet.
+    /// Whether an applier writes the result of each row and block into its redo record before it stores it.
+    /// Costs a second copy and a checksum a row. A successor process reads the record if `durability` is
+    /// [`Durability::Warm`].
     #[serde(default)]
     pub redo: bool,
     /// When keys of a sparse table get rows, and when rows are deleted.
@@ -263,7 +267,7 @@ pub struct TableSpec {
     pub durability: Durability,
 }
 
-/// What of a table outlives the process of a server: see `docs/GUARANTEES.md`.
+/// What of a table survives the end of a server process: see `docs/GUARANTEES.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing: the table is gone with the process.
@@ -274,20 +278,21 @@ pub enum Durability {
     Warm,
 }
 
-/// Options of the keys of a sparse table.
+/// Options of a sparse table's keys: after how many pushes a row is created, and when rows are deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct KeyOptions {
     /// Ticks of the table's domain without a push after which a row is deleted; 0 for never.
     #[serde(default)]
     pub expire_after: u32,
-    /// Push of a key that makes its row; 0 and 1 for the first one. The pushes before it are dropped. For
-    /// tables that apply pushes on arrival.
+    /// Number of the push of a key that creates its row; 0 and 1 for the first one. The pushes before it are
+    /// dropped. For tables that apply pushes on arrival.
     #[serde(default)]
     pub admit_after: u8,
 }
 
 impl KeyOptions {
-    /// Whether no option is set.
+    /// Whether all options have their default, 0. An `admit_after` of 1 counts as set, although it has the same
+    /// meaning.
     pub const fn is_none(&self) -> bool {
         self.expire_after == 0 && self.admit_after == 0
     }
@@ -349,22 +354,23 @@ impl Serialize for TableSpec {
     }
 }
 
-/// Names of the transient tables: those of collective calls.
+/// Names of the transient tables, in which collective calls exchange values. They are part of no saved model.
 pub const TRANSIENT_TABLES: [&str; 2] = ["tidewater/collective", "tidewater/collective-parts"];
 
 impl TableSpec {
-    /// Whether the table holds only what is under way between workers: it is one of
-    /// [`TRANSIENT_TABLES`]. It is part of no saved model, and its clock domain does not count as used.
+    /// Whether the table is one of [`TRANSIENT_TABLES`]: it holds only values that collective calls exchange.
+    /// It is part of no saved model, and its clock domain does not count as used.
     pub fn is_transient(&self) -> bool {
         TRANSIENT_TABLES.contains(&self.name.as_str())
     }
 
-    /// Whether appliers write each result into a redo record before they store it.
+    /// Whether appliers write each result into a redo record before they store it: by `redo`, or by
+    /// [`Durability::Warm`].
     pub const fn keeps_redo(&self) -> bool {
         self.redo || matches!(self.durability, Durability::Warm)
     }
 
-    /// Returns the elements of one row.
+    /// Returns the number of elements of one row.
     pub const fn dim(&self) -> usize {
         match self.shape {
             Shape::Dense { cols, .. } => cols as usize,
@@ -372,12 +378,13 @@ impl TableSpec {
         }
     }
 
-    /// Returns the payload bytes of one row.
+    /// Returns the payload bytes of one row, without its header.
     pub const fn row_bytes(&self) -> usize {
         self.dim() * self.dtype.size()
     }
 
-    /// Returns the payload bytes of all rows of a dense table; 0 for a sparse one, which begins empty.
+    /// Returns the payload bytes of all rows of a dense table, saturating at `u64::MAX`; 0 for a sparse one,
+    /// which begins empty.
     pub const fn dense_bytes(&self) -> u64 {
         match self.shape {
             Shape::Dense { rows, .. } => rows.saturating_mul(self.row_bytes() as u64),

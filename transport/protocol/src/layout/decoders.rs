@@ -105,7 +105,7 @@ fn settings_payload(bytes: &[u8]) {
     }
 }
 
-/// As many elements as fit: a fuzzer does not guess a length.
+/// Decodes as many encoded elements as fit the bytes: a fuzzer does not guess a length.
 fn encoded_values(bytes: &[u8]) {
     let [first, rest @ ..] = bytes else { return };
     let Some(code) = EncodingCode::from_code(first % 5) else {

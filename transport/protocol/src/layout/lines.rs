@@ -103,15 +103,15 @@ pub struct ClockLine {
 }
 
 impl ClockLine {
-    /// Encodes the record as a line with its checksum. `salt` is that of the mailbox's session or of the
-    /// server's public memory. The checksum also covers the number of the domain.
+    /// Encodes the record as a line with its checksum. `salt` is the session's nonce; the checksum also covers
+    /// the number of the domain.
     pub fn to_line(&self, salt: u64, domain: u8) -> Line {
         let w = [self.min, self.epoch, pack(self.slowest, self.members)];
         let checksum = line_checksum(salt, CLOCK ^ u64::from(domain), &w);
         [w[0], w[1], w[2], checksum, 0, 0, 0, 0]
     }
 
-    /// Decodes a line that a client read; `None` if its checksum does not match: torn, or of another salt or
+    /// Decodes a line that a client read; `None` if its checksum does not match: torn, or of another session or
     /// domain.
     pub fn from_line(line: &Line, salt: u64, domain: u8) -> Option<Self> {
         let (slowest, members) = unpack(line[2]);

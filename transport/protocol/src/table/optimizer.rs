@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::DType;
 
-/// Rule that applies a gradient. Hyper-parameters are per table. `g` is the gradient, `w` the
-/// parameter. Every rule but [`Optimizer::RowAdaGrad`] works element by element on its own state.
+/// Optimizer rule by which a server applies a gradient to a row, with its hyper-parameters, which are per
+/// table. `g` is the gradient, `w` the parameter. Every rule but [`Optimizer::RowAdaGrad`] works element by
+/// element on its own state.
 ///
 /// `g` is the pushed (or reduced) gradient after the [`GradientOptions`] of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -104,7 +105,7 @@ pub enum Optimizer {
     },
 }
 
-/// Most hyper-parameters of a rule.
+/// Maximum number of hyper-parameters of a rule.
 pub const PARAMETERS_MAX: usize = 5;
 
 /// One hyper-parameter of a rule: its name, value and valid range.
@@ -118,8 +119,8 @@ pub struct Parameter {
     pub range: Range,
 }
 
-/// Valid values of a hyper-parameter, before and after it is rounded to the table's element type: a
-/// decay of `1 - 1e-9` is 1 in f32, and would never decay.
+/// Set of valid values of a hyper-parameter. The value must lie in it before and after rounding to the table's
+/// element type: a decay of `1 - 1e-9` is 1 in f32, and would never decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
     /// Rates, and terms added to a root that may be 0: `0 / 0` otherwise.
@@ -140,7 +141,7 @@ impl Range {
             }
     }
 
-    /// Describes the range in an error.
+    /// Describes the valid range as a phrase for an error message, such as "finite and above 0".
     pub const fn text(self) -> &'static str {
         match self {
             Self::Positive => "finite and above 0",
@@ -157,7 +158,7 @@ impl Parameter {
         Self { name, value, range }
     }
 
-    /// Whether the value is in range, as given and as rounded to `dtype`.
+    /// Whether the value is in its range, as given and as rounded to the element type `dtype`.
     pub fn is_valid(&self, dtype: DType) -> bool {
         let rounded = if dtype == DType::F32 {
             f64::from(self.value as f32)
@@ -169,7 +170,8 @@ impl Parameter {
 }
 
 impl Optimizer {
-    /// Returns the elements of state kept for each element of a row.
+    /// Returns the number of state elements that the rule keeps for each element of a row. 0 for
+    /// [`Optimizer::RowAdaGrad`], which keeps one element a row.
     pub const fn state_slots(&self) -> usize {
         match self {
             Self::None | Self::Sgd { .. } | Self::RowAdaGrad { .. } => 0,
@@ -179,7 +181,7 @@ impl Optimizer {
         }
     }
 
-    /// Whether each row also keeps a step count (8 bytes).
+    /// Whether the rule also keeps a step count, 8 bytes a row: the rules of Adam's kind.
     pub const fn counts_steps(&self) -> bool {
         matches!(
             self,
@@ -187,18 +189,20 @@ impl Optimizer {
         )
     }
 
-    /// Whether the rule computes with all elements of a row at once, which a range table cannot.
+    /// Whether the rule computes with all elements of a row at once (only [`Optimizer::RowAdaGrad`]), which a
+    /// range table cannot.
     pub const fn needs_rows(&self) -> bool {
         matches!(self, Self::RowAdaGrad { .. })
     }
 
-    /// Whether the rule adds squares of gradients up, so that they may start above 0.
+    /// Whether the rule sums squares of gradients in an accumulator, so that
+    /// [`GradientOptions::initial_accumulator`] may set its start.
     pub const fn accumulates(&self) -> bool {
         matches!(self, Self::AdaGrad { .. } | Self::RowAdaGrad { .. })
     }
 
-    /// Returns the bytes of optimizer state of a row of `dim` elements: slots, then the step count;
-    /// of [`Optimizer::RowAdaGrad`] one element.
+    /// Returns the bytes of optimizer state of one row of `dim` elements: slots padded to 8 bytes, then the
+    /// step count if the rule has one; one element for [`Optimizer::RowAdaGrad`].
     pub const fn state_bytes(&self, dim: usize, dtype: DType) -> usize {
         let slots = self.state_slots() * dim * dtype.size();
         if self.counts_steps() {
@@ -210,7 +214,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns the name of the rule, as in this enum.
+    /// Returns the name of the rule, spelled as its variant.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::None => "None",
@@ -226,7 +230,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the hyper-parameters in the order of the fields; unused places have no name and are 0.
+    /// Returns the hyper-parameters with names and ranges, in the order of the fields. Unused places have an
+    /// empty name and the value 0.
     pub const fn parameters(&self) -> [Parameter; PARAMETERS_MAX] {
         const UNUSED: Parameter = Parameter::UNUSED;
         match *self {
@@ -288,13 +293,14 @@ impl Optimizer {
         }
     }
 
-    /// Returns the first hyper-parameter that is out of its range on a table of `dtype`.
+    /// Returns the first hyper-parameter that is out of its range on a table of `dtype`; `None` if all are
+    /// valid.
     pub fn out_of_range(&self, dtype: DType) -> Option<Parameter> {
         let mut parameters = self.parameters().into_iter();
         parameters.find(|parameter| !parameter.is_valid(dtype))
     }
 
-    /// Returns the learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`]; 0 without a rule.
+    /// Returns the learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`]; 0 for [`Optimizer::None`].
     pub const fn rate(&self) -> f64 {
         match *self {
             Self::None => 0.0,
@@ -310,7 +316,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the rule with this learning rate: `lr`, or `alpha` of [`Optimizer::Ftrl`].
+    /// Returns the same rule with the learning rate `rate`: `lr`, or `alpha` of [`Optimizer::Ftrl`].
+    /// [`Optimizer::None`] stays as it is.
     #[must_use]
     pub const fn with_rate(mut self, rate: f64) -> Self {
         match &mut self {
@@ -353,8 +360,8 @@ const fn adam(
     ]
 }
 
-/// What a table does with a gradient before its rule takes it, and the state that new rows start
-/// with. The default does nothing.
+/// Changes that a table applies to a gradient before its optimizer rule, and the initial accumulator of new
+/// rows. The default changes nothing.
 ///
 /// A gradient `g` is clipped by value, then by the norm of its row, then `weight_decay w` is added.
 /// At a tick this happens once, to the reduced gradient of a row. Only rows that a gradient touches
@@ -398,17 +405,19 @@ impl Serialize for GradientOptions {
 }
 
 impl GradientOptions {
-    /// Whether no option is set.
+    /// Whether all options have their default values.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether gradients reach the rule as they are.
+    /// Whether gradients reach the rule unchanged: no clipping and no weight decay. Staleness is not looked at,
+    /// because it changes the learning rate.
     pub fn keeps_gradients(&self) -> bool {
         self.weight_decay == 0.0 && self.clip_value.is_none() && self.clip_norm.is_none()
     }
 
-    /// Returns the options as parameters, those that are not set as unused places.
+    /// Returns the numeric options with names and ranges; an option that is not set is an unused place with an
+    /// empty name.
     pub const fn parameters(&self) -> [Parameter; 4] {
         const fn bound(name: &'static str, bound: Option<f64>) -> Parameter {
             match bound {
@@ -428,7 +437,7 @@ impl GradientOptions {
         ]
     }
 
-    /// Returns the first option that is out of its range on a table of `dtype`.
+    /// Returns the first option that is out of its range on a table of `dtype`; `None` if all are valid.
     pub fn out_of_range(&self, dtype: DType) -> Option<Parameter> {
         let mut parameters = self.parameters().into_iter();
         parameters.find(|parameter| !parameter.is_valid(dtype))

@@ -18,7 +18,8 @@ use crate::ids::{ClusterId, Incarnation};
 
 pub use crate::layout::decoders::Decode;
 
-/// Name and function of each decoder.
+/// Name and function of each decoder of control messages and handshakes, for fuzzing. New entries go to the
+/// end.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("frame", frames),
     ("hello", |bytes| drop(Hello::decode(bytes))),
@@ -38,7 +39,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("job-token", token),
 ];
 
-/// A stream of frames, pushed in pieces of the size in the first byte.
+/// Decodes a stream of control frames, pushed in pieces. The first byte selects their size and whether the peer
+/// is authenticated.
 fn frames(bytes: &[u8]) {
     let Some((&piece, bytes)) = bytes.split_first() else {
         return;
@@ -61,7 +63,7 @@ fn frames(bytes: &[u8]) {
     }
 }
 
-/// Decodes a body and, if it is a message, encodes it again: an accepted message can be passed on.
+/// Decodes a body and, if it is a valid message, encodes it again: any accepted message can be passed on.
 fn control<M: Message>(bytes: &[u8]) {
     if let Ok((id, message)) = decode_body::<M>(bytes) {
         drop(super::control::encode(id, &message, &mut Vec::new()));
@@ -74,8 +76,8 @@ fn token(bytes: &[u8]) {
     }
 }
 
-/// Splits `bytes` into bodies, each behind its kind and length, and frames them. The fuzzers reach the
-/// state machines without guessing a check.
+/// Builds a decoder filled with valid frames. `bytes` holds their bodies, each after one byte of kind and one
+/// of length. Fuzzers so reach the state machines without guessing a check.
 fn framed(bytes: &[u8]) -> Decoder {
     let mut out = Vec::new();
     let mut rest = bytes;
@@ -121,7 +123,7 @@ const IDS: Ids = Ids {
 };
 const SERVER_RANDOM: [u8; RANDOM_BYTES] = [3; RANDOM_BYTES];
 
-/// A fixed client, so that recorded handshakes verify.
+/// Returns the hello of a fixed client, so that recorded handshakes verify.
 fn hello() -> Hello {
     Hello {
         features: Features::default(),
@@ -134,7 +136,7 @@ fn hello() -> Hello {
     }
 }
 
-/// A fixed server with a test token.
+/// Returns the policy of a fixed server with a test token.
 fn policy() -> ServerPolicy {
     ServerPolicy {
         token: JobToken::new([2; 32]),

@@ -2,7 +2,7 @@
 
 use super::spec::SpecError;
 
-/// Bytes that are not a message, or a message that must not be sent.
+/// Error of received bytes that are no valid control message, or of a message that must not be sent.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -68,7 +68,7 @@ pub enum WireError {
     Spec(#[from] SpecError),
 }
 
-/// Checks that `value` of `what` is at most `max`.
+/// Checks that `value` is at most `max`; else [`WireError::Limit`] with `what` as the field's name.
 pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), WireError> {
     if value > max {
         return Err(WireError::Limit { what, value, max });
@@ -76,7 +76,8 @@ pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), Wi
     Ok(())
 }
 
-/// Checks that `text` is at most `max` bytes without control characters, fit for a log line.
+/// Checks that `text` has at most `max` bytes and no control characters, so that it is fit for a log line.
+/// `what` is the field's name in the error.
 pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     at_most(what, text.len() as u64, max as u64)?;
     if text.chars().any(char::is_control) {
@@ -88,7 +89,7 @@ pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result
     Ok(())
 }
 
-/// Checks like [`text_at_most`], and that the text is not empty.
+/// Checks that `text` has 1 to `max` bytes and no control characters. `what` is the field's name in the error.
 pub(crate) fn name_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     if text.is_empty() {
         return Err(WireError::Malformed {

@@ -15,9 +15,9 @@
 use super::WireError;
 use crate::limits::{CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX};
 
-/// Bytes of a frame's header.
+/// Bytes of a control frame's header, before the body.
 pub const HEADER_BYTES: usize = 16;
-/// Magic number `TWC1`, little-endian.
+/// Magic number at the start of a control frame, the bytes `TWC1` in memory order.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TWC1");
 
 /// Kinds of a frame's body. 1 to 15 are the handshake's and never change.
@@ -48,7 +48,7 @@ pub mod kind {
     pub const NOTICE: u16 = 22;
 }
 
-/// One complete frame with a valid header and check, still in the decoder's buffer.
+/// One complete received control frame with a valid header and check. It borrows the decoder's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     kind: u16,
@@ -56,12 +56,12 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Returns the kind of the body.
+    /// Returns the kind of the body, one of the constants of [`kind`].
     pub const fn kind(&self) -> u16 {
         self.kind
     }
 
-    /// Returns the bytes of the body.
+    /// Returns the bytes of the body, without the header.
     pub fn body(&self) -> &'a [u8] {
         self.bytes.get(HEADER_BYTES..).unwrap_or_default()
     }
@@ -72,7 +72,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// FNV-1a, 32 bits, continued from `state`.
+/// Continues a 32-bit FNV-1a hash from `state` over `bytes`.
 fn fnv1a(state: u32, bytes: &[u8]) -> u32 {
     bytes
         .iter()
@@ -81,7 +81,8 @@ fn fnv1a(state: u32, bytes: &[u8]) -> u32 {
 
 const FNV_START: u32 = 0x811c_9dc5;
 
-/// Appends a frame with the body that `write` appends. On an error `out` is unchanged.
+/// Appends a control frame to `out`: the header, and the body that `write` appends. On an error `out` is
+/// unchanged.
 ///
 /// # Errors
 /// Those of `write`; [`WireError::Limit`] if the body is over [`CONTROL_BYTES_MAX`].
@@ -117,7 +118,7 @@ pub fn append_with(
     Ok(())
 }
 
-/// Appends a frame with `body`.
+/// Appends a control frame of this kind with the given body to `out`. On an error `out` is unchanged.
 ///
 /// # Errors
 /// [`WireError::Limit`] if the body is over [`CONTROL_BYTES_MAX`].
@@ -128,7 +129,7 @@ pub fn append(out: &mut Vec<u8>, kind: u16, body: &[u8]) -> Result<(), WireError
     })
 }
 
-/// Splits a byte stream into frames.
+/// Incremental decoder that splits a received byte stream into control frames.
 ///
 /// # Invariants
 /// It never holds more than one header and one body of its limit. It reserves memory only for bytes
@@ -144,7 +145,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Returns a decoder for an unauthenticated peer: bodies of at most [`UNAUTHENTICATED_BYTES_MAX`].
+    /// Returns an empty decoder for an unauthenticated peer: it accepts bodies of at most
+    /// [`UNAUTHENTICATED_BYTES_MAX`] bytes.
     pub const fn unauthenticated() -> Self {
         Self {
             buffer: Vec::new(),
@@ -154,13 +156,13 @@ impl Decoder {
         }
     }
 
-    /// Accepts bodies of up to [`CONTROL_BYTES_MAX`] from now on: the peer is authenticated.
+    /// Raises the limit of a body to [`CONTROL_BYTES_MAX`] bytes. Called once the peer is authenticated.
     pub const fn trust(&mut self) {
         self.body_bytes_max = CONTROL_BYTES_MAX;
     }
 
-    /// Takes as many bytes as fit, and returns their number. Fewer than given, even none, means: take
-    /// frames, then push the rest.
+    /// Copies as many received bytes as fit into the buffer, and returns their number. If that is fewer than
+    /// given, even 0, call [`Self::next_frame`] until it gives none, then push the rest.
     #[must_use = "bytes that were not taken must be pushed again"]
     pub fn push(&mut self, bytes: &[u8]) -> usize {
         if self.taken > 0 {
@@ -172,7 +174,7 @@ impl Decoder {
         take
     }
 
-    /// Returns the next complete frame; `None` until more bytes arrive.
+    /// Returns the next complete frame in the buffer; `None` until more bytes are pushed.
     ///
     /// # Errors
     /// The stream is not one of frames, or a frame is over the limit or damaged. Final.
@@ -193,7 +195,7 @@ impl Decoder {
         }
     }
 
-    /// Whether [`Self::next_frame`] has a frame or an error.
+    /// Whether [`Self::next_frame`] would return a frame or an error now.
     pub fn is_ready(&self) -> bool {
         self.failed.is_some()
             || !matches!(
@@ -202,13 +204,13 @@ impl Decoder {
             )
     }
 
-    /// Returns the bytes that the next [`Self::push`] takes.
+    /// Returns the number of bytes that the next [`Self::push`] accepts at most.
     pub const fn room(&self) -> usize {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
     }
 
-    /// Returns the bytes without which the next frame is certainly incomplete. A read of no more than
-    /// these takes nothing of what follows the frame.
+    /// Returns the number of bytes that the next frame needs at least to be complete. A caller that reads no
+    /// more than these takes nothing of what follows the frame.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
         let frame_bytes = match u32_at(head, 4) {
@@ -218,21 +220,21 @@ impl Decoder {
         frame_bytes.saturating_sub(head.len())
     }
 
-    /// Returns the bytes that are buffered and not yet returned.
+    /// Returns the number of bytes in the buffer that no returned frame has consumed.
     pub const fn buffered(&self) -> usize {
         self.buffer.len() - self.taken
     }
 
-    /// Returns the bytes after the last frame: they belong to the protocol that follows on the
-    /// connection.
+    /// Returns the buffered bytes after the last returned frame. They belong to the protocol that follows on
+    /// the connection.
     pub fn into_rest(mut self) -> Vec<u8> {
         self.buffer.drain(..self.taken);
         self.buffer
     }
 }
 
-/// Returns the first frame of `bytes`, or `None` if it is incomplete. A wrong start is an error as soon
-/// as it is seen, before the rest of the message arrives.
+/// Returns the first complete frame of `bytes`; `None` if more bytes are needed. A wrong magic is an error as
+/// soon as it is seen, before the rest of the message arrives.
 fn split(bytes: &[u8], body_bytes_max: usize) -> Result<Option<Frame<'_>>, WireError> {
     let Some(magic) = u32_at(bytes, 0) else {
         return Ok(None);

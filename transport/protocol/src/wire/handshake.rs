@@ -34,18 +34,18 @@ use crate::mutants::{self, Mutant};
 const CLIENT_LABEL: &[u8] = b"tidewater client proof\0";
 const SERVER_LABEL: &[u8] = b"tidewater server proof\0";
 
-/// Secret of a job: 32 random bytes that all of its processes hold. `Debug` does not show it. There is
-/// no `==`: tokens are compared through an HMAC, in constant time.
+/// Secret of a job: 32 random bytes that all of its processes hold, the key of the handshake's HMACs. `Debug`
+/// does not show it. There is no `==`: tokens are compared through an HMAC, in constant time.
 #[derive(Clone)]
 pub struct JobToken([u8; 32]);
 
 impl JobToken {
-    /// Wraps 32 bytes as a token.
+    /// Wraps 32 secret bytes as a token; the caller draws them at random.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Parses 64 hexadecimal digits, with optional white space around them.
+    /// Parses 64 hexadecimal digits, with optional white space around them; `None` for any other text.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.trim().as_bytes();
         let mut bytes = [0; 32];
@@ -59,7 +59,7 @@ impl JobToken {
         Some(Self(bytes))
     }
 
-    /// Formats the token as 64 hexadecimal digits, for a file of mode 0600 only.
+    /// Formats the token as 64 hexadecimal digits. The text is a secret: only for a file of mode 0600.
     pub fn to_hex(&self) -> String {
         let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
         self.0
@@ -83,7 +83,7 @@ impl fmt::Debug for JobToken {
     }
 }
 
-/// Reason why a handshake ended without a connection. Final: send pending bytes, then close.
+/// Reason why a handshake failed. The connection is of no more use: send the pending bytes, then close it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -131,7 +131,7 @@ pub enum HandshakeError {
     Over,
 }
 
-/// Client half of the handshake, on every connection that a process opens.
+/// State machine of the handshake's client, for every connection that a process opens. It does no I/O.
 #[derive(Debug)]
 pub struct ClientHandshake {
     token: JobToken,
@@ -148,7 +148,8 @@ enum ClientState {
 }
 
 impl ClientHandshake {
-    /// Appends the hello to `out`. `hello.random` must be fresh from the system's random source.
+    /// Starts the handshake and appends the hello's frame to `out`. `hello.random` must be fresh from the
+    /// system's random source.
     ///
     /// # Errors
     /// The namespace is empty or too long.
@@ -169,7 +170,8 @@ impl ClientHandshake {
         })
     }
 
-    /// Takes the server's next frame and appends the answer to it. `Some`: both ends are authenticated.
+    /// Handles the next frame of the server and appends the answer, if there is one, to `out`. `Some`: both
+    /// ends are authenticated and the handshake is over. `None`: a further frame must follow.
     ///
     /// # Errors
     /// [`HandshakeError`]; the connection is of no more use.
@@ -229,7 +231,7 @@ impl ClientHandshake {
     }
 }
 
-/// Namespaces that a service accepts.
+/// Set of namespaces (jobs) that a listening process accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespaces {
     /// Every namespace, kept apart by name.
@@ -238,7 +240,8 @@ pub enum Namespaces {
     Only(Vec<String>),
 }
 
-/// Identity of a listening process, and the peers that it admits.
+/// Identity of a listening process, and its rules for admission: namespaces, and roles for control connections
+/// and lanes.
 #[derive(Debug, Clone)]
 pub struct ServerPolicy {
     /// Secret of the job.
@@ -263,7 +266,7 @@ pub struct ServerPolicy {
 }
 
 impl ServerPolicy {
-    /// Returns the reason to refuse `hello`, which has an authenticated sender.
+    /// Returns the reason to refuse the authenticated sender of `hello`; `None` if the policy admits it.
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         let is_control = hello.purpose == Purpose::Control;
         let roles = if is_control {
@@ -292,7 +295,7 @@ impl ServerPolicy {
     }
 }
 
-/// Server half of the handshake, one per accepted connection.
+/// State machine of the handshake's listening end, one for each accepted connection. It does no I/O.
 #[derive(Debug)]
 pub struct ServerHandshake {
     random: [u8; RANDOM_BYTES],
@@ -308,7 +311,7 @@ enum ServerState {
 }
 
 impl ServerHandshake {
-    /// Starts a handshake with `random`, fresh from the system's random source.
+    /// Creates the state before the first frame. `random` must be fresh from the system's random source.
     pub const fn new(random: [u8; RANDOM_BYTES]) -> Self {
         Self {
             random,
@@ -317,9 +320,10 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes the client's next frame and appends the answer to it, even when that is a refusal. `Some`:
-    /// the peer holds the token, its claims fit, and it is admitted. `admit` runs last and may still
-    /// refuse, with a reason for the peer (an unknown session, say).
+    /// Handles the next frame of the client and appends the answer to `out`, a refusal included. `Some`: the
+    /// peer holds the token, the policy admits it, and the handshake is over. `None`: a further frame must
+    /// follow. `admit` runs last and may still refuse, with a reason that the peer receives (an unknown
+    /// session, say).
     ///
     /// # Errors
     /// [`HandshakeError`] for this end's log; send `out`, then close.
@@ -421,8 +425,8 @@ impl ServerHandshake {
     }
 }
 
-/// Refusal that the peer receives for `error`: complete once authenticated, else only a version
-/// mismatch.
+/// Returns the refusal that the peer receives for `error`. An authenticated peer gets the precise reason, any
+/// other only a version mismatch or [`RefusalCode::Refused`].
 fn refusal_for(error: &HandshakeError) -> Refusal {
     match error {
         HandshakeError::Rejected { refusal, .. } => refusal.clone(),
@@ -469,7 +473,8 @@ const fn unexpected(found: u16, expected: u16) -> HandshakeError {
     HandshakeError::Wire(WireError::Kind { found, expected })
 }
 
-/// Compares the ids that a client expects with those here; 0 matches any if `may_ask`.
+/// Compares the ids that the client expects (`meant`) with those of the listening process (`here`); `None` if
+/// they match. An expected id of 0 matches any value if `may_ask`.
 fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
     let pairs = [
         (RefusalCode::WrongCluster, meant.cluster.0, here.cluster.0),

@@ -27,11 +27,11 @@ use super::{PROTOCOL_VERSION, WireError};
 use crate::ids::{ApplierId, ClusterId, Incarnation, SessionId};
 use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
 
-/// Bytes of a handshake random or of an HMAC-SHA256.
+/// Bytes of a random value of the handshake, and of an HMAC-SHA256.
 pub const RANDOM_BYTES: usize = 32;
-/// Rank of a worker without a rank of its own: the coordinator assigns one.
+/// Value of a hello's rank by which a process asks the coordinator to assign one.
 pub const RANK_ANY: u32 = u32::MAX;
-/// Namespace by default: a cluster started for one job has no other.
+/// Name of the namespace of a cluster that was started for one job.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
 const HELLO_BYTES: usize = 176;
@@ -39,7 +39,7 @@ const CHALLENGE_BYTES: usize = 40;
 const WELCOME_BYTES: usize = 80;
 const REFUSED_BYTES: usize = 40;
 
-/// Role of a peer in the cluster. Codes are wire format.
+/// Role of the process at one end of a connection. Codes are wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -73,23 +73,23 @@ impl Role {
     }
 }
 
-/// A set of roles, as a bit mask.
+/// Set of process roles, as a bit mask by code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles(u8);
 
 impl Roles {
-    /// Returns the set of `roles`.
+    /// Returns the set that contains the given roles.
     pub fn of(roles: &[Role]) -> Self {
         Self(roles.iter().fold(0, |set, role| set | 1 << role.code()))
     }
 
-    /// Whether `role` is in the set.
+    /// Whether `role` is in this set.
     pub const fn contains(self, role: Role) -> bool {
         self.0 & (1 << role.code()) != 0
     }
 }
 
-/// Purpose of a connection.
+/// Purpose of a connection: control messages, or one lane of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// The connection carries control messages.
@@ -105,8 +105,8 @@ pub enum Purpose {
     },
 }
 
-/// Ids of the cluster, its epoch and the server's start. In a client's message 0 means "unknown, send
-/// it", which only a coordinator accepts.
+/// Identity of a listening process: its cluster, the cluster's epoch, and the start of the process. A client
+/// sends the values that it expects; 0 means "unknown", which only a coordinator accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ids {
     /// Random number of the cluster.
@@ -117,7 +117,8 @@ pub struct Ids {
     pub incarnation: Incarnation,
 }
 
-/// Feature words. Version 1 defines one bit, [`Features::RESUMES`].
+/// Bit masks of the protocol features that one end offers and requires. Version 1 defines one bit,
+/// [`Features::RESUMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features {
     /// Features that this end offers.
@@ -127,22 +128,24 @@ pub struct Features {
 }
 
 impl Features {
-    /// Offered by a coordinator that journals its state. A peer that loses its connection waits for the
-    /// return of the coordinator.
+    /// Feature bit of a coordinator that journals its state. A peer that loses the connection waits for the
+    /// coordinator's restart in place of failing.
     pub const RESUMES: u64 = 1;
 
-    /// Returns the bits that either end requires and the other does not offer.
+    /// Returns the feature bits that one end requires and the other does not offer; 0 if the ends are
+    /// compatible.
     pub const fn missing(self, other: Self) -> u64 {
         (self.required & !other.offered) | (other.required & !self.offered)
     }
 
-    /// Returns the bits that both ends offer.
+    /// Returns the feature bits that both ends offer.
     pub const fn shared(self, other: Self) -> u64 {
         self.offered & other.offered
     }
 }
 
-/// First message on every connection: all claims of the client.
+/// First message on every connection, from the client: its role, rank, features and purpose, and the identity
+/// that it expects of the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Features of the client.
@@ -161,14 +164,14 @@ pub struct Hello {
     pub random: [u8; RANDOM_BYTES],
 }
 
-/// Returns the version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any
-/// version.
+/// Returns the protocol version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any
+/// version; `None` for a shorter body.
 pub fn version_of(body: &[u8]) -> Option<u32> {
     body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 impl Hello {
-    /// Appends the body to `out`.
+    /// Appends the 176 bytes of the message's body to `out`.
     ///
     /// # Errors
     /// The namespace is empty, too long, or holds control characters.
@@ -202,7 +205,8 @@ impl Hello {
         Ok(())
     }
 
-    /// Decodes a body of this version (compare [`version_of`] first).
+    /// Decodes the body of a hello of this protocol version. Call [`version_of`] before, to recognize another
+    /// version.
     ///
     /// # Errors
     /// It is not a hello of this version.
@@ -248,7 +252,8 @@ impl Hello {
     }
 }
 
-/// Question of the server. It reveals only the version to an unauthenticated peer.
+/// Second message of the handshake, from the server: random bytes over which the client must compute its HMAC.
+/// It reveals only the version to an unauthenticated peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Challenge {
     /// Random bytes, fresh on every connection.
@@ -256,13 +261,13 @@ pub struct Challenge {
 }
 
 impl Challenge {
-    /// Appends the body to `out`.
+    /// Appends the 40 bytes of the message's body to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u32(out, &[PROTOCOL_VERSION, 0]);
         out.extend_from_slice(&self.random);
     }
 
-    /// Decodes a body of this version.
+    /// Decodes the body of a challenge of this protocol version.
     ///
     /// # Errors
     /// It is not a challenge of this version.
@@ -273,7 +278,7 @@ impl Challenge {
     }
 }
 
-/// Answer of the client: its HMAC over the transcript so far.
+/// Third message of the handshake, from the client: its HMAC over the transcript so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
     /// HMAC-SHA256 over the transcript.
@@ -281,7 +286,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Decodes a body of the fixed length.
+    /// Decodes the body of a proof, 32 bytes.
     ///
     /// # Errors
     /// It has another length.
@@ -291,8 +296,8 @@ impl Proof {
     }
 }
 
-/// Acceptance of the server, with its own proof. It is the first message that identifies the server,
-/// and only a peer that holds the token receives it.
+/// Last message of the handshake, from the server: its identity, and its HMAC. It is the first message that
+/// identifies the server, and only a peer that holds the token receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     /// Features of the server.
@@ -308,10 +313,10 @@ pub struct Welcome {
 }
 
 impl Welcome {
-    /// Bytes of the body that the HMAC covers.
+    /// Bytes at the start of the body that the HMAC covers: all but the HMAC itself.
     pub const AUTHENTICATED_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
 
-    /// Appends the bytes of the body that the HMAC covers.
+    /// Appends the part of the body that the HMAC covers, without the HMAC.
     pub fn encode_authenticated(&self, out: &mut Vec<u8>) {
         let Ids {
             cluster,
@@ -324,7 +329,7 @@ impl Welcome {
         out.extend_from_slice(&[self.role.code(), 0, 0, 0]);
     }
 
-    /// Decodes a body of this version.
+    /// Decodes the body of a welcome of this protocol version. The HMAC is not verified here.
     ///
     /// # Errors
     /// It is not a welcome of this version.
@@ -344,8 +349,8 @@ impl Welcome {
     }
 }
 
-/// A refused handshake, with the version of the refusing end. It is not authenticated: an attacker that
-/// can forge it can cut the connection as well.
+/// Message of the handshake by which the server refuses it, with the version of the server. It is not
+/// authenticated: an attacker that can forge it can cut the connection as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// Protocol version of the refusing end.
@@ -355,7 +360,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Appends the body; a long text is truncated.
+    /// Appends the message's body to `out`; a text of over 256 bytes is truncated.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let text = &self.refusal.text;
         let text = &text[..text.floor_char_boundary(HANDSHAKE_TEXT_BYTES_MAX)];
@@ -366,7 +371,7 @@ impl Refused {
         out.extend_from_slice(text.as_bytes());
     }
 
-    /// Decodes a body of any version.
+    /// Decodes the body of a refusal of any protocol version.
     ///
     /// # Errors
     /// It is not a refusal.
@@ -404,7 +409,7 @@ fn put_u64(out: &mut Vec<u8>, words: &[u64]) {
         .for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
 }
 
-/// Reads a message of known length front to back.
+/// Cursor that reads the fields of a message of known length from front to back.
 struct Reader<'a> {
     what: &'static str,
     rest: &'a [u8],

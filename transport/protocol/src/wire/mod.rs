@@ -27,6 +27,6 @@ pub mod spec;
 
 pub use error::WireError;
 
-/// Version of everything after the handshake's fixed prefix. Peers of different versions close with an
-/// error that names both.
+/// Version of all control messages after the handshake's fixed prefix. Peers of different versions close the
+/// connection with an error that names both versions.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -17,7 +17,7 @@ use super::hello::{Hello, RANDOM_BYTES};
 use super::refusal::Refusal;
 use crate::limits::CONTROL_QUEUE_BYTES_MAX;
 
-/// Result of the bytes fed so far.
+/// Event of a control connection: the end of its handshake, or a received message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PeerEvent<'a> {
     /// The peer is authenticated and admitted; comes once, before all messages. After the hello of a
@@ -27,8 +27,8 @@ pub enum PeerEvent<'a> {
     Message(Frame<'a>),
 }
 
-/// Listening side of one control connection. Bounded: it holds at most one unread frame and
-/// [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes.
+/// Listening end of one control connection inside an event loop: handshake state and buffers, without the
+/// socket. Bounded: it holds at most one unread frame and [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes.
 #[derive(Debug)]
 pub struct ControlPeer {
     decoder: Decoder,
@@ -40,7 +40,8 @@ pub struct ControlPeer {
 }
 
 impl ControlPeer {
-    /// Starts on a connection just accepted. `random` must be fresh from the system's random source.
+    /// Creates the state of a connection that was just accepted, before its handshake. `random` must be fresh
+    /// from the system's random source.
     pub const fn accepted(random: [u8; RANDOM_BYTES]) -> Self {
         Self {
             decoder: Decoder::unauthenticated(),
@@ -50,7 +51,8 @@ impl ControlPeer {
         }
     }
 
-    /// Starts on a connection after its handshake, as a blocking connection hands it over.
+    /// Creates the state of a connection with a finished handshake. `decoder` may hold bytes that were already
+    /// received.
     pub const fn authenticated(decoder: Decoder) -> Self {
         Self {
             decoder,
@@ -60,20 +62,20 @@ impl ControlPeer {
         }
     }
 
-    /// Whether the handshake is over.
+    /// Whether the handshake has succeeded, so that messages may follow.
     pub const fn is_authenticated(&self) -> bool {
         self.handshake.is_none()
     }
 
-    /// Takes as many bytes as fit, and returns their number. Call [`Self::next`] until it has no more,
-    /// then feed the rest.
+    /// Copies as many received bytes as fit into the buffer, and returns their number. Call [`Self::next`]
+    /// until it has no more events, then feed the rest.
     #[must_use = "bytes that were not taken must be fed again"]
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         self.decoder.push(bytes)
     }
 
-    /// Returns the next event of the bytes fed so far; `None` until more arrive. `admit` may still
-    /// refuse an authenticated peer, with a reason for the peer.
+    /// Returns the next event of the received bytes; `None` until more are fed. `admit` is called for a peer
+    /// that holds the token, and may still refuse it with a reason that the peer receives.
     ///
     /// # Errors
     /// The peer is to be disconnected, after [`Self::outgoing`] is written: it may hold a refusal.
@@ -95,7 +97,8 @@ impl ControlPeer {
         Ok(self.decoder.next_frame()?.map(PeerEvent::Message))
     }
 
-    /// Returns the next message of a connection after its handshake.
+    /// Returns the next message of the received bytes; `None` until more are fed, and always before the
+    /// handshake is over.
     ///
     /// # Errors
     /// The stream is damaged; disconnect.
@@ -106,7 +109,8 @@ impl ControlPeer {
         self.decoder.next_frame()
     }
 
-    /// Queues a message: an answer with its request's id, a request of this end, or a notice (id 0).
+    /// Encodes a message into the send queue. `id` is that of the request for an answer, a new one for a
+    /// request of this end, and 0 for a notice.
     ///
     /// # Errors
     /// [`WireError::Limit`] if the queue is full because the peer does not read: disconnect it.
@@ -127,12 +131,12 @@ impl ControlPeer {
         .inspect_err(|_| self.outgoing.truncate(before))
     }
 
-    /// Returns the bytes to write; empty if there are none.
+    /// Returns the queued bytes that the caller is to write to the socket; empty if there are none.
     pub fn outgoing(&self) -> &[u8] {
         &self.outgoing[self.sent..]
     }
 
-    /// Removes `bytes` written bytes of [`Self::outgoing`].
+    /// Removes the first `bytes` bytes of [`Self::outgoing`], which the caller has written.
     pub fn sent(&mut self, bytes: usize) {
         self.sent = (self.sent + bytes).min(self.outgoing.len());
         if self.sent == self.outgoing.len() {
@@ -141,8 +145,8 @@ impl ControlPeer {
         }
     }
 
-    /// Consumes the connection. Returns the received bytes that are unread, and the bytes still to be
-    /// written.
+    /// Consumes the connection. Returns the received bytes that no event has consumed, and the queued bytes
+    /// that are not yet written.
     pub fn into_buffers(mut self) -> (Vec<u8>, Vec<u8>) {
         self.outgoing.drain(..self.sent);
         (self.decoder.into_rest(), self.outgoing)

@@ -111,7 +111,8 @@ impl From<RefusalCode> for u16 {
     }
 }
 
-/// A typed refusal of a peer, or of this end.
+/// Typed refusal of a request or connection: a code, numbers that explain it, and a text. Either the peer
+/// refuses, or this end does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Refusal {
     /// Code of the reason.
@@ -123,7 +124,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Returns a refusal without a text.
+    /// Returns a refusal with an empty text; `numbers` are those that the code documents.
     pub const fn new(code: RefusalCode, numbers: [u64; 4]) -> Self {
         Self {
             code,
@@ -132,8 +133,8 @@ impl Refusal {
         }
     }
 
-    /// Adds a text in a form that can be sent: control characters become spaces, and it is truncated at
-    /// [`TEXT_BYTES_MAX`].
+    /// Sets the text, in a form that can be sent: control characters become spaces, and it is truncated at
+    /// [`TEXT_BYTES_MAX`] bytes.
     #[must_use]
     pub fn with_text(mut self, text: impl fmt::Display) -> Self {
         let mut clean: String = text

@@ -330,7 +330,7 @@ impl TableSpec {
         }
     }
 
-    /// Checks that all state of a table outlives a server process if the table does.
+    /// Whether this is a snapshot table: a range table with several versions.
     const fn is_snapshot(&self) -> bool {
         matches!(
             self.shape,
@@ -341,6 +341,7 @@ impl TableSpec {
         )
     }
 
+    /// Checks that a warm table has no option with state that does not outlive a server process.
     const fn validate_durability(&self) -> Result<(), SpecError> {
         let what = match self.durability {
             Durability::None => return Ok(()),
