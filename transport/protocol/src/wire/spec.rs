@@ -11,7 +11,7 @@ use crate::table::{
     Apply, DType, DenseLayout, Durability, Init, KeyOptions, Optimizer, Shape, TableSpec,
 };
 
-/// Defect of a table's definition.
+/// Defect for which a table's definition is refused. The texts name the field and the valid values.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -154,7 +154,8 @@ pub enum SpecError {
 }
 
 impl TableSpec {
-    /// Checks that such a table may exist. Runs at the request, before the send, and on receipt.
+    /// Checks the definition of a table against all limits. The client calls it before it sends the definition,
+    /// and each receiver calls it again.
     ///
     /// # Errors
     /// The first invalid field.
@@ -187,8 +188,8 @@ impl TableSpec {
         Ok(())
     }
 
-    /// Checks the definition of a table to be created: as [`TableSpec::validate`], but the number of
-    /// partitions may be open ([`PARTITIONS_AUTO`]).
+    /// Checks a definition in a request to create a table: as [`TableSpec::validate`], but the number of
+    /// partitions may be [`PARTITIONS_AUTO`], for the coordinator to select.
     ///
     /// # Errors
     /// As [`TableSpec::validate`].
@@ -269,7 +270,7 @@ impl TableSpec {
         self.check_optimizer(&self.optimizer)
     }
 
-    /// Checks that the hyper-parameters of a rule are in range on this table.
+    /// Checks that the hyper-parameters of `optimizer` are in range for this table's element type.
     ///
     /// # Errors
     /// [`SpecError::Parameter`] for the first one that is not.
@@ -278,7 +279,7 @@ impl TableSpec {
         bad.map_or(Ok(()), |bad| Err(out_of_range(&bad)))
     }
 
-    /// Checks that `optimizer` can replace the table's rule while it is trained: the same rule, with
+    /// Checks that `optimizer` can replace the rule of this existing table: it must be the same rule, with
     /// hyper-parameters in range.
     ///
     /// # Errors
@@ -294,7 +295,7 @@ impl TableSpec {
         self.check_optimizer(optimizer)
     }
 
-    /// Checks the options of gradients: in range, and of use to this rule and shape.
+    /// Checks that the gradient options are in range, and have a meaning for this rule and shape.
     fn validate_options(&self) -> Result<(), SpecError> {
         let (options, rule) = (&self.gradient, &self.optimizer);
         if let Some(bad) = options.out_of_range(self.dtype) {
@@ -354,7 +355,8 @@ impl TableSpec {
         Err(SpecError::NotWarm { what })
     }
 
-    /// Checks the options of keys: of a sparse table, and of use there.
+    /// Checks that key options are set on a sparse table only, and admission only where pushes apply on
+    /// arrival.
     fn validate_keys(&self) -> Result<(), SpecError> {
         let KeyOptions {
             expire_after,
@@ -392,7 +394,7 @@ impl TableSpec {
         }
     }
 
-    /// Checks that `value` has the table's element type.
+    /// Checks that `value` can be stored in the table's element type; `name` is the field's name in the error.
     fn element(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         match self.dtype {
             DType::F32 => holds(
@@ -411,7 +413,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks for at least 0, and finite in the element type, in which kernels compute.
+    /// Checks that `value` is at least 0, and finite in the element type; `name` is the field's name in the
+    /// error.
     fn not_negative(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         self.element(name, value)?;
         holds(name, value, value >= 0.0, "at least 0")

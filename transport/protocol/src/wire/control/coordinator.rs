@@ -25,7 +25,8 @@ use crate::wire::error::{at_most, name_at_most, text_at_most};
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
-/// First request of a process. Its role, rank and namespace are those of its handshake.
+/// First request of a worker or server to the coordinator: asks for membership. Role, rank and namespace of the
+/// process are those of its handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// Host name of the process, for people.
@@ -51,7 +52,8 @@ pub struct Join {
     pub returns: bool,
 }
 
-/// Answer of the coordinator to [`Join`].
+/// Answer of the coordinator to [`Join`]: rank or number of the process, the membership, and the clocks to
+/// begin with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     /// Rank or number of the process.
@@ -67,13 +69,13 @@ pub struct Joined {
     pub members: Members,
     /// Whether the coordinator takes checkpoints of the job.
     pub checkpoints: bool,
-    /// The checkpoint that the job continues from, if it does.
+    /// The checkpoint that the job continues from; `None` if it began without one.
     pub resumed: Option<Resumed>,
     /// Clocks at which a worker ends, by the schedule of a run in which it was lost; 0 in domains that are missing.
     pub ends: Option<Vec<DomainClock>>,
 }
 
-/// A checkpoint that a job was resumed from.
+/// The checkpoint from which a job was resumed: its number, its clocks, and how much work after it is lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumed {
     /// Number of the checkpoint.
@@ -89,7 +91,8 @@ pub struct Resumed {
     pub skipped: u32,
 }
 
-/// A table and the location of its partitions.
+/// Complete description of a created table: its number, its definition, and the applier that owns each
+/// partition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableInfo {
     /// Number of the table.
@@ -100,7 +103,7 @@ pub struct TableInfo {
     pub placement: Placement,
 }
 
-/// A WebAssembly module in binary format. Its debug output is its length.
+/// A WebAssembly module in binary format. `Debug` shows only its length.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleBytes(pub Vec<u8>);
 
@@ -120,7 +123,7 @@ impl ModuleBytes {
     }
 }
 
-/// Requests of a worker or server to the coordinator.
+/// Request of a worker, server, observer, launched process or operator to the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorRequest {
     /// First request on each connection. Answer: [`CoordinatorAnswer::Joined`].
@@ -233,7 +236,7 @@ pub enum CoordinatorRequest {
     MemberBarrier(MemberBarrier),
 }
 
-/// Answers of the coordinator to a worker or server.
+/// Answer of the coordinator to a [`CoordinatorRequest`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorAnswer {
     /// The request is done.
@@ -279,8 +282,8 @@ pub enum CoordinatorAnswer {
     Arrivals(Vec<Arrival>),
 }
 
-/// Commands of the coordinator to a server, over the connection that the server opened, and only after
-/// the answer to its Join.
+/// Command of the coordinator to a server. It goes over the connection that the server opened, and only after
+/// the answer to its join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Creates the server's partitions. Answer: Done, when they can be described, pulled and pushed.
@@ -393,7 +396,7 @@ pub enum Command {
     },
 }
 
-/// Rule of a table with hyper-parameters that were set after it was created.
+/// Current optimizer rule of a table with hyper-parameters that differ from its definition.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TableSetting {
     /// Number of the table.
@@ -402,7 +405,7 @@ pub struct TableSetting {
     pub optimizer: Optimizer,
 }
 
-/// One server's part of a save, for the manifest.
+/// Report of one server on its file of a saved model, for the manifest: name, sizes, hash and clocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SavedPart {
     /// Name of the file inside the directory.
@@ -421,7 +424,7 @@ pub struct SavedPart {
     pub cut_ms: u64,
 }
 
-/// Replies of a server to the coordinator.
+/// Reply of a server to a [`Command`] of the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CommandReply {
     /// The command is done.
@@ -439,7 +442,7 @@ pub enum CommandReply {
     ThreadClocks(Vec<ThreadClock>),
 }
 
-/// One-way notices of a coordinator or a server, without an answer.
+/// One-way notice of the coordinator or a server to a peer. It has no answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Notice {
     /// The membership of the cluster changed.
@@ -681,7 +684,7 @@ impl Message for Command {
     }
 }
 
-/// Checks the names of a worker: its namespace and its rank.
+/// Checks the namespace and the rank by which a command names a worker.
 fn worker_of(name: &str, worker: WorkerId) -> Result<(), WireError> {
     namespace(name)?;
     worker_id(worker)

@@ -11,7 +11,7 @@ use crate::placement::Owner;
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
 
-/// Addresses where a server listens.
+/// Addresses at which a server listens: TCP and abstract unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
     /// `host:port`; empty if it does not listen on TCP.
@@ -20,7 +20,7 @@ pub struct Endpoints {
     pub unix: String,
 }
 
-/// Public description of a server.
+/// Description of a server that all members receive: its host, addresses and number of appliers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerMember {
     /// Number of the server.
@@ -37,7 +37,7 @@ pub struct ServerMember {
     pub appliers: u16,
 }
 
-/// State of a worker in its job.
+/// State of a worker in its job, and so its effect on the clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WorkerState {
     /// Expected, not yet joined: counts for clocks with 0 ticks.
@@ -50,7 +50,7 @@ pub enum WorkerState {
     Lost,
 }
 
-/// Public description of a worker.
+/// Rank and state of a worker, as all members receive it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerMember {
     /// Rank of the worker.
@@ -59,12 +59,12 @@ pub struct WorkerMember {
     pub state: WorkerState,
 }
 
-/// Membership of the cluster at an epoch.
+/// Membership of the cluster and of one job: all servers, and all workers of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Members {
     /// Epoch of the cluster: one more with each change of the servers.
     pub epoch: u64,
-    /// Counts every change, also of workers: a later one supersedes an earlier one.
+    /// Number of all changes so far, also of workers. A list with a higher number supersedes one with a lower.
     pub revision: u64,
     /// All servers of the cluster.
     pub servers: Vec<ServerMember>,
@@ -72,7 +72,7 @@ pub struct Members {
     pub workers: Vec<WorkerMember>,
 }
 
-/// Ticks of a clock domain.
+/// Clock of one clock domain: its number and the count of ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainClock {
     /// Number of the domain.
@@ -81,7 +81,8 @@ pub struct DomainClock {
     pub clock: u64,
 }
 
-/// Ticks of a worker's thread in a domain that one server has consumed.
+/// Clock of one worker thread in a domain, as one server has it: the count of consumed ticks, and the time of a
+/// step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerClock {
     /// Rank of the worker.
@@ -94,7 +95,7 @@ pub struct WorkerClock {
     pub step_us: u64,
 }
 
-/// Ticks of a thread of a worker in a domain.
+/// Clock of one thread of a worker in one domain: a count of ticks. The worker is known from the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadClock {
     /// Number of the thread in its worker; 0 for the worker's first client.
@@ -105,7 +106,8 @@ pub struct ThreadClock {
     pub clock: u64,
 }
 
-/// Arrival of a worker at a barrier of the members of its job.
+/// Request of a worker to wait at a barrier of the members of its job, with the clocks that identify the
+/// barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberBarrier {
     /// Name of the barrier.
@@ -113,11 +115,11 @@ pub struct MemberBarrier {
     /// Clocks of the domains in which the worker waits for others. Workers at other clocks are at another
     /// barrier, and a worker that begins with a later tick is not awaited.
     pub clocks: Vec<DomainClock>,
-    /// Number that the worker gives to the others.
+    /// Number that the worker passes to the others: each gets it in an [`Arrival`].
     pub round: u64,
     /// The workers that it waits for, ascending; empty: all members.
     pub of: Vec<WorkerId>,
-    /// Milliseconds after which the coordinator gives up.
+    /// Milliseconds after which the coordinator refuses the request.
     pub timeout_ms: u64,
 }
 
@@ -130,7 +132,7 @@ impl MemberBarrier {
     }
 }
 
-/// A worker at a barrier that has opened.
+/// Entry of the answer to a barrier that has opened: one worker that was there, and the number that it passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// Rank of the worker.
@@ -139,7 +141,7 @@ pub struct Arrival {
     pub round: u64,
 }
 
-/// A worker with steps that are longer than those of the others.
+/// Report on a worker with longer steps than the others: its median time of a step and that of all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowMember {
     /// Rank of the worker.
@@ -150,7 +152,7 @@ pub struct SlowMember {
     pub median_us: u64,
 }
 
-/// The end of a server process, as far as it is known.
+/// Report on the end of a server process: which one, on which host, and how, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerEnd {
     /// Number of the server.
@@ -178,8 +180,8 @@ impl core::fmt::Display for ServerEnd {
     }
 }
 
-/// A successor that has taken the place of a server without its memory. The tables of the job are gone on
-/// all servers, and its clocks are 0.
+/// Report that a successor has taken the place of a server, without its memory. The tables of the job are gone
+/// on all servers, and its clocks are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRestart {
     /// The end of the server before.

@@ -58,41 +58,43 @@ use super::WireError;
 use super::frame::{self, Frame};
 use super::refusal::Refusal;
 
-/// A message that travels in a control frame of its own kind.
+/// A control message, which is the body of a control frame of one kind.
 pub trait Message: Serialize + DeserializeOwned {
-    /// Kind of the frame.
+    /// Wire code of the frame's kind.
     const KIND: u16;
     /// Name of the message in errors.
     const NAME: &'static str;
 
-    /// Checks that every field is within its limit.
+    /// Checks that every field is within its limit. The sender and the receiver both call it.
     ///
     /// # Errors
     /// The first field that is not.
     fn validate(&self) -> Result<(), WireError>;
 }
 
-/// A message that expects an answer.
+/// A control message that the receiver answers.
 pub trait Request: Message {
     /// Type of its answers.
     type Answer: Answer;
 }
 
-/// A message that answers.
+/// A control message that answers a request, with the request's id.
 pub trait Answer: Message {
-    /// Returns the answer, unless it is a refusal.
+    /// Converts a refusal to an error, and returns any other answer as it is.
     ///
     /// # Errors
     /// The answer is a refusal.
     fn accepted(self) -> Result<Self, Refusal>;
 
-    /// Whether the answer proper is still to come: the peer works on the request.
+    /// Whether this is an interim report on a request under way: the final answer is still to come. False by
+    /// default.
     fn is_news(&self) -> bool {
         false
     }
 }
 
-/// Appends `message` as a frame. On an error `out` is unchanged.
+/// Validates `message` and appends it to `out` as a control frame. `id` is that of the request, for its answer
+/// too, and 0 for a notice. On an error `out` is unchanged.
 ///
 /// # Errors
 /// A field, or the complete message, is over its limit.
@@ -107,7 +109,7 @@ pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(),
     })
 }
 
-/// Decodes a message and its id from a frame.
+/// Decodes and validates the message in a control frame. Returns the request's id and the message.
 ///
 /// # Errors
 /// The frame is of another kind, is malformed, or holds a field over its limit.
@@ -116,7 +118,7 @@ pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
     decode_body(frame.body())
 }
 
-/// Decodes an answer from kind and body of a frame that was kept.
+/// Decodes and validates an answer from the frame kind and body that the caller kept, without the id.
 ///
 /// # Errors
 /// As [`decode`].
@@ -135,7 +137,7 @@ const fn check_kind<M: Message>(found: u16) -> Result<(), WireError> {
     }
 }
 
-/// Decodes a message and its id from a frame's body.
+/// Decodes and validates the message in a frame's body. Returns the request's id and the message.
 pub(crate) fn decode_body<M: Message>(body: &[u8]) -> Result<(u64, M), WireError> {
     let (id, body) = body
         .split_first_chunk()

@@ -7,7 +7,7 @@ use crate::limits::{LAUNCHED_MAX, SERVERS_MAX, WORKERS_MAX};
 use crate::wire::WireError;
 use crate::wire::error::at_most;
 
-/// Part of a launched process in the job.
+/// Part of a launched process in its job: server, worker or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Part {
     /// The process owns partitions.
@@ -19,7 +19,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Returns the word for messages.
+    /// Returns the part in words, for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -28,14 +28,14 @@ impl Part {
         }
     }
 
-    /// Whether a process of this part is also `other`.
+    /// Whether a process of this part also has the part `other`: both are equal, or this is [`Part::Both`].
     pub fn includes(self, other: Self) -> bool {
         self == other || self == Self::Both
     }
 }
 
-/// Registration of a launched process. It connects as an admin: it has no number among those of its
-/// part yet.
+/// Registration of a launched process with the coordinator, in place of a join. Its connection has the role of
+/// an admin, because the process has no number among the servers or workers yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Register {
     /// Rank among all launched processes.
@@ -56,7 +56,8 @@ pub struct Register {
     pub timeout_ms: u64,
 }
 
-/// Answer to all registrations, when the last one has arrived.
+/// Answer of the coordinator to each registration, sent when the last process has registered: numbers of the
+/// receiving process, and sizes of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
     /// Number of the process among the workers; of one that is a server only, among the servers.
@@ -65,7 +66,8 @@ pub struct Roster {
     pub servers: u32,
     /// Number of workers in the job.
     pub workers: u32,
-    /// The same number, among those on its host.
+    /// Number of the process among the workers on its host; of one that is a server only, among the servers
+    /// there.
     pub local_number: u32,
     /// Number of servers on its host.
     pub local_servers: u32,

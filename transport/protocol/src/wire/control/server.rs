@@ -16,7 +16,7 @@ use crate::wire::error::{at_most, text_at_most};
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
-/// Transport that moves the bytes of a session.
+/// Transport (carrier) that moves the bytes of a session's lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Transport {
     /// Shared memory of one host.
@@ -29,7 +29,7 @@ pub enum Transport {
     Sim,
 }
 
-/// A piece of the other end's registered memory.
+/// Range of bytes in a registered memory region of the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Remote {
     /// Key of the region.
@@ -40,7 +40,7 @@ pub struct Remote {
     pub len: u64,
 }
 
-/// Request of a client thread for a session.
+/// Request of a client thread to a server for a new session, which gets one lane to each applier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     /// Transport of the session's lanes. On shm the request uses the unix socket, and carries the waker
@@ -53,7 +53,7 @@ pub struct Attach {
     pub thread: u32,
     /// Number of workers in the job, 0 if the client does not know. A service learns it here.
     pub workers: u32,
-    /// Why the client takes this transport, for operators.
+    /// Reason why the client takes this transport, for operators.
     pub reason: String,
     /// On verbs, the client's RDMA ports, the preferred one first.
     pub ports: Vec<VerbsPort>,
@@ -61,7 +61,8 @@ pub struct Attach {
     pub failed_paths: Vec<VerbsPath>,
 }
 
-/// Grant of one lane of a session.
+/// Permission of a server for one lane of a session: the applier, a nonce for the connection, and memory that
+/// the client may access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneGrant {
     /// Applier of the lane.
@@ -77,9 +78,9 @@ pub struct LaneGrant {
     pub status: Remote,
 }
 
-/// Numbers of a session over shared memory, or of one of its recovered lanes. They accompany the
-/// descriptors: public memory, counters, inbox, mailbox, then the waker of each lane's applier. Offsets
-/// of lanes follow: lane `i` has the `i`-th slice of inbox and mailbox.
+/// Sizes and offsets of the memory of a session over shared memory, or of one recovered lane. They accompany
+/// the descriptors: public memory, counters, inbox, mailbox, then the waker of each lane's applier. Lane `i`
+/// has the `i`-th slice of inbox and mailbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShmAttach {
     /// Check bits of this start's region keys.
@@ -96,7 +97,7 @@ pub struct ShmAttach {
     pub parked_flag_at: Vec<u64>,
 }
 
-/// Answer to Attach: the new session.
+/// Answer of a server to [`Attach`]: the new session and its lanes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     /// Nonce of the session.
@@ -109,7 +110,8 @@ pub struct Attached {
     pub path: Option<VerbsPath>,
 }
 
-/// State of a recovered lane. The client writes `[head_bytes, tail)` again from its staging.
+/// Answer of a server to Recover: the state of a lane that was connected again. The client writes the ring's
+/// bytes `[head_bytes, tail)` again from its staging copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
     /// The lane, with a new nonce.
@@ -126,7 +128,7 @@ pub struct Recovered {
     pub rejected: u64,
 }
 
-/// Memory of a dense table's partition at its applier.
+/// Where one partition of a dense table lies in the memory of its applier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionDescriptor {
     /// Number of the partition.
@@ -145,7 +147,7 @@ pub struct PartitionDescriptor {
     pub snapshot: Option<Remote>,
 }
 
-/// Memory of one applier for a table.
+/// Memory of one applier that holds rows of a table: its partitions, or the list of its extents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplierPart {
     /// Number of the applier.
@@ -159,7 +161,7 @@ pub struct ApplierPart {
     pub partitions: Vec<PartitionDescriptor>,
 }
 
-/// Everything that a client needs to read a table's rows at one server.
+/// Description of a table's memory at one server: all that a client needs for one-sided reads of its rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDescriptor {
     /// Number of the table.
@@ -176,7 +178,7 @@ pub struct TableDescriptor {
     pub parts: Vec<ApplierPart>,
 }
 
-/// Requests of a worker to a server, on the session's control connection.
+/// Request of a worker or observer to a server, on the session's control connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerRequest {
     /// Creates the connection's session. Answer: [`ServerAnswer::Attached`].
@@ -219,7 +221,7 @@ pub enum ServerRequest {
     },
 }
 
-/// Answers of a server to a worker.
+/// Answer of a server to a [`ServerRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerAnswer {
     /// The request is done.
@@ -313,7 +315,7 @@ impl Message for ServerAnswer {
     }
 }
 
-/// Checks that a list names at least one lane, and each applier at most once, in ascending order.
+/// Checks that a list of lanes is not empty and its appliers ascend, each at most once.
 fn lane_list(appliers: impl ExactSizeIterator<Item = ApplierId>) -> Result<(), WireError> {
     at_most("lanes", appliers.len() as u64, u64::from(APPLIERS_MAX))?;
     let numbers: Vec<u16> = appliers.map(|applier| applier.0).collect();
@@ -362,7 +364,7 @@ impl Attach {
 }
 
 impl Remote {
-    /// Checks that its end does not wrap, so that `address + len` never overflows.
+    /// Checks that `address + len` does not overflow.
     pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),
@@ -375,7 +377,8 @@ impl Remote {
 }
 
 impl ShmAttach {
-    /// The client checks the rest against the memories themselves when it maps them.
+    /// Checks the number of lanes. The client checks the rest against the memories themselves when it maps
+    /// them.
     fn validate(&self) -> Result<(), WireError> {
         at_most(
             "lanes",

@@ -15,7 +15,7 @@ use crate::limits::{
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
 
-/// What the coordinator knows of its cluster.
+/// State of the cluster as its coordinator sees it, for operators: servers, jobs and their workers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClusterStatus {
     /// Version of the coordinator's program.
@@ -32,18 +32,18 @@ pub struct ClusterStatus {
     pub absent: Vec<AbsentServer>,
 }
 
-/// A server that is awaited.
+/// A server of the cluster that is not a member now: it has not joined, or its successor has not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsentServer {
     /// Number of the server.
     pub server: ServerId,
     /// Name of the host on which it was; empty of one that has not joined.
     pub host: String,
-    /// Why it is absent.
+    /// Reason why it is absent, in words.
     pub why: String,
 }
 
-/// One job of a cluster.
+/// State of one job of a cluster, for operators: its workers, tables, barriers, saves and task queues.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct JobStatus {
     /// Namespace of the job.
@@ -52,11 +52,11 @@ pub struct JobStatus {
     pub workers_expected: u32,
     /// Its workers, at most [`STATUS_ROWS_MAX`] of all jobs together.
     pub workers: Vec<WorkerMember>,
-    /// Workers that are not listed.
+    /// Number of workers that are not listed.
     pub workers_left_out: u32,
     /// Number of its tables.
     pub tables: u32,
-    /// Workers that wait at barriers.
+    /// Number of workers that wait at barriers.
     pub at_barriers: u32,
     /// Directory of the save or load that runs; empty if there is none.
     pub saving: String,
@@ -64,11 +64,11 @@ pub struct JobStatus {
     pub failed: String,
     /// Its queues of tasks by number, at most [`STATUS_ROWS_MAX`] of all jobs together.
     pub queues: Vec<QueueSummary>,
-    /// Queues that are not listed.
+    /// Number of queues that are not listed.
     pub queues_left_out: u32,
 }
 
-/// What a server holds and carries.
+/// State of one server, for operators: bytes of memory, appliers, sessions and clocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// Version of the server's program.
@@ -81,39 +81,39 @@ pub struct ServerStatus {
     pub private_bytes: u64,
     /// Bytes that are reserved for those.
     pub private_capacity: u64,
-    /// Control connections, authenticated or not.
+    /// Number of control connections, authenticated or not.
     pub connections: u64,
     /// Its appliers, by number.
     pub appliers: Vec<ApplierStatus>,
     /// Its sessions, at most [`STATUS_ROWS_MAX`], in ascending order of namespace, rank and thread.
     pub sessions: Vec<SessionStatus>,
-    /// Sessions that are not listed.
+    /// Number of sessions that are not listed.
     pub sessions_left_out: u64,
     /// Clocks of the threads of workers, at most [`STATUS_ROWS_MAX`]: ticks that all appliers have
     /// consumed.
     pub clocks: Vec<ClockStatus>,
-    /// Clocks that are not listed.
+    /// Number of clocks that are not listed.
     pub clocks_left_out: u64,
 }
 
-/// One applier of a server.
+/// State of one applier thread of a server, for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplierStatus {
     /// Number of the applier.
     pub applier: ApplierId,
     /// Whether it has answered in time. The other fields are 0 if not: it is in a long step.
     pub answered: bool,
-    /// Frames that it has applied.
+    /// Number of frames that it has applied.
     pub frames: u64,
     /// Bytes of pushes that it holds back for the turn of their rank.
     pub held_bytes: u64,
     /// Number of saves under way.
     pub saves: u32,
-    /// Frames that arrived after their tail, and were waited for.
+    /// Number of frames that arrived after their tail record, so that the applier waited for them.
     pub late_frames: u64,
 }
 
-/// One session: the pair of a worker's thread and a server.
+/// State of one session, the attachment of one worker thread to one server, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     /// Namespace of the job.
@@ -126,17 +126,17 @@ pub struct SessionStatus {
     pub transport: Transport,
     /// Why the client took this carrier.
     pub reason: String,
-    /// Whether its control connection is there.
+    /// Whether its control connection is open.
     pub connected: bool,
-    /// Times that the control connection was cut.
+    /// Number of times that the control connection was cut.
     pub cuts: u64,
-    /// Lanes that were recovered.
+    /// Number of lane recoveries.
     pub recoveries: u64,
-    /// Frames that appliers have refused.
+    /// Number of frames that appliers have refused.
     pub refused: u64,
 }
 
-/// The clock of a worker's thread in a domain.
+/// Clock, in ticks, of a worker's thread in one clock domain at one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockStatus {
     /// Namespace of the job.
@@ -147,7 +147,7 @@ pub struct ClockStatus {
     pub worker: WorkerId,
     /// Number of the thread in its worker.
     pub thread: u32,
-    /// Ticks of it that all appliers have consumed.
+    /// Number of the thread's ticks that all appliers of the server have consumed.
     pub clock: u64,
 }
 
@@ -210,8 +210,8 @@ impl ServerStatus {
     }
 }
 
-/// Prepares a text for a status field: control characters become spaces, and it is cut to
-/// [`STATUS_TEXT_BYTES_MAX`].
+/// Converts a text to a form that a status field accepts: control characters become spaces, and it is truncated
+/// to [`STATUS_TEXT_BYTES_MAX`] bytes.
 pub fn status_text(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut text: String = text.chars().map(clean).collect();

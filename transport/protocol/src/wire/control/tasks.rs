@@ -11,7 +11,7 @@ use crate::wire::error::{at_most, name_at_most, text_at_most};
 
 use super::members::thread_number;
 
-/// What a worker does with a task.
+/// What a worker does with the records of a task, or with a task without records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TaskKind {
     /// Trains on the records.
@@ -26,7 +26,7 @@ pub enum TaskKind {
     End,
 }
 
-/// Unit in which a shard counts.
+/// Unit in which the range of a shard counts: bytes or records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskUnit {
     /// Bytes of the content, decompressed: the records that start in the range.
@@ -35,7 +35,8 @@ pub enum TaskUnit {
     Records,
 }
 
-/// A range of one file, or of a source without files.
+/// Range of bytes or records of one file, or of a source without files. It is a part of a data set, and also
+/// the data of one task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskShard {
     /// Path of the file, or name of the source; empty for a count of records.
@@ -48,7 +49,7 @@ pub struct TaskShard {
     pub unit: TaskUnit,
 }
 
-/// Definition of a queue of tasks.
+/// Definition of a queue of tasks that the coordinator hands out to workers: data, order, passes and retries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueSpec {
     /// Name of the queue in its job.
@@ -75,17 +76,17 @@ pub struct QueueSpec {
     pub timeout_factor: u32,
     /// Shortest time in milliseconds after which a task is given to a second worker too.
     pub straggler_ms: u64,
-    /// Multiple of the median time after which it is, if that is longer.
+    /// Multiple of the median time of a task after which a second worker also gets it, if that is longer.
     pub straggler_factor: u32,
-    /// Workers that are lost while they have a task, after which it is left out.
+    /// Number of workers lost while they had the task, after which it is left out.
     pub losses_max: u32,
-    /// Tasks of the queue that a worker has at once, over all its threads; 0: without limit.
+    /// Maximum tasks of the queue that a worker has at once, over all its threads; 0: without limit.
     pub held_max: u32,
-    /// Tasks with records that are finished, after which no other one is given; 0: without limit.
+    /// Number of finished tasks with records after which the queue hands out no other one; 0: without limit.
     pub steps_max: u64,
 }
 
-/// A task as a worker gets it.
+/// Delivery of a task to a worker: which records, in which pass, and under which delivery number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
     /// Number of this delivery: of all that the coordinator makes, it is used once.
@@ -102,7 +103,7 @@ pub struct Task {
     pub failures: u32,
 }
 
-/// A task that was left out because it failed too often.
+/// A task that the coordinator left out because it failed too often, with the reason of the last failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Number of the task in its queue.
@@ -117,7 +118,7 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// What a queue has done so far.
+/// Counters of a task queue since it was made: tasks, deliveries, failures and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueCounters {
     /// Tasks of one pass.
@@ -146,7 +147,7 @@ pub struct QueueCounters {
     pub left_out: u64,
 }
 
-/// Counters of a queue, and the tasks that it left out.
+/// State of a task queue: its counters, the first tasks that were left out, and whether it is over.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueStatus {
     /// Counters of the queue.
@@ -157,7 +158,7 @@ pub struct QueueStatus {
     pub is_over: bool,
 }
 
-/// A queue in the status of a job.
+/// State of a task queue in the status of a job: its name, counters, and whether it is over.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueSummary {
     /// Name of the queue in its job.
@@ -168,7 +169,7 @@ pub struct QueueSummary {
     pub is_over: bool,
 }
 
-/// Requests of workers about tasks.
+/// Request of a worker to the coordinator about tasks: opens a queue, takes a task, or reports one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskRequest {
     /// Makes a queue, or finds the one of the same name if its definition is equal. Answer:
@@ -179,7 +180,7 @@ pub enum TaskRequest {
         /// The data of a new queue; `None` to ask whether it is there.
         shards: Option<Vec<TaskShard>>,
     },
-    /// Takes a task. Answer: [`TaskAnswer::Task`], [`TaskAnswer::Wait`], or [`TaskAnswer::Over`].
+    /// Asks for a task. Answer: [`TaskAnswer::Task`], [`TaskAnswer::Wait`], or [`TaskAnswer::Over`].
     Take {
         /// Number of the queue.
         queue: u32,
@@ -216,7 +217,7 @@ pub enum TaskRequest {
     },
 }
 
-/// Answers to requests about tasks.
+/// Answer of the coordinator to a [`TaskRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskAnswer {
     /// Number of the queue; `None` if it is not there, and is made with its shards.
@@ -236,7 +237,7 @@ pub enum TaskAnswer {
 }
 
 impl TaskShard {
-    /// Number of bytes or records.
+    /// Returns the number of bytes or records in the range.
     pub const fn size(&self) -> u64 {
         self.end.saturating_sub(self.first)
     }

@@ -17,24 +17,24 @@ use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VER
 use crate::wire::WireError;
 use crate::wire::error::at_most;
 
-/// Largest queue pair number and packet sequence number: 24 bits.
+/// Largest queue pair number and packet sequence number: both have 24 bits.
 const NUMBER_MAX: u32 = (1 << 24) - 1;
-/// Largest unicast LID of a subnet.
+/// Largest unicast LID of an InfiniBand subnet; larger ones are multicast.
 const LID_MAX: u16 = 0xbfff;
-/// A GID of zeros is an empty entry of a device's table.
+/// GID of zeros, an empty entry of a device's GID table.
 const NO_GID: [u8; 16] = [0; 16];
-/// Bits of a GID.
+/// Number of bits of a GID.
 const GID_BITS: u8 = 128;
-/// Path MTUs that verbs support.
+/// Path MTUs in bytes that verbs support.
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
-/// Bits of a P_Key that number the partition; none is 0.
+/// Mask of the bits of a P_Key that number the partition; they are not 0 in a valid key.
 const PKEY_BASE: u16 = 0x7fff;
-/// Pairs of the smallest lane: one that pushes and one that pulls.
+/// Number of queue pairs of the smallest lane: one that pushes and one that pulls.
 const PAIRS_MIN: usize = 2;
-/// Bytes of a cell of the key directory.
+/// Bytes of one cell of a server's key directory.
 pub const VERBS_DIRECTORY_CELL_BYTES: u64 = KEY_CELL_BYTES as u64;
 
-/// Link layer of a port; it determines how a path is addressed.
+/// Link layer of an RDMA port. It determines how the other end addresses the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerbsLink {
     /// RoCE version 2: paths are addressed by GID.
@@ -64,7 +64,7 @@ pub struct VerbsPort {
     pub position: u8,
 }
 
-/// A port of each end, by GID.
+/// Pair of RDMA ports, one of each end, that a session's lanes connect; each is named by its GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VerbsPath {
     /// GID of the client's port.
@@ -73,7 +73,7 @@ pub struct VerbsPath {
     pub server: [u8; 16],
 }
 
-/// How an applier detects the tail of a push.
+/// How an applier learns of a new tail record, which the client writes after a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerbsTails {
     /// The client signals the tail: a WRITE with immediate data.
@@ -82,7 +82,7 @@ pub enum VerbsTails {
     Polled,
 }
 
-/// One end of one queue pair.
+/// Address of one queue pair at one end of a lane: its number and its first packet sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PairAddr {
     /// Queue pair number on its device; 24 bits.
@@ -91,7 +91,7 @@ pub struct PairAddr {
     pub psn: u32,
 }
 
-/// One end of a verbs lane: its address, limits and queue pairs.
+/// Address, limits and queue pairs of one end of a verbs lane, as both ends exchange them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsEnd {
     /// Link layer of its port; both ends must have the same.
@@ -116,7 +116,7 @@ pub struct VerbsEnd {
     pub ece: Option<VerbsEce>,
 }
 
-/// Options of enhanced connection establishment (ECE), which a vendor's devices negotiate.
+/// Options of enhanced connection establishment (ECE), which devices of one vendor negotiate for queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[doc(alias = "ibv_ece")]
 pub struct VerbsEce {
@@ -126,7 +126,8 @@ pub struct VerbsEce {
     pub options: u32,
 }
 
-/// Client end of a granted lane. Answer: [`VerbsConnected`].
+/// Request of a client to connect a granted verbs lane: its queue pairs and its mailbox. Answer:
+/// [`VerbsConnected`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsConnect {
     /// Applier of the lane.
@@ -142,7 +143,8 @@ pub struct VerbsConnect {
     pub atomics: bool,
 }
 
-/// Server end of a lane. Its pairs can receive; it sends nothing before the client's first signal.
+/// Answer of a server that connected a verbs lane: its queue pairs, inbox and key directory. Its pairs can
+/// receive; it sends nothing before the client's first signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsConnected {
     /// Applier of the lane.
@@ -229,7 +231,7 @@ impl VerbsEnd {
 }
 
 impl VerbsConnect {
-    /// Checks what a decoder of the wire format checks, for messages that came in another format.
+    /// Checks all fields as the decoder does, for requests that came in another format than a control frame.
     ///
     /// # Errors
     /// [`WireError::Malformed`] or another reason why no lane can have these values.
