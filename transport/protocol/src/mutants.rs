@@ -7,8 +7,8 @@
 /// Defines [`Mutant`] and the list of its names: one entry per defect, below its doc comment.
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $variant:ident = $name:literal;)+) => {
-        /// A defect that tests can activate. The table in `docs/TESTING.md` says which test detects
-        /// which.
+        /// A known defect that a test can activate by its name (mutation testing). The table in
+        /// `docs/TESTING.md` says which test detects which.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Mutant {
@@ -416,39 +416,39 @@ mutants! {
     LimitedMembersPass = "limited-members-pass";
 }
 
-/// Whether the appliers of tests over verbs never sleep, so that tails are polled. Set by
-/// `TIDEWATER_TEST_BUSY_POLL=1`.
+/// Whether servers of tests over verbs run appliers that busy-poll and never sleep, so that they poll tail
+/// records. Set by `TIDEWATER_TEST_BUSY_POLL=1`, which is read once.
 #[cfg(feature = "mutants")]
 pub fn busy_poll() -> bool {
     static CHOSEN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_BUSY_POLL").is_ok_and(|d| d == "1"))
 }
 
-/// Whether the appliers of tests never sleep: never, in a build without the feature `mutants`.
+/// Whether appliers of tests busy-poll: always false in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn busy_poll() -> bool {
     false
 }
 
-/// Limits that RDMA devices are taken to have, so that one device stands for those that have less.
+/// Artificial limits of RDMA devices, for tests: one capable device stands for those that have less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceMask {
     /// The device has no 64-bit atomics.
     pub no_atomics: bool,
     /// The device has no memory windows.
     pub no_windows: bool,
-    /// Most elements of a READ.
+    /// Maximum scatter elements of a READ; `None`: the device's own.
     pub read_elements: Option<u32>,
-    /// Most bytes of a memory region.
+    /// Maximum bytes of a memory region; `None`: the device's own.
     pub region_bytes: Option<u64>,
 }
 
-/// The limits of `TIDEWATER_TEST_DEVICE`, a list of `no-atomics`, `no-windows`, `read-elements=N` and
-/// `region-bytes=N`.
+/// Returns the artificial limits in `TIDEWATER_TEST_DEVICE`, which is read once: a list, separated by commas, of
+/// `no-atomics`, `no-windows`, `read-elements=N` and `region-bytes=N`. Unset: none.
 ///
 /// # Panics
-/// For another word: the test would otherwise run on the unmasked device.
+/// If the list has another word: the test would otherwise run on the unmasked device.
 #[cfg(feature = "mutants")]
 pub fn device_mask() -> DeviceMask {
     static CHOSEN: std::sync::OnceLock<DeviceMask> = std::sync::OnceLock::new();
@@ -472,7 +472,7 @@ pub fn device_mask() -> DeviceMask {
     })
 }
 
-/// No limits but the device's, in a build without the feature `mutants`.
+/// Returns no artificial limits, as always in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn device_mask() -> DeviceMask {
@@ -484,14 +484,15 @@ pub const fn device_mask() -> DeviceMask {
     }
 }
 
-/// The chosen mutant of this process, from its first look on; never set while looks are recorded.
+/// Mutant that `TIDEWATER_MUTANT` activates in this process, if any. Set by the first call of [`on`]; never set
+/// while reached mutants are recorded.
 #[cfg(feature = "mutants")]
 static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
 
-/// Whether `mutant` is active in this process.
+/// Whether `mutant` is active in this process: `TIDEWATER_MUTANT` names it.
 ///
-/// With `TIDEWATER_MUTANTS_REACHED=FILE` none is. Instead, the name of each mutant that the process looks at is appended
-/// to the file: a test that does not look at a mutant cannot detect it.
+/// With `TIDEWATER_MUTANTS_REACHED=FILE` none is active. Each mutant that the process asks about has its name
+/// appended to the file once: a test that does not reach a mutant cannot detect it.
 ///
 /// # Panics
 /// If that file cannot be written.
@@ -503,7 +504,8 @@ pub fn on(mutant: Mutant) -> bool {
     }
 }
 
-/// Chooses the mutant of this process, or records the look.
+/// First call of [`on`]: reads the environment and sets `CHOSEN`. Where reached mutants are recorded, every call
+/// comes here.
 #[cfg(feature = "mutants")]
 #[cold]
 fn first_look(mutant: Mutant) -> bool {
@@ -521,7 +523,7 @@ fn first_look(mutant: Mutant) -> bool {
     *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_MUTANT").ok().and_then(named)) == Some(mutant)
 }
 
-/// Appends the name of a mutant to the file, once in this process.
+/// Appends the name of a reached mutant to the file, once in this process.
 #[cfg(feature = "mutants")]
 fn record(mutant: Mutant, file: &std::path::Path) {
     use std::io::Write as _;
@@ -547,7 +549,7 @@ fn record(mutant: Mutant, file: &std::path::Path) {
         .unwrap_or_else(|e| panic!("{} cannot be written: {e}", file.display()));
 }
 
-/// Whether `mutant` is active: never, in a build without the feature `mutants`.
+/// Whether `mutant` is active: always false in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn on(_mutant: Mutant) -> bool {

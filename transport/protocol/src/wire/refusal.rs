@@ -10,7 +10,8 @@ use crate::limits::TEXT_BYTES_MAX;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $says:literal, $remedy:literal;)*) => {
-        /// Reason of a refusal. The numbers are wire format and never change meaning.
+        /// Code of the reason for which a peer refuses a request or a connection. Codes are wire format and never
+        /// change meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(from = "u16", into = "u16")]
         #[non_exhaustive]
@@ -21,7 +22,7 @@ macro_rules! codes {
         }
 
         impl RefusalCode {
-            /// Every code that this version knows.
+            /// Every code that this version knows, without [`RefusalCode::Unknown`].
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// Returns the wire number of the code.
@@ -29,12 +30,12 @@ macro_rules! codes {
                 match self { $(Self::$name => $code,)* Self::Unknown(code) => code }
             }
 
-            /// Returns the meaning of the code, without the numbers.
+            /// Returns the meaning of the code as a clause for an error message, without the numbers.
             pub const fn says(self) -> &'static str {
                 match self { $(Self::$name => $says,)* Self::Unknown(_) => "refused for a reason this version does not know" }
             }
 
-            /// Returns the remedy for the refusal.
+            /// Returns what the user can do about the refusal, as a clause for an error message.
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$name => $remedy,)* Self::Unknown(_) => "compare the versions of both ends" }
             }
