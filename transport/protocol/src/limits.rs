@@ -210,7 +210,7 @@ pub const FUNCTION_MODULE_BYTES_MAX: usize = 512 << 10;
 /// Maximum WebAssembly functions that the clients of a job load. A server keeps module and machine code of
 /// each.
 pub const FUNCTIONS_LOADED_MAX: usize = 64;
-/// Refused frames of a lane for which the client keeps the reason: as many as can be in flight.
+/// Number of refused frames of a lane for which the client keeps the reason: as many as can be in flight.
 pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
 /// Runs of successive refused frames, older than those with a kept reason, that a client distinguishes on a
 /// lane. They take 24 KiB.
@@ -225,12 +225,12 @@ pub const HANDLES_MAX: usize = 1 << 16;
 pub const LOCATIONS_MAX: usize = 1 << 24;
 /// Maximum one-sided attempts of a consistent read before the client asks the server to copy the rows (gather).
 pub const PULL_RETRIES_MAX: u32 = 8;
-/// Frame bytes that one applier takes from one ring before it polls its sockets again.
+/// Maximum frame bytes that one applier takes from one ring before it polls its sockets again.
 pub const APPLY_BATCH_BYTES: usize = 64 << 10;
-/// Rows that one applier takes from one ring before it polls its sockets again. They take 2 ms if the
+/// Maximum rows that one applier takes from one ring before it polls its sockets again. They take 2 ms if the
 /// applier creates each of them.
 pub const APPLY_BATCH_ROWS: usize = 2_048;
-/// Rows that a client puts into one frame. An applier finishes a frame before it serves other lanes.
+/// Maximum rows that a client puts into one frame. An applier finishes a frame before it serves other lanes.
 pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
 
 "Saved models":
@@ -247,8 +247,9 @@ pub const FILE_CALL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// Payload bytes after which the writer closes a chunk of a saved model.
 pub const CHUNK_BYTES: usize = 1 << 20;
-/// Payload bytes of a chunk that a reader accepts: one record more than [`CHUNK_BYTES`]. The largest
-/// record is a block of 256 KiB with twice its bytes of optimizer state, and as many of step counts.
+/// Maximum payload bytes of a chunk of a saved model that a reader accepts: one record more than
+/// [`CHUNK_BYTES`]. The largest record is a block of 256 KiB with twice its bytes of optimizer state, and as
+/// many of step counts.
 pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
 
 "Training files":
@@ -257,8 +258,8 @@ pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
 pub const DATA_LINE_BYTES_MAX: usize = 1 << 20;
 /// Maximum features of one row of a training file. A pull of one row still fits a few frames.
 pub const DATA_ROW_FEATURES_MAX: usize = 65_536;
-/// Exclusive upper bound of feature keys in training files. Biases and the like use the keys from here
-/// up.
+/// Exclusive upper bound of feature keys in training files. Keys from here up are for biases and other rows of
+/// the program's own.
 pub const DATA_KEY_LIMIT: u64 = 1 << 63;
 /// Maximum rows of training data that one worker holds in memory. Row numbers of a mini-batch plan are 32 bits.
 pub const DATA_PART_ROWS_MAX: usize = u32::MAX as usize;
@@ -267,7 +268,7 @@ pub const DATA_RECORD_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of one chunk of a RecordIO file, compressed or not. Writers of this layout end a chunk at 32
 /// MiB and smaller.
 pub const DATA_CHUNK_BYTES_MAX: usize = 256 << 20;
-/// Bytes read from the start of a training file to detect its format.
+/// Maximum bytes read from the start of a training file to detect its format.
 pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
 
 "Launchers":
@@ -281,13 +282,13 @@ pub const BOOTSTRAP_ADDRESSES_MAX: usize = 8;
 /// Maximum bytes of a line of the PMI-1 protocol: the longest value, key and name, with room for the
 /// separators.
 pub const PMI_LINE_BYTES_MAX: usize = 4 << 10;
-/// Default time within which all processes of a launch must register.
+/// Default time within which all processes of a launch must register with the coordinator.
 pub const GATHER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of a launcher's environment variable. The longest is the host list of a large job.
 pub const LAUNCH_TEXT_BYTES_MAX: usize = 64 << 10;
 /// Maximum hosts that a host list may name. With one process on each host they are a complete job.
 pub const HOSTLIST_HOSTS_MAX: usize = LAUNCHED_MAX as usize;
-/// Bytes read of a token file: 64 hex digits, a newline, and room to detect a longer token.
+/// Maximum bytes read of a token file: 64 hex digits, a newline, and room to detect a longer token.
 pub const TOKEN_FILE_BYTES_MAX: u64 = 128;
 /// Maximum bytes that are read of a job file: eight lines, the longest a host's name.
 pub const JOB_FILE_BYTES_MAX: u64 = 4 << 10;
@@ -309,8 +310,8 @@ pub const OUTPUT_QUEUE_BYTES_MAX: usize = 1 << 20;
 /// Time for which a launcher that ends waits for a reader of its output that makes no progress (a forgotten
 /// pager). After it the launcher drops the remaining output.
 pub const OUTPUT_STALL_MAX: Duration = Duration::from_secs(600);
-/// Bytes of the largest pipe (the kernel's default `pipe-max-size`), which a dead child can leave
-/// unread.
+/// Bytes that a dead child's output pipe can hold unread: the kernel's default `pipe-max-size`. The launcher
+/// reads no more after the child's end.
 pub const PIPE_BYTES_MAX: usize = 1 << 20;
 /// Time from SIGKILL until the launcher gives a process up. Only a kernel that is stuck takes longer.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -339,7 +340,7 @@ pub const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// Maximum bytes of a control message's body before the peer is authenticated by the job's token. The largest
 /// handshake message is under 512 bytes, later versions may grow.
 pub const UNAUTHENTICATED_BYTES_MAX: usize = 4 << 10;
-/// Bytes queued for a control peer that does not read: two of the largest messages. Past this the
+/// Maximum bytes queued for a control peer that does not read: two of the largest messages. Past this the
 /// connection is closed, so that memory does not grow.
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
 /// Maximum unread notices that a blocking control connection keeps.
@@ -490,15 +491,15 @@ pub const VERBS_RETRIES: u8 = 6;
 /// Valid numbers of retransmissions of a packet: the field has three bits, and 0 would break a lane at one lost
 /// packet.
 pub const VERBS_RETRY_COUNTS: RangeInclusive<u8> = 1..=7;
-/// Traffic class of RoCE packets where the port configures none: DSCP 26 and ECN-capable. It is the usual
-/// lossless class of RoCE fabrics, and UCX's default.
+/// Traffic class of RoCE packets where neither the user nor the port sets one: DSCP 26 and ECN-capable. It is
+/// the usual lossless class of RoCE fabrics, and UCX's default.
 pub const VERBS_TRAFFIC_CLASS: u8 = 106;
 /// Number of times that a device sends a message again because the peer has no receive posted (RNR). Not 7,
 /// which means for ever.
 pub const VERBS_RNR_RETRIES: u8 = 6;
 /// Wait before each such retry (RNR NAK timer): code 12 of the InfiniBand specification, 0.64 ms.
 pub const VERBS_RNR_TIMER: u8 = 12;
-/// Maximum number of routers that a RoCE v2 packet passes.
+/// Maximum number of routers that a RoCE v2 packet may pass (IPv6 hop limit, IPv4 TTL).
 pub const VERBS_HOP_LIMIT: u8 = 64;
 /// Maximum RDMA ports, each with one GID, that an end offers for a session: four GIDs of each of eight ports.
 pub const VERBS_PORTS_MAX: usize = 32;

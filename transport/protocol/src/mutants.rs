@@ -16,7 +16,7 @@ macro_rules! mutants {
         }
 
         impl Mutant {
-            /// Every defect with its name in `TIDEWATER_MUTANT`.
+            /// Every mutant, as pairs of its name in `TIDEWATER_MUTANT` and its variant.
             pub const ALL: &[(&'static str, Self)] = &[$(($name, Self::$variant),)+];
         }
     };

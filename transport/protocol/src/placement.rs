@@ -64,8 +64,8 @@ pub struct Owner {
 pub struct Placement(pub Vec<Owner>);
 
 impl Placement {
-    /// Assigns partitions round robin to servers, and to the appliers of each server. `appliers[s]` is
-    /// the number of appliers of server `s`, at least 1.
+    /// Assigns partitions round robin to servers, and those of each server round robin to its appliers.
+    /// `appliers[s]` is the number of appliers of server `s`, at least 1.
     pub fn round_robin(partitions: u32, appliers: &[u16]) -> Self {
         let servers = appliers.len().max(1);
         let owner = |p: usize| {
@@ -89,7 +89,7 @@ impl Placement {
         mine.map(|(p, _)| PartitionId(p as u32))
     }
 
-    /// Returns the owner of a partition; `None` if the table has no such partition.
+    /// Returns the applier that owns a partition; `None` if the table has no such partition.
     #[inline]
     pub fn owner(&self, partition: PartitionId) -> Option<Owner> {
         self.0.get(partition.0 as usize).copied()

@@ -330,7 +330,7 @@ fn function_call(bytes: &[u8]) {
     }
 }
 
-/// `key u64 | head 16 bytes | payload`.
+/// Verifies and copies one row. Input: `key u64 | head 16 bytes | payload`.
 fn row(bytes: &[u8]) {
     let key = word_at(bytes, 0);
     let rest = bytes.get(8..).unwrap_or_default();
@@ -352,7 +352,7 @@ fn row(bytes: &[u8]) {
     debug_assert!(found == ver.is_valid().then_some(ver));
 }
 
-/// `size u64 | consumed u64 | tail u64`: checks which tails the geometry accepts.
+/// Checks which tails a ring's geometry accepts. Input: `size u64 | consumed u64 | tail u64`.
 fn ring_tail(bytes: &[u8]) {
     let [size, consumed, tail] = [0, 8, 16].map(|at| word_at(bytes, at));
     let Some(ring) = RingGeometry::new(size as usize % (2 * RING_BYTES_MAX)) else {

@@ -85,7 +85,7 @@ impl Ranges {
         self.start(part + 1) - self.start(part)
     }
 
-    /// Whether there are no items to cut.
+    /// Whether the number of items, `count`, is 0.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -164,7 +164,7 @@ impl BlockLayout {
         (self.block_bytes / self.element_bytes) as u64
     }
 
-    /// Returns the number of blocks in the table.
+    /// Returns the number of blocks in the table, the last one included, which may be short.
     pub const fn blocks(&self) -> u64 {
         self.elements.div_ceil(self.block_elements())
     }

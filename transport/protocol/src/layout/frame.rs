@@ -18,7 +18,7 @@ use crate::table::{DType, PushOp};
 
 /// Bytes of the optional weight at the end of a push's payload: an f64.
 pub const WEIGHT_BYTES: usize = 8;
-/// Bytes of a frame's header.
+/// Bytes of the header of a frame in a ring, before the payload: one line.
 pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
 /// Magic number at the start of a frame, the bytes 'TWP1' in memory order.
 pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
@@ -222,7 +222,7 @@ pub enum FrameError {
 }
 
 impl FrameHeader {
-    /// Encodes the header as a line of eight words.
+    /// Encodes the header, its checksum included, as a line of eight words.
     #[inline]
     pub const fn to_line(&self) -> Line {
         [
@@ -237,7 +237,7 @@ impl FrameHeader {
         ]
     }
 
-    /// Decodes a line of eight words.
+    /// Decodes a header from a line of eight words. The checksum is not verified here.
     ///
     /// # Errors
     /// [`FrameError`] for a wrong magic, an unknown kind or reserved flags.

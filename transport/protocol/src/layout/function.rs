@@ -293,7 +293,7 @@ impl FunctionTrap {
 }
 
 impl FunctionProblem {
-    /// Returns the problem of a wire code; `None` for an unknown code.
+    /// Returns the problem from the first number of a reject reason; `None` for an unknown code.
     pub const fn from_code(code: u64) -> Option<Self> {
         Some(match code {
             1 => Self::Malformed,

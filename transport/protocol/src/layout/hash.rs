@@ -26,7 +26,7 @@ pub const fn mix64(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Bijective mixer for 32-bit words.
+/// Bijective mixer for 32-bit words: two multiplications and three shifted XORs.
 #[inline]
 pub const fn mix32(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);

@@ -18,7 +18,7 @@ use crate::mutants::{self, Mutant};
 
 /// Magic number at the start of a reply, the bytes 'TWR1' in memory order.
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"TWR1");
-/// Bytes of a reply's header.
+/// Bytes of the header of a reply, before the payload: one line.
 pub const REPLY_HEADER_BYTES: usize = 64;
 
 /// Decoded 64-byte header of a reply, which an applier writes into a slot of the client's mailbox.

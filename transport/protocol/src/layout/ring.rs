@@ -21,7 +21,8 @@ pub struct Placement {
 }
 
 impl RingGeometry {
-    /// Returns a ring of `bytes` bytes; `None` unless that is a power of two and at least 256.
+    /// Returns the geometry of a ring of `bytes` data bytes; `None` unless that is a power of two and at least
+    /// 256.
     pub const fn new(bytes: usize) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= 256 {
             Some(Self {

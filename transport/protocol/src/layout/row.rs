@@ -50,16 +50,16 @@ impl RowVersion {
         self.counter() != 0
     }
 
-    /// Returns the version after one more update. The counter skips 0 when it wraps (after 2^48
-    /// updates).
+    /// Returns the version after one more update: the same generation, and a counter of one more. The counter
+    /// skips 0 when it wraps (after 2^48 updates).
     #[must_use]
     pub const fn next(self) -> Self {
         let counter = (self.counter() + 1) & COUNTER_MASK;
         Self::new(self.generation(), if counter == 0 { 1 } else { counter })
     }
 
-    /// Returns the version after the slot changed its key. The counter continues, so that an old (ver,
-    /// checksum) never returns.
+    /// Returns the version after the slot was given to another key: the next generation. The counter continues,
+    /// so that an old pair of version and checksum never returns.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self::new(self.generation().wrapping_add(1), self.counter()).next()
@@ -180,7 +180,8 @@ impl RowLocation {
     /// Location 0, which names no row.
     pub const NONE: Self = Self(0);
 
-    /// Packs generation, extent and slot into 64 bits. `extent` must be at least 1.
+    /// Packs the slot's generation, the extent's number and the slot into a 64-bit location. `extent` must be
+    /// at least 1.
     pub const fn new(generation: u16, extent: u16, slot: u32) -> Self {
         Self((generation as u64) << 48 | (extent as u64) << 32 | slot as u64)
     }

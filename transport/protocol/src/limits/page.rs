@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::SECTIONS;
 
-/// A limit as declared.
+/// One limit as the macro declares it: name, doc comment and value.
 pub(super) struct Limit {
     pub(super) name: &'static str,
     /// Its doc comment, with line breaks.
@@ -15,9 +15,9 @@ pub(super) struct Limit {
     pub(super) value: &'static (dyn Value + Sync),
 }
 
-/// A value that the page shows.
+/// A value of a limit that the page can show.
 pub(super) trait Value {
-    /// The value with its unit. `in_bytes` says that a number counts bytes.
+    /// Formats the value with its unit. `in_bytes`: a number counts bytes.
     fn shown(&self, in_bytes: bool) -> String;
 }
 
@@ -79,7 +79,7 @@ fn bytes(number: u128) -> String {
     )
 }
 
-/// A doc comment on one line of a table, its links to other limits as code.
+/// Converts a doc comment to one line of Markdown, with links to other limits as code spans.
 fn on_one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").replace("[`", "`").replace("`]", "`")

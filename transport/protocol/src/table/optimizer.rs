@@ -108,7 +108,7 @@ pub enum Optimizer {
 /// Maximum number of hyper-parameters of a rule.
 pub const PARAMETERS_MAX: usize = 5;
 
-/// One hyper-parameter of a rule: its name, value and valid range.
+/// One hyper-parameter of an optimizer rule, or a gradient option: its name, value and valid range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parameter {
     /// Name of the field in [`Optimizer`] or [`GradientOptions`]; empty for an unused place.

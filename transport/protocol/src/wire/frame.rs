@@ -22,29 +22,29 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"TWC1");
 
 /// Kinds of a frame's body. 1 to 15 are the handshake's and never change.
 pub mod kind {
-    /// Body is a [`crate::wire::hello::Hello`], the first on every connection.
+    /// Frame kind of a [`crate::wire::hello::Hello`], the client's first message on every connection.
     pub const HELLO: u16 = 1;
-    /// Body is a [`crate::wire::hello::Challenge`].
+    /// Frame kind of a [`crate::wire::hello::Challenge`], the server's answer to a hello.
     pub const CHALLENGE: u16 = 2;
-    /// Body is a [`crate::wire::hello::Proof`].
+    /// Frame kind of a [`crate::wire::hello::Proof`], the client's answer to a challenge.
     pub const PROOF: u16 = 3;
-    /// Body is a [`crate::wire::hello::Welcome`].
+    /// Frame kind of a [`crate::wire::hello::Welcome`], which ends a successful handshake.
     pub const WELCOME: u16 = 4;
-    /// Body is a [`crate::wire::hello::Refused`].
+    /// Frame kind of a [`crate::wire::hello::Refused`], which ends a failed handshake.
     pub const REFUSED: u16 = 5;
-    /// Request of a worker or server to the coordinator.
+    /// Frame kind of a request to the coordinator.
     pub const COORDINATOR_REQUEST: u16 = 16;
-    /// Answer of the coordinator to a request.
+    /// Frame kind of the coordinator's answer to a request.
     pub const COORDINATOR_ANSWER: u16 = 17;
-    /// Command of the coordinator to a server.
+    /// Frame kind of a command of the coordinator to a server.
     pub const ORDER: u16 = 18;
-    /// Reply of a server to a command.
+    /// Frame kind of a server's reply to a command of the coordinator.
     pub const ORDER_ANSWER: u16 = 19;
-    /// Request of a worker to a server.
+    /// Frame kind of a client's request to a server.
     pub const SERVER_REQUEST: u16 = 20;
-    /// Answer of a server to a worker.
+    /// Frame kind of a server's answer to a client.
     pub const SERVER_ANSWER: u16 = 21;
-    /// One-way notice of a coordinator or server, without an answer.
+    /// Frame kind of a one-way notice of the coordinator or a server, which has no answer.
     pub const NOTICE: u16 = 22;
 }
 
@@ -66,7 +66,7 @@ impl<'a> Frame<'a> {
         self.bytes.get(HEADER_BYTES..).unwrap_or_default()
     }
 
-    /// Returns header and body as received (the input of the handshake's HMACs).
+    /// Returns header and body together as received: the input of the handshake's HMACs.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }

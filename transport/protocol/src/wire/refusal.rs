@@ -25,7 +25,7 @@ macro_rules! codes {
             /// Every code that this version knows, without [`RefusalCode::Unknown`].
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// Returns the wire number of the code.
+            /// Returns the wire number of this code.
             pub const fn code(self) -> u16 {
                 match self { $(Self::$name => $code,)* Self::Unknown(code) => code }
             }

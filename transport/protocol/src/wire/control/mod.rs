@@ -62,7 +62,7 @@ use super::refusal::Refusal;
 pub trait Message: Serialize + DeserializeOwned {
     /// Wire code of the frame's kind.
     const KIND: u16;
-    /// Name of the message in errors.
+    /// Name of the message in error texts.
     const NAME: &'static str;
 
     /// Checks that every field is within its limit. The sender and the receiver both call it.
@@ -74,7 +74,7 @@ pub trait Message: Serialize + DeserializeOwned {
 
 /// A control message that the receiver answers.
 pub trait Request: Message {
-    /// Type of its answers.
+    /// Type of the message that answers this request.
     type Answer: Answer;
 }
 

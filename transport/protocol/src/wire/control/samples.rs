@@ -26,7 +26,7 @@ impl Gen {
         z ^ (z >> 31)
     }
 
-    /// A value of any magnitude, so that all lengths of a varint occur.
+    /// Returns a random number of random magnitude, so that all lengths of a varint occur.
     fn any(&mut self) -> u64 {
         let shift = self.next() % 64;
         self.next() >> shift
@@ -193,7 +193,7 @@ impl Gen {
         }
     }
 
-    /// A line of registered memory.
+    /// Returns a random aligned cache line of registered memory.
     fn line(&mut self) -> Remote {
         let remote = self.remote();
         Remote {
@@ -281,7 +281,7 @@ impl Gen {
         }
     }
 
-    /// Bytes of a GID, which are not all zero.
+    /// Returns the bytes of a random GID, which are not all zero.
     fn gid(&mut self) -> [u8; 16] {
         let mut gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let low = self.any();
@@ -692,7 +692,7 @@ impl Gen {
     }
 }
 
-/// The end of a server by a signal.
+/// Returns the report on a server that a signal ended.
 fn server_end() -> ServerEnd {
     ServerEnd {
         server: ServerId(1),
@@ -703,7 +703,7 @@ fn server_end() -> ServerEnd {
     }
 }
 
-/// The state of a cluster with one server that has joined, and one job.
+/// Returns the status of a cluster with one server that has joined, and one job.
 fn cluster_status() -> ClusterStatus {
     ClusterStatus {
         version: "0.1.0".into(),
@@ -745,7 +745,7 @@ fn cluster_status() -> ClusterStatus {
     }
 }
 
-/// The state of a server with one applier and one session.
+/// Returns the status of a server with one applier and one session.
 fn server_status() -> ServerStatus {
     ServerStatus {
         version: "0.1.0".into(),
@@ -785,7 +785,7 @@ fn server_status() -> ServerStatus {
     }
 }
 
-/// A task of a file.
+/// Returns a task with a range of records of a file.
 pub(super) fn task() -> Task {
     Task {
         delivery: 77,
@@ -802,7 +802,7 @@ pub(super) fn task() -> Task {
     }
 }
 
-/// The definition of a queue.
+/// Returns a valid definition of a task queue.
 pub(super) fn queue_spec() -> QueueSpec {
     QueueSpec {
         name: "train".into(),
@@ -824,7 +824,7 @@ pub(super) fn queue_spec() -> QueueSpec {
     }
 }
 
-/// One request about tasks of each variant.
+/// Returns one request of each variant about tasks.
 pub(super) fn task_requests() -> Vec<TaskRequest> {
     let queue = 1;
     vec![
@@ -852,7 +852,7 @@ pub(super) fn task_requests() -> Vec<TaskRequest> {
     ]
 }
 
-/// One answer about tasks of each variant.
+/// Returns one answer of each variant about tasks.
 pub(super) fn task_answers() -> Vec<TaskAnswer> {
     let Task {
         number,
@@ -884,7 +884,7 @@ pub(super) fn task_answers() -> Vec<TaskAnswer> {
     ]
 }
 
-/// Requests to the coordinator that are not drawn.
+/// Returns the requests to the coordinator that are the same for each seed.
 fn fixed_requests() -> [CoordinatorRequest; 7] {
     use CoordinatorRequest as R;
     [

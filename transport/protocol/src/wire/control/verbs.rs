@@ -43,7 +43,7 @@ pub enum VerbsLink {
     InfiniBand,
 }
 
-/// An RDMA port, with one of its GIDs, that an end offers for a session's lanes.
+/// An RDMA port that one end offers for a session's lanes, with one of its GIDs, its subnet, rate and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VerbsPort {
     /// Link layer of the port.
