@@ -14,7 +14,8 @@ use tidewater_protocol::wire::handshake::JobToken;
 
 const BEGIN: &str = "tidewater-card-1";
 
-/// Addresses of rank 0, and the token. `Debug` does not show the token.
+/// Addresses of rank 0's coordinator, and the job token, by which the processes of a launch find each other.
+/// `Debug` does not show the token.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BootstrapRecord {
@@ -30,7 +31,7 @@ pub struct BootstrapRecord {
     pub addresses: Vec<String>,
 }
 
-/// Reason why bytes are no bootstrap record. They may be a secret and are not quoted.
+/// Reason why bytes are no valid bootstrap record. The bytes may be a secret and are not quoted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes that are no bootstrap record of this version of Tidewater: {why}")]
 pub struct BootstrapError {
@@ -39,8 +40,8 @@ pub struct BootstrapError {
 }
 
 impl BootstrapRecord {
-    /// The record of a launch of `size` processes with this process as rank 0. It listens at `addresses`;
-    /// the first that fit are included.
+    /// Creates the record of a launch of `size` processes with this process as rank 0. Of `addresses`, on which
+    /// it listens, the first valid ones that fit the limits are included.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
         let is_usable = |address: &String| is_address(address) && !address.contains(',');
         let host: String = tidewater_topology::hostinfo::host_name();
@@ -61,7 +62,7 @@ impl BootstrapRecord {
         record
     }
 
-    /// Encodes the record as one word.
+    /// Encodes the record as one word of printable ASCII, which contains the token.
     pub fn encode(&self) -> String {
         let Self {
             size, pid, host, ..
@@ -70,7 +71,7 @@ impl BootstrapRecord {
         format!("{BEGIN},{size},{pid},{host},{token},{addresses}")
     }
 
-    /// Parses a record, which white space or zeros may follow.
+    /// Parses an encoded record. White space around it and zero bytes at its end are ignored.
     ///
     /// # Errors
     /// The text is no record.

@@ -20,7 +20,7 @@ use super::environment::{DetectError, LaunchEnv};
 use super::place::{Decision, Source};
 use super::sources;
 
-/// Result of one source.
+/// What a source (launcher) contributed to the decision: it made it, or passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -31,7 +31,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict as a word or sentence.
+    /// Returns the verdict in words, for messages.
     pub fn text(&self) -> &str {
         match self {
             Self::Taken => "decides",
@@ -40,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// A source that left traces in the environment.
+/// A source (launcher) that left traces in the environment: its variables, and what it contributed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -52,7 +52,7 @@ pub struct Finding {
     pub verdict: Verdict,
 }
 
-/// A decision, and the evidence for it.
+/// Result of [`detect`]: the decision, and the evidence of all sources for it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Detection {
@@ -65,7 +65,8 @@ pub struct Detection {
     pub decision: Result<Decision, DetectError>,
 }
 
-/// Decides. See the module for the order.
+/// Determines what this process is by its environment: the closest source that left usable traces decides. See
+/// the module for the order.
 ///
 /// # Cost
 /// Two dozen reads of variables; at most one check of a descriptor.

@@ -6,13 +6,14 @@ use std::str::FromStr;
 use super::{EnvError, Vars};
 use tidewater_topology::{BadPortName, PortNames};
 
-/// RDMA ports that the user permits, the preferred one first: `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`, or
-/// several of them; see [`PortNames`].
+/// Names of the RDMA ports that the user permits, the preferred one first: `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`,
+/// or several of them; see [`PortNames`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaDevice(PortNames);
 
 impl RdmaDevice {
-    /// The value of `TIDEWATER_RDMA_DEVICE`, also for a process that belongs to no job.
+    /// Reads the permitted ports from `TIDEWATER_RDMA_DEVICE`, also for a process that belongs to no job;
+    /// `None` if it is unset.
     ///
     /// # Errors
     /// It names no device.
@@ -20,12 +21,12 @@ impl RdmaDevice {
         Vars::new(std::env::vars_os()).parsed("TIDEWATER_RDMA_DEVICE")
     }
 
-    /// The names as they were written.
+    /// Returns the names as the user wrote them.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 
-    /// The permitted ports.
+    /// Returns the parsed names of the permitted ports.
     pub const fn names(&self) -> &PortNames {
         &self.0
     }

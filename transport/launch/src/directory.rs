@@ -15,10 +15,10 @@ use rustix::fs::OFlags;
 use super::bootstrap::{BootstrapError, BootstrapRecord};
 use tidewater_protocol::limits::BOOTSTRAP_BYTES_MAX;
 
-/// File name of the record.
+/// File name of the bootstrap record in the directory.
 const NAME: &str = "card";
 
-/// Reason why a directory is unusable for a rendezvous.
+/// Reason why a directory cannot be used for a rendezvous, or its bootstrap record not read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -60,14 +60,16 @@ pub enum DirectoryError {
     },
 }
 
-/// A bootstrap record that stays in a directory as long as this value lives.
+/// A bootstrap record that this process wrote into a directory. Dropping it removes the file, and the directory
+/// if it is empty then.
 #[derive(Debug)]
 pub struct Posted {
     directory: PathBuf,
     record: String,
 }
 
-/// Writes a record, replacing an existing one. Creates the directory, for its owner alone.
+/// Writes a bootstrap record into the directory, replacing an existing one. Creates the directory, for its
+/// owner alone.
 ///
 /// # Errors
 /// [`DirectoryError::System`].
@@ -99,7 +101,8 @@ pub fn post(directory: &Path, record: &BootstrapRecord) -> Result<Posted, Direct
     Ok(Posted { directory, record })
 }
 
-/// The record in the directory, if there is one, and its modification time (seconds since 1970).
+/// Reads the bootstrap record in the directory and its modification time, in seconds since 1970; `None` if
+/// there is no record.
 ///
 /// # Errors
 /// The file there is no record, or not private.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::place::Rendezvous;
 use tidewater_protocol::limits::{LAUNCH_TEXT_BYTES_MAX, LAUNCHED_MAX};
 
-/// Reason why there is no decision.
+/// Reason why the environment of a process does not determine its place in a launch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DetectError {
@@ -49,7 +49,7 @@ pub enum DetectError {
     },
 }
 
-/// Values of flags; they win over every variable.
+/// Values of the command-line flags `--rank`, `--size` and `--rendezvous`; they win over every variable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Explicit {
     /// Value of the flag `--rank`.
@@ -60,7 +60,8 @@ pub struct Explicit {
     pub rendezvous: Option<String>,
 }
 
-/// Environment that [`detect()`](super::detect()) evaluates.
+/// Environment that [`detect()`](super::detect()) evaluates: variables, working directory, open sockets and
+/// flags. Tests replace each.
 pub struct LaunchEnv<'a> {
     vars: Vec<(String, OsString)>,
     /// The working directory, for the default rendezvous.
@@ -82,7 +83,8 @@ impl fmt::Debug for LaunchEnv<'_> {
 }
 
 impl<'a> LaunchEnv<'a> {
-    /// Builds the input from given variables; an empty variable counts as unset.
+    /// Builds the environment from given values. An empty variable counts as unset. `is_socket` reports whether
+    /// a descriptor of this process is an open socket.
     pub fn new(
         vars: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
@@ -99,7 +101,7 @@ impl<'a> LaunchEnv<'a> {
         }
     }
 
-    /// The environment of this process.
+    /// Builds the environment from the variables and the working directory of this process.
     ///
     /// # Errors
     /// It has no working directory.
@@ -107,7 +109,7 @@ impl<'a> LaunchEnv<'a> {
         Self::of(std::env::vars_os(), explicit)
     }
 
-    /// The environment of this process, with given variables.
+    /// Builds the environment from given variables, and the working directory and descriptors of this process.
     ///
     /// # Errors
     /// It has no working directory.
@@ -119,7 +121,7 @@ impl<'a> LaunchEnv<'a> {
         Ok(Self::new(vars, directory, &is_open_socket, explicit))
     }
 
-    /// A variable as text of bounded length; other values count as unset.
+    /// Returns a variable's value; `None` if it is unset, not UTF-8, or over [`LAUNCH_TEXT_BYTES_MAX`] bytes.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         let (_, value) = self.vars.iter().find(|(known, _)| known == name)?;
         let text = value.to_str()?;
@@ -131,7 +133,8 @@ impl<'a> LaunchEnv<'a> {
         Some(value)
     }
 
-    /// A number up to `max`.
+    /// Returns a variable's value as a number from 0 to `max`; `None` if it is unset, an error if it is no such
+    /// number.
     pub(super) fn number(&self, name: &str, max: u32) -> Result<Option<u32>, DetectError> {
         if self.raw(name).is_none() {
             return Ok(None);
@@ -144,12 +147,12 @@ impl<'a> LaunchEnv<'a> {
         }
     }
 
-    /// A rank below `size`.
+    /// Returns a variable's value as a rank below `size`; `None` if it is unset.
     pub(super) fn rank(&self, name: &str, size: u32) -> Result<Option<u32>, DetectError> {
         self.number(name, size.saturating_sub(1))
     }
 
-    /// A number of processes.
+    /// Returns a variable's value as a number of processes, at least 1; `None` if it is unset.
     pub(super) fn count(&self, name: &str) -> Result<Option<u32>, DetectError> {
         match self.number(name, LAUNCHED_MAX)? {
             Some(0) => Err(invalid(
@@ -161,7 +164,7 @@ impl<'a> LaunchEnv<'a> {
         }
     }
 
-    /// The variables of `names` that are set, shortened, for messages.
+    /// Returns the variables of `names` that are set, with values shortened to 80 characters, for messages.
     pub(super) fn seen(&self, names: &[&str]) -> Vec<(String, String)> {
         let shown = |name: &&str| {
             let value = self.raw(name)?.to_string_lossy().into_owned();
@@ -170,7 +173,8 @@ impl<'a> LaunchEnv<'a> {
         names.iter().filter_map(shown).collect()
     }
 
-    /// The rendezvous that the user chose, by flag or variable.
+    /// Returns the rendezvous that the user selected by flag or by `TIDEWATER_RENDEZVOUS`; `None` if by
+    /// neither.
     pub(super) fn wished(&self) -> Result<Option<Rendezvous>, DetectError> {
         let name = "TIDEWATER_RENDEZVOUS";
         let flag = self.explicit.rendezvous.as_deref();
@@ -195,7 +199,8 @@ impl<'a> LaunchEnv<'a> {
         Ok(Some(Rendezvous::Directory(self.directory.join(text))))
     }
 
-    /// The rendezvous of a job that has a name and no better way.
+    /// Returns the rendezvous in directory `.tidewater/JOB` of the working directory. It is for a job that has
+    /// a name and no better way.
     pub(super) fn default_directory(&self, job: &str) -> Rendezvous {
         Rendezvous::Directory(self.directory.join(".tidewater").join(job))
     }

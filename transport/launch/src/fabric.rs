@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::{EnvError, Vars, invalid};
 use tidewater_topology::FabricSettings;
 
-/// One setting of the fabric.
+/// One setting of RDMA queue pairs: its name, its environment variable, and its parser.
 struct Setting {
     /// The flag is `--rdma-NAME`, the keyword of Python `rdma_NAME`.
     name: &'static str,
@@ -69,7 +69,7 @@ fn parse<T: FromStr<Err = &'static str>>(
     Ok(())
 }
 
-/// A setting of queue pairs that a program gives and that cannot be.
+/// Reason why a setting of RDMA queue pairs that a program gives is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -110,7 +110,8 @@ fn names() -> String {
     SETTINGS.map(|setting| setting.name).join(", ")
 }
 
-/// Sets one of the settings by its name, as in `traffic-class`. `_` is accepted in place of `-`.
+/// Sets one of the settings of RDMA queue pairs by its name, such as `traffic-class`. `_` is accepted in place
+/// of `-`.
 ///
 /// # Errors
 /// [`FabricError::Unknown`] or [`FabricError::Invalid`], with the valid names or values.
@@ -131,7 +132,8 @@ pub fn set_fabric(
     })
 }
 
-/// Parses `NAME=VALUE,NAME=VALUE`, as in `traffic-class=106,gid-index=3`; an empty text sets nothing.
+/// Parses settings of RDMA queue pairs from a text such as `traffic-class=106,gid-index=3`. An empty text sets
+/// nothing.
 ///
 /// # Errors
 /// [`FabricError`] of the first part that is wrong.
@@ -153,7 +155,8 @@ pub fn fabric_from_text(text: &str) -> Result<FabricSettings, FabricError> {
     Ok(settings)
 }
 
-/// Reads the `TIDEWATER_RDMA_*` settings of queue pairs, also for a process that belongs to no job.
+/// Reads the settings of RDMA queue pairs from the `TIDEWATER_RDMA_*` variables, also for a process that
+/// belongs to no job.
 ///
 /// # Errors
 /// [`EnvError::Invalid`] names the variable, its value and the valid ones.
@@ -161,7 +164,7 @@ pub fn fabric_from_env() -> Result<FabricSettings, EnvError> {
     fabric_from_vars(std::env::vars_os())
 }
 
-/// Reads like [`fabric_from_env`], from given variables.
+/// Reads like [`fabric_from_env`], from pairs of names and values in place of the environment.
 ///
 /// # Errors
 /// As [`fabric_from_env`].
@@ -172,7 +175,7 @@ pub fn fabric_from_vars(
 }
 
 impl Vars {
-    /// The settings of queue pairs.
+    /// Reads the settings of RDMA queue pairs from the variables.
     pub(super) fn fabric(&self) -> Result<FabricSettings, EnvError> {
         let mut settings = FabricSettings::UNSET;
         for known in SETTINGS {

@@ -2,7 +2,7 @@
 
 use tidewater_protocol::limits::{HOST_BYTES_MAX, LAUNCHED_MAX};
 
-/// Reason why a text is no list.
+/// Reason why a text is no valid list of hosts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostlistError {
@@ -19,7 +19,8 @@ pub enum HostlistError {
     TooMany,
 }
 
-/// Every host of `list`, in order. Leading zeros stay; several brackets in a name multiply.
+/// Expands a Slurm host list to every host name in it, in order. Leading zeros stay; several brackets in a name
+/// multiply.
 ///
 /// # Errors
 /// It does not parse, or has more than `max` hosts.
@@ -50,8 +51,9 @@ pub fn expand(list: &str, max: usize) -> Result<Vec<String>, HostlistError> {
     }
 }
 
-/// The port at which rank 0 of a Slurm step listens, outside of the range of ephemeral ports. Jobs and
-/// steps of one host spread over it.
+/// Returns the port at which rank 0 of a Slurm step listens, 61,440 to 65,534, outside of the range of
+/// ephemeral ports. It is a hash of the job's and the step's numbers, so that those of one host spread over the
+/// range.
 pub fn port_of(job: u64, step: &str) -> u16 {
     // FNV-1a: the same in every build.
     let bytes = job.to_le_bytes().into_iter().chain(step.bytes());
@@ -61,7 +63,8 @@ pub fn port_of(job: u64, step: &str) -> u16 {
     61_440 + (hash % 4_095) as u16
 }
 
-/// Entry `node` of a list of counts like `2(x2),1`.
+/// Returns entry `node`, from 0, of a list of task counts like `2(x2),1`; `None` if the list is too short or
+/// does not parse.
 pub fn tasks_of(counts: &str, node: u32) -> Option<u32> {
     let mut before = 0_u32;
     for entry in counts.split(',') {
@@ -78,7 +81,7 @@ pub fn tasks_of(counts: &str, node: u32) -> Option<u32> {
     None
 }
 
-/// One name of the list, `list[begin..end]`, with brackets or without.
+/// Expands one name of the list, `list[begin..end]`, with brackets or without, and appends its hosts.
 fn expand_one(
     list: &str,
     begin: usize,
@@ -116,7 +119,8 @@ fn expand_one(
     Ok(())
 }
 
-/// Each name with each number of `ranges` behind it.
+/// Returns each of `names` with each number of `ranges` appended. `at` is the byte offset for errors, `max` the
+/// maximum number of results.
 fn multiply(
     names: &[String],
     ranges: &str,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-/// Duplicates the descriptor `fd`. The launcher's own stays open, for a library in this process that may
+/// Duplicates the inherited descriptor `fd`. The original stays open, for a library in this process that may
 /// use it too.
 ///
 /// # Errors

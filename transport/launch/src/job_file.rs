@@ -34,7 +34,8 @@ use super::token::{self, TokenError};
 
 const BEGIN: &str = "tidewater-job 1";
 
-/// What a job file says. `Debug` does not show the token.
+/// Content of a job file: coordinator, token, cluster and namespace by which a process joins a job. `Debug`
+/// does not show the token.
 #[derive(Debug, Clone)]
 pub struct JobFile {
     /// Path of the file.
@@ -57,7 +58,7 @@ pub struct JobFile {
     pub host: String,
 }
 
-/// Reason why a job file cannot be used. The content is a secret and is not quoted.
+/// Reason why a job file cannot be read, written or used. The content is a secret and is not quoted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobFileError {
@@ -107,10 +108,10 @@ pub enum JobFileError {
 }
 
 impl JobFile {
-    /// Longest wait for the coordinator of a job file: it has run before the file was written.
+    /// Maximum wait for the coordinator that a job file names. The coordinator ran before the file was written.
     pub const COORDINATOR_WAIT: Duration = Duration::from_secs(5);
 
-    /// Reads a job file.
+    /// Reads and parses the job file at `path`.
     ///
     /// # Errors
     /// [`JobFileError`]: unreadable, open to others, or of another format.
@@ -166,8 +167,8 @@ impl JobFile {
         })
     }
 
-    /// Writes the file for its owner alone, in place of an earlier one. A reader sees the old file or
-    /// the new one.
+    /// Writes the file at its path, for its owner alone, replacing an earlier one atomically: a reader sees the
+    /// old file or the new one.
     ///
     /// # Errors
     /// [`JobFileError::Write`].
@@ -209,7 +210,8 @@ impl JobFile {
         file.sync_all()
     }
 
-    /// Removes the file if it is still the one that this process wrote.
+    /// Removes the file if it still names this cluster, that is, if no other process has replaced it. Errors
+    /// are ignored.
     pub fn remove(&self) {
         if Self::read(&self.path).is_ok_and(|found| found.cluster == self.cluster) {
             // Another process may remove it first.
@@ -217,7 +219,8 @@ impl JobFile {
         }
     }
 
-    /// The ids that a process claims to mean in its handshake with the coordinator.
+    /// Returns the ids that a process expects in its handshake with the coordinator: the cluster of the file,
+    /// the others unknown.
     pub fn ids(&self) -> Ids {
         Ids {
             cluster: self.cluster,
@@ -225,8 +228,8 @@ impl JobFile {
         }
     }
 
-    /// The error of a coordinator that cannot be reached, is another one, or has another token: the
-    /// file is stale. `None` for an error of another cause.
+    /// Converts an error of a connection to the file's coordinator to [`JobFileError::Stale`]: it is
+    /// unreachable, is of another cluster, or has another token. `None` for an error of another cause.
     pub fn explain(&self, error: &DialError) -> Option<JobFileError> {
         match error {
             DialError::Unreachable { source, .. } => {

@@ -46,7 +46,7 @@ pub use vars::LaunchVars;
 use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_protocol::wire::handshake::JobToken;
 
-/// An environment variable that Tidewater reads.
+/// An environment variable that Tidewater reads: its name, meaning and format.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Variable {
@@ -56,7 +56,7 @@ pub struct Variable {
     pub meaning: &'static str,
 }
 
-/// Every `TIDEWATER_*` variable; one that is not here is reported as unknown.
+/// Every `TIDEWATER_*` variable that some program reads. [`unknown_variables`] reports all others.
 pub const VARIABLES: &[Variable] = &[
     variable("TIDEWATER_APPLIERS", "applier threads of a server, 1..=64"),
     variable(
@@ -190,7 +190,7 @@ const fn variable(name: &'static str, meaning: &'static str) -> Variable {
     Variable { name, meaning }
 }
 
-/// Role of a process in its job.
+/// Role of a process in its job, as `TIDEWATER_ROLE` gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Role {
@@ -203,7 +203,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The word used in `TIDEWATER_ROLE` and in messages.
+    /// Returns the role's word in `TIDEWATER_ROLE` and in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Coordinator => "coordinator",
@@ -222,7 +222,7 @@ impl FromStr for Role {
     }
 }
 
-/// The transport that the user chose.
+/// Transport of lanes that the user asks for; `Auto` by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum TransportChoice {
@@ -238,7 +238,7 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
-    /// The word used in `TIDEWATER_TRANSPORT` and on command lines.
+    /// Returns the choice's word in `TIDEWATER_TRANSPORT` and on command lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -261,7 +261,8 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// The place of this process in its job.
+/// Place of this process in its job, with all settings that its `TIDEWATER_*` variables give: role, rank,
+/// sizes, coordinator, token, devices.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEnv {
@@ -293,7 +294,7 @@ pub struct JobEnv {
     pub ready_fd: Option<u32>,
 }
 
-/// Reason why the environment does not define this process.
+/// Reason why the `TIDEWATER_*` variables of this process are not usable. The texts name the variable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
@@ -324,8 +325,8 @@ pub enum EnvError {
 }
 
 impl JobEnv {
-    /// Reads the environment of this process. `None` means that it belongs to no job: neither
-    /// `TIDEWATER_ROLE` nor `TIDEWATER_COORDINATOR` is set.
+    /// Reads the place of this process from its environment variables. `None` means that the process belongs to
+    /// no job: neither `TIDEWATER_ROLE` nor `TIDEWATER_COORDINATOR` is set.
     ///
     /// # Errors
     /// A variable is missing or wrong, or the token cannot be read: [`EnvError`] names it.
@@ -336,7 +337,8 @@ impl JobEnv {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// Reads like [`JobEnv::from_env`], from given variables.
+    /// Reads like [`JobEnv::from_env`], from pairs of names and values in place of the environment. The token
+    /// is still read from its file or descriptor.
     ///
     /// # Errors
     /// As [`JobEnv::from_env`].
@@ -388,8 +390,8 @@ impl JobEnv {
     }
 }
 
-/// The names of `TIDEWATER_*` variables among `names` that no code reads, sorted: most likely misspelt, so
-/// programs warn of each. `TIDEWATER_TEST_*` are of the project's tests, which start programs.
+/// Returns the names of `TIDEWATER_*` variables in `names` that no code reads, sorted. They are most likely
+/// misspelt, so programs warn of each. `TIDEWATER_TEST_*` are left out: the project's tests set them.
 pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let mut unknown: Vec<String> = names
         .into_iter()
@@ -402,7 +404,7 @@ pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<Strin
     unknown
 }
 
-/// The variables that count: known, and not empty (an empty one is an unset one).
+/// Values of the known `TIDEWATER_*` variables that are set. An empty variable counts as unset.
 struct Vars(Vec<(&'static str, OsString)>);
 
 impl Vars {
@@ -483,7 +485,8 @@ impl Vars {
     }
 }
 
-/// Whether `text` reads as `HOST:PORT`: a host of at most 253 printable bytes, a port except 0.
+/// Whether `text` has the form `HOST:PORT`: a host of 1 to 253 printable ASCII bytes, and a port other than 0.
+/// The host is not resolved.
 pub fn is_address(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;

@@ -17,14 +17,14 @@ use super::{Place, Rendezvous, TokenError, inherited, token};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
-/// Key of the record at the launcher.
+/// Key of the bootstrap record in the launcher's PMI key-value store.
 const KEY: &str = "tidewater-card";
-/// First pause between two reads of a directory.
+/// First pause between two reads of a rendezvous directory; each next one doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
-/// Longest pause between two reads of a directory.
+/// Longest pause between two reads of a rendezvous directory.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// Reason why the rendezvous failed.
+/// Reason why the bootstrap record of rank 0 could not be exchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeetError {
@@ -86,7 +86,8 @@ pub enum MeetError {
     Alone,
 }
 
-/// State that is kept until all have registered.
+/// Resources of a rendezvous that a process keeps until all processes have registered: a written record, an
+/// open PMI barrier.
 #[derive(Debug, Default)]
 pub struct Pending {
     /// The record, where a process may still read it.
@@ -97,12 +98,12 @@ pub struct Pending {
     theirs: Option<PathBuf>,
 }
 
-/// Launchers kill all processes when one ends. A process that has read a record therefore gives its owner
-/// this time to remove it, and the folders that it has made.
+/// Time for which a process that read a record waits for its owner to remove it before this process exits.
+/// Launchers kill all processes when one ends.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Pending {
-    /// Ends the rendezvous after all have registered, as the coordinator reported. Reads the launcher's
+    /// Ends the rendezvous after all have registered, as the coordinator reported. Blocks for the launcher's
     /// remaining answer, so that the launcher accepts the end of this process.
     ///
     /// # Errors
@@ -111,7 +112,8 @@ impl Pending {
         Ok(self.barrier.map_or(Ok(()), Pmi::finish)?)
     }
 
-    /// Ends a failed rendezvous, before this process ends: processes are missing.
+    /// Ends a failed rendezvous before this process exits. Blocks for at most one second, until rank 0 has
+    /// removed its record.
     pub fn give_up(self) {
         let Some(path) = self.theirs else { return };
         let limit = Deadline::after(LINGER);
@@ -123,7 +125,7 @@ impl Pending {
     }
 }
 
-/// Publishes the record of rank 0 to the others. Keep the result as long as a process may read it.
+/// Publishes the bootstrap record of rank 0 to the other processes. Keep the result until all have registered.
 ///
 /// # Errors
 /// [`MeetError`].
@@ -161,8 +163,8 @@ pub fn publish(
     }
 }
 
-/// The record of rank 0; waits for it until `deadline`. Also returns the state to keep until all have
-/// registered.
+/// Returns the bootstrap record of rank 0. Blocks until it is there, or until `deadline`. Keep the second value
+/// until all have registered.
 ///
 /// # Errors
 /// [`MeetError`].
@@ -208,7 +210,7 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending)
     Ok((record, pending))
 }
 
-/// The record in a directory, present or written before the deadline.
+/// Reads the record in a directory, again and again until `deadline`; `None` if there is none by then.
 fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, MeetError> {
     let mut pause = PAUSE_FIRST;
     loop {
@@ -223,18 +225,20 @@ fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, M
     }
 }
 
-/// Directory of rank 0's record when a process is missing at the launcher's barrier.
+/// Returns the directory for rank 0's record when a process is missing at the launcher's barrier.
 fn beside(pmi: &Pmi) -> PathBuf {
     let name = format!("pmi-{}", super::sources::file_name(pmi.job()));
     Path::new(".tidewater").join(name)
 }
 
-/// The time at a barrier; the rest is for finding out the missing processes.
+/// Returns the deadline of a barrier: three quarters of the time left. The rest is for finding out the missing
+/// processes.
 fn most_of(deadline: Deadline) -> Deadline {
     Deadline::after(deadline.left() * 3 / 4)
 }
 
-/// The token of a job with a rendezvous at an address: the one of `TIDEWATER_TOKEN_FILE`.
+/// Reads the job token of a rendezvous at an address from the file in `TIDEWATER_TOKEN_FILE`. `address` is for
+/// the error.
 ///
 /// # Errors
 /// [`MeetError::Token`].

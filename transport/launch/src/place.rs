@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Origin of a process's place.
+/// Origin of a process's place in its launch: a launcher, flags, variables or the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -30,7 +30,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Name of the source, for messages.
+    /// Returns the name of the source, for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Flags => "command line",
@@ -53,7 +53,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Rendezvous of a job: the way by which all processes get the bootstrap record of rank 0.
+/// Way by which all processes of a launch get the bootstrap record of rank 0: the launcher's PMI, a directory,
+/// or an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rendezvous {
@@ -78,7 +79,8 @@ impl fmt::Display for Rendezvous {
     }
 }
 
-/// The place of a process among all of its launch, servers and workers alike.
+/// Place of a process among all processes of its launch, servers and workers alike: its rank, the size, and the
+/// way to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
@@ -101,7 +103,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of a process in a program that distributes the bootstrap record itself.
+    /// Creates the place of a process in a program that distributes the bootstrap record itself. It has no
+    /// rendezvous.
     pub const fn by_record(rank: u32, size: u32) -> Self {
         Self {
             source: Source::BootstrapRecord,
@@ -115,13 +118,13 @@ impl Place {
         }
     }
 
-    /// Whether all processes are known to be on this host.
+    /// Whether all processes of the launch are known to be on this host; false if that is not known.
     pub fn is_one_host(&self) -> bool {
         self.local_size == Some(self.size) || self.hosts.len() == 1
     }
 }
 
-/// Part of this process in a job.
+/// What this process is, by its environment: alone, a member of a running job, or one process of a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decision {

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use tidewater_protocol::limits::PMI_LINE_BYTES_MAX;
 use tidewater_runtime::clock::Deadline;
 
-/// Reason why the launcher's exchange failed.
+/// Reason why the exchange with the launcher by PMI-1 failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PmiError {
@@ -57,7 +57,8 @@ pub enum PmiError {
     },
 }
 
-/// A connection to the launcher.
+/// Client of the launcher's PMI-1 key-value store, on an inherited descriptor. All calls block, until a common
+/// deadline.
 #[derive(Debug)]
 pub(super) struct Pmi {
     line: File,
@@ -69,7 +70,8 @@ pub(super) struct Pmi {
 }
 
 impl Pmi {
-    /// Opens the exchange, on a descriptor of this process's own.
+    /// Opens a PMI-1 session on the descriptor `line` and reads the name of the key-value space. Blocks until
+    /// the launcher has answered; `deadline` applies to all later calls too.
     pub(super) fn begin(line: OwnedFd, deadline: Deadline) -> Result<Self, PmiError> {
         let mut pmi = Self {
             line: File::from(line),
@@ -88,19 +90,21 @@ impl Pmi {
         Ok(pmi)
     }
 
-    /// Stores a word for the others; `value` has no white space.
+    /// Stores a value under `key` for the other processes, which see it after a barrier. `value` must have no
+    /// white space.
     pub(super) fn put(&mut self, key: &str, value: &str) -> Result<(), PmiError> {
         let line = format!("cmd=put kvsname={} key={key} value={value}", self.kvs);
         is_well(&self.call("put", &line)?, "put")
     }
 
-    /// The name of the job's key-value space, which no other job of the launcher has.
+    /// Returns the name of the job's key-value space, which no other job of the launcher has.
     pub(super) fn job(&self) -> &str {
         &self.kvs
     }
 
-    /// Waits for every process of the job until `limit`; returns whether all have arrived. If not, this
-    /// process stays at the barrier, and [`Pmi::finish`] takes the answer.
+    /// Enters the launcher's barrier and waits until every process of the job has, or until `limit`. Returns
+    /// whether all have arrived. If not, this process stays at the barrier, and [`Pmi::finish`] reads the
+    /// launcher's answer.
     pub(super) fn barrier(&mut self, limit: Deadline) -> Result<bool, PmiError> {
         self.say("barrier_in", "cmd=barrier_in")?;
         self.at_barrier = true;
@@ -119,7 +123,7 @@ impl Pmi {
         }
     }
 
-    /// The value that a process has put before a barrier.
+    /// Returns the value that a process has put under `key` before the barrier; `None` if there is none.
     pub(super) fn get(&mut self, key: &str) -> Result<Option<String>, PmiError> {
         let line = format!("cmd=get kvsname={} key={key}", self.kvs);
         let mut answer = self.call("get", &line)?;
@@ -127,7 +131,8 @@ impl Pmi {
         Ok(answer.remove("value").filter(|_| is_there))
     }
 
-    /// Ends the exchange: the launcher then accepts that the process ends by itself.
+    /// Ends the session. If a barrier is still open, waits for it first. Afterwards the launcher accepts that
+    /// this process ends by itself.
     pub(super) fn finish(mut self) -> Result<(), PmiError> {
         if self.at_barrier {
             self.leave_barrier(self.deadline)?;
@@ -194,8 +199,8 @@ impl Pmi {
     }
 }
 
-/// Words `key=value`. Of a value with spaces only the first word is kept; such a value is a message for the
-/// user.
+/// Parses the words `key=value` of a reply. Of a value with spaces only the first word is kept; such a value is
+/// a message for the user.
 fn pairs(line: &str) -> BTreeMap<String, String> {
     let words = line.split_ascii_whitespace();
     let pair = |word: &str| {
@@ -205,7 +210,7 @@ fn pairs(line: &str) -> BTreeMap<String, String> {
     words.filter_map(pair).collect()
 }
 
-/// Checks the result of an answer. Slurm leaves out `rc` on success.
+/// Checks that the launcher's answer reports success. Slurm leaves out `rc` on success.
 fn is_well(answer: &BTreeMap<String, String>, operation: &'static str) -> Result<(), PmiError> {
     match answer.get("rc").map(String::as_str) {
         None | Some("0") if !answer.is_empty() => Ok(()),

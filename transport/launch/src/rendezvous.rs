@@ -23,15 +23,15 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::hostinfo;
 
-/// Time for one address before the next one is tried.
+/// Maximum time for one address of the coordinator before the next one is tried.
 const TRY: Duration = Duration::from_secs(1);
-/// Pause before addresses are tried again, or a record is read again.
+/// Pause before the addresses are tried again, or a bootstrap record is read again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The coordinator gives up this much before the caller does, so that its refusal, which names the missing
-/// processes, arrives in time.
+/// Time by which the coordinator gives up before the caller's deadline, so that its refusal, which names the
+/// missing processes, arrives in time.
 const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Reason why a process is no member of its launch's job.
+/// Reason why a launched process did not become a member of its job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
@@ -102,7 +102,7 @@ pub enum RendezvousError {
     },
 }
 
-/// Reason why no coordinator was reached.
+/// Reason why no address of a coordinator was reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReachError {
@@ -117,8 +117,8 @@ pub enum ReachError {
     Refused(Refusal),
 }
 
-/// Membership of a process among the servers or workers of a job. While it is kept the coordinator sees
-/// that this process lives.
+/// Membership of a launched process in its job, with the numbers that the coordinator assigned. It keeps the
+/// connection open by which the coordinator sees that this process lives.
 #[derive(Debug)]
 pub struct Membership {
     /// Numbers that the coordinator assigned.
@@ -132,7 +132,8 @@ pub struct Membership {
     _conn: ControlConn<TcpStream>,
 }
 
-/// Registers with the coordinator by the record that rank 0 has published, and waits for all others.
+/// Registers this launched process with the coordinator of rank 0 and gets its numbers. Blocks until all
+/// processes of the launch have registered, or until `deadline`. `part` is what the process becomes.
 ///
 /// # Errors
 /// [`RendezvousError`]; no file or registration is left behind.
@@ -168,8 +169,8 @@ pub fn register(
     }
 }
 
-/// Registers with the coordinator of a record. Tries to reach it until `reach`, and waits for the other
-/// processes until `deadline`.
+/// Registers with the coordinator that `record` names. Tries its addresses until `reach`, then blocks until all
+/// processes have registered, or until `deadline`.
 ///
 /// # Errors
 /// [`RendezvousError`].
@@ -249,7 +250,8 @@ pub fn register_by(
     }
 }
 
-/// The first of a coordinator's addresses that is reachable from here.
+/// Returns the first of a coordinator's addresses at which a peer with the token answers. Blocks until
+/// `deadline` at most.
 ///
 /// # Errors
 /// Result of the last try before the deadline.
@@ -261,8 +263,8 @@ pub fn reach(
     reach_one(addresses, token, deadline).map(|(address, _)| address)
 }
 
-/// Checks whether a coordinator listens at the addresses of the record in the directory of `place`: a job
-/// that runs.
+/// Returns the bootstrap record in the directory of `place` if a coordinator with its token still answers: a
+/// job that runs there. `None` if there is no record, no answer, or no directory.
 ///
 /// # Errors
 /// The file there is no record.
@@ -287,7 +289,8 @@ pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
     Ok(lives.then_some(record))
 }
 
-/// The first address at which a peer authenticates as the coordinator.
+/// Connects to the first address at which a peer authenticates as the coordinator. Returns the address and the
+/// connection.
 fn reach_one(
     addresses: &[String],
     token: &JobToken,
@@ -316,8 +319,8 @@ fn reach_one(
     }
 }
 
-/// The refusal of a peer that knows the token. Other peers, which may be of another job with the same port
-/// or address, answer only "refused".
+/// Returns the refusal of a peer that knows the token; `None` for any other error. Other peers, which may be of
+/// another job with the same port or address, answer only "refused".
 fn is_word(error: &ConnError) -> Option<Refusal> {
     match error {
         ConnError::Refused(refusal) if refusal.code != RefusalCode::Refused => {

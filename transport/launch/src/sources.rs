@@ -5,7 +5,7 @@ use super::hostlist;
 use super::place::{Decision, Place, Rendezvous, Source};
 use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
-/// Evidence of a source.
+/// What one source (launcher) contributes to the decision: a decision, or the reason for none.
 #[derive(Debug)]
 pub(super) enum Evidence {
     /// The decision, if no closer source has made it.
@@ -14,7 +14,7 @@ pub(super) enum Evidence {
     Passed(String),
 }
 
-/// Traces of a source.
+/// Traces of one source (launcher) in the environment, with what they mean.
 #[derive(Debug)]
 pub(super) struct Sight {
     pub(super) source: Source,
@@ -24,12 +24,13 @@ pub(super) struct Sight {
 
 type Detector = fn(&LaunchEnv<'_>) -> Option<Sight>;
 
-/// Closest first; `detect` has the reasons.
+/// Detectors of all sources, the closest to the process first; the module `detect` has the reasons of the
+/// order.
 pub(super) const ALL: &[Detector] = &[
     flags, member, tidewater, pmi, pmi_port, open_mpi, flux, slurm, prrte, torchrun, dmlc,
 ];
 
-/// Values of one launcher for a process, before the rendezvous is chosen.
+/// Values that one launcher gives to a process, before the rendezvous is selected.
 struct LauncherValues {
     source: Source,
     rank: Option<u32>,
@@ -103,7 +104,8 @@ impl LauncherValues {
     }
 }
 
-/// Builds a sight: `fill` reads the numbers, and an error in one of them decides.
+/// Builds the traces of `source` from the variables `names`. `fill` reads the launcher's values; an error in
+/// one of them becomes the decision.
 fn sight(
     around: &LaunchEnv<'_>,
     source: Source,
@@ -149,7 +151,8 @@ fn flags(around: &LaunchEnv<'_>) -> Option<Sight> {
     Some(sight)
 }
 
-/// `tidewater run`, or by hand: the coordinator is there, or this is it.
+/// Detects `tidewater run` or variables set by hand for a job with a coordinator: role or coordinator address
+/// is set.
 fn member(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["TIDEWATER_ROLE", "TIDEWATER_COORDINATOR"];
     names.iter().find_map(|name| around.raw(name))?;
@@ -176,7 +179,7 @@ fn tidewater(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// PMI-1, the protocol of hydra, Flux, and Slurm's pmi2 plugin.
+/// Detects PMI-1 on an open socket: the protocol of hydra, Flux, and Slurm's pmi2 plugin.
 fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "PMI_FD",
@@ -226,7 +229,7 @@ fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// `mpiexec -pmi-port`: only the port reports the size.
+/// Detects `mpiexec -pmi-port`, which is not supported: only the port reports the size.
 fn pmi_port(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMI_PORT", "PMI_ID"];
     around.raw("PMI_PORT")?;
@@ -329,7 +332,7 @@ fn slurm(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// PRRTE without Open MPI: a rank, and no size.
+/// Detects PRRTE without Open MPI, which gives a rank and no size.
 fn prrte(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMIX_RANK", "PMIX_NAMESPACE", "TIDEWATER_SIZE"];
     around.raw("PMIX_RANK")?;
@@ -380,7 +383,7 @@ fn torchrun(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// Scripts for ps-lite: workers and servers have a scheduler's address, workers perhaps a number.
+/// Detects scripts for ps-lite: workers and servers have a scheduler's address, workers perhaps a number.
 fn dmlc(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "DMLC_ROLE",
@@ -422,20 +425,22 @@ fn dmlc(around: &LaunchEnv<'_>) -> Option<Sight> {
     Some(sight)
 }
 
-/// Tasks of this node: entry `SLURM_NODEID` of a list like `2(x2),1`.
+/// Returns the number of tasks on this node: entry `SLURM_NODEID` of a list like `2(x2),1`; `None` if a
+/// variable is unset or wrong.
 fn slurm_local_size(around: &LaunchEnv<'_>) -> Option<u32> {
     let node = around.number("SLURM_NODEID", LAUNCHED_MAX).ok()??;
     hostlist::tasks_of(around.text("SLURM_STEP_TASKS_PER_NODE")?, node)
 }
 
-/// Hosts of the step; none if the list does not parse, which is not worth a failure.
+/// Returns the hosts of the Slurm step; empty if the list is unset or does not parse, which is not worth a
+/// failure.
 fn slurm_hosts(around: &LaunchEnv<'_>) -> Vec<String> {
     let list = around.text("SLURM_STEP_NODELIST");
     let hosts = list.and_then(|list| hostlist::expand(list, HOSTLIST_HOSTS_MAX).ok());
     hosts.unwrap_or_default()
 }
 
-/// A job's name as a file name.
+/// Converts a job's name to a file name of at most 128 plain ASCII characters; others become `_`.
 pub(super) fn file_name(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let plain: String = name

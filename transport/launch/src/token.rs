@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use tidewater_protocol::limits::TOKEN_FILE_BYTES_MAX;
 use tidewater_protocol::wire::handshake::JobToken;
 
-/// Reason why the job token is not available.
+/// Reason why the job token cannot be read or created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -58,7 +58,7 @@ pub enum TokenError {
     },
 }
 
-/// Creates a random token.
+/// Creates a random job token from the system's random source.
 ///
 /// # Errors
 /// The system has no random bytes.
@@ -68,7 +68,7 @@ pub fn random() -> Result<JobToken, TokenError> {
     Ok(JobToken::new(bytes))
 }
 
-/// Reads the token from a private file.
+/// Reads the job token from a file that only its owner can access.
 ///
 /// # Errors
 /// The file cannot be read, is not a private regular file, or holds no token.
@@ -79,8 +79,8 @@ pub fn read_file(path: &Path) -> Result<JobToken, TokenError> {
     read(path, format!("{}", path.display()))
 }
 
-/// Reads the token from a descriptor that this process inherited. Its offset does not move, so that other
-/// processes that share it read the same.
+/// Reads the job token from the inherited descriptor `fd`. Its offset does not move, so that other processes
+/// that share it read the same.
 ///
 /// # Errors
 /// As [`read_file`].
@@ -98,7 +98,8 @@ fn read(path: &Path, origin: String) -> Result<JobToken, TokenError> {
     })
 }
 
-/// Reads at most `limit` bytes of a regular file that only its owner can read.
+/// Reads at most `limit` bytes of a regular file that only its owner, this user or root, can access. `origin`
+/// names the file in errors.
 pub(crate) fn read_private(path: &Path, origin: &str, limit: u64) -> Result<Vec<u8>, TokenError> {
     let origin = origin.to_owned();
     let unreadable = |source| TokenError::Unreadable {

@@ -7,8 +7,8 @@ use tidewater_protocol::limits::{APPLIERS_MAX, LAUNCHED_MAX, SERVERS_MAX, WORKER
 
 use super::{EnvError, FabricSettings, RdmaDevice, TransportChoice, Vars};
 
-/// The `TIDEWATER_*` settings of a process that a foreign launcher started. Such a process has no
-/// coordinator in its environment, so that [`JobEnv`](super::JobEnv) does not apply.
+/// Settings from the `TIDEWATER_*` variables of a process that a foreign launcher started. Such a process has
+/// no coordinator in its environment, so that [`JobEnv`](super::JobEnv) does not apply.
 ///
 /// # Example
 /// ```
@@ -51,7 +51,7 @@ pub struct LaunchVars {
 }
 
 impl LaunchVars {
-    /// Reads the settings from the environment of this process.
+    /// Reads the settings from the environment variables of this process.
     ///
     /// # Errors
     /// A variable has an impossible value: [`EnvError::Invalid`] names it.
@@ -59,7 +59,7 @@ impl LaunchVars {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// Reads the settings from given variables; an empty variable counts as unset.
+    /// Reads the settings from pairs of names and values; an empty variable counts as unset.
     ///
     /// # Errors
     /// As [`LaunchVars::from_env`].
