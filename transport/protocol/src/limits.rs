@@ -138,15 +138,15 @@ pub const PARKED_MAX: usize = 512;
 
 "Deadlines":
 
-/// Time after which the listening end closes a connection with an unfinished handshake. A silent peer must not
-/// hold a slot.
+/// Time after which either end closes a connection with an unfinished handshake. A silent peer must not hold a
+/// slot of a listening process.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Default deadline of pulls, pushes and control calls.
 pub const DATA_DEADLINE: Duration = Duration::from_secs(30);
 /// Payload bytes of a dense table for which the client adds one second to the deadline of the table's creation.
 /// Half of what one applier fills with normal random values in a second.
 pub const CREATE_BYTES_A_SECOND: u64 = 16 << 20;
-/// Default deadline of a client's wait for a clock.
+/// Default deadline of a client's wait for a clock, and of the trainer's saves and loads.
 pub const CLOCK_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Interval of a client's log line that names the awaited workers during a clock wait.
 pub const CLOCK_NAG: Duration = Duration::from_secs(60);
@@ -398,9 +398,9 @@ pub const LANE_HELD_TIME: Duration = Duration::from_micros(20);
 /// mailboxes: all that the client can have asked for, and as much again in clock records. A client that is
 /// further behind must recover its lane.
 pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
-/// Time for which a server waits for a frame after the frame's tail record arrived. Then its lane is closed for
-/// a recovery. A device moves data in microseconds, but an emulated machine stands still while its host is
-/// busy.
+/// Time for which a server waits for a frame after the frame's tail record arrived, and a client for reject
+/// records that a status counts. Then the lane is closed for a recovery. A device moves data in microseconds,
+/// but an emulated machine stands still while its host is busy.
 pub const FRAME_LATE_MAX: Duration = Duration::from_secs(5);
 /// Maximum requests of one TCP lane that a server executes in one poll before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;

@@ -108,8 +108,8 @@ impl PushOp {
     }
 }
 
-/// Initial values of a row. Each element is a function of the table's seed, the row's key and the column
-/// (counter-based random numbers), so it is the same on any number of servers.
+/// Initial values of a row. Each element depends only on the table's seed, the row's key and the column
+/// (counter-based random numbers). So it is the same on any number of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Init {
     /// All elements are zero.

@@ -44,8 +44,8 @@ pub fn encode(optimizer: &Optimizer) -> [u8; SETTINGS_BYTES] {
     bytes
 }
 
-/// Decodes the payload of a SETTINGS frame; `None` for another length, an unknown code, or a nonzero value in a
-/// place that the rule does not use. Ranges are not checked.
+/// Decodes the payload of a SETTINGS frame; `None` for another length or an unknown code. Also `None` for a nonzero
+/// value in a place that the rule does not use. Ranges are not checked.
 pub fn decode(bytes: &[u8]) -> Option<Optimizer> {
     if bytes.len() != SETTINGS_BYTES {
         return None;
