@@ -65,8 +65,8 @@ pub struct Detection {
     pub decision: Result<Decision, DetectError>,
 }
 
-/// Determines what this process is by its environment: the closest source that left usable traces decides. See
-/// the module for the order.
+/// Determines from the environment what this process is: alone, a member of a job, or one process of a launch.
+/// The closest source (launcher) with usable traces decides. See the module for the order.
 ///
 /// # Cost
 /// Two dozen reads of variables; at most one check of a descriptor.

@@ -119,8 +119,8 @@ fn expand_one(
     Ok(())
 }
 
-/// Returns each of `names` with each number of `ranges` appended. `at` is the byte offset for errors, `max` the
-/// maximum number of results.
+/// Returns each of `names` with each number of `ranges` appended. `at` is the byte offset in the list for
+/// errors, `max` the maximum number of results.
 fn multiply(
     names: &[String],
     ranges: &str,

@@ -267,7 +267,7 @@ pub struct TableSpec {
     pub durability: Durability,
 }
 
-/// What of a table survives the end of a server process: see `docs/GUARANTEES.md`.
+/// Which parts of a table survive the end of a server process, nothing or everything: see `docs/GUARANTEES.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing: the table is gone with the process.

@@ -24,11 +24,11 @@ pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
 pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
 /// Value of the header's `partition` in a frame with rows in any partitions of the applier.
 pub const PARTITION_ANY: u32 = u32::MAX;
-/// Value of the header's `clock` in a CLOCK frame by which a worker, or a further thread of one, leaves the
-/// clock domain for good.
+/// Value of the header's `clock` in a CLOCK frame by which a worker, or a further thread of one, finishes: it
+/// leaves all clock domains of its job for good.
 pub const CLOCK_FINISHED: u64 = u64::MAX;
-/// Value of the header's `clock` in a CLOCK frame by which a further thread of a worker becomes a member of the
-/// worker's clock domains.
+/// Value of the header's `clock` in a CLOCK frame by which a further thread of a worker becomes a member of all
+/// clock domains of the worker.
 pub const CLOCK_JOIN: u64 = u64::MAX - 1;
 
 /// Kind of a frame: the request that a client sends to an applier. Codes are wire format.

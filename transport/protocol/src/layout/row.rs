@@ -171,8 +171,8 @@ pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     head
 }
 
-/// Location of a sparse row on its applier: `generation u16 | extent u16 | slot u32` in 64 bits. Never 0:
-/// extents are numbered from 1.
+/// Location of a sparse row on its applier: `generation u16 | extent u16 | slot u32` in 64 bits. 0 stands for
+/// no row: extents are numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RowLocation(pub u64);
 

@@ -181,7 +181,8 @@ impl Optimizer {
         }
     }
 
-    /// Whether the rule also keeps a step count, 8 bytes a row: the rules of Adam's kind.
+    /// Whether the rule also keeps a step count, as rules of Adam's kind do: 8 bytes a row. In range tables the
+    /// count is per element.
     pub const fn counts_steps(&self) -> bool {
         matches!(
             self,
@@ -201,8 +202,8 @@ impl Optimizer {
         matches!(self, Self::AdaGrad { .. } | Self::RowAdaGrad { .. })
     }
 
-    /// Returns the bytes of optimizer state of one row of `dim` elements: slots padded to 8 bytes, then the
-    /// step count if the rule has one; one element for [`Optimizer::RowAdaGrad`].
+    /// Returns the bytes of optimizer state of one row of `dim` elements: its slots. If the rule counts steps,
+    /// they are padded to 8 bytes and the count follows. One element for [`Optimizer::RowAdaGrad`].
     pub const fn state_bytes(&self, dim: usize, dtype: DType) -> usize {
         let slots = self.state_slots() * dim * dtype.size();
         if self.counts_steps() {

@@ -600,7 +600,7 @@ impl Gen {
         ]
     }
 
-    /// A list of up to four lanes in the order of the appliers.
+    /// Returns a list of up to four lanes that `make` creates, in ascending order of their appliers.
     fn in_order<T>(
         &mut self,
         make: impl Fn(&mut Self) -> T,

@@ -128,7 +128,8 @@ pub struct Recovered {
     pub rejected: u64,
 }
 
-/// Where one partition of a dense table lies in the memory of its applier.
+/// Location of one partition of a dense table in its applier's registered memory, for one-sided reads of a
+/// client: rows or blocks, version words, snapshot record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionDescriptor {
     /// Number of the partition.
@@ -364,7 +365,7 @@ impl Attach {
 }
 
 impl Remote {
-    /// Checks that `address + len` does not overflow.
+    /// Checks that the end of the range, `address + len`, does not overflow 64 bits.
     pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),
