@@ -8,16 +8,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the kernel that
-/// is computed from it.
+/// Longest time until a deadline: 100 years. An `Instant` and every kernel timeout computed from it can
+/// hold this time.
 const FARTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A point in time after which a wait gives up. Every wait takes one.
+/// Point in monotonic time at which a blocking wait gives up. Every wait takes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// A deadline `after` from now; at most 100 years, so that `Duration::MAX` means "no limit".
+    /// Creates a deadline that is `after` from now. Longer times are cut to 100 years, so `Duration::MAX`
+    /// means "no limit".
     pub fn after(after: Duration) -> Self {
         if mutants::on(Mutant::DeadlineOverflows) {
             return Self(now() + after);
@@ -25,41 +26,44 @@ impl Deadline {
         Self(now() + after.min(FARTHEST))
     }
 
-    /// A deadline at the instant `at`.
+    /// Creates a deadline at the instant `at`, without the limit of 100 years.
     pub const fn at(at: Instant) -> Self {
         Self(at)
     }
 
-    /// Time left; zero after the deadline.
+    /// Returns the time that is left until the deadline; zero once it has passed.
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(now())
     }
 
-    /// Whether the deadline has passed.
+    /// Returns whether the deadline has passed: true from the instant of the deadline on. Cost: one clock
+    /// read.
     pub fn passed(&self) -> bool {
         now() >= self.0
     }
 
-    /// The point in time, for the simulator.
+    /// Returns the deadline as an `Instant`. The simulator schedules its tasks by it.
     pub const fn instant(self) -> Instant {
         self.0
     }
 
-    /// The earlier of two deadlines.
+    /// Returns the earlier of two deadlines.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
 }
 
-/// Virtual cost of one clock read, so that a loop that waits for the clock ends.
+/// Virtual time by which each call of [`now`] advances a simulated thread's clock. A loop that waits for
+/// the clock therefore ends.
 const VIRTUAL_LOOK: Duration = Duration::from_nanos(20);
 
 thread_local! {
     static VIRTUAL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Monotonic time; virtual inside a task of the simulator.
+/// Returns the monotonic time: the machine's clock, or this thread's virtual clock inside a task of the
+/// simulator. A read of the virtual clock advances it by 20 ns.
 #[inline]
 pub fn now() -> Instant {
     match VIRTUAL.get() {
@@ -68,25 +72,29 @@ pub fn now() -> Instant {
     }
 }
 
+/// Returns the virtual time `at` and advances this thread's virtual clock by [`VIRTUAL_LOOK`].
 #[cold]
 fn look(at: Instant) -> Instant {
     VIRTUAL.set(Some(at + VIRTUAL_LOOK));
     at
 }
 
-/// Milliseconds since 1970 by the host's clock, which may be set; 0 on a clock before that. For what is kept
-/// in files: time within a run is [`now`].
+/// Returns milliseconds since 1970-01-01 UTC by the host's wall clock, which an administrator may set; 0
+/// if that clock is before 1970. Use it for times that are stored in files, and [`now`] for durations
+/// within a run.
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Sets this thread's virtual time; `None` returns the thread to the machine's clock.
+/// Sets the calling thread's virtual clock to `at`, for tasks of the simulator. `None` returns the thread
+/// to the machine's clock.
 pub fn set_virtual(at: Option<Instant>) {
     VIRTUAL.set(at);
 }
 
-/// This thread's virtual time, if it is a task of the simulator. Does not advance it.
+/// Returns the calling thread's virtual time, without advancing it. `None` on a thread that uses the
+/// machine's clock, outside the simulator.
 pub fn virtual_now() -> Option<Instant> {
     VIRTUAL.get()
 }

@@ -2,24 +2,24 @@
 //!
 //! Without the feature each function does nothing at compile time.
 
-/// Sleep of [`widen_window`], in microseconds.
+/// Time that [`widen_window`] sleeps, in microseconds; 0 for none.
 #[cfg(all(feature = "mutants", not(loom)))]
 static WINDOW_US: crate::sync::AtomicU64 = crate::sync::AtomicU64::new(0);
 
-/// Makes every later [`widen_window`] of this process sleep for `time`. Builds with the feature `mutants`
-/// only.
+/// Sets the time that every later [`widen_window`] of this process sleeps. Builds with the feature
+/// `mutants` only.
 ///
-/// A race window of some nanoseconds is hit once in millions of tries. Widened to a millisecond, a push at
-/// a random moment hits it nearly each time, so that 50 pushes show a lost wake-up.
+/// A race window of some nanoseconds is hit once in millions of tries. Widened to a millisecond, a push
+/// at a random moment hits it nearly each time, so that 50 pushes show a lost wake-up.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn set_window(time: std::time::Duration) {
     let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     WINDOW_US.store(us, crate::sync::Ordering::Relaxed);
 }
 
-/// Sleeps for the time of [`set_window`], or of `TIDEWATER_TEST_WINDOW_US` if that is set. Called between
-/// the last poll and the announcement of a thread that parks. Does nothing in a build without the feature
-/// `mutants`.
+/// Sleeps in the race window of a thread that parks: after its last poll, before it sets its parked flag.
+/// The time is the longer of that of [`set_window`] and the environment's `TIDEWATER_TEST_WINDOW_US`.
+/// Does nothing without the feature `mutants`.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn widen_window() {
     static FROM_ENV: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
@@ -33,38 +33,40 @@ pub fn widen_window() {
     }
 }
 
-/// Widens a race window: never, in a build without the feature `mutants`.
+/// Does nothing: only builds with the feature `mutants` widen the race window of a thread that parks.
 #[cfg(not(all(feature = "mutants", not(loom))))]
 #[inline(always)]
 pub const fn widen_window() {}
 
-/// Spin of [`pause_write`], in nanoseconds.
+/// Time that [`pause_write`] spins, in nanoseconds; 0 for none.
 #[cfg(all(feature = "mutants", not(loom)))]
 static WRITE_PAUSE_NS: crate::sync::AtomicU64 = crate::sync::AtomicU64::new(0);
 
-/// Makes every later write of a row in this process pause for `time` in its middle. Most one-sided reads of
-/// hot rows then see a half-written row. Builds with the feature `mutants` only.
+/// Makes every later write of a row in this process pause for `time` after half of its payload. Most
+/// one-sided reads of hot rows then see a torn row. Builds with the feature `mutants` only.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn set_write_pause(time: std::time::Duration) {
     let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     WRITE_PAUSE_NS.store(ns, crate::sync::Ordering::Relaxed);
 }
 
-/// Whether writes of rows pause in their middle: see [`set_write_pause`].
+/// Returns whether row writes pause in their middle: true after [`set_write_pause`] with a time above
+/// zero.
 #[cfg(all(feature = "mutants", not(loom)))]
 #[inline]
 pub fn pauses_writes() -> bool {
     WRITE_PAUSE_NS.load(crate::sync::Ordering::Relaxed) > 0
 }
 
-/// Whether writes of rows pause: never, in a build without the feature `mutants`.
+/// Returns false: only builds with the feature `mutants` pause row writes in their middle.
 #[cfg(not(all(feature = "mutants", not(loom))))]
 #[inline(always)]
 pub const fn pauses_writes() -> bool {
     false
 }
 
-/// Spins for the time of [`set_write_pause`].
+/// Busy-waits for the time of [`set_write_pause`], in the middle of a row write. Does nothing without the
+/// feature `mutants`.
 pub fn pause_write() {
     #[cfg(all(feature = "mutants", not(loom)))]
     {

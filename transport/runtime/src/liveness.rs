@@ -16,19 +16,19 @@ use crate::mem::{MemError, Region, Words};
 use crate::sync::Arc;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// The bit that the kernel sets in the futex of a thread that has ended, `FUTEX_OWNER_DIED`.
+/// Bit of a liveness word that marks its thread as ended: the kernel's `FUTEX_OWNER_DIED`.
 pub const OWNER_DIED: u64 = 0x4000_0000;
 
-/// Bytes of the memory that holds the words of a robust list: the head, `{first, offset, pending}`, then
-/// the one entry. The memory is shared: a process killed by the out-of-memory killer may have lost its
-/// private memory before the kernel walks the list.
+/// Bytes of the shared memory that holds a thread's robust list: the head, `{first, offset, pending}`,
+/// then the one entry. Private memory would not do: a process killed by the out-of-memory killer may have
+/// lost it before the kernel walks the list.
 const LIST_BYTES: usize = 4096;
-/// Bytes of the head, which the kernel checks.
+/// Bytes of the robust list's head, a size that `set_robust_list(2)` requires.
 const HEAD_BYTES: usize = 24;
-/// Index of the entry's word.
+/// Index of the 64-bit word in the list's memory that is the list's one entry.
 const ENTRY: usize = 8;
 
-/// Reason why a thread's liveness cannot be published.
+/// Reason why [`Liveness::hold`] cannot publish that a thread runs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LivenessError {
@@ -46,12 +46,13 @@ pub enum LivenessError {
     },
 }
 
-/// The robust futex of the thread that made it. When it is dropped, also by a panic, its word marks the
-/// thread as ended, as it does when the thread is killed.
+/// Robust futex (`set_robust_list(2)`) by which other processes see that the thread that made it runs.
+/// When the value is dropped, also by a panic, or the thread is killed, [`OWNER_DIED`] is set in its
+/// word.
 ///
 /// # Invariants
-/// `list` and `region` stay mapped while the kernel knows the list: it is taken back before they are
-/// dropped.
+/// `list` and `region` stay mapped while the kernel has the list registered: dropping restores the
+/// thread's former list, then unmaps them.
 #[derive(Debug)]
 pub struct Liveness {
     region: Arc<Region>,
@@ -65,12 +66,13 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Stores in the word at `at` of `region` that this thread runs. While the value lives the thread must
-    /// not lock robust mutexes of the C library, because it has given up that list. Cost: a page and three
-    /// system calls, once.
+    /// Publishes that the calling thread runs: stores its thread id in the word at byte offset `at` of
+    /// `region`, as a robust futex. While the value lives the thread must not lock robust mutexes of the
+    /// C library, because it has given up that list. Cost: a page and three system calls, once.
     ///
     /// # Errors
-    /// [`LivenessError`]; the word is 0 then.
+    /// [`LivenessError`] if the word is outside the region or the kernel refuses robust lists; the word
+    /// is then 0.
     pub fn hold(region: &Arc<Region>, at: usize) -> Result<Self, LivenessError> {
         let word = region.words_mut(at, 8)?;
         let mut held = Self {
@@ -125,7 +127,7 @@ impl Drop for Liveness {
     }
 }
 
-/// The calling thread's robust list: its address and the bytes of its head.
+/// Returns the calling thread's registered robust list: the address and the length in bytes of its head.
 fn former() -> Result<(usize, usize), LivenessError> {
     let mut list = (0_usize, 0_usize);
     // SAFETY: the kernel writes the two words that the pointers lead to, which live on this frame; 0 names
@@ -141,8 +143,8 @@ fn former() -> Result<(usize, usize), LivenessError> {
     check("get_robust_list", done).map(|()| list)
 }
 
-/// Sets `list` as the calling thread's robust list: one that [`former`] returned, or a complete one that
-/// stays mapped until another is set.
+/// Registers a robust list for the calling thread: one that [`former`] returned, or a complete one that
+/// stays mapped until another is set. The pair is the address and the length in bytes of its head.
 fn set_list((head, bytes): (usize, usize)) -> Result<(), LivenessError> {
     // SAFETY: the call keeps an address, which the kernel reads with its own checks when the thread ends or
     // executes another program. It then writes at most the futex words of the list, and only those that
@@ -162,10 +164,10 @@ fn check(call: &'static str, done: libc::c_long) -> Result<(), LivenessError> {
     }
 }
 
-/// A client's view of the public memory and of the liveness word of one applier in it.
+/// A client's mapping of a server's public memory, with the liveness word of one applier in it.
 ///
 /// # Invariants
-/// The word at `at` is inside `region`.
+/// The word at byte offset `at` is inside `region`.
 #[derive(Debug, Clone)]
 pub struct LivenessView {
     region: Arc<Region>,
@@ -173,7 +175,7 @@ pub struct LivenessView {
 }
 
 impl LivenessView {
-    /// Creates a view with the liveness word at `at`.
+    /// Creates a view of `region` with the applier's liveness word at byte offset `at`.
     ///
     /// # Errors
     /// [`MemError::Bounds`] when the word is not inside the region.
@@ -183,13 +185,14 @@ impl LivenessView {
         Ok(Self { region, at })
     }
 
-    /// A window of the complete memory.
+    /// Returns a read-only window of the server's complete public memory.
     #[inline]
     pub fn memory(&self) -> Words<'_> {
         self.region.all_words()
     }
 
-    /// Whether the applier has ended. Cost: a load.
+    /// Returns whether the applier thread has ended, by exit, panic or kill: its liveness word has
+    /// [`OWNER_DIED`]. Cost: one load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.memory().load(self.at) & OWNER_DIED != 0 && !mutants::on(Mutant::LivenessIgnored)

@@ -8,7 +8,8 @@ use rustix::net::sockopt;
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Turns Nagle's algorithm off: the other end waits for small messages.
+/// Disables Nagle's algorithm (`TCP_NODELAY`) on a TCP socket, so that small messages leave without
+/// delay.
 ///
 /// # Errors
 /// The error of the system call.
@@ -19,8 +20,9 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Fails the connection after about `silence` in which the other host acknowledges nothing, or has no room
-/// for the data sent.
+/// Sets keepalive and `TCP_USER_TIMEOUT` so that the kernel breaks the connection after about `silence`
+/// without an acknowledgement. That holds for an idle connection, and for sent data that the other host
+/// does not acknowledge or has no room for.
 ///
 /// # Errors
 /// The error of the system call.

@@ -12,12 +12,13 @@ pub use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A Release fence for memory that a device reads too: stores before it are visible to cores and devices
+/// Release fence that orders stores for devices too: stores before it are visible to cores and devices
 /// before stores after it. Cost: nothing on x86, where stores are seen in order; a `dmb osh` on aarch64.
 ///
-/// A `fence(Release)` on aarch64 is a `dmb ish`, which orders for the cores' (inner) shareability domain. The
-/// architecture lets a device be outside of it. What a verbs post makes the device read is ordered again by
-/// the barriers of the provider; what a peer reads at any time (rows, blocks, snapshots) only by this.
+/// A `fence(Release)` on aarch64 is a `dmb ish`, which orders for the cores' (inner) shareability domain.
+/// The architecture lets a device be outside of it. What a verbs post makes the device read is ordered
+/// again by the barriers of the provider. What a peer reads at any time (rows, blocks, snapshots) is
+/// ordered only by this fence.
 #[inline(always)]
 pub fn device_release_fence() {
     fence(Ordering::Release);
@@ -29,7 +30,8 @@ pub fn device_release_fence() {
     }
 }
 
-/// Hints to the core that this is a spin loop (a scheduling point under loom).
+/// Hints to the core that this thread busy-waits (the `pause` instruction on x86). Under loom it yields
+/// to the model's other threads.
 #[inline]
 pub fn spin_hint() {
     #[cfg(loom)]

@@ -19,50 +19,52 @@ use crate::sync::spin_hint;
 use crate::yield_backoff::YieldBackoff;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Time that a waiting thread spins before it sleeps. It is longer than a round trip over shared memory,
-/// shorter than a time slice that another thread could use.
+/// Default time that a waiting thread polls before it sleeps: 20 us. It is longer than a round trip over
+/// shared memory, and shorter than a time slice that another thread could use.
 pub const SPIN: Duration = Duration::from_micros(20);
 
-/// Parks and unparks an idle thread. The order is: `prepare_park`, poll once more, `park_until` (or not),
-/// `cancel_park`; see `wake`.
+/// Parks an idle thread and lets producers unpark it. The order of calls is: `prepare_park`, poll once
+/// more, `park_until` (or not), `cancel_park`; see [`wait_until`].
 pub trait Parker: Send {
-    /// Announces to all producers that from now on they must wake this thread.
+    /// Sets the parked flags of this thread: from now on every producer that stores data must wake it.
     fn prepare_park(&mut self);
 
-    /// Sleeps until woken or until the deadline.
+    /// Blocks this thread until a producer wakes it or the deadline passes. May return early (a spurious
+    /// wake-up).
     fn park_until(&mut self, deadline: Deadline);
 
-    /// Withdraws the announcement: the thread polls by itself again.
+    /// Clears the parked flags of this thread: producers no longer need to wake it.
     fn cancel_park(&mut self);
 
-    /// Time that a wait spins before it sleeps; zero for none.
+    /// Returns the time that a wait polls before it sleeps; zero for a wait that sleeps after one poll.
     fn spin(&self) -> Duration {
         SPIN
     }
 
-    /// Whether the thread sleeps at all. A thread that does not announces nothing and is never woken: it
-    /// polls until it finds something, and uses a core for that.
+    /// Returns whether the thread sleeps at all. If false, it sets no parked flag and is never woken:
+    /// each wait polls until the deadline, and uses a core for that.
     fn sleeps(&self) -> bool {
         true
     }
 
-    /// State of the yield backoff across waits. Without it each wait starts from the initial rate.
+    /// Returns the rate of core yields, which the parker keeps across waits. `None` if it keeps none:
+    /// each wait then starts from the initial rate.
     fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
         None
     }
 }
 
-/// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
+/// Blocks until `look` returns a value or an error. Returns `None` when the deadline passes first.
 ///
-/// `look` polls the thread's lanes and never blocks. Every polled source must be able to wake `parker`: its
-/// parked flags lie where the producers load them, its sockets are in its reactor.
+/// `look` polls the thread's lanes and never blocks. Every polled source must be able to wake `parker`:
+/// its parked flags lie where the producers load them, its sockets are in its reactor.
 ///
-/// Cost: only the first poll when data is already there. Otherwise a spin of [`Parker::spin`], in which the
-/// thread yields its core now and then (see [`YieldBackoff`]), then one system call per sleep. Where the
-/// thread never sleeps: a clock read for each poll.
+/// Cost: only the first poll when data is already there. Otherwise a spin of [`Parker::spin`], in which
+/// the thread yields its core now and then (see [`YieldBackoff`]), then one system call per sleep. A
+/// thread that never sleeps reads the clock for each poll.
 ///
 /// # Errors
-/// Those of `look`.
+/// Those of `look`, which ends the wait.
 pub fn wait_until<T, E>(
     parker: &mut dyn Parker,
     deadline: Deadline,
@@ -93,7 +95,8 @@ pub fn wait_until<T, E>(
     }
 }
 
-/// Polls at least once, then repeatedly for the parker's spin time; until the deadline if it never sleeps.
+/// Busy-polls `look`: once at least, then for the parker's spin time, or until the deadline if the parker
+/// never sleeps. Returns `None` if no poll returned a value in that time.
 fn spin<T, E>(
     parker: &mut dyn Parker,
     deadline: Deadline,

@@ -4,19 +4,21 @@ use std::time::Duration;
 
 use crate::clock;
 
-/// Polls before a thread first yields its core, and again after a yield that another thread used. Where
-/// servers and workers share two cores, the awaited thread may be the one that waits for this core.
+/// Initial number of polls between two yields of the core; also the number after a yield that another
+/// thread used. Where servers and workers share two cores, the awaited thread may be the one that waits
+/// for this core.
 const LOOKS_PER_OFFER: u32 = 32;
 
-/// Polls after which a yield is made in any case: some hundreds of microseconds.
+/// Greatest number of polls between two yields of the core: some hundreds of microseconds.
 const LOOKS_PER_OFFER_MAX: u32 = 1 << 13;
 
-/// A shorter yield was used by no thread: two context switches take longer.
+/// Least duration of a yield in which another thread ran. Two context switches take longer than 1 us, so
+/// a shorter yield was not used.
 const TAKEN: Duration = Duration::from_micros(1);
 
-/// Rate at which a spinning thread yields its core. Each yield is a system call. The rate halves whenever
-/// no thread used the last yield. It returns to the initial rate when a thread did, or when a spin without
-/// a yield found nothing. The awaited thread may have waited for this core.
+/// Exponential backoff of the yields (`sched_yield`) of a spinning thread. The rate halves whenever no
+/// thread used the last yield. It returns to the initial rate when a thread did, or when a spin without a
+/// yield found nothing: the awaited thread may have waited for this core.
 #[derive(Debug, Clone)]
 pub struct YieldBackoff {
     /// Polls between two yields.
@@ -34,13 +36,16 @@ impl Default for YieldBackoff {
 }
 
 impl YieldBackoff {
-    /// Yields the core, and records whether another thread used it.
+    /// Yields the core once (a system call), and adapts the rate to whether another thread used the
+    /// yield.
     pub fn make(&mut self) {
         let before = clock::now();
         std::thread::yield_now();
         self.learn(clock::now() - before);
     }
 
+    /// Sets the polls between two yields by the duration of the last one: the initial number if another
+    /// thread used it, else twice as many.
     fn learn(&mut self, took: Duration) {
         self.taken = took >= TAKEN;
         self.every = if self.taken {
@@ -50,13 +55,13 @@ impl YieldBackoff {
         };
     }
 
-    /// Whether another thread used the last yield.
+    /// Returns whether another thread ran during the last yield.
     pub const fn taken(&self) -> bool {
         self.taken
     }
 
-    /// Records a spin that found nothing with `made` yields. If it made one and no thread used it, no
-    /// thread waits for this core.
+    /// Records a spin that found nothing and made `made` yields. With none, the rate returns to its
+    /// initial value. With one or more, the rate stays as those yields set it.
     pub const fn in_vain(&mut self, made: u32) {
         if made == 0 {
             self.every = LOOKS_PER_OFFER;

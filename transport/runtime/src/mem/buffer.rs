@@ -7,13 +7,13 @@ use std::ops::{Deref, DerefMut};
 use super::region::{MemError, Region};
 use crate::sync::Arc;
 
-/// Bytes that a program owns and sees as an ordinary slice, zeroed at first. Registered with a device
-/// (`ClientDomain::register`), the device itself places the data of a READ in such a slice.
+/// Memory that a program owns and sees as an ordinary byte slice, zeroed at first. Once it is registered
+/// with an RDMA device (`ClientDomain::register`), the device places the data of READs in it directly.
 ///
 /// A device receives an address in it only from a call that has borrowed that range exclusively. The call
-/// does not end before the device is done with it. So a program has to keep the language's own rules only.
-/// A dropped buffer is deregistered first and unmapped then. A forgotten one stays mapped, so that its
-/// addresses are never reused.
+/// does not end before the device is done with the range. So a program has to keep the language's own
+/// rules only. A dropped buffer is deregistered first and unmapped then. A forgotten one stays mapped, so
+/// that its addresses are never reused.
 ///
 /// # Invariants
 /// - Only this type derefs the bytes of `region`: its other owners are registrations, which only keep it
@@ -27,7 +27,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates `bytes` zeroes, at the beginning of a page.
+    /// Allocates a page-aligned buffer of `bytes` bytes, all zero.
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory.
@@ -39,12 +39,14 @@ impl Buffer {
         })
     }
 
-    /// The region to register with a device; its bytes may not be touched.
+    /// Returns the memory region behind the buffer, to be registered with a device. The caller does not
+    /// touch its bytes.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Keeps a registration as long as the memory exists.
+    /// Stores a device registration in the buffer. Dropping the buffer drops the registrations first,
+    /// then unmaps the memory.
     pub fn keep(&mut self, registration: Arc<dyn Any + Send + Sync>) {
         self.registrations.push(registration);
     }

@@ -11,15 +11,16 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 thread_local! {
-    /// Words that this thread may still store.
+    /// Number of shared words that this thread may still store before its simulated crash; `u64::MAX` for
+    /// no limit.
     static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
-/// Payload of the panic by which a closure is left.
+/// Panic payload that marks an unwinding as a simulated crash.
 struct Crash;
 
-/// Runs `f` until it has stored `words` words. Returns its value and the number of words that it stored;
-/// `None` if it was cut.
+/// Runs `f` and crashes it before the store that would follow its first `words` words. Returns the value
+/// of `f` and the number of words that it stored; `None` if it crashed. Other panics of `f` pass through.
 pub fn run_for<T>(words: u64, f: impl FnOnce() -> T) -> Option<(T, u64)> {
     // The greatest number means no limit.
     let words = words.min(u64::MAX - 1);
@@ -33,8 +34,8 @@ pub fn run_for<T>(words: u64, f: impl FnOnce() -> T) -> Option<(T, u64)> {
     }
 }
 
-/// Counts `words` that are about to be stored. `Some` of the number that may be stored before
-/// [`crash`] is called, if the writer dies in them.
+/// Charges a store of `words` words to the limit of [`run_for`]. Returns `None` if all of them may be
+/// stored. `Some(n)`: the writer stores the first `n` words only, then calls [`crash`].
 #[inline]
 pub(super) fn cut(words: usize) -> Option<usize> {
     let left = LEFT.get();
@@ -54,7 +55,7 @@ pub(super) fn cut(words: usize) -> Option<usize> {
     }
 }
 
-/// Leaves the closure of [`run_for`].
+/// Simulates the death of the writer: unwinds to [`run_for`], which then returns `None`.
 pub(super) fn crash() -> ! {
     resume_unwind(Box::new(Crash))
 }

@@ -16,7 +16,7 @@ use super::region::{MemError, os};
 
 const HERE: u8 = 0xa5;
 
-/// Belongs to the process that made it; detects use in another process.
+/// Detects that the process was forked: the guard belongs to the process that made it.
 ///
 /// ```
 /// let guard = tidewater_runtime::mem::ForkGuard::new()?;
@@ -52,7 +52,8 @@ impl ForkGuard {
         Ok(Self { page, pid })
     }
 
-    /// Whether the caller runs in the process that made the guard. Cost: one load.
+    /// Returns whether the calling process made the guard: false in a forked child. Cost: one load; a
+    /// system call before Linux 4.14.
     pub fn is_same_process(&self) -> bool {
         match &self.page {
             Some(page) => {
@@ -66,12 +67,13 @@ impl ForkGuard {
     }
 }
 
-/// Forks this process, which has one thread. Returns the child's number, and `None` in the child, which has
-/// copies of all descriptors and private memory, and the same shared mappings.
+/// Forks the calling process, which must have one thread. Returns the child's process id in the parent
+/// and `None` in the child. The child has copies of all descriptors and of private memory, and shares the
+/// shared mappings.
 ///
 /// # Errors
-/// A process with more threads, which is not forked: locks of the others would stay locked in the child. The
-/// error of the system call.
+/// A process with more than one thread is not forked: locks that other threads hold would stay locked in
+/// the child. Otherwise the error of the system call.
 ///
 /// # Cost
 /// Two system calls more than the fork.

@@ -11,7 +11,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::{MemError, Region};
 
-/// Most pieces of one call: enough for a window of large reads, 2 KiB of stack.
+/// Most parts (address and length) of one scatter/gather call: enough for a window of large reads, 2 KiB
+/// of stack.
 pub const PARTS: usize = 128;
 
 const NOTHING: libc::iovec = libc::iovec {
@@ -19,7 +20,7 @@ const NOTHING: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-/// Common part of the two lists.
+/// An `iovec` array on the stack, common to [`SendList`] and [`RecvList`].
 ///
 /// # Invariants
 /// Each of the first `used` parts is inside memory that stays borrowed for `'a`.
@@ -46,7 +47,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Adds a part that is known to be inside; false when the list is full.
+    /// Appends a part of `len` bytes, which the caller has checked to be inside its memory. Returns
+    /// false, without a change, when all [`PARTS`] are used. Appends nothing for 0 bytes.
     fn push(&mut self, first: *mut u8, len: usize) -> bool {
         if len == 0 {
             return true;
@@ -74,36 +76,38 @@ impl Parts<'_> {
     }
 }
 
-/// Pieces that one call sends.
+/// Gather list of one `sendmsg` call: private slices and spans of shared regions, at most [`PARTS`].
 #[derive(Default)]
 pub struct SendList<'a>(Parts<'a>);
 
 impl<'a> SendList<'a> {
-    /// Creates an empty list.
+    /// Creates an empty gather list.
     pub const fn new() -> Self {
         Self(Parts::new())
     }
 
-    /// Adds private bytes; false when the list is full.
+    /// Appends a private slice. Returns false, without a change, when the list is full.
     pub fn bytes(&mut self, bytes: &'a [u8]) -> bool {
         self.0.push(bytes.as_ptr().cast_mut(), bytes.len())
     }
 
-    /// Adds bytes of a region, from any byte on; false when the list is full.
+    /// Appends `len` bytes of a shared region from byte offset `at` on, which need not be aligned.
+    /// Returns false, without a change, when the list is full.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when they are not inside.
+    /// [`MemError::Bounds`] when they are not inside the region.
     pub fn span(&mut self, region: &'a Region, at: usize, len: usize) -> Result<bool, MemError> {
         Ok(self.0.push(first_byte(region, at, len)?, len))
     }
 
-    /// Bytes of all parts.
+    /// Returns the number of bytes in all parts together.
     pub const fn total_bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the system
-    /// may keep the last packet back until the next call, for 200 ms at most. Cost: one system call.
+    /// Sends the listed bytes with one `sendmsg` call and returns the number of bytes that the socket
+    /// took, perhaps fewer. Never blocks, never raises SIGPIPE. With `more` (`MSG_MORE`) the kernel may
+    /// hold the last packet back until the next call, for 200 ms at most.
     ///
     /// # Errors
     /// Those of the socket; `WouldBlock` when it takes nothing now.
@@ -120,7 +124,7 @@ impl<'a> SendList<'a> {
     }
 }
 
-/// A private buffer of which a list may name several pieces, even the same bytes twice.
+/// A private destination buffer of which a [`RecvList`] may name several pieces, even overlapping ones.
 pub struct Place<'a> {
     first: *mut u8,
     len: usize,
@@ -128,7 +132,7 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Borrows the buffer for as long as the list lives.
+    /// Borrows a buffer exclusively for as long as the lists that name pieces of it.
     pub const fn new(bytes: &'a mut [u8]) -> Self {
         Self {
             first: bytes.as_mut_ptr(),
@@ -138,17 +142,19 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Pieces that one call receives into.
+/// Scatter list of one `recvmsg` call: pieces of private buffers and spans of shared regions, at most
+/// [`PARTS`].
 #[derive(Default)]
 pub struct RecvList<'a>(Parts<'a>);
 
 impl<'a> RecvList<'a> {
-    /// Creates an empty list.
+    /// Creates an empty scatter list.
     pub const fn new() -> Self {
         Self(Parts::new())
     }
 
-    /// Adds a piece of a private buffer; false when the list is full or the piece is not inside.
+    /// Appends the `len` bytes at byte offset `at` of a private buffer. Returns false, without a change,
+    /// when the list is full or the piece is not inside.
     pub fn piece(&mut self, place: &Place<'a>, at: usize, len: usize) -> bool {
         match at.checked_add(len) {
             Some(end) if end <= place.len => self.0.push(place.first.wrapping_add(at), len),
@@ -156,24 +162,26 @@ impl<'a> RecvList<'a> {
         }
     }
 
-    /// Adds bytes of a region that this thread alone writes, from any byte on; false when the list is full.
+    /// Appends `len` bytes of a shared region from byte offset `at` on, which need not be aligned. This
+    /// thread must be their only writer. Returns false, without a change, when the list is full.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when they are not inside or the region is read-only.
+    /// [`MemError::Bounds`] when they are not inside the region or the region is read-only.
     pub fn span(&mut self, region: &'a Region, at: usize, len: usize) -> Result<bool, MemError> {
         region.words_mut(at / 8 * 8, 0)?;
         Ok(self.0.push(first_byte(region, at, len)?, len))
     }
 
-    /// Bytes of all parts.
+    /// Returns the number of bytes in all parts together.
     pub const fn total_bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// Receives available bytes; never blocks. 0 when the peer has closed. Cost: one system call.
+    /// Receives available bytes into the parts, in order, with one `recvmsg` call, and returns their
+    /// number. 0 means that the peer has closed the connection. Never blocks.
     ///
     /// # Errors
-    /// Those of the socket; `WouldBlock` when nothing is there.
+    /// Those of the socket; `WouldBlock` when nothing has arrived.
     pub fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let mut message = self.0.message();
@@ -185,14 +193,15 @@ impl<'a> RecvList<'a> {
     }
 }
 
-/// Address of a span's first byte, once the span is known to be inside.
+/// Returns the address of byte offset `at` of a region, after a check that `len` bytes from there are
+/// inside.
 fn first_byte(region: &Region, at: usize, len: usize) -> Result<*mut u8, MemError> {
     let start = at / 8 * 8;
     region.check(start, len.saturating_add(at - start))?;
     Ok(region.base().wrapping_add(at))
 }
 
-/// A count, or the error that the C library reported.
+/// Converts the result of a C call: the byte count, or `errno` as an error when it is negative.
 fn count_of(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

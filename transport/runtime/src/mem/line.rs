@@ -10,10 +10,10 @@
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
 
-/// Words of a line.
+/// Number of 64-bit words of a cache line: 8.
 const WORDS: usize = LINE_BYTES / 8;
 
-/// Copies a line out.
+/// Copies one cache line from shared words to private bytes. The copy may be torn by a concurrent writer.
 #[inline(always)]
 pub(super) fn copy_out(from: &[AtomicU64; WORDS], to: &mut [u8; LINE_BYTES]) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -27,7 +27,7 @@ pub(super) fn copy_out(from: &[AtomicU64; WORDS], to: &mut [u8; LINE_BYTES]) {
     }
 }
 
-/// Copies a line in.
+/// Copies one cache line from private bytes to shared words. A concurrent reader may see it torn.
 #[inline(always)]
 pub(super) fn copy_in(from: &[u8; LINE_BYTES], to: &[AtomicU64; WORDS]) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -42,8 +42,9 @@ pub(super) fn copy_in(from: &[u8; LINE_BYTES], to: &[AtomicU64; WORDS]) {
     }
 }
 
-/// Copies as many lines out as both hold. Counted, not zipped. Where calls between crates are not all
-/// inlined, making a pair of iterators stays a call, and a row is a few lines.
+/// Copies cache lines from shared words to private bytes, as many as both slices hold. The loop counts,
+/// because where calls between crates are not all inlined, zipping iterators stays a call, and a row is a
+/// few lines.
 #[inline(always)]
 pub(super) fn copy_all_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) {
     let mut n = 0;
@@ -53,7 +54,8 @@ pub(super) fn copy_all_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTE
     }
 }
 
-/// Copies as many lines in as both hold; as [`copy_all_out`].
+/// Copies cache lines from private bytes to shared words, as many as both slices hold. Loops as
+/// [`copy_all_out`] does.
 #[inline(always)]
 pub(super) fn copy_all_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) {
     let mut n = 0;
@@ -63,7 +65,8 @@ pub(super) fn copy_all_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) 
     }
 }
 
-/// Copies a line; either end may be shared with concurrent readers or writers.
+/// Copies the 64 bytes of a cache line with four 16-byte moves. Other threads may read or write the
+/// shared side meanwhile.
 ///
 /// # Safety
 /// A line can be read at `from` and written at `to`; they do not overlap.

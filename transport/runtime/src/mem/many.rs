@@ -12,13 +12,14 @@
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
 
-/// Words of a line.
+/// Number of 64-bit words of a cache line: 8.
 const WORDS: usize = LINE_BYTES / 8;
-/// From this number of lines on the string move is faster; below, starting it costs more.
+/// Least number of cache lines for which the string move `rep movsq` is used. Below, starting it costs
+/// more than it saves.
 const MANY: usize = 32;
 
-/// Copies as many lines out as both hold. Returns false, without a copy, when they are few or there is no
-/// such instruction.
+/// Copies cache lines from shared words to private bytes by one string move, as many as both slices hold.
+/// Returns false, without a copy, for fewer than [`MANY`] lines or on a processor other than x86-64.
 #[inline]
 pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) -> bool {
     let lines = from.len().min(to.len());
@@ -27,7 +28,8 @@ pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]])
     lines >= MANY && unsafe { copy(from.as_ptr().cast(), to.as_mut_ptr().cast(), lines) }
 }
 
-/// Copies as many lines in as both hold; as [`copy_out`].
+/// Copies cache lines from private bytes to shared words by one string move, as [`copy_out`] does the
+/// other way.
 #[inline]
 pub(super) fn copy_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) -> bool {
     let lines = from.len().min(to.len());
@@ -36,7 +38,8 @@ pub(super) fn copy_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) -> b
     lines >= MANY && unsafe { copy(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), lines) }
 }
 
-/// Copies lines; returns false, without a copy, where that is impossible.
+/// Copies `lines` cache lines by `rep movsq` and returns true. Returns false, without a copy, on
+/// processors other than x86-64.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `lines` lines, and they do not overlap.

@@ -14,7 +14,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use super::region::{MemError, Region, os};
 use tidewater_protocol::limits::NODES_MAX;
 
-/// Bytes of an ordinary page of this machine: 4 KiB on x86, 4, 16 or 64 KiB on aarch64. Cost: a call of libc.
+/// Returns the bytes of an ordinary page of this machine: 4 KiB on x86, 4, 16 or 64 KiB on aarch64. Cost:
+/// a call of libc.
 ///
 /// `rustix` reads the number from the stack of the process, which fails under valgrind.
 pub fn page_bytes() -> usize {
@@ -24,7 +25,7 @@ pub fn page_bytes() -> usize {
     usize::try_from(bytes).unwrap_or(64 << 10)
 }
 
-/// Size of the pages of a memory.
+/// Page size of a memory region: ordinary pages or hugepages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Pages {
@@ -38,7 +39,7 @@ pub enum Pages {
 }
 
 impl Pages {
-    /// Bytes of a page.
+    /// Returns the size of one page in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::Ordinary => page_bytes(),
@@ -47,7 +48,8 @@ impl Pages {
         }
     }
 
-    /// Short name: `4K`, `2M`, `1G`; `16K` or `64K` where an ordinary page has that size.
+    /// Returns the page size as a short name: `4K`, `2M`, `1G`; `16K` or `64K` where an ordinary page has
+    /// that size.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ordinary => match page_bytes() {
@@ -61,11 +63,12 @@ impl Pages {
         }
     }
 
-    /// Whether the pages come from a hugepage pool.
+    /// Returns whether these are hugepages, which come from the kernel's reserved pool.
     pub const fn are_huge(self) -> bool {
         !matches!(self, Self::Ordinary)
     }
 
+    /// Returns the `memfd_create` flags that select this page size.
     pub(super) fn flags(self) -> MemfdFlags {
         match self {
             Self::Ordinary => MemfdFlags::empty(),
@@ -75,16 +78,16 @@ impl Pages {
     }
 }
 
-/// Takes all pages of a memfd of hugepages. After a failure the pages taken so far stay until the memfd is
-/// closed.
+/// Allocates all pages of a hugepage memfd of `bytes` bytes now (`fallocate`), so that no later access
+/// faults with SIGBUS. After a failure the pages taken so far stay until the memfd is closed.
 pub(super) fn take_all(fd: impl AsFd, bytes: usize) -> Result<(), MemError> {
     let take = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64);
     rustix::io::retry_on_intr(take).map_err(|e| os("fallocate", bytes, POOL)(e.into()))
 }
 
-/// Returns the pages of a range of a memfd to the system: afterwards the range reads as zeros in every
-/// mapping, and costs memory when it is touched again. Not for hugepages. Cost: a system call, and about
-/// 100 ns for each page.
+/// Returns the pages of a byte range of a memfd to the system (`FALLOC_FL_PUNCH_HOLE`). Afterwards the
+/// range reads as zeros in every mapping, and costs memory when it is touched again. Not for hugepages.
+/// Cost: a system call, and about 100 ns for each page.
 ///
 /// # Errors
 /// [`MemError::Os`] when the kernel refuses; the bytes of the range may then be zero or not.
@@ -95,7 +98,7 @@ pub fn give_back(fd: impl AsFd, at: usize, bytes: usize) -> Result<(), MemError>
         .map_err(|e| os("fallocate", bytes, "use a newer kernel")(e.into()))
 }
 
-/// Size of the pages if `fd` is a memfd of hugepages, else `None`.
+/// Returns the page size in bytes if `fd` is a memfd of hugepages; `None` for ordinary pages.
 pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let stat = rustix::fs::fstatfs(fd).ok()?;
@@ -105,9 +108,9 @@ pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
 }
 
 impl Region {
-    /// Prefers NUMA node `node` for pages of the region that any thread or process touches for the first
-    /// time from now on. If the node has none left, they come from elsewhere. Hugepages are there already:
-    /// the thread that makes the region takes them from the node on which it runs.
+    /// Makes the region's pages come from NUMA node `node` (`mbind`, `MPOL_PREFERRED`), for pages first
+    /// touched from now on by any thread or process. If the node has none left, they come from another
+    /// one. Hugepages are allocated already: they stay on the node of the thread that made the region.
     ///
     /// # Errors
     /// [`MemError::Os`]: the kernel knows no such node, or this process may not use it.

@@ -14,7 +14,7 @@ use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Failure of a memory operation.
+/// Failure to allocate, map, seal, lock or access a memory region.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemError {
@@ -56,14 +56,15 @@ pub enum MemError {
     },
 }
 
-/// A mapping. Shared by `Arc`; unmapped when the last owner is dropped.
+/// A memory mapping, anonymous or of a memfd, that other processes and NICs may read and write at the
+/// same time. Shared by `Arc`; unmapped when the last owner is dropped.
 ///
 /// # Invariants
-/// - `map` stays mapped, at one place, for the life of the value. It is never truncated under us (own
+/// - `map` stays mapped, at one address, for the life of the value. It is never truncated under us (own
 ///   memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
 /// - Its length is a multiple of its page size where the pages are huge, so that it can be unmapped.
-/// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel; those of a
-///   [`Buffer`](super::Buffer), which hands out none of these, through its slices.
+/// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel. Those of a
+///   [`Buffer`](super::Buffer), which hands out none of these, are touched through its slices.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,
@@ -74,7 +75,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Allocates private zeroed memory.
+    /// Allocates `bytes` bytes of private zeroed memory (an anonymous mapping).
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory.
@@ -92,8 +93,8 @@ impl Region {
         })
     }
 
-    /// Creates a memfd of `bytes`, sparse (pages cost memory when first touched), sealed against resizing,
-    /// mapped for writing. Before a descriptor of it is passed to a peer it is sealed by
+    /// Creates a memfd of `bytes` bytes, sealed against resizing, and maps it for writing. It is sparse:
+    /// pages cost memory when first touched. Before its descriptor is passed to a peer it is sealed by
     /// [`seal_for_readers`] or [`seal_for_writers`].
     ///
     /// # Errors
@@ -102,12 +103,12 @@ impl Region {
         Self::memfd_of(name, bytes, Pages::Ordinary)
     }
 
-    /// Creates a memfd as [`Self::memfd`] does, with pages of this size. Hugepages are all taken at once,
-    /// and `bytes` is rounded up to whole ones. Cost: the kernel zeroes hugepages here, a tenth of a second
-    /// for each GiB.
+    /// Creates and maps a memfd like [`Self::memfd`], with pages of size `pages`. Hugepages are all
+    /// allocated now, and `bytes` is rounded up to whole ones. Cost: the kernel zeroes hugepages, a tenth
+    /// of a second for each GiB.
     ///
     /// # Errors
-    /// [`MemError::Os`] when the kernel refuses, or the pool has not enough.
+    /// [`MemError::Os`] when the kernel refuses, or the hugepage pool has too few.
     pub fn memfd_of(name: &str, bytes: usize, pages: Pages) -> Result<(Self, OwnedFd), MemError> {
         let bytes = match pages.are_huge() {
             true => bytes.max(1).checked_next_multiple_of(pages.bytes()),
@@ -135,8 +136,8 @@ impl Region {
         Ok((region, fd))
     }
 
-    /// Maps a memfd that a peer passed. It must be sealed against shrinking (else a peer could end this
-    /// process by truncating it) and hold at least `bytes`.
+    /// Maps the first `bytes` bytes of a memfd that a peer process passed. The memfd must be at least
+    /// that long, and sealed against shrinking: else the peer could end this process by truncating it.
     ///
     /// # Errors
     /// [`MemError::Os`] when it is not such a memfd or cannot be mapped.
@@ -196,31 +197,32 @@ impl Region {
         self.map.len()
     }
 
-    /// Whether the region is empty (never, in practice).
+    /// Returns whether the region has no bytes (never, in practice).
     pub fn is_empty(&self) -> bool {
         self.map.len() == 0
     }
 
-    /// Whether it may be written through this mapping.
+    /// Returns whether this process may write the region through this mapping.
     pub const fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Size of its pages.
+    /// Returns the page size of the region.
     pub const fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// A window for reading. `at` is a multiple of 8; `len` is rounded up to whole words.
+    /// Returns a read-only window of `len` bytes at byte offset `at`, a multiple of 8. `len` is rounded
+    /// up to whole 64-bit words.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when the window is not inside the region.
+    /// [`MemError::Bounds`] when the window is not inside the region or not aligned.
     #[inline]
     pub fn words(&self, at: usize, len: usize) -> Result<Words<'_>, MemError> {
         Ok(Words::new(self.atomics(at, len)?))
     }
 
-    /// A window of the complete region for reading, without a last partial word.
+    /// Returns a read-only window of the complete region, without a last partial 64-bit word.
     #[inline]
     pub fn all_words(&self) -> Words<'_> {
         let first = self.map.as_ptr().cast::<AtomicU64>();
@@ -229,10 +231,12 @@ impl Region {
         Words::new(unsafe { std::slice::from_raw_parts(first, self.map.len() / 8) })
     }
 
-    /// A window for writing.
+    /// Returns a writable window of `len` bytes at byte offset `at`, a multiple of 8. `len` is rounded up
+    /// to whole 64-bit words.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when the window is not inside the region or the region is read-only.
+    /// [`MemError::Bounds`] when the window is not inside the region or not aligned, or the region is
+    /// read-only.
     #[inline]
     pub fn words_mut(&self, at: usize, len: usize) -> Result<WordsMut<'_>, MemError> {
         if !self.writable {
@@ -254,9 +258,9 @@ impl Region {
         Ok(unsafe { std::slice::from_raw_parts(first, len.div_ceil(8)) })
     }
 
-    /// Prefetches the first lines from `at` on, so that they are on their way when they are loaded. The
-    /// processor follows a longer run by itself. Outside of the region nothing happens. Cost: an
-    /// instruction a line.
+    /// Prefetches into the cache the lines of the `len` bytes at byte offset `at`, at most the first
+    /// five. The processor follows a longer run by itself. An address outside the region does no harm.
+    /// Cost: an instruction a line.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
         const LINES_MAX: usize = 5;
@@ -266,10 +270,11 @@ impl Region {
         }
     }
 
-    /// Refuses a range that is not inside the region in whole words.
+    /// Checks that `len` bytes at byte offset `at`, rounded up to whole 64-bit words, are inside the
+    /// region and that `at` is a multiple of 8.
     ///
     /// # Errors
-    /// [`MemError::Bounds`].
+    /// [`MemError::Bounds`] if not.
     #[inline]
     pub fn check(&self, at: usize, len: usize) -> Result<(), MemError> {
         let end = len
@@ -292,14 +297,15 @@ impl Region {
         }
     }
 
-    /// Address of the first byte: for the kernel and the NIC, not for loads and stores.
+    /// Returns the address of the region's first byte, for the kernel and the NIC. The program does not
+    /// load or store through it.
     pub fn base(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Makes the pages of a range present and writable, so that no later access faults on them. Does
-    /// nothing on kernels without `MADV_POPULATE_WRITE` (before 5.14). Cost: one system call and the
-    /// zeroing of the pages.
+    /// Allocates the pages of a byte range now (`MADV_POPULATE_WRITE`), so that no later access faults on
+    /// them. Does nothing on kernels before 5.14, which lack that advice, and for hugepages. Cost: one
+    /// system call and the zeroing of the pages.
     ///
     /// # Errors
     /// [`MemError::Bounds`], or [`MemError::Os`] when there is no memory.
@@ -323,9 +329,10 @@ impl Region {
         }
     }
 
-    /// Excludes private memory from processes that are forked later, which a device needs: after a fork the
-    /// first store of either process gives it a copy of the page, and the device keeps the old one. A child
-    /// that touches the memory ends by `SIGSEGV`. Shared memory is not copied, and stays. Cost: a system call.
+    /// Excludes a private region from children that are forked later (`MADV_DONTFORK`), which a device
+    /// needs. After a fork the first store of either process would give it a copy of the page, while the
+    /// device keeps the old one. A child that touches the memory ends by `SIGSEGV`. Does nothing for
+    /// shared memory, which a fork does not copy. Cost: a system call.
     ///
     /// # Errors
     /// That of the system call.
@@ -339,11 +346,13 @@ impl Region {
         unsafe { rustix::mm::madvise(first, bytes, rustix::mm::Advice::LinuxDontFork) }
     }
 
-    /// Locks a range in memory, so that it is never swapped: pages that are present at once, the others as
-    /// they are touched. Hugepages are never swapped. Cost: a system call, which makes no page present.
+    /// Locks a byte range in memory (`mlock2`, `MLOCK_ONFAULT`), so that it is never swapped: pages that
+    /// are present at once, the others as they are touched. Does nothing for hugepages, which are never
+    /// swapped. Cost: a system call, which makes no page present.
     ///
     /// # Errors
-    /// [`MemError::Memlock`] when the limit is too low.
+    /// [`MemError::Memlock`] when the kernel refuses, which means that the limit is too low;
+    /// [`MemError::Bounds`].
     pub fn lock(&self, at: usize, len: usize) -> Result<(), MemError> {
         self.check(at, len)?;
         if self.pages.are_huge() {
@@ -362,9 +371,10 @@ impl Region {
     }
 }
 
-/// Seals a memfd that peers may only read. No process can map it for writing from now on, also not by
-/// opening `/proc/self/fd`, and no peer can add a seal. Existing mappings stay writable. Kernels before 5.1
-/// do not have that seal: there only [`read_only_fd`] stands between a peer and the memory.
+/// Seals a memfd that peers may only read (`F_SEAL_FUTURE_WRITE`). No process can map it for writing from
+/// now on, also not by opening `/proc/self/fd`, and no peer can add a seal. Existing mappings stay
+/// writable. Kernels before 5.1 do not have that seal: there only [`read_only_fd`] stands between a peer
+/// and the memory.
 ///
 /// # Errors
 /// [`MemError::Os`] when the kernel refuses, for instance because `fd` is open for reading only.
@@ -382,7 +392,8 @@ pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
     }
 }
 
-/// Seals a memfd that peers write: no peer can add a seal, which would keep later peers from mapping it.
+/// Seals a memfd that peers may write against further seals (`F_SEAL_SEAL`). A peer that added a seal
+/// could keep later peers from mapping it.
 ///
 /// # Errors
 /// As [`seal_for_readers`].
@@ -394,7 +405,7 @@ pub fn seal_for_writers(fd: impl AsFd) -> Result<(), MemError> {
     seal(&fd, SealFlags::SEAL).map_err(sealing)
 }
 
-/// Adds `seals`, of which all may be there already.
+/// Adds `seals` to a memfd; succeeds without a change if it has all of them already.
 fn seal(fd: impl AsFd, seals: SealFlags) -> rustix::io::Result<()> {
     if rustix::fs::fcntl_get_seals(&fd)?.contains(seals) {
         return Ok(());
@@ -410,7 +421,7 @@ fn sealing(e: rustix::io::Errno) -> MemError {
     )(e.into())
 }
 
-/// Opens a descriptor of the same memory that can only be mapped for reading. Use it together with
+/// Opens a second descriptor of a memfd that can only be mapped for reading. Use it together with
 /// [`seal_for_readers`]: without the seal, `/proc/self/fd` gives a descriptor that can be mapped for
 /// writing.
 ///

@@ -5,9 +5,9 @@ use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowCopy, RowVersion, checksum_matches, row_hasher,
 };
 
-/// Copies the payload of the row that begins with `row` into `out` and hashes the copied bytes, for `key`
-/// in the table of `salt`. Its words may change meanwhile: the hash covers exactly the bytes copied. Cost:
-/// one pass over the payload.
+/// Copies a row's payload from shared memory to `out` and validates its checksum in one pass. `row`
+/// begins with the row's header; `salt` is the table's, `key` the row's. A concurrent writer may change
+/// the words: the checksum covers exactly the bytes copied, so a torn copy is not validated.
 ///
 /// # Panics
 /// When `row` is shorter than a header and `out`.
@@ -20,8 +20,8 @@ pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy 
     RowCopy { ver, validated }
 }
 
-/// Copies the payload without validation; returns the version that stood in the header before. Cost: a
-/// copy.
+/// Copies a row's payload from shared memory to `out` without a check of the checksum, so it may be torn.
+/// Returns the version that the header held before the copy.
 ///
 /// # Panics
 /// When `row` is shorter than a header and `out`.

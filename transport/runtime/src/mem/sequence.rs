@@ -3,11 +3,11 @@
 use crate::sync::{AtomicU64, Ordering, fence};
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Counts the changes of some shared words: odd during a change. A read that saw the same even count
-/// before and after has seen one state.
+/// Seqlock for shared words of one process: one writer at a time, readers without a lock. The count is
+/// odd during a change. A read that saw the same even count before and after has seen one state.
 ///
 /// The words are atomics, so a read that overlaps a change is defined; its result is dropped. Between
-/// processes and NICs rows have checksums instead; this lock is for threads of one process.
+/// processes and NICs rows have checksums instead.
 #[derive(Debug)]
 pub struct Sequence(AtomicU64);
 
@@ -18,10 +18,12 @@ impl Default for Sequence {
 }
 
 impl Sequence {
-    /// Reads once; `None` if a change was under way or has happened meanwhile. Cost: two loads of a line
+    /// Calls `read` once, and returns its result if no change overlapped it. Returns `None`, for the
+    /// caller to retry, if a change was under way or has happened meanwhile. Cost: two loads of a line
     /// that only changes write, and no store.
     ///
-    /// `read` may see any mixture of states, so it must accept one, and its result counts only if returned.
+    /// `read` may see any mixture of states, so it must accept one, and its result counts only if
+    /// returned.
     #[inline]
     pub fn read<R>(&self, read: impl FnOnce() -> R) -> Option<R> {
         // SYNC: sequence. Pairs with the Release store at the end of `write`: what that change stored is
@@ -37,8 +39,9 @@ impl Sequence {
         (self.0.load(Ordering::Relaxed) == before).then_some(result)
     }
 
-    /// Changes the words. The caller excludes other writers. If `change` panics, the count stays odd, and
-    /// reads return `None` until the next change ends.
+    /// Calls `change`, which stores the words, with an odd count around it. The caller excludes other
+    /// writers. If `change` panics, the count stays odd, and reads return `None` until the next change
+    /// ends.
     pub fn write<R>(&self, change: impl FnOnce() -> R) -> R {
         // SYNC: none. Only writers store the count, and the caller orders them.
         let odd = self.0.load(Ordering::Relaxed) | 1;

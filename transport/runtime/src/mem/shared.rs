@@ -14,22 +14,23 @@ use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// A window of shared words that may be read.
+/// Read-only window of shared memory, as 64-bit relaxed atomics.
 #[derive(Debug, Clone, Copy)]
 pub struct Words<'a>(&'a [AtomicU64]);
 
-/// A window of shared words that may be read and written; each word has one writer.
+/// Writable window of shared memory, as 64-bit relaxed atomics. Each word has one writer at a time, which
+/// the type does not check.
 #[derive(Debug, Clone, Copy)]
 pub struct WordsMut<'a>(&'a [AtomicU64]);
 
-/// Prefetches the line in which a value begins, so that it is on its way when it is loaded. Does nothing
-/// where there is no such instruction. Cost: an instruction that waits for nothing.
+/// Prefetches into the cache the line in which a value begins. Does nothing on processors other than
+/// x86-64. Cost: one instruction, which does not wait.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_at(core::ptr::from_ref(value).cast());
 }
 
-/// Prefetches the line at an address.
+/// Prefetches into the cache the line at an address, which may be any address.
 #[inline(always)]
 pub(super) fn prefetch_at(first: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -43,28 +44,30 @@ pub(super) fn prefetch_at(first: *const u8) {
 }
 
 impl<'a> Words<'a> {
-    /// Wraps atomics as a window.
+    /// Wraps a slice of atomics as a read-only window.
     pub const fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
 
-    /// Bytes of the window.
+    /// Returns the length of the window in bytes.
     pub const fn len(&self) -> usize {
         self.0.len() * 8
     }
 
-    /// Whether the window is empty.
+    /// Returns whether the window has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A window inside this one; `len` is rounded up to whole words.
+    /// Returns a window of `len` bytes at byte offset `at` of this one. `len` is rounded up to whole
+    /// words. Panics if it is not inside.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Self {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
     }
 
-    /// A window inside this one, of whole words from a multiple of 8 on, if it is inside.
+    /// Returns a window of `len` bytes at byte offset `at` of this one. `len` is rounded up to whole
+    /// words. `None` if it is not inside or `at` is not a multiple of 8.
     #[inline]
     pub fn get(&self, at: usize, len: usize) -> Option<Self> {
         let (first, words) = (at / 8, len.div_ceil(8));
@@ -74,7 +77,7 @@ impl<'a> Words<'a> {
         Some(Self(self.0.get(first..first.checked_add(words)?)?))
     }
 
-    /// Prefetches the lines of the window, as [`prefetch`]. Cost: an instruction a line.
+    /// Prefetches all cache lines of the window. Cost: an instruction a line.
     #[inline]
     pub fn prefetch(&self) {
         for line in self.0.chunks(LINE_BYTES / 8) {
@@ -82,26 +85,29 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Loads one word, without ordering.
+    /// Loads the 64-bit word at byte offset `at`, without ordering (Relaxed).
     #[inline]
     pub fn load(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Relaxed)
     }
 
-    /// Loads one word; writes before its release are visible afterwards.
+    /// Loads the 64-bit word at byte offset `at` with Acquire ordering: what its writer stored before a
+    /// [`WordsMut::store_release`] of this value is visible afterwards.
     #[inline]
     pub fn load_acquire(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Acquire)
     }
 
-    /// Loads eight words, possibly torn.
+    /// Loads the eight words (64 bytes) at byte offset `at`, without ordering. They may be torn by a
+    /// concurrent writer.
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let words = &self.0[at / 8..at / 8 + LINE_BYTES / 8];
         std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
-    /// Copies bytes out; `out` may end inside a word. Cost: about a `memcpy`.
+    /// Copies `out.len()` bytes from byte offset `at`, a multiple of 8, to `out`, without ordering. `out`
+    /// may end inside a word. The copy may be torn by a concurrent writer. Cost: about a `memcpy`.
     #[inline]
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
@@ -116,7 +122,8 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies bytes out from any byte of the window on, as [`Self::copy_out`] does from a whole word.
+    /// Copies `out.len()` bytes from any byte offset `at` to `out`. Like [`Self::copy_out`], which needs
+    /// a multiple of 8.
     pub fn copy_out_from(&self, at: usize, out: &mut [u8]) {
         let lead = at % 8;
         let aligned = at.next_multiple_of(8);
@@ -130,7 +137,9 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies bytes out and hashes the copy, line by line, never the words again.
+    /// Copies `out.len()` bytes from byte offset `at` to `out` and returns the hash of the copied bytes.
+    /// `hash` is the hasher's initial state. Each word is loaded once, so the hash covers exactly the
+    /// copy, also if it is torn.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {
@@ -155,7 +164,8 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Copies less than a line, word by word. A function of its own: most copies have no such rest.
+/// Copies less than a cache line from shared words to private bytes, word by word. A function of its own:
+/// most copies have no such rest.
 #[inline(never)]
 fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
     let (complete, part) = out.as_chunks_mut::<8>();
@@ -168,7 +178,8 @@ fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
     }
 }
 
-/// Copies less than a line in, as [`copy_rest_out`] does out.
+/// Copies less than a cache line from private bytes to shared words, word by word. The rest of a last
+/// partial word becomes zero.
 #[inline(never)]
 fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
     let (complete, part) = bytes.as_chunks::<8>();
@@ -182,54 +193,59 @@ fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
 }
 
 impl<'a> WordsMut<'a> {
-    /// Wraps atomics that the caller alone writes.
+    /// Wraps a slice of atomics as a writable window. The caller must be their only writer; nothing
+    /// checks it.
     pub const fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
 
-    /// The same window for reading.
+    /// Returns a read-only window of the same words.
     #[inline]
     pub const fn as_read(&self) -> Words<'a> {
         Words(self.0)
     }
 
-    /// Bytes of the window.
+    /// Returns the length of the window in bytes.
     pub const fn len(&self) -> usize {
         self.0.len() * 8
     }
 
-    /// Whether the window is empty.
+    /// Returns whether the window has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A window inside this one; `len` is rounded up to whole words.
+    /// Returns a writable window of `len` bytes at byte offset `at` of this one. `len` is rounded up to
+    /// whole words. Panics if it is not inside.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Self {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
     }
 
-    /// A window inside this one, if it is inside, as [`Words::get`].
+    /// Returns a writable window of `len` bytes at byte offset `at` of this one; `None` where
+    /// [`Words::get`] has it.
     #[inline]
     pub fn get(&self, at: usize, len: usize) -> Option<Self> {
         Some(Self(self.as_read().get(at, len)?.0))
     }
 
-    /// Stores one word, without ordering.
+    /// Stores the 64-bit word at byte offset `at`, without ordering (Relaxed).
     #[inline]
     pub fn store(&self, at: usize, word: u64) {
         self.check_alive();
         self.0[at / 8].store(word, Ordering::Relaxed);
     }
 
-    /// Stores one word after everything written before it.
+    /// Stores the 64-bit word at byte offset `at` with Release ordering: after everything that this
+    /// thread wrote before.
     #[inline]
     pub fn store_release(&self, at: usize, word: u64) {
         self.check_alive();
         self.0[at / 8].store(word, Ordering::Release);
     }
 
-    /// Ends a writer that has stored all words it may: tests only.
+    /// Simulates a crash before this store if the writer has used up the words of `crash::run_for`.
+    /// Builds with the feature `mutants` only; otherwise does nothing.
     #[inline(always)]
     fn check_alive(&self) {
         #[cfg(all(feature = "mutants", not(loom)))]
@@ -238,20 +254,22 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Adds to one word atomically (wrapping) and returns the old value.
+    /// Atomically adds `add` (wrapping) to the word at byte offset `at` and returns the old value.
     #[inline]
     pub fn fetch_add(&self, at: usize, add: u64) -> u64 {
         self.0[at / 8].fetch_add(add, Ordering::AcqRel)
     }
 
-    /// Stores `new` if the word equals `expect`; returns the old value.
+    /// Atomically stores `new` in the word at byte offset `at` if it equals `expect`. Returns the old
+    /// value: `expect` if the store was done.
     #[inline]
     pub fn compare_swap(&self, at: usize, expect: u64, new: u64) -> u64 {
         let r = self.0[at / 8].compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire);
         r.unwrap_or_else(|was| was)
     }
 
-    /// Stores eight words, in no order.
+    /// Stores eight words (64 bytes) at byte offset `at`, in no order. A concurrent reader may see them
+    /// torn.
     #[inline]
     pub fn store_line(&self, at: usize, line: &Line) {
         #[cfg(all(feature = "mutants", not(loom)))]
@@ -268,7 +286,8 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Copies bytes in; the rest of a last partial word becomes zero. Cost: about a `memcpy`.
+    /// Copies `bytes` to byte offset `at`, a multiple of 8, without ordering. The rest of a last partial
+    /// word becomes zero. Cost: about a `memcpy`.
     #[inline]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
         #[cfg(all(feature = "mutants", not(loom)))]
@@ -287,7 +306,7 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Stores zeros in a range.
+    /// Stores zeros in the `len` bytes at byte offset `at`; `len` is rounded up to whole words.
     pub fn zero(&self, at: usize, len: usize) {
         #[cfg(all(feature = "mutants", not(loom)))]
         if let Some(words) = super::crash::cut(len.div_ceil(8)) {

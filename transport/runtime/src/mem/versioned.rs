@@ -14,7 +14,7 @@ use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::row::ROW_HEADER_BYTES;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// A Release fence, for devices too, unless `mutant` is switched on.
+/// Release fence for cores and devices. Omitted while the test mutant `mutant` is on.
 #[inline(always)]
 fn release_fence(mutant: Mutant) {
     if !mutants::on(mutant) {
@@ -22,8 +22,8 @@ fn release_fence(mutant: Mutant) {
     }
 }
 
-/// Stores a row: header, then payload. No order is needed: a reader accepts only a row with a matching
-/// checksum in its header. Cost: a copy of the payload.
+/// Stores a row in shared memory: the two header words, then the payload. No order is needed: a reader
+/// accepts only a row with a matching checksum in its header. Cost: a copy of the payload.
 #[inline(always)]
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);
@@ -38,7 +38,7 @@ pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     }
 }
 
-/// The two header words of a row.
+/// The two 64-bit header words of a row: version and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowHead {
     /// The version: generation and counter.
@@ -47,7 +47,7 @@ pub struct RowHead {
     pub checksum: u64,
 }
 
-/// Version words of a block, during and after a write.
+/// The two values that a block's version word (seqlock) takes during and after one write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockVersions {
     /// Odd: readers reject the block.
@@ -56,10 +56,10 @@ pub struct BlockVersions {
     pub done: u64,
 }
 
-/// The writer of a seqlock: the odd version, the payload, the even version.
+/// Writes a block as the writer of a seqlock: the odd version word, the payload, the even version word.
 ///
-/// Its other half is a reader that loads the version word, the payload behind a [`read_fence`], and the
-/// version word again behind another ([`copy_out`]). It accepts two equal even words.
+/// The reader loads the version word, the payload behind a [`read_fence`], and the version word again
+/// behind another ([`copy_out`]). It accepts two equal even words.
 #[inline]
 pub fn store_block(
     version: WordsMut<'_>,
@@ -80,8 +80,8 @@ pub fn store_block(
     }
 }
 
-/// Publishes a snapshot's line: a reader that sees it (and fences) sees every store before it, so all of
-/// the buffer that it names.
+/// Publishes a snapshot by storing its 64-byte record, which names the complete buffer, after a Release
+/// fence. A reader that sees the record and then fences sees the complete buffer.
 #[inline]
 pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
     // SYNC: snapshot. Pairs with the reader's `read_fence` after its first load.
@@ -89,7 +89,9 @@ pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
     to.store_line(0, line);
 }
 
-/// Fence between the lines that open an epoch and the first store into its buffer.
+/// Release fence of a snapshot's writer, after the record that opens an epoch and before its first store
+/// into the reused buffer. A reader that copied one of the new words then sees the changed record and
+/// rejects its copy.
 #[inline]
 pub fn begin_buffer() {
     // SYNC: snapshot. Pairs with the reader's `read_fence` before its second load. A reader that copied a
@@ -97,7 +99,8 @@ pub fn begin_buffer() {
     release_fence(Mutant::EpochWithoutFence);
 }
 
-/// Voids version words (or whole lines of them) before the memory that they guard is zeroed and reused.
+/// Zeroes the first `len` bytes of `words`, which hold block versions, then fences. Called before the
+/// memory that they guard is zeroed and reused, so that readers reject a block read from it.
 #[inline]
 pub fn void(words: WordsMut<'_>, len: usize) {
     words.zero(0, len);
@@ -105,11 +108,11 @@ pub fn void(words: WordsMut<'_>, len: usize) {
     release_fence(Mutant::VoidWithoutFence);
 }
 
-/// A one-sided read of memory that its writer may be changing: `head` first, the rest into `body`. With
-/// `fence`, after every earlier read. Cost: a copy.
+/// One-sided read of shared memory: copies its first bytes to `head`, the following ones to `body`, and
+/// may see a concurrent write torn. With `fence`, it is performed after every earlier read. Cost: a copy.
 ///
 /// # Panics
-/// When `from` is shorter than `head` and `body`, or `head` is not whole words.
+/// When `from` is shorter than `head` and `body`, or `head` is not whole 64-bit words.
 #[inline]
 pub fn copy_out(from: Words<'_>, fence: bool, head: &mut [u8], body: &mut [u8]) {
     if fence {
