@@ -60,16 +60,17 @@ pub use tidewater_runtime::wait::{Parker, SPIN};
 pub use tidewater_runtime::yield_backoff::YieldBackoff;
 pub use unpack::Unpack;
 
-/// Numbers of all clauses, for the conformance suite.
+/// Numbers of all clauses of the lane contract, F01 to F18. The conformance suite has a test for each.
 pub const CLAUSES: &[&str] = &[
     "F01", "F02", "F03", "F04", "F05", "F06", "F07", "F08", "F09", "F10", "F11", "F12", "F13",
     "F14", "F15", "F16", "F17", "F18",
 ];
 
-/// Most bytes of a `write_signal`: the amount that verbs send inline with the doorbell.
+/// Greatest payload of a `write_signal`, in bytes: the amount that RDMA verbs send inline with the
+/// doorbell.
 pub const SIGNAL_BYTES_MAX: usize = LINE_BYTES;
 
-/// Transports that implement the contract.
+/// Transport that carries a lane: shared memory, TCP, RDMA verbs, or the simulator of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum TransportKind {
     /// Shared memory of one host.
@@ -93,7 +94,7 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// An address in a peer's registered memory.
+/// Address in a peer's registered memory: region key and byte address, as in RDMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// Key of the registered region.
@@ -102,7 +103,8 @@ pub struct RemoteAddr {
     pub addr: u64,
 }
 
-/// One read. The first `head_len` bytes are placed in [`ReadDest::head`], the rest in [`ReadDest::body`].
+/// One one-sided read of server memory, as the client requests it. Its first `head_len` bytes are placed
+/// in [`ReadDest::head`], the rest in [`ReadDest::body`].
 #[derive(Debug, Clone, Copy)]
 pub struct ReadOp {
     /// Source address; a multiple of 8.
@@ -119,7 +121,7 @@ pub struct ReadOp {
     pub fence: bool,
 }
 
-/// Destination buffers of reads, borrowed from the caller.
+/// Two destination buffers of a list of reads, borrowed from the caller: one for heads, one for bodies.
 #[derive(Debug)]
 pub struct ReadDest<'a> {
     /// Receives headers and version words.
@@ -129,7 +131,8 @@ pub struct ReadDest<'a> {
 }
 
 impl ReadOp {
-    /// A read of `len` bytes to the beginning of the body, without a fence.
+    /// Creates a read of `len` bytes that is placed at offset 0 of [`ReadDest::body`], with no head and
+    /// no fence.
     ///
     /// # Errors
     /// [`LaneError::Usage`] for 4 GiB or more: the caller splits its reads first.
@@ -148,7 +151,7 @@ impl ReadOp {
         })
     }
 
-    /// Whether the read fits buffers of `head` and `body` bytes.
+    /// Returns whether the read stays inside destination buffers of `head` and `body` bytes.
     pub const fn fits(&self, head: usize, body: usize) -> bool {
         let head_len = self.head_len as usize;
         let Some(body_len) = (self.len as usize).checked_sub(head_len) else {
@@ -159,8 +162,8 @@ impl ReadOp {
     }
 }
 
-/// Reads with owned destination buffers, for asynchronous use. The batch moves into the lane and comes
-/// back.
+/// List of asynchronous reads that owns its destination buffers. [`ClientLane::submit_read`] moves it
+/// into the lane, and [`ClientLane::poll_read`] returns it once all of its reads are complete.
 #[derive(Debug, Default)]
 pub struct ReadBatch {
     /// The reads, in order of submission.
@@ -173,7 +176,7 @@ pub struct ReadBatch {
     pub tag: u64,
 }
 
-/// Failure of a lane operation.
+/// Failure of an operation on either end of a lane: broken, access refused, deadline, or misuse.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
@@ -239,26 +242,28 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Whether the lane is unusable after this error.
+    /// Returns whether this error breaks the lane, so that no later operation on it succeeds. False for
+    /// `Usage` and `Late` only.
     pub const fn is_fatal(&self) -> bool {
         !matches!(self, Self::Usage { .. } | Self::Late { .. })
     }
 }
 
-/// The end of a client thread. Not shared between threads. Any error but `Usage` and `Late` is final for
-/// the lane.
+/// The client's end of a lane, used by one thread: one-sided reads, writes and atomics on server memory.
+/// Any error but `Usage` and `Late` is final for the lane.
 ///
-/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the lane
-/// inside it.
+/// No method has a default except [`Self::has_atomics`]: a wrapper that forwards only some of them would
+/// hide the fast paths of the lane inside it.
 pub trait ClientLane: Send {
-    /// The transport of this lane.
+    /// Returns the transport that carries this lane.
     fn transport(&self) -> TransportKind;
 
-    /// Name of the other end, for messages.
+    /// Returns the name of the server at the other end, for error messages.
     fn peer(&self) -> &str;
 
-    /// Reads all `ops` into borrowed memory and waits for them (F01-F03, F09, F12, F13). Batches submitted
-    /// earlier make progress meanwhile. Cost: shm a copy; tcp one round trip for all.
+    /// Reads all `ops` into the buffers of `into`; blocks until they are complete or the deadline passes
+    /// (F01-F03, F09, F12, F13). Batches submitted earlier make progress meanwhile. Cost: shm a copy; tcp
+    /// one round trip for all.
     ///
     /// # Errors
     /// [`LaneError`], at the deadline [`LaneError::Late`] or [`LaneError::Deadline`]. The parts of the
@@ -270,8 +275,8 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Reads like [`ClientLane::read`], but first offers data to `unpacker`, where it arrives complete in
-    /// memory of the lane.
+    /// Reads and blocks like [`ClientLane::read`], but first offers data to `unpacker`, where it arrives
+    /// complete in memory of the lane. Reads that the unpacker does not take are placed in `into`.
     ///
     /// # Errors
     /// As [`ClientLane::read`].
@@ -283,22 +288,24 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Submits reads into owned memory (F14). They come back, in any order, from [`ClientLane::poll_read`].
-    /// Nothing is sent before [`ClientLane::flush`] or [`ClientLane::poll`].
+    /// Submits a batch of reads without blocking (F14). The batch comes back from
+    /// [`ClientLane::poll_read`], in any order among batches. Nothing is sent before
+    /// [`ClientLane::flush`] or [`ClientLane::poll`].
     ///
     /// # Errors
     /// [`LaneError`]; the batch stays with the lane.
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError>;
 
-    /// Returns a finished batch, if there is one.
+    /// Returns a finished batch, all reads of which are complete; `None` if there is none. Batches finish
+    /// in any order. Never blocks.
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
-    /// Waits for the batch `tag` and places its remaining bodies in `body`. Afterwards `body` holds all
-    /// bodies (F13) and the returned batch holds the heads, except those of reads that `unpacker` took. `ops`
-    /// are the reads of the batch with their offsets in `body`.
+    /// Blocks until the batch `tag` is complete, and receives its remaining bodies directly into `body`.
+    /// Afterwards `body` holds all bodies (F13) and the returned batch holds the heads, except those of
+    /// reads that `unpacker` took. `ops` are the reads of the batch with their offsets in `body`.
     ///
-    /// Returns `None` where the transport places reads only in the submitted memory. Also for a batch that
-    /// is not the oldest under way, and at the deadline. The batch then stays under way and `body` is
+    /// Returns `None` if the transport places reads only in the batch's own memory, if the batch is not
+    /// the oldest under way, or if the deadline passes. The batch then stays under way and `body` is
     /// unspecified. Bytes that `unpacker` wrote were copied from `body` to their offsets in the batch.
     ///
     /// # Errors
@@ -312,21 +319,24 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError>;
 
-    /// Writes into the peer's memory (F04, F07).
+    /// Writes `bytes` to server memory at `to`: the client's own inbox (F04, F07). Need not wake the
+    /// applier. Does not wait until the bytes are placed.
     ///
     /// # Errors
     /// [`LaneError`].
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes and wakes the owner (F06). Flushes.
+    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to server memory and wakes the applier if it sleeps
+    /// (F06). Also hands earlier writes over to the transport.
     ///
     /// # Errors
     /// [`LaneError`].
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Does a [`ClientLane::write_signal`] and after it adds `add` to `counter` (F05, F08). No call waits
-    /// for the atomic: if the lane breaks later, its outcome is unknown, like that of the write. Cost above
-    /// the signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
+    /// Writes like [`ClientLane::write_signal`], and after it adds `add` to the server's word `counter`
+    /// (F05, F08). No call waits for the addition: if the lane breaks later, its outcome is unknown, like
+    /// that of the write. Cost above the signal: an atomic, on verbs in the same doorbell, on tcp in the
+    /// same packet.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -338,19 +348,22 @@ pub trait ClientLane: Send {
         add: u64,
     ) -> Result<(), LaneError>;
 
-    /// Whether the lane has atomics. Without them, calls that count are [`LaneError::Usage`] and do nothing.
+    /// Returns whether the lane supports atomics. If false, calls that do atomics fail with
+    /// [`LaneError::Usage`] and do nothing.
     fn has_atomics(&self) -> bool {
         true
     }
 
-    /// Adds to a counter and returns its old value (F05, F08).
+    /// Atomically adds `add` to a 64-bit counter of the server and returns its old value (F05, F08).
+    /// Blocks until the answer or the deadline.
     ///
     /// # Errors
     /// [`LaneError`]; whether the addition was done is then unknown.
     fn fetch_add(&mut self, at: RemoteAddr, add: u64, deadline: Deadline)
     -> Result<u64, LaneError>;
 
-    /// Stores `new` in a counter if it equals `expect`; returns the old value (F05, F08).
+    /// Atomically stores `new` in a 64-bit counter of the server if it equals `expect`, and returns the
+    /// old value (F05, F08). Blocks until the answer or the deadline.
     ///
     /// # Errors
     /// [`LaneError`]; whether the store was done is then unknown.
@@ -362,41 +375,42 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<u64, LaneError>;
 
-    /// Hands posted operations over to the transport.
+    /// Hands posted writes and submitted reads over to the transport, without waiting for their
+    /// completion.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush(&mut self) -> Result<(), LaneError>;
 
-    /// Flushes like [`ClientLane::flush`], now or soon. The lane may wait if answers are outstanding that
-    /// this thread has yet to collect. It then sends with the next post, at the latest when the thread
-    /// waits. For callers that submit one batch for each that finishes: a transport may then serve many
-    /// with one system call.
+    /// Flushes like [`ClientLane::flush`], now or somewhat later. The lane may delay if answers are
+    /// outstanding that this thread has yet to collect. It then sends with the next post, at the latest
+    /// when the thread waits. For callers that submit one batch for each that completes: a transport may
+    /// then serve many with one system call.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush_soon(&mut self) -> Result<(), LaneError>;
 
-    /// Processes what has arrived; never blocks. Returns whether anything moved. On shm the answer is
-    /// always false: the mailbox is directly readable.
+    /// Sends and receives what can move now; never blocks. Returns whether anything moved. Always false
+    /// over shared memory, where the client reads its mailbox directly.
     ///
     /// # Errors
     /// [`LaneError`].
     fn poll(&mut self) -> Result<bool, LaneError>;
 
-    /// The memory that the server lane writes.
+    /// Returns the lane's mailbox: memory that the server lane writes and this client thread reads.
     fn mailbox(&self) -> &Mailbox;
 
-    /// The server's public memory, where this thread can load from it directly. Loads are unordered and may
-    /// be torn like reads (F02); an Acquire fence stands where a read would have a fence (F03).
+    /// Returns the server's public memory, mapped for direct loads by this thread. Loads are unordered
+    /// and may be torn like reads (F02); an Acquire fence stands where a read would have a fence (F03).
     ///
-    /// `None` where reads travel, and on a lane that failed: [`ClientLane::read`] then reports the cause
-    /// (F10).
+    /// `None` on transports that send reads over a network, and on a lane that failed:
+    /// [`ClientLane::read`] then reports the cause (F10).
     fn mapping(&self) -> Option<Mapping>;
 }
 
-/// [`ClientLane::write_signal_count`] for a lane with atomics that complete before their call returns: a
-/// signal, then an atomic.
+/// Implements [`ClientLane::write_signal_count`] for transports with atomics that complete before their
+/// call returns: a `write_signal`, then a `fetch_add`. Drops the old value.
 ///
 /// # Errors
 /// [`LaneError`].
@@ -412,48 +426,50 @@ pub fn signal_then_count(
         .map(drop)
 }
 
-/// The end of an applier.
+/// The applier's end of a lane: executes the client's requests and writes the client's mailbox. Used by
+/// one thread.
 pub trait ServerLane: Send {
-    /// Name of the other end, for messages.
+    /// Returns the name of the client at the other end, for error messages.
     fn peer(&self) -> &str;
 
-    /// Executes the client's requests and processes what has arrived, as a NIC would. Work is bounded;
-    /// never blocks. Returns whether anything moved. Checks memory accesses against `exports` and `inbox`
-    /// (F09).
+    /// Executes the client's requests that have arrived, as a NIC would. Work is bounded; never blocks.
+    /// Returns whether anything moved. Checks memory accesses against `exports` and `inbox` (F09).
     ///
     /// # Errors
     /// [`LaneError`]: the lane is broken and the server lane is to be destroyed.
     fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError>;
 
-    /// Writes into the client's mailbox (F15). The lane may keep the bytes until [`ServerLane::signal`].
+    /// Writes `bytes` at byte offset `at` of the client's mailbox (F15). The lane may keep the bytes
+    /// until [`ServerLane::signal`].
     ///
     /// # Errors
     /// [`LaneError`].
     fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Hands posts over to the transport and wakes the client if it sleeps (F15).
+    /// Hands posts over to the transport and wakes the client thread if it sleeps (F15).
     ///
     /// # Errors
     /// [`LaneError`].
     fn signal(&mut self) -> Result<(), LaneError>;
 
-    /// Time until the next poll is due although no event wakes the thread. `None` if the poll may wait.
-    /// Covers operations under way that end without a wake-up.
+    /// Returns the time after which the applier must poll the lane although no event wakes it. `None` if
+    /// the poll may wait for an event. Covers operations under way that end without a wake-up.
     fn poll_hint(&self) -> Option<Duration>;
 
-    /// Ends the lane: after the return no byte of the lane is placed any more (F11).
+    /// Closes the lane and blocks until no byte of it is placed any more (F11).
     fn destroy(&mut self);
 
-    /// Begins to end the lane, and returns whether it has ended: from then on no byte of the lane is placed
-    /// any more (F11). If not, a device is still at work; call again, or [`ServerLane::destroy`], which
-    /// waits for it. Never blocks. The lane is broken from the first call on.
+    /// Starts to close the lane and returns whether it is closed: if true, no byte of it is placed any
+    /// more (F11). If false, a device is still at work; the caller calls again, or
+    /// [`ServerLane::destroy`], which blocks. Never blocks. The lane is broken from the first call on.
     fn end(&mut self) -> bool {
         self.destroy();
         true
     }
 }
 
-/// Client memory that the server lane of one lane writes, in the layout of `layout::session`.
+/// Memory of one lane that the server writes and the client reads: status, clock and reject records,
+/// reply slots. The layout is in `layout::session`.
 #[derive(Debug, Clone)]
 pub struct Mailbox {
     region: Arc<Region>,
@@ -462,7 +478,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Creates a mailbox in a window of a region.
+    /// Creates a mailbox of `len` bytes at byte offset `base` of a region.
     ///
     /// # Errors
     /// [`MemError::Bounds`] when the window is not inside the region.
@@ -471,7 +487,8 @@ impl Mailbox {
         Ok(Self { region, base, len })
     }
 
-    /// Loads a cache line, possibly torn. If its checksum matches, everything written before it is visible.
+    /// Loads the 64-byte cache line at byte offset `at`, possibly torn, then an Acquire fence. If the
+    /// line's checksum matches, everything that the server wrote before it is visible.
     ///
     /// # Panics
     /// When `at` is past the end: offsets come from `layout::session`.
@@ -483,7 +500,7 @@ impl Mailbox {
         line
     }
 
-    /// A window of `len` bytes at offset `at`.
+    /// Returns a read-only window of `len` bytes at byte offset `at` of the mailbox.
     ///
     /// # Panics
     /// When the window is not inside: offsets come from `layout::session`.
@@ -500,23 +517,24 @@ impl Mailbox {
         }
     }
 
-    /// Length of the mailbox in bytes.
+    /// Returns the length of the mailbox in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the mailbox has no bytes.
+    /// Returns whether the mailbox has a length of 0 bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The region and the mailbox's byte offset in it, for the transport that receives into it.
+    /// Returns the region that contains the mailbox and the mailbox's byte offset in it, for the
+    /// transport that receives into it.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }
 }
 
-/// Server memory that the client of one lane writes: tail record and ring.
+/// Server memory that the client of one lane writes: the tail record and the ring of frames.
 #[derive(Debug, Clone)]
 pub struct Inbox {
     region: Arc<Region>,
@@ -526,10 +544,11 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Creates an inbox in a window of a region; `salt` is the session's nonce.
+    /// Creates an inbox at byte offset `base` of a region, with a ring of geometry `ring`. `salt`, the
+    /// session's nonce, keys the checksum of the tail record.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when the window is not inside the region.
+    /// [`MemError::Bounds`] when tail record and ring are not inside the region.
     pub fn new(
         region: Arc<Region>,
         base: usize,
@@ -545,12 +564,13 @@ impl Inbox {
         })
     }
 
-    /// Size of the ring.
+    /// Returns the geometry (size in bytes) of the inbox's ring.
     pub const fn ring(&self) -> RingGeometry {
         self.ring
     }
 
-    /// The complete window, for the transport that executes the client's writes.
+    /// Returns a writable window of the complete inbox, tail record and ring, for the transport that
+    /// executes the client's writes.
     ///
     /// # Panics
     /// Never: the window is inside by construction.
@@ -564,19 +584,22 @@ impl Inbox {
         }
     }
 
-    /// The region and the inbox's byte offset in it, for the transport that receives into it.
+    /// Returns the region that contains the inbox and the inbox's byte offset in it, for the transport
+    /// that receives into it.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }
 
-    /// The client's tail, if the checksum of the tail record matches. All frames below it are then visible.
+    /// Reads the ring's tail, the position in bytes behind the client's last frame. `None` if the tail
+    /// record's checksum does not match. All frames before the tail are then visible.
     #[inline]
     pub fn tail(&self) -> Option<u64> {
         let cell = publish::cell(self.window().as_read(), INBOX_TAIL_AT);
         CheckedU64(cell).value(self.salt)
     }
 
-    /// Sets the tail record: to 0 at creation, to the consumed position after recovery.
+    /// Stores `tail`, a ring position in bytes, in the tail record: 0 at creation, the consumed position
+    /// after recovery.
     pub fn reset_tail(&self, tail: u64) {
         let [v, checksum] = CheckedU64::new(tail, self.salt).0;
         let w = self.window();
@@ -584,14 +607,16 @@ impl Inbox {
         w.store_release(INBOX_TAIL_AT + 8, checksum);
     }
 
-    /// The frame header at a monotonic position.
+    /// Loads the 64-byte frame header at a ring position, possibly torn. Positions count bytes from the
+    /// start of the session and never wrap.
     pub fn header(&self, position: u64) -> Line {
         self.window()
             .as_read()
             .line(INBOX_RING_AT + self.ring.offset(position) as usize)
     }
 
-    /// Bytes of a frame at a monotonic position plus `skip`; they must not cross the wrap point.
+    /// Returns a window of `len` bytes, `skip` bytes after a ring position. Positions never wrap, but the
+    /// bytes must not cross the ring's end. An empty window if they are outside the inbox's region.
     pub fn payload(&self, position: u64, skip: usize, len: usize) -> Words<'_> {
         let at = INBOX_RING_AT + self.ring.offset(position) as usize + skip;
         match self.region.words(self.base + at, len) {

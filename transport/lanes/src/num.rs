@@ -5,7 +5,7 @@ const _: () = assert!(
     "sizes of tables are computed in 64 bits: 32-bit targets are not supported"
 );
 
-/// Converts a count or an offset to `usize`.
+/// Converts a count or a byte offset from `u64` to `usize` without loss: targets have 64 bits.
 #[inline]
 #[allow(
     clippy::cast_possible_truncation,
@@ -15,7 +15,8 @@ pub const fn size(n: u64) -> usize {
     n as usize
 }
 
-/// Converts a count that was bounded before, by an argument check or a limit of the protocol.
+/// Converts a count to `u32`. The caller has bounded it before, by an argument check or a limit of the
+/// protocol.
 ///
 /// # Panics
 /// When the count needs more than 32 bits.

@@ -8,10 +8,11 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
-/// Key by which every lane names its own inbox; each server lane knows only the inbox of its session.
+/// Region key by which every client addresses its own inbox. Each server lane resolves it to the inbox of
+/// its session.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
 
-/// Access that a peer has to a registered region.
+/// Kind of access that a peer has to a registered region: read, write, or read and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessFlags {
     /// Read only: parameters and META.
@@ -22,7 +23,8 @@ pub enum AccessFlags {
     Atomic,
 }
 
-/// One registered region: a range of memory and the access that peers have to it.
+/// One entry of the region table: a byte range of memory, its access flags and the server memory that it
+/// is part of.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
     /// Memory that contains the range.
@@ -38,7 +40,8 @@ pub struct RegisteredRegion {
     pub memory: u8,
 }
 
-/// Check that refused an access: a code on the wire of the TCP lane, words in errors.
+/// Reason why the server refused a client's access: the check that failed. A code on the wire of the TCP
+/// lane, a text in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -58,7 +61,7 @@ pub enum AccessDenied {
 }
 
 impl AccessDenied {
-    /// Decodes a wire code; `None` for an unknown one.
+    /// Decodes the reason from its one-byte wire code; `None` for an unknown code.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::Other,
@@ -71,7 +74,7 @@ impl AccessDenied {
         })
     }
 
-    /// The text for [`LaneError::Access`](crate::fabric::LaneError::Access).
+    /// Returns the reason in words, for [`LaneError::Access`](crate::fabric::LaneError::Access).
     pub const fn text(self) -> &'static str {
         match self {
             Self::Other => "refused",
@@ -84,11 +87,12 @@ impl AccessDenied {
     }
 }
 
-/// Cause reported by a registrar that cannot register a range.
+/// Cause that a registrar (a device) reports when it cannot register a range.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl RegisteredRegion {
-    /// The error of a registrar that refused it as entry `index`.
+    /// Builds the error for this range when a registrar refused it as entry `index`; `source` is the
+    /// cause.
     pub fn refused(&self, index: u32, source: RegistrarError) -> ExportError {
         ExportError::Refused {
             index,
@@ -98,7 +102,8 @@ impl RegisteredRegion {
         }
     }
 
-    /// Checks that `[addr, addr + len)` is in the range and `addr` is a multiple of 8.
+    /// Checks that the bytes `[addr, addr + len)` are in the range and `addr` is a multiple of 8. The
+    /// error is `Outside` or `Misaligned`.
     #[inline]
     fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
         let end = addr.checked_add(len);
@@ -112,13 +117,16 @@ impl RegisteredRegion {
     }
 }
 
-/// Receives each range before its key is given out: a NIC has to know the range before a peer can name it.
+/// Device that registers the table's ranges, such as the protection domain of an RDMA NIC. It receives
+/// each range before its key is given out, because a NIC has to know the range before a peer can address
+/// it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
-    /// Makes the range of entry `index` accessible to its peers. Called once for each entry, or again for
-    /// an index with a key that was then not given out. Cost: the pinning of its pages.
+    /// Registers the range of entry `index` with the device, so that peers can access it by `key`. Called
+    /// once for each entry, or again for an index with a key that was then not given out. Cost: the
+    /// pinning of its pages.
     ///
     /// # Errors
-    /// When the registrar cannot; no peer then gets access to the range.
+    /// When the device refuses; no peer then gets access to the range.
     fn register(
         &self,
         index: u32,
@@ -126,8 +134,8 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
         export: &RegisteredRegion,
     ) -> Result<(), RegistrarError>;
 
-    /// As [`Registrar::register`] for many entries; `entries` gives index, key and range of each. Other entries
-    /// may be registered meanwhile, by other threads.
+    /// Registers many entries like [`Registrar::register`]; `entries` gives index, key and range of each.
+    /// Other threads may register other entries meanwhile.
     ///
     /// # Errors
     /// The first entry that cannot be registered.
@@ -143,7 +151,7 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// Reason why a range was not registered.
+/// Reason why the region table could not register a range: no key left, or a device refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -167,8 +175,8 @@ pub enum ExportError {
     },
 }
 
-/// The registration table of one server. Keys are `memory << 28 | check << 20 | index`. The check bits are
-/// random for each start of the server, so that a key of an earlier start is refused.
+/// Table of one server's registered regions, by key. A key is `memory << 28 | check << 20 | index`. The
+/// check bits are random for each start of the server, so that a key of an earlier start is refused.
 #[derive(Debug)]
 pub struct RegionTable {
     entries: RwLock<Arc<Vec<Option<RegisteredRegion>>>>,
@@ -179,7 +187,7 @@ pub struct RegionTable {
     registrars: Mutex<Vec<Attached>>,
 }
 
-/// A registrar in the table.
+/// A registrar that is attached to the table, and the state of its attachment.
 #[derive(Debug)]
 struct Attached {
     registrar: Weak<dyn Registrar>,
@@ -189,13 +197,14 @@ struct Attached {
     failed: Option<ExportError>,
 }
 
-/// Number of the server's public memory.
+/// Number of the server's public memory, in the top bits of a region key.
 pub(crate) const PUBLIC: u8 = 0;
 const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;
 
 impl RegionTable {
-    /// Creates an empty table; `check` comes from the server's incarnation.
+    /// Creates an empty region table. `check` are the check bits of its keys, from the server's
+    /// incarnation.
     pub fn new(check: u8) -> Self {
         Self {
             entries: RwLock::new(Arc::new(Vec::new())),
@@ -205,17 +214,18 @@ impl RegionTable {
         }
     }
 
-    /// Registers a range with all registrars, then gives its key out. Cost: that of the registrars; key
-    /// lookups do not wait for them.
+    /// Registers a range with all attached registrars, then returns its new key. Cost: that of the
+    /// registrars; key lookups do not wait for them.
     ///
     /// # Errors
-    /// [`ExportError`]: there is no key left, or a registrar whose attachment is complete refused.
+    /// [`ExportError`]: no key is left, or a registrar refused the range after its attachment was
+    /// complete.
     pub fn add(&self, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
         self.add_entry(None, export)
     }
 
-    /// Registers a range as [`Self::add`] does, as entry `index`, which no range has yet: the key of memory that
-    /// outlives its process follows from the memory alone.
+    /// Registers a range like [`Self::add`], but as entry `index`, which must be free. Memory that
+    /// outlives its process keeps its key this way, as the key follows from the memory alone.
     ///
     /// # Errors
     /// As [`Self::add`].
@@ -261,9 +271,10 @@ impl RegionTable {
         Ok(key)
     }
 
-    /// Registers all entries with a new registrar, which receives later ones as long as it lives. Those that are
-    /// added meanwhile are registered by the thread that adds them, which waits for no others; where one of them
-    /// is refused, the range is added, and this call fails.
+    /// Attaches a registrar and registers all present entries with it; it receives later entries for as
+    /// long as it lives. Entries that are added meanwhile are registered by the thread that adds them,
+    /// which waits for no others. If one of those is refused, its range is still added, and this call
+    /// fails.
     ///
     /// # Errors
     /// [`ExportError::Refused`]; the registrar then receives no more entries.
@@ -300,7 +311,7 @@ impl RegionTable {
         registered
     }
 
-    /// Index of the entry that a key names, for any value of its check bits.
+    /// Returns the table index in a region key, for any value of its check bits.
     pub const fn index_of(key: RegionKey) -> u32 {
         key.0 & ((1 << INDEX_BITS) - 1)
     }
@@ -324,22 +335,23 @@ impl RegionTable {
         }
     }
 
-    /// Check bits of this start's keys, for peers that map memories completely.
+    /// Returns the check bits of this server start's keys, for peers that map memories completely.
     pub const fn check_bits(&self) -> u8 {
         (self.check >> INDEX_BITS) as u8
     }
 
-    /// Check bits of a key.
+    /// Returns the check bits in a region key.
     pub const fn check_of(key: RegionKey) -> u8 {
         (key.0 >> INDEX_BITS) as u8
     }
 
-    /// Number of the memory that a key belongs to, for peers that map memories completely.
+    /// Returns the number of the server memory in a region key (0 public, 1 counters), for peers that map
+    /// memories completely.
     pub const fn memory_of(key: RegionKey) -> u8 {
         (key.0 >> MEMORY_SHIFT) as u8
     }
 
-    /// Creates a cached view for one thread.
+    /// Creates a cached view of the table for one thread, empty until its first check.
     pub fn view(self: &Arc<Self>) -> RegionTableView {
         RegionTableView {
             exports: Arc::clone(self),
@@ -349,7 +361,7 @@ impl RegionTable {
     }
 }
 
-/// A thread's cached copy of the table. A key lookup takes no lock unless the table grew.
+/// One thread's cached copy of the region table. A key lookup takes no lock unless the table changed.
 #[derive(Debug, Clone)]
 pub struct RegionTableView {
     exports: Arc<RegionTable>,
@@ -358,7 +370,8 @@ pub struct RegionTableView {
 }
 
 impl RegionTableView {
-    /// Returns the range of `key` if `[addr, addr + len)` is inside it and the peer has access `want`.
+    /// Checks that the bytes `[addr, addr + len)` are inside the region of `key` and that its access
+    /// flags allow `want`. Returns the region.
     ///
     /// # Errors
     /// The check that failed.
@@ -376,7 +389,7 @@ impl RegionTableView {
         Ok(export)
     }
 
-    /// Starts the checks of a list of reads.
+    /// Starts the access checks of one list of reads, with the table as it is now.
     #[inline]
     pub fn reads(&mut self) -> ReadChecks<'_> {
         self.refresh();
@@ -416,7 +429,8 @@ impl RegionTableView {
     }
 }
 
-/// Checks reads one after the other. Consecutive reads of one range look it up once.
+/// Access checks for one list of reads against the region table. It caches the last key, so consecutive
+/// reads of one region look the key up once.
 #[derive(Debug)]
 pub struct ReadChecks<'a> {
     view: &'a RegionTableView,
@@ -424,7 +438,8 @@ pub struct ReadChecks<'a> {
 }
 
 impl<'a> ReadChecks<'a> {
-    /// Checks one read, as [`RegionTableView::check`] does.
+    /// Checks that the bytes `[addr, addr + len)` may be read by `key`, as [`RegionTableView::check`]
+    /// does. Returns the region.
     ///
     /// # Errors
     /// The check that failed.
@@ -458,7 +473,7 @@ fn register(
     registered.map_err(|source| export.refused(index, source))
 }
 
-/// A server's public memory, as a lane on the same host has it mapped. A caller that validates its reads
+/// A server's public memory as a client on the same host has it mapped. A caller that validates its reads
 /// can load from it without a list of reads. The checks are those of the lane's own reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
@@ -469,13 +484,14 @@ pub struct Mapped<'a> {
 }
 
 impl<'a> Mapped<'a> {
-    /// From the complete public memory and the check bits of the server's keys.
+    /// Wraps the window of the complete public memory; `check` are the check bits of the server's keys.
     #[inline]
     pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }
     }
 
-    /// The words of a read. `None` where the read would be refused: the lane's own read reports the cause.
+    /// Returns the window that a read of `len` bytes at `addr` by `key` would copy. `None` if the read
+    /// would be refused: the lane's own read reports the cause.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
         let known = RegionTable::memory_of(key) == PUBLIC

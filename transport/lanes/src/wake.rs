@@ -20,12 +20,12 @@ use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-/// An eventfd that wakes one thread.
+/// Eventfd that wakes one sleeping thread. Clones share the eventfd.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// Creates a waker.
+    /// Creates a waker: a non-blocking eventfd with counter 0.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -34,10 +34,10 @@ impl Waker {
         Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
     }
 
-    /// Wraps a waker that a peer passed as a descriptor. Only an eventfd is accepted: a write into anything
-    /// else could block or destroy data. A peer that clears the non-blocking flag and fills the counter can
-    /// still make `wake` block. Among processes of one user this check protects against accident, not
-    /// against malice.
+    /// Wraps the eventfd that a peer process passed as a descriptor, and sets it non-blocking. Other
+    /// descriptors are refused: a write into anything else could block or destroy data. A peer that
+    /// clears the non-blocking flag and fills the counter can still make `wake` block. Among processes of
+    /// one user this check protects against accident, not against malice.
     ///
     /// # Errors
     /// When the descriptor is not an eventfd, or `/proc` is not mounted.
@@ -54,12 +54,14 @@ impl Waker {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Wakes the thread: one system call. A full counter means that a wake-up is already pending.
+    /// Wakes the waker's thread by a write to the eventfd: one system call. An error is ignored: a full
+    /// counter means that a wake-up is already pending.
     pub fn wake(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
     }
 
-    /// Consumes all wake-ups so far. An empty counter means that there were none.
+    /// Consumes all pending wake-ups by a read of the eventfd; does nothing if there are none. Never
+    /// blocks.
     pub fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut count);
@@ -72,8 +74,8 @@ impl AsFd for Waker {
     }
 }
 
-/// The set of descriptors that one thread sleeps on. Clones share it, so that a socket can change the
-/// readiness it waits for.
+/// The epoll set of descriptors on which one thread sleeps. Clones share the set, so that a socket can
+/// change the readiness it waits for.
 #[derive(Debug, Clone)]
 pub struct Reactor(Arc<ReactorState>);
 
@@ -88,16 +90,16 @@ struct ReactorState {
     awake: bool,
 }
 
-/// Token of the waker.
+/// Epoll token of the thread's waker.
 const WAKER: u64 = u64::MAX;
-/// Token of descriptors that have owners which poll at each wake-up anyway.
+/// Epoll token of descriptors without a [`Readiness`]: their owners poll them after each wake-up anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
-/// Whether a descriptor may be readable. A sleep that the descriptor ends sets it; the owner clears it when
-/// it finds nothing more to read.
+/// Cached flag of one descriptor in the reactor: whether it may be readable. A sleep that the descriptor
+/// ends sets it; the owner clears it when it finds nothing more to read.
 ///
-/// Until the next sleep the owner then need not poll: later input ends that sleep at once, because the set
-/// is level-triggered. A thread that never sleeps has to poll now and then all the same.
+/// Until the next sleep the owner then need not poll: later input ends that sleep at once, because the
+/// set is level-triggered. A thread that never sleeps has to poll now and then all the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Readiness {
     token: u64,
@@ -105,13 +107,13 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Whether polling is worth a system call.
+    /// Returns whether the descriptor may have input, so that polling it is worth a system call.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Sets the known readiness. Only one thread does: the one that sleeps and reads.
+    /// Stores whether the descriptor may have input. Only the thread that sleeps and reads calls this.
     #[inline]
     pub(crate) fn set(&self, readable: bool) {
         self.readable.store(readable, Ordering::Relaxed);
@@ -128,12 +130,13 @@ impl Reactor {
         })))
     }
 
-    /// Whether the thread never sleeps and thus needs no wake-ups.
+    /// Returns whether the reactor's thread never sleeps and thus needs no wake-ups.
     pub fn is_awake(&self) -> bool {
         self.0.awake
     }
 
-    /// Registers a descriptor that wakes on readable, and on writable while `output` is waiting.
+    /// Adds a descriptor that wakes the thread when it is readable; also when it is writable if `output`
+    /// is set.
     ///
     /// # Errors
     /// The error of the system call.
@@ -146,7 +149,8 @@ impl Reactor {
         Ok(epoll::add(&self.0.epoll, fd, data, flags(output))?)
     }
 
-    /// Registers a descriptor that wakes on readable, and returns its readiness, set at first.
+    /// Adds a descriptor that wakes the thread when it is readable. Returns its [`Readiness`] flag,
+    /// initially set.
     ///
     /// # Errors
     /// The error of the system call.
@@ -166,7 +170,8 @@ impl Reactor {
         Ok(readiness)
     }
 
-    /// Changes whether writability wakes the thread.
+    /// Changes the events of a descriptor: readable wakes the thread, and writable too if `output` is
+    /// set.
     ///
     /// # Errors
     /// The error of the system call.
@@ -179,8 +184,9 @@ impl Reactor {
         self.modify(fd, readiness, flags(output))
     }
 
-    /// Wakes on writable only: for a peer that has to read its answers before it may send requests. Input
-    /// from the peer must not wake meanwhile, or this thread would spin.
+    /// Changes the events of a descriptor so that only writability wakes the thread. For a peer that has
+    /// to read its answers before it may send requests: its input must not wake meanwhile, or this thread
+    /// would spin.
     ///
     /// # Errors
     /// The error of the system call.
@@ -198,7 +204,7 @@ impl Reactor {
         Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
     }
 
-    /// Removes a descriptor that was added with a [`Readiness`].
+    /// Removes a descriptor that [`Self::add_readiness`] added. It may be closed already.
     pub(crate) fn remove(&self, fd: impl AsFd, readiness: &Readiness) {
         // The kernel has already removed a descriptor that was closed.
         let _ = epoll::delete(&self.0.epoll, fd);
@@ -207,8 +213,8 @@ impl Reactor {
         }
     }
 
-    /// Sleeps until a descriptor wakes the thread or the timeout passes, and marks ready descriptors.
-    /// Returns whether the waker fired.
+    /// Blocks until a descriptor is ready or the timeout passes, and sets the [`Readiness`] of ready
+    /// descriptors. Returns whether the waker fired.
     fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
@@ -236,14 +242,14 @@ impl Reactor {
         is_woken
     }
 
-    /// Number of sleeps that have ended. A descriptor that was not marked since the last sleep had no input
-    /// then: its owner need not poll.
+    /// Returns the number of sleeps that have ended. A descriptor that was not marked as readable since
+    /// the last sleep had no input then: its owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
         self.0.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Locked at a sleep, and when a socket is added or removed.
+    /// Locks the list of registered descriptors: at each sleep, and when a socket is added or removed.
     fn registered(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
         match self.0.registered.lock() {
             Ok(guard) => guard,
@@ -252,9 +258,9 @@ impl Reactor {
     }
 }
 
-/// Sleeps shorter than this are timed in nanoseconds, by `ppoll` on the set, for one more system call.
-/// `epoll_wait` counts in milliseconds and rounds up. `epoll_pwait2` needs Linux 5.11, and sandboxes that
-/// do not know it may end the process.
+/// Sleeps shorter than this (10 ms) are timed in nanoseconds, by `ppoll` on the set, for one more system
+/// call. `epoll_wait` counts in milliseconds and rounds up. `epoll_pwait2` needs Linux 5.11, and
+/// sandboxes that do not know it may end the process.
 const PRECISE: Duration = Duration::from_millis(10);
 
 fn timespec(time: Duration) -> Timespec {
@@ -273,21 +279,22 @@ fn flags(output: bool) -> epoll::EventFlags {
     }
 }
 
-/// The parked flags of one thread. Clones share them, so that the code that renews a session's memory can
-/// change them.
+/// List of the parked flags of one thread, which it sets before it sleeps and clears afterwards. Clones
+/// share the list, so that the code that renews a session's memory can change it.
 #[derive(Debug, Clone, Default)]
 pub struct ParkedFlags(Arc<Mutex<Vec<ParkedFlag>>>);
 
-/// A parked flag: its region and its byte offset there.
+/// One parked flag: the region that contains its 64-bit word, and the word's byte offset there.
 type ParkedFlag = (Arc<Region>, usize);
 
 impl ParkedFlags {
-    /// Adds a parked flag that producers check; its memory must be writable.
+    /// Adds the parked flag at byte offset `at` of a writable region. Producers load it to decide whether
+    /// to wake this thread.
     pub fn add(&self, region: Arc<Region>, at: usize) {
         self.lock().push((region, at));
     }
 
-    /// Removes the parked flag at `at` of a region.
+    /// Removes the parked flag at byte offset `at` of a region.
     pub fn remove(&self, region: &Arc<Region>, at: usize) {
         self.lock()
             .retain(|(r, a)| !(Arc::ptr_eq(r, region) && *a == at));
@@ -301,7 +308,7 @@ impl ParkedFlags {
         }
     }
 
-    /// Locked on the way to a system call; contended only while a session changes.
+    /// Locks the list on the way to a system call; contended only while a session changes.
     fn lock(&self) -> MutexGuard<'_, Vec<ParkedFlag>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -310,33 +317,33 @@ impl ParkedFlags {
     }
 }
 
-/// A producer that must be armed before each sleep so that it wakes the thread from then on. Example: a
-/// completion queue that raises an event only when armed. Its descriptor is in the thread's [`Reactor`].
+/// Event source that the thread must arm before each sleep, or it raises no event. Example: an RDMA
+/// completion queue (`ibv_req_notify_cq`). Its descriptor is in the thread's [`Reactor`].
 pub trait Arm: Any + std::fmt::Debug + Send + Sync {
-    /// Arms the producer: data that arrives after the return makes the descriptor readable. Earlier data
-    /// need not: the caller polls once more (see `wait`). There is no counterpart for the way back; a
-    /// producer that stays armed wakes once too often.
+    /// Requests an event from the source: data that arrives after the return makes the descriptor
+    /// readable. Earlier data need not: the caller polls once more (see `wait`). There is no call to
+    /// disarm; a source that stays armed causes one spurious wake-up.
     fn arm(&self);
 }
 
-/// Producers that one thread arms before it sleeps. Clones share the list, so that code that opens a lane
-/// for the thread can add to it.
+/// List of the event sources that one thread arms before it sleeps. Clones share the list, so that code
+/// that opens a lane for the thread can add to it.
 #[derive(Debug, Clone, Default)]
 pub struct Arms(Arc<Mutex<Vec<Arc<dyn Arm>>>>);
 
 impl Arms {
-    /// Adds a producer to arm before each sleep.
+    /// Adds an event source to arm before each sleep.
     pub fn add(&self, arm: Arc<dyn Arm>) {
         self.lock().push(arm);
     }
 
-    /// Removes a producer from the list.
+    /// Removes an event source from the list.
     pub fn remove(&self, arm: &Arc<dyn Arm>) {
         self.lock().retain(|a| !Arc::ptr_eq(a, arm));
     }
 
-    /// The producer of type `T` that `is` selects, if there is one. Code that opens a lane thereby shares a
-    /// producer that the thread already arms.
+    /// Returns the first event source of type `T` for which `is` returns true; `None` if there is none.
+    /// Code that opens a lane thereby shares a source that the thread already arms.
     pub fn find<T: Arm>(&self, is: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let arms = self.lock();
         let mut of_type = arms.iter().filter_map(|arm| {
@@ -346,7 +353,7 @@ impl Arms {
         of_type.find(|arm| is(arm))
     }
 
-    /// Locked on the way to a system call, as the lock of [`ParkedFlags`].
+    /// Locks the list on the way to a system call, as for [`ParkedFlags`].
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -355,9 +362,9 @@ impl Arms {
     }
 }
 
-/// The operating system's [`Parker`]: one `epoll_wait` over the thread's waker, its sockets and its
-/// completion channel. It sets the parked flags of all memory through which producers may signal the
-/// thread.
+/// The operating system's [`Parker`]: the thread sleeps in one `epoll_wait` over its waker, its sockets
+/// and its completion channel. It sets the parked flags of all memory through which producers may signal
+/// the thread.
 #[derive(Debug)]
 pub struct OsParker {
     watch: Reactor,
@@ -369,7 +376,7 @@ pub struct OsParker {
 }
 
 impl OsParker {
-    /// Creates a parker with its own waker; each wait spins for `spin` before it sleeps.
+    /// Creates a parker with a new waker; each wait spins for `spin` before it sleeps.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -377,8 +384,8 @@ impl OsParker {
         Self::with(spin, false)
     }
 
-    /// Creates the parker of a thread that never sleeps. The thread keeps a core busy, and producers make
-    /// no system call to wake it.
+    /// Creates the parker of a thread that never sleeps. The thread busy-polls and keeps a core busy, and
+    /// producers make no system call to wake it.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -400,9 +407,9 @@ impl OsParker {
         })
     }
 
-    /// Enables adaptive spinning: a wait that ended soon after the thread went to sleep makes the next one
-    /// spin longer. No effect on a parker that never spins. Applies only while all polled sources are
-    /// memory: polling a socket is a system call.
+    /// Enables adaptive spinning: a short sleep makes the next wait spin longer, up to 200 us. No effect
+    /// on a parker that never spins. Applies only while all polled sources are memory: polling a socket
+    /// is a system call.
     #[must_use]
     pub fn patient(self) -> Self {
         Self {
@@ -411,37 +418,37 @@ impl OsParker {
         }
     }
 
-    /// Whether the thread polls sockets or queues of a device.
+    /// Returns whether the thread polls sockets or device queues, not only memory.
     fn looks_far(&self) -> bool {
         self.watch.registered().iter().any(Option::is_some) || !self.arms.lock().is_empty()
     }
 
-    /// The thread's waker, for producers.
+    /// Returns the waker of the parker's thread, for producers.
     pub const fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// The set of descriptors of the thread.
+    /// Returns the set of descriptors on which the thread sleeps.
     pub const fn reactor(&self) -> &Reactor {
         &self.watch
     }
 
-    /// The parked flags of the thread.
+    /// Returns the list of parked flags that the thread sets before it sleeps.
     pub const fn parked_flags(&self) -> &ParkedFlags {
         &self.parked_flags
     }
 
-    /// Producers that the thread arms before it sleeps.
+    /// Returns the list of event sources that the thread arms before it sleeps.
     pub const fn arms(&self) -> &Arms {
         &self.arms
     }
 
-    /// Adds a parked flag that producers check; its memory must be writable.
+    /// Adds the parked flag at byte offset `at` of a writable region, as [`ParkedFlags::add`] does.
     pub fn add_parked_flag(&mut self, region: Arc<Region>, at: usize) {
         self.parked_flags.add(region, at);
     }
 
-    /// Removes the parked flags of a region.
+    /// Removes all parked flags that lie in a region.
     pub fn remove_parked_flag(&mut self, region: &Arc<Region>) {
         self.parked_flags
             .lock()

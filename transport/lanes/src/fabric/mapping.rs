@@ -7,8 +7,8 @@ use tidewater_runtime::liveness::LivenessView;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// Mapped memory of a lane on the same host, requested once. Finding and copying a row costs a few calls.
-/// The mapping does not report errors: the holder stops using it when its lane fails.
+/// A lane's mapping of its server's public memory, for direct loads by a client on the same host. The
+/// mapping reports no errors: its holder stops using it when its lane fails.
 #[derive(Debug, Clone)]
 pub struct Mapping {
     /// The complete public memory, with the liveness word of the applier.
@@ -20,8 +20,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Builds the mapping. `public` holds the applier's liveness word, `mailbox` the lane's closed word;
-    /// `check` are the check bits of the server's keys.
+    /// Creates the mapping of a lane. `public` is the server's memory with the applier's liveness word;
+    /// `mailbox` contains the lane's closed word; `check` are the check bits of the server's region keys.
     pub(crate) fn new(public: LivenessView, mailbox: &Mailbox, check: u8) -> Self {
         let (region, base) = mailbox.region();
         Self {
@@ -32,15 +32,15 @@ impl Mapping {
         }
     }
 
-    /// Whether the applier has ended: its process was killed or crashed. Cost: a load.
+    /// Returns whether the applier thread has ended: its process was killed or crashed. Cost: one load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.public.has_ended()
     }
 
-    /// The memory, for use until the calling operation ends, like a read begun on an open lane. `None` when
-    /// the server has closed the lane or the applier has ended (F10). Cost: a load of a line that no thread
-    /// writes, and one of the line with the applier's parked flag.
+    /// Returns the mapped memory for the loads of one operation. `None` if the server has closed the lane
+    /// or the applier has ended (F10). Cost: a load of a line that no thread writes, and one of the line
+    /// with the applier's parked flag.
     #[inline]
     pub fn look(&self) -> Option<Mapped<'_>> {
         let memory = self.public.memory();

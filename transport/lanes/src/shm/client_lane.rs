@@ -16,13 +16,13 @@ use tidewater_runtime::mem::{Region, WordsMut, versioned};
 use tidewater_runtime::parked_flag::must_wake;
 use tidewater_runtime::sync::{Arc, Ordering, fence};
 
-/// Number of the server memory that holds counters.
+/// Number of the server memory that contains the counters, in the top bits of a region key.
 const COUNTERS: u8 = 1;
 
 /// The client end of a shared-memory lane, made by [`super::attach`].
 ///
-/// Every operation is complete when its call returns, so no deadline can pass inside one and none is
-/// checked. A read checks its key's memory and start, and that it stays inside that memory. Clients do not
+/// Every operation is complete when its call returns, so deadlines are not checked. A read checks the
+/// memory number and the check bits of its key, and that it stays inside that memory. Clients do not
 /// learn the registered ranges on this transport: all of the memory is mapped and none of it is secret.
 #[derive(Debug)]
 pub struct ShmClientLane {
@@ -41,7 +41,7 @@ pub struct ShmClientLane {
     pub(super) broken: Option<String>,
 }
 
-/// A refused access; one function turns it into [`LaneError::Access`].
+/// A refused access, which [`ShmClientLane::refuse`] turns into [`LaneError::Access`].
 struct Refused {
     key: u32,
     addr: u64,
@@ -50,15 +50,15 @@ struct Refused {
 }
 
 impl ShmClientLane {
-    /// Breaks the lane: the control connection reported that the server is gone. Later operations fail with
-    /// [`LaneError::Broken`] and `why`.
+    /// Breaks the lane, because the control connection reported that the server is gone. Later operations
+    /// fail with [`LaneError::Broken`] and the cause `why`.
     pub fn mark_broken(&mut self, why: &str) {
         self.broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Reopens the lane on the same memory, once the server has recovered it and made its new server lane.
-    /// Batches that were not collected are dropped. Attaching again with the session's numbers and
-    /// descriptors has the same effect.
+    /// Reopens the lane on the same memory, once the server has recovered the lane and made its new end.
+    /// Finished batches that were not collected are dropped. Attaching again with the session's numbers
+    /// and descriptors has the same effect.
     #[must_use]
     pub fn recovered(self) -> Self {
         Self {
@@ -68,14 +68,15 @@ impl ShmClientLane {
         }
     }
 
-    /// The parked flag by which the server lane decides whether to wake this thread: for
-    /// [`crate::wake::OsParker::add_parked_flag`].
+    /// Returns the region and byte offset of this client thread's parked flag, by which the server lane
+    /// decides whether to wake it. For [`crate::wake::OsParker::add_parked_flag`].
     pub fn parked_flag(&self) -> (Arc<Region>, usize) {
         (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
     }
 
-    /// Fails if the lane may no longer be used (F10). Cost: a load of a line that no thread writes, and one
-    /// of the line with the applier's parked flag.
+    /// Fails with [`LaneError::Broken`] if the lane broke, the server closed it, or the applier has ended
+    /// (F10). Cost: a load of a line that no thread writes, and one of the line with the applier's parked
+    /// flag.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
         let closed = self.is_closed();
@@ -105,7 +106,7 @@ impl ShmClientLane {
         }
     }
 
-    /// Turns a refused access into an error, which breaks the lane for good (F09).
+    /// Turns a refused access into [`LaneError::Access`], and breaks the lane for good (F09).
     #[cold]
     fn refuse(&mut self, op: &'static str, refused: Refused) -> LaneError {
         let Refused {
@@ -127,7 +128,8 @@ impl ShmClientLane {
         error
     }
 
-    /// The memory that a key names.
+    /// Returns the server memory (public or counters) that a region key belongs to; the error is the
+    /// reason in words.
     #[inline]
     fn memory(&self, at: RemoteAddr) -> Result<&Region, &'static str> {
         if at.key == INBOX_KEY {
@@ -144,7 +146,8 @@ impl ShmClientLane {
         Ok(region)
     }
 
-    /// Copies the data of all `ops`, in order.
+    /// Copies the data of all reads from the mapped memory to `into`, in order. Stops at the first
+    /// refused access.
     fn copy(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) -> Result<(), Refused> {
         for op in ops {
             let (head_len, body_len) = (op.head_len as usize, (op.len - op.head_len) as usize);
@@ -193,7 +196,8 @@ impl ShmClientLane {
         Ok(())
     }
 
-    /// The word of a counter. All atomics of this transport are processor atomics on the same memory (F08).
+    /// Returns the 64-bit word of a counter, or the reason in words why the access is refused. All
+    /// atomics of this transport are processor atomics on the same memory (F08).
     fn counter(&self, at: RemoteAddr) -> Result<WordsMut<'_>, &'static str> {
         let region = self.memory(at)?;
         if RegionTable::memory_of(at.key) != COUNTERS {
@@ -221,7 +225,8 @@ impl ShmClientLane {
 
 const OUTSIDE: &str = "outside the region";
 
-/// Offset of `[addr, addr + len)` in a memory of `bytes` bytes, in whole words.
+/// Returns the byte offset of `[addr, addr + len)` in a memory of `bytes` bytes, or the reason in words
+/// why it is outside or misaligned. `len` is rounded up to whole 64-bit words.
 #[inline]
 fn place(addr: u64, len: usize, bytes: usize) -> Result<usize, &'static str> {
     let at = usize::try_from(addr).map_err(|_| OUTSIDE)?;
@@ -269,7 +274,7 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// No data passes through memory of the lane, so none is offered.
+    /// Reads without ever offering data to `unpacker`: no data passes through memory of the lane.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],
@@ -281,8 +286,8 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// Copies at once: no other agent could do the copy. A batch that fails is dropped: no agent writes it
-    /// any more (F14).
+    /// Copies all reads of the batch before it returns: no other agent could do the copy. A batch that
+    /// fails is dropped, as no agent writes it any more (F14).
     fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
         let ReadBatch {
             ops, head, body, ..
@@ -296,7 +301,8 @@ impl ClientLane for ShmClientLane {
         self.done.pop_front()
     }
 
-    /// Batches are complete when they are submitted.
+    /// Returns `None`: batches are complete when they are submitted, so none is under way. Fails if the
+    /// lane is closed.
     fn wait_read(
         &mut self,
         _tag: u64,

@@ -17,10 +17,11 @@ use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers, seal_for_wr
 use tidewater_runtime::mem::{MemError, Region};
 use tidewater_runtime::sync::Arc;
 
-/// Number of descriptors before the wakers: public, counters, inbox, mailbox.
+/// Number of memory descriptors (public, counters, inbox, mailbox) that a server passes to a client
+/// before the wakers.
 const MEMORIES: usize = 4;
 
-/// Memory that a server process shares with all its clients on this host.
+/// The two memories that a server process shares with all its clients on this host: public and counters.
 #[derive(Debug)]
 pub struct ServerMemory {
     public: Arc<Region>,
@@ -31,10 +32,10 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Wraps the server's memfds (`Region::memfd`); `key_check` is
-    /// [`crate::fabric::RegionTable::check_bits`]. The public one is passed on for reading only. Both are
-    /// sealed: no further writable mapping of the public one can be made, also by this process, and neither
-    /// gets another seal.
+    /// Wraps and seals the server's memfds (`Region::memfd`); `key_check` is
+    /// [`crate::fabric::RegionTable::check_bits`]. Clients receive the public one for reading only. No
+    /// further writable mapping of it can be made, also by this process, and neither memfd gets another
+    /// seal.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when `/proc` is not mounted, or the kernel refuses a seal.
@@ -54,18 +55,18 @@ impl ServerMemory {
         })
     }
 
-    /// Parameters, META and the appliers' parked flags.
+    /// Returns the public memory: parameters, META and the appliers' parked flags.
     pub const fn public(&self) -> &Arc<Region> {
         &self.public
     }
 
-    /// Memory of the advisory counters.
+    /// Returns the memory of the advisory counters, which clients may write.
     pub const fn counters(&self) -> &Arc<Region> {
         &self.counters
     }
 }
 
-/// Applier data by which a lane wakes it.
+/// What a client needs to wake one applier: the location of its parked flag, and its waker.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
     /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows, at
@@ -75,8 +76,8 @@ pub struct ApplierEnd {
     pub waker: Waker,
 }
 
-/// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees the
-/// memory once the client has dropped its side too.
+/// The server's side of one session: inbox and mailbox memory of all its lanes, one lane for each
+/// applier. Dropping it frees the memory once the client has dropped its side too.
 #[derive(Debug)]
 pub struct SessionMemory {
     server: Arc<ServerMemory>,
@@ -90,9 +91,9 @@ pub struct SessionMemory {
 }
 
 impl SessionMemory {
-    /// Creates memory for one lane to each of `appliers`, with rings of `ring_bytes` (a power of two within
-    /// the limits). `salt` is the session's nonce. Tails are set to 0. Cost: two memfds; their pages take
-    /// memory when first touched.
+    /// Creates a session's memory with one lane for each of `appliers`. Each lane's ring has `ring_bytes`
+    /// bytes, a power of two from 16 KiB to 16 MiB. `salt` is the session's nonce. Tails are set to 0.
+    /// Cost: two memfds; their pages take memory when first touched.
     ///
     /// # Errors
     /// [`ShmError`]: a number past its limit, or no descriptors or memory left.
@@ -130,12 +131,12 @@ impl SessionMemory {
         Ok(session)
     }
 
-    /// Number of lanes of the session.
+    /// Returns the number of lanes of the session, one for each applier.
     pub fn lanes(&self) -> usize {
         self.appliers.len()
     }
 
-    /// The inbox that the applier of a lane reads.
+    /// Returns the inbox of lane number `lane`, which its applier reads.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -144,7 +145,7 @@ impl SessionMemory {
         Inbox::new(Arc::clone(&self.inbox), at, self.ring, self.salt).map_err(memory("inbox"))
     }
 
-    /// The mailbox that the applier of a lane writes through its server lane.
+    /// Returns the mailbox of lane number `lane`, which its applier writes through the server lane.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -154,9 +155,9 @@ impl SessionMemory {
         Mailbox::new(Arc::clone(&self.mailbox), at, bytes).map_err(memory("mailbox"))
     }
 
-    /// Creates the applier's end of a lane. `client` is the waker that the client passed
-    /// ([`Waker::from_peer`]); clones of it serve all lanes. To recover a lane, destroy its server lane and
-    /// make another one, which opens the lane again.
+    /// Creates the applier's end of lane number `lane`; `peer` names the client in messages. `client` is
+    /// the waker that the client passed ([`Waker::from_peer`]); clones of it serve all lanes. To recover
+    /// a lane, destroy its server lane and make another one, which opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -170,7 +171,8 @@ impl SessionMemory {
         ))
     }
 
-    /// The numbers to send to the client.
+    /// Returns the sizes, parked flag offsets and key check bits that the server sends to the client, for
+    /// [`attach`].
     pub fn numbers(&self) -> ShmAttach {
         ShmAttach {
             key_check: self.server.key_check,
@@ -182,8 +184,8 @@ impl SessionMemory {
         }
     }
 
-    /// The descriptors to pass to the client, in this order: public memory (for reading), counters, inbox,
-    /// mailbox (for reading), then the waker of each lane's applier.
+    /// Returns the descriptors that the server passes to the client, in this order: public memory
+    /// (read-only), counters, inbox, mailbox (read-only), then the waker of each lane's applier.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![
             self.server.public_fd.as_fd(),
@@ -195,7 +197,8 @@ impl SessionMemory {
         fds
     }
 
-    /// Attaches a client thread of this process (embedded mode).
+    /// Attaches a client thread of this process to the session (embedded mode): returns its lanes, one
+    /// for each applier. `peer` names the server in messages.
     ///
     /// # Errors
     /// [`ShmError`].
@@ -209,18 +212,19 @@ impl SessionMemory {
     }
 }
 
-/// Number of descriptors of an attachment.
+/// Returns the number of descriptors that belong to an attachment: four memories, and a waker for each
+/// lane.
 pub const fn descriptors(attach: &ShmAttach) -> usize {
     MEMORIES + attach.parked_flag_at.len()
 }
 
-/// Attaches to a server: maps its memories and returns one lane for each applier, in order. All input from
-/// the peer is checked. Memories must be sealed and have the announced size, sizes and offsets must be
-/// possible, wakers must be eventfds.
+/// Attaches a client to a server: maps its memories and returns one lane for each applier, in order. All
+/// input from the server is checked. Memories must be sealed and have the announced size, sizes and
+/// offsets must be possible, wakers must be eventfds.
 ///
-/// Descriptors are taken in the order of [`SessionMemory::descriptors`] and closed when they are no longer
-/// needed. `peer` names the server in messages. The caller adds [`ShmClientLane::parked_flag`] of each lane
-/// to its parker.
+/// Descriptors are taken in the order of [`SessionMemory::descriptors`] and closed when they are no
+/// longer needed. `peer` names the server in messages. The caller adds [`ShmClientLane::parked_flag`] of
+/// each lane to its parker.
 ///
 /// # Errors
 /// [`ShmError`]; all descriptors are closed then.
@@ -291,7 +295,7 @@ pub fn attach(
     Ok(made)
 }
 
-/// Both ends of one lane in one process.
+/// Both ends of one shared-memory lane in one process, as [`pair`] returns them.
 #[derive(Debug)]
 pub struct ShmPair {
     /// The client's end of the lane.
@@ -304,8 +308,9 @@ pub struct ShmPair {
     pub session: SessionMemory,
 }
 
-/// Connects a client thread with an applier of the same process, without a socket. Takes the same steps as
-/// two processes, so that tests cover the production path.
+/// Creates a lane between a client thread and an applier of the same process, without a socket. `client`
+/// wakes the client, `salt` is the session's nonce. Takes the same steps as two processes, so that tests
+/// cover the production path.
 ///
 /// # Errors
 /// [`ShmError`].

@@ -33,7 +33,7 @@ pub use server_lane::ShmServerLane;
 
 use tidewater_runtime::mem::MemError;
 
-/// Failure while a session attaches.
+/// Failure while a client and a server set up a session's shared memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {

@@ -20,7 +20,7 @@ use rustix::net::{
 use tidewater_protocol::limits::DESCRIPTORS_MAX;
 use tidewater_runtime::clock::Deadline;
 
-/// Failure of passing between two processes of one host.
+/// Failure to connect to another process of this host or to pass descriptors to it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassError {
@@ -66,7 +66,8 @@ pub enum PassError {
 }
 
 impl PassError {
-    /// Whether the error only means that a non-blocking socket is not ready.
+    /// Returns whether the error only means that a non-blocking socket is not ready; the caller tries
+    /// again later.
     pub fn would_block(&self) -> bool {
         matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
     }
@@ -79,15 +80,17 @@ fn os(call: &'static str) -> impl Fn(rustix::io::Errno) -> PassError {
     }
 }
 
-/// Descriptors received and not yet taken; closed when dropped. Holds at most [`DESCRIPTORS_MAX`].
+/// File descriptors received with [`receive`] and not yet taken; dropping closes them. At most
+/// [`DESCRIPTORS_MAX`].
 #[derive(Debug, Default)]
 pub struct Descriptors(Vec<OwnedFd>);
 
 impl Descriptors {
-    /// Takes all descriptors. Their number must be `expected`; otherwise they are closed.
+    /// Removes and returns all held descriptors. Their number must be `expected`; otherwise they are
+    /// closed.
     ///
     /// # Errors
-    /// [`PassError::Count`].
+    /// [`PassError::Count`] for another number.
     pub fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
         let fds = std::mem::take(&mut self.0);
         if fds.len() != expected {
@@ -99,23 +102,24 @@ impl Descriptors {
         Ok(fds)
     }
 
-    /// Number of descriptors held.
+    /// Returns the number of descriptors held.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether no descriptor is held.
+    /// Returns whether no descriptor is held.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Sends bytes and, with the first of them, descriptors: one system call. Returns the number of bytes sent;
-/// the rest of a partial send goes without descriptors. An empty send carries no descriptors. The
-/// descriptors stay open here.
+/// Sends bytes over a unix socket and passes the descriptors `fds` with the first of them (`SCM_RIGHTS`),
+/// in one system call. Returns the number of bytes sent; the rest of a partial send goes without
+/// descriptors. An empty send carries no descriptors. The descriptors stay open in this process.
 ///
 /// # Errors
-/// [`PassError::TooMany`]; [`PassError::Os`], also when the socket is not ready. Nothing was sent then.
+/// [`PassError::TooMany`] for more than [`DESCRIPTORS_MAX`]; [`PassError::Os`], also when the socket is
+/// not ready. Nothing was sent then.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, PassError> {
     if fds.len() > DESCRIPTORS_MAX {
         return Err(PassError::TooMany {
@@ -138,9 +142,9 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
     .map_err(os("sendmsg"))
 }
 
-/// Receives at most `bytes.len()` bytes and the descriptors that came with them, marked close-on-exec.
-/// Returns the number of bytes; 0 is the end of the stream. Allocates at most [`DESCRIPTORS_MAX`]
-/// descriptors, for any amount that the peer sends.
+/// Receives at most `bytes.len()` bytes from a unix socket, and adds the descriptors that came with them
+/// to `held`, marked close-on-exec. Returns the number of bytes; 0 is the end of the stream. `held` never
+/// exceeds [`DESCRIPTORS_MAX`] descriptors, for any number that the peer sends.
 ///
 /// # Errors
 /// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then.
@@ -172,7 +176,8 @@ pub fn receive(
     Ok(got.bytes)
 }
 
-/// Checks that the process at the other end has our user id (as the kernel recorded at connect time).
+/// Checks that the peer process of a unix socket has this process's user id (`SO_PEERCRED`, as the kernel
+/// recorded at connect time).
 ///
 /// # Errors
 /// [`PassError::OtherUser`]: close the connection without an answer.
@@ -188,8 +193,8 @@ pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
     })
 }
 
-/// Listens on an abstract name of at most 107 bytes, visible in this network namespace only. The caller
-/// checks accepted connections with [`same_user`]. The listener does not block.
+/// Listens on a unix socket with an abstract name of at most 107 bytes, visible in this network namespace
+/// only. The listener does not block. The caller checks accepted connections with [`same_user`].
 ///
 /// # Errors
 /// [`PassError::Os`], for instance when the name is taken.
@@ -204,8 +209,9 @@ pub fn listen(name: &str) -> Result<UnixListener, PassError> {
     Ok(listener)
 }
 
-/// Connects to an abstract name and checks that a process of the same user answers: any process in the
-/// network namespace may take a name. The stream blocks.
+/// Connects to a unix socket with an abstract name and checks that a process of the same user listens:
+/// any process in the network namespace may take a name. Blocks until the deadline at most; the returned
+/// stream blocks too.
 ///
 /// # Errors
 /// [`PassError::Deadline`] while the listener's queue is full; [`PassError::OtherUser`]; [`PassError::Os`],
@@ -242,5 +248,5 @@ pub fn connect(name: &str, deadline: Deadline) -> Result<UnixStream, PassError> 
     Ok(stream)
 }
 
-/// Bytes of the control data of one message.
+/// Bytes of the control data (`cmsg`) of one message that carries [`DESCRIPTORS_MAX`] descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));

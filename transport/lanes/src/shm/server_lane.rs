@@ -6,7 +6,8 @@ use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use tidewater_runtime::mem::publish::publish;
 use tidewater_runtime::parked_flag::must_wake;
 
-/// The server end of a shared-memory lane, made by [`super::SessionMemory::port`].
+/// The applier's end of a shared-memory lane, made by [`super::SessionMemory::port`]: it writes the
+/// mailbox and wakes the client.
 #[derive(Debug)]
 pub struct ShmServerLane {
     peer: String,
@@ -29,7 +30,7 @@ impl ShmServerLane {
         port
     }
 
-    /// Stores the word that marks the client's lane as closed or open.
+    /// Stores the mailbox word by which the client sees its lane as closed (1) or open (0).
     fn mark(&self, closed: u64) {
         // The offset comes from the layout, so it is inside and aligned.
         let _ = self.store("destroy", MAILBOX_CLOSED_AT, &closed.to_le_bytes());
@@ -69,8 +70,8 @@ impl ShmServerLane {
         Ok(())
     }
 
-    /// Wakes a client that sleeps or is about to. The client owns the word: a wrong value lets it sleep on,
-    /// or costs the applier one system call a signal.
+    /// Wakes the client thread if its parked flag is set. The client owns that word: a wrong value lets
+    /// it sleep on, or costs the applier one system call a signal.
     fn ring(&self) {
         if must_wake(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
             self.client.wake();
@@ -83,7 +84,8 @@ impl ServerLane for ShmServerLane {
         &self.peer
     }
 
-    /// Has nothing to execute: the client performs all operations itself.
+    /// Returns false, or an error once the lane was destroyed. Nothing is to be executed: the client
+    /// performs all operations itself.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.open("poll").map(|()| false)
     }
@@ -99,14 +101,14 @@ impl ServerLane for ShmServerLane {
         Ok(())
     }
 
-    /// Operations under way wake the applier when they end.
+    /// Returns `None`: operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 
-    /// Marks the client's lane as closed, so that the client posts no more. A client that ignores the mark
-    /// (or is in the middle of a write) still writes its own session's memory. The server no longer reads
-    /// that memory and never reuses it (F11).
+    /// Stores the closed word in the mailbox, so that the client posts no more, and wakes the client. A
+    /// client that ignores the word (or is in the middle of a write) still writes its own session's
+    /// memory. The server no longer reads that memory and never reuses it (F11).
     ///
     /// After recovery no late byte is placed either: the memory has one writer, and that thread requested
     /// the recovery after its last write.

@@ -11,7 +11,7 @@ use crate::fabric::{
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::clock::Deadline;
 
-/// The client end of a simulated lane.
+/// The client end of a simulated lane, made by [`World::connect`].
 #[derive(Debug)]
 pub struct SimClientLane {
     world: World,
@@ -22,7 +22,7 @@ pub struct SimClientLane {
     dead: Option<LaneError>,
 }
 
-/// The server end of a simulated lane.
+/// The server end of a simulated lane, made by [`World::connect`].
 #[derive(Debug)]
 pub struct SimServerLane {
     world: World,
@@ -41,12 +41,13 @@ impl SimClientLane {
         }
     }
 
-    /// Id of the link, for [`World::cut`].
+    /// Returns the id of the lane's link, for [`World::cut`].
     pub const fn link(&self) -> LinkId {
         self.id
     }
 
-    /// A yield point before each call; fails when the lane is known to be broken.
+    /// Starts a call: a yield point, at which the adversary may break the link. Fails when the client
+    /// knows that the link is broken.
     fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -68,7 +69,8 @@ impl SimClientLane {
         }
     }
 
-    /// Waits until `done`; a missed deadline breaks the lane.
+    /// Blocks the task until `done` returns a value. If the deadline passes first, the lane breaks with
+    /// [`LaneError::Deadline`].
     fn wait_for<T>(
         &mut self,
         op: &'static str,
@@ -87,7 +89,8 @@ impl SimClientLane {
         Err(late)
     }
 
-    /// Waits until `done`; `None` at the deadline.
+    /// Blocks the task until `done` returns a value; returns `None` at the deadline. Fails when the link
+    /// is known to be broken.
     fn wait_until<T>(
         &mut self,
         op: &'static str,
@@ -153,8 +156,8 @@ impl SimClientLane {
         }
     }
 
-    /// Ends a direct receive: bodies go to the caller's memory, heads to the batch, and the batch's body is
-    /// overwritten.
+    /// Ends a direct receive ([`ClientLane::wait_read`]): bodies go to the caller's `body`, heads to the
+    /// batch. The batch's own body is overwritten with noise.
     fn finish_direct(&self, complete: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
         let mut complete = complete;
         let mut owned = complete.take_owned()?;
@@ -164,7 +167,8 @@ impl SimClientLane {
         Some(owned)
     }
 
-    /// Overwrites the ranges of `ops` in a destination, heads or bodies, with other values.
+    /// Overwrites the destination bytes of `ops` with noise, so that no code relies on unspecified bytes.
+    /// `part` is 0 if `dest` is the head buffer, 1 if it is the body buffer.
     fn spoil(&self, ops: &[ReadOp], dest: &mut [u8], part: usize) {
         let noise = self.world.rng().bits() as u8;
         for op in ops {
@@ -207,7 +211,7 @@ fn known_error(core: &mut Core, id: LinkId) -> Option<LaneError> {
     link.error.clone().filter(|_| link.client_knows)
 }
 
-/// The same error, reported by another operation.
+/// Returns a copy of the error that names another operation, if the lane is broken.
 fn named(error: &LaneError, now: &'static str) -> LaneError {
     let mut error = error.clone();
     if let LaneError::Broken { op, .. } = &mut error {
@@ -248,7 +252,8 @@ fn same_reads(posted: &[ReadOp], ops: &[ReadOp]) -> Result<(), LaneError> {
 }
 
 impl ClientLane for SimClientLane {
-    /// Reports TCP over a distance with reads in order, so that the client reads as it does over TCP.
+    /// Returns `Sim`; `Tcp` over a distance with reads in order, so that the client reads as it does over
+    /// TCP.
     fn transport(&self) -> TransportKind {
         match self.world.0.lock().faults.distance {
             Some(distance) if distance.reads_in_order => TransportKind::Tcp,
@@ -304,7 +309,8 @@ impl ClientLane for SimClientLane {
         core.link(self.id).finished.swap_remove_front(nth)
     }
 
-    /// Receives the oldest batch directly, except one time in four: the contract lets a lane decline.
+    /// Receives the oldest batch directly into `body`. Declines one time in four with `None`, as the
+    /// contract lets a lane do.
     fn wait_read(
         &mut self,
         tag: u64,
@@ -415,7 +421,8 @@ impl ClientLane for SimClientLane {
         Ok(())
     }
 
-    /// Some of the posts stay here until a poll, a flush or a wait.
+    /// Flushes with probability one half if the faults may hold posts, else always. Held posts stay until
+    /// a poll, a flush or a wait.
     fn flush_soon(&mut self) -> Result<(), LaneError> {
         self.begin("flush_soon")?;
         let mut core = self.world.0.lock();
@@ -437,7 +444,7 @@ impl ClientLane for SimClientLane {
         &self.mailbox
     }
 
-    /// The simulator maps no server memory: reads travel.
+    /// Returns `None`: the simulator maps no server memory, as reads go over the simulated network.
     fn mapping(&self) -> Option<Mapping> {
         None
     }
@@ -458,7 +465,7 @@ impl SimServerLane {
         Self { world, id, peer }
     }
 
-    /// Id of the link, for [`World::cut`].
+    /// Returns the id of the lane's link, for [`World::cut`].
     pub const fn link(&self) -> LinkId {
         self.id
     }
@@ -487,8 +494,8 @@ impl ServerLane for SimServerLane {
         &self.peer
     }
 
-    /// Does nothing: the simulated NIC executes by itself, against a view of the table and inbox that the
-    /// link was made with.
+    /// Executes nothing: the simulated NIC executes requests by itself, against the table and inbox that
+    /// the link was made with. Returns whether the NIC placed client writes since the last poll.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();
@@ -517,7 +524,7 @@ impl ServerLane for SimServerLane {
         Ok(())
     }
 
-    /// Operations under way wake the applier when they end.
+    /// Returns `None`: operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

@@ -8,15 +8,17 @@ use super::link::{Event, Link};
 use super::rng::Rng;
 use tidewater_protocol::layout::hash::mix64;
 
-/// Longest step of a task, in virtual nanoseconds.
+/// Greatest virtual time that passes at one yield point, in nanoseconds.
 const STEP_NS_MAX: u64 = 200;
-/// A wait beyond this time counts as endless: 24 h of virtual time.
+/// Virtual time in nanoseconds (24 h) beyond which a wait counts as endless, so that a deadlock is
+/// detected.
 const HORIZON_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 pub(super) type TaskId = usize;
 pub(super) type ParkerId = usize;
 
-/// Reason why a world failed.
+/// Reason why a simulated run failed: a panic, a deadlock, too many steps, or a task that blocks outside
+/// the simulator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
@@ -117,7 +119,8 @@ impl Core {
         }
     }
 
-    /// Adds a decision to the trace. Memory contents stay out of it: nonces may come from the system.
+    /// Mixes a decision of the simulator (its kind and a number) into the trace hash. Memory contents
+    /// stay out of it: nonces may come from the system.
     pub(super) fn note(&mut self, what: u64, number: u64) {
         self.trace = mix64(self.trace ^ mix64(what.wrapping_mul(0x1_0000_0001) ^ number));
     }
@@ -128,8 +131,8 @@ impl Core {
             .insert((self.now + after_ns, self.events_made), event);
     }
 
-    /// Delay of a packet: the distance, if there is one. Otherwise mostly up to a sixteenth of the longest,
-    /// one in eight up to the longest.
+    /// Draws the delay of a packet in virtual nanoseconds. It is the fixed distance, if one is set.
+    /// Otherwise it is up to the longest delay in one of eight draws, else up to a sixteenth of that.
     pub(super) fn delay(&mut self) -> u64 {
         if let Some(distance) = self.faults.distance {
             return distance.one_way.as_nanos() as u64;
@@ -150,7 +153,8 @@ impl Core {
         }
     }
 
-    /// Fires a waker. It has an effect only on a parker that announced that it parks.
+    /// Fires the waker of a simulated parker. It has an effect only between the parker's `prepare_park`
+    /// and `cancel_park`.
     pub(super) fn wake_parker(&mut self, parker: ParkerId) {
         self.note(3, parker as u64);
         let s = &mut self.parkers[parker];
@@ -162,7 +166,8 @@ impl Core {
         }
     }
 
-    /// One step of the running task: time passes, packets arrive.
+    /// Counts one yield point: virtual time passes by up to [`STEP_NS_MAX`], and events that are due
+    /// happen.
     pub(super) fn advance(&mut self) {
         self.steps += 1;
         self.now += 1 + self.rng.below(STEP_NS_MAX);
@@ -180,7 +185,8 @@ impl Core {
         }
     }
 
-    /// Lets time pass to the next event or to `until`, when no task can run.
+    /// Lets virtual time pass to the next event, at most to `until` (nanoseconds), and processes the
+    /// events that are due. Called when no task can run.
     pub(super) fn skip(&mut self, until: u64) {
         let next = self.events.first_key_value().map_or(u64::MAX, |(k, _)| k.0);
         self.now = self.now.max(next.min(until));
@@ -197,7 +203,9 @@ impl Core {
         }
     }
 
-    /// Picks the next task to run; `None` when no task can, with the reason in `failure`.
+    /// Picks the task that runs next, at random among those that are ready; `running` is the one that
+    /// runs now. Skips virtual time while none is ready. Returns `None` at a deadlock or the limit of
+    /// steps, with the reason in `failure`.
     pub(super) fn pick(&mut self, running: Option<TaskId>) -> Option<TaskId> {
         loop {
             self.expire();
@@ -239,7 +247,7 @@ impl Core {
         alive.map(|t| t.name.clone()).collect()
     }
 
-    /// Whether only services are left.
+    /// Returns whether all tasks but services have ended, so that the world may end.
     pub(super) fn finished(&self) -> bool {
         self.tasks
             .iter()

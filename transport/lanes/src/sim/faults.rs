@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// Faults that the adversary may inject. All of them are inside the contract: code that fails under any
-/// setting relies on a property that `fabric` does not promise.
+/// Faults that the simulator's adversary may inject, with their probabilities and limits. The lane
+/// contract allows all of them: code that fails under any setting relies on a property that `fabric` does
+/// not promise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Faults {
     /// Probability that a call on either end of a lane breaks it, with unknown outcome (F10).
@@ -35,8 +36,8 @@ pub struct Faults {
     pub distance: Option<Distance>,
 }
 
-/// Fixed latency of each packet. The virtual time of a call, divided by a round trip, is then the number
-/// of its dependent round trips.
+/// Fixed latency of each simulated packet. The virtual time of a call, divided by a round trip, is then
+/// the number of its dependent round trips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Distance {
     /// Time from one end to the other.
@@ -48,7 +49,7 @@ pub struct Distance {
 }
 
 impl Faults {
-    /// A good network: delays, no other fault.
+    /// Returns the faults of a good network: delays of up to 4 us, no other fault.
     pub const fn calm() -> Self {
         Self {
             disconnect_per_op: 0.0,
@@ -66,7 +67,7 @@ impl Faults {
         }
     }
 
-    /// A good network with a fixed latency: round trips can be counted.
+    /// Returns the faults of a good network with a fixed latency, so that round trips can be counted.
     pub const fn distant(distance: Distance) -> Self {
         Self {
             distance: Some(distance),
@@ -74,7 +75,8 @@ impl Faults {
         }
     }
 
-    /// All faults that break no lane.
+    /// Returns all faults that break no lane: torn and reordered bytes, held posts, delays, stalls,
+    /// spurious wake-ups.
     pub const fn rough() -> Self {
         Self {
             tear: true,
@@ -89,7 +91,8 @@ impl Faults {
         }
     }
 
-    /// All faults: lanes break about once in 300 calls, some of them silently.
+    /// Returns all faults, with breaks: a lane breaks about once in 300 calls, one in eight of the breaks
+    /// silently.
     pub const fn hostile() -> Self {
         Self {
             disconnect_per_op: 0.003,
@@ -101,7 +104,8 @@ impl Faults {
         }
     }
 
-    /// The same faults with WRITEs placed one after the other, as shared memory and TCP do.
+    /// Returns the same faults, but WRITEs are placed in the order in which they were posted, as over
+    /// shared memory and TCP.
     #[must_use]
     pub const fn writes_in_order(self) -> Self {
         Self {
@@ -110,7 +114,7 @@ impl Faults {
         }
     }
 
-    /// The same faults without breaks.
+    /// Returns the same faults, but no lane breaks.
     #[must_use]
     pub const fn unbroken(self) -> Self {
         Self {

@@ -8,7 +8,8 @@ use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, LaneError};
 use tidewater_runtime::mem::WordsMut;
 
 impl Core {
-    /// Places a part of a post of a stream: of the oldest, or of a WRITE that passes it.
+    /// Places a part of one post in flight: of the oldest, or of a WRITE that passes it. Then schedules
+    /// the next placement of this direction.
     pub(super) fn land(&mut self, id: LinkId, way: Way) {
         let reorders = self.faults.reorder_writes;
         let link = self.link(id);
@@ -48,8 +49,8 @@ impl Core {
         self.schedule_placement(id, way);
     }
 
-    /// A WRITE is complete before earlier posts: its owner may see it. If it is a signal, the wake-up keeps
-    /// its position among the posts.
+    /// Completes a WRITE that was placed before earlier posts, so its reader may see it. If it is a
+    /// signal, the wake-up keeps its position among the posts.
     fn passed(&mut self, id: LinkId, way: Way, place: usize, post: &Post) {
         let link = self.link(id);
         link.moved |= way == Way::ToServer;
@@ -68,7 +69,8 @@ impl Core {
         }
     }
 
-    /// Checks access and bounds before the first byte moves (F09).
+    /// Checks key, access flags and bounds of a post before its first byte is placed (F09). A refusal
+    /// breaks the link and returns false. Otherwise draws the order of its words and returns true.
     fn admit(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let link = &mut self.links[id.0];
         let (key, addr) = (post.to.key, post.to.addr);
@@ -127,7 +129,8 @@ impl Core {
         true
     }
 
-    /// Stores some of the remaining words; true when the post is complete.
+    /// Places some of the remaining words of a post, some of them torn. Returns whether the post is
+    /// complete.
     fn move_words(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let (Action::Write { bytes, .. }, Some(left)) = (&post.action, &mut post.words_left) else {
             return true;
@@ -165,7 +168,8 @@ impl Core {
         left.is_empty()
     }
 
-    /// Performs the consequences of a completely placed post.
+    /// Ends a post that is completely placed: wakes the signalled end, or performs the atomic and
+    /// schedules its answer.
     fn finish_post(&mut self, id: LinkId, way: Way, post: &Post) {
         let link = &mut self.links[id.0];
         let (owner, client) = (link.owner_parker, link.client_parker);
@@ -199,8 +203,8 @@ impl Core {
     }
 }
 
-/// Stores a word of a post, or, if torn, some of its bytes. Bytes of a last word past the end of the post
-/// have no promise: they stay, or become zero.
+/// Stores word number `word` of a post in `window`, or, if `torn`, only some of its bytes. Bytes of a
+/// last word past the end of the post are unspecified: they stay, or become zero.
 fn store_word(
     window: &WordsMut<'_>,
     at: usize,

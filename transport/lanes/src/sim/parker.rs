@@ -7,9 +7,10 @@ use super::world::World;
 use crate::fabric::Parker;
 use tidewater_runtime::clock::Deadline;
 
-/// The simulated [`Parker`]. A wake-up has an effect only between `prepare_park` and `cancel_park`. The
-/// task wakes only by a waker, at its deadline, or (if the faults say so) for no reason. A wake-up that the
-/// protocol above loses shows up as an overrun deadline, counted in `Outcome::timeouts`.
+/// The simulated [`Parker`], which sleeps in virtual time. A wake-up has an effect only between
+/// `prepare_park` and `cancel_park`. The task wakes only by a waker, at its deadline, or (if the faults
+/// say so) spuriously. A lost wake-up therefore shows up as an overrun deadline, counted in
+/// `Outcome::timeouts`.
 #[derive(Debug)]
 pub struct SimParker {
     world: World,
@@ -25,7 +26,7 @@ impl SimParker {
         self.id
     }
 
-    /// A handle that wakes it: for links, and for control code that has no lane.
+    /// Returns a handle that wakes this parker, for links and for control code that has no lane.
     pub fn waker(&self) -> SimWaker {
         SimWaker {
             world: self.world.clone(),
@@ -71,13 +72,14 @@ impl Parker for SimParker {
         shared.step();
     }
 
-    /// Virtual time passes only at yield points; a long spin would only cost steps.
+    /// Returns 1 us of virtual time: time passes only at yield points, so a long spin would only cost
+    /// steps.
     fn spin(&self) -> Duration {
         Duration::from_micros(1)
     }
 }
 
-/// Handle that wakes a [`SimParker`].
+/// Handle that wakes one [`SimParker`]. Clones wake the same parker.
 #[derive(Debug, Clone)]
 pub struct SimWaker {
     world: World,
@@ -89,7 +91,7 @@ impl SimWaker {
         self.id
     }
 
-    /// Wakes the parker if it sleeps or is about to.
+    /// Wakes the parker if it sleeps or is about to; otherwise has no effect. A yield point.
     pub fn wake(&self) {
         self.world.0.step();
         self.world.0.lock().wake_parker(self.id);

@@ -10,8 +10,8 @@ use super::world::World;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 
-/// Sends values to one receiving task, in order, with delays. Clones share it. It stands in for the control
-/// connection (attach, RECOVER) in end-to-end tests.
+/// Simulated queue to one receiving task: ordered, reliable, with delays in virtual time. Clones share
+/// it. It stands in for the control connection (attach, RECOVER) in end-to-end tests.
 #[derive(Debug)]
 pub struct SimQueue<T> {
     world: World,
@@ -37,7 +37,7 @@ impl<T> Clone for SimQueue<T> {
 }
 
 impl<T> SimQueue<T> {
-    /// Creates an empty queue.
+    /// Creates an empty queue between tasks of `world`.
     pub fn new(world: &World) -> Self {
         let state = State {
             items: VecDeque::new(),
@@ -50,7 +50,8 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Sets the parker in which the receiver sleeps when it is idle; it polls with [`SimQueue::try_recv`].
+    /// Sets the parker that an arriving value wakes: the one in which the receiving task sleeps when
+    /// idle. The task polls with [`SimQueue::try_recv`].
     #[must_use]
     pub fn waking(self, parker: &SimParker) -> Self {
         self.state().parker = Some(parker.id());
@@ -64,7 +65,7 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Sends a value; never blocks.
+    /// Sends a value, which arrives after a random delay, behind the values sent before. Never blocks.
     pub fn send(&self, value: T) {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -81,7 +82,7 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Returns the next value if it has arrived; never blocks.
+    /// Returns the next value if it has arrived, else `None`. Never blocks.
     pub fn try_recv(&self) -> Option<T> {
         self.world.0.step();
         let now = self.world.0.enter().now;
@@ -90,7 +91,7 @@ impl<T> SimQueue<T> {
         due.then(|| state.items.pop_front()).flatten().map(|i| i.1)
     }
 
-    /// Waits for the next value; `None` at the deadline.
+    /// Blocks the task until the next value arrives, and returns it; `None` at the deadline.
     pub fn recv(&self, deadline: Deadline) -> Option<T> {
         let shared = &self.world.0;
         let until = shared.nanos(deadline);

@@ -8,7 +8,7 @@ use crate::fabric::{AccessFlags, LaneError, ReadBatch, ReadDest, ReadOp, Unpack}
 use crate::region_table::RegisteredRegion;
 use tidewater_protocol::layout::LINE_BYTES;
 
-/// A read in flight.
+/// One read in flight: its request and the cache lines that the simulated NIC has sampled so far.
 #[derive(Debug)]
 pub(super) struct Read {
     id: u64,
@@ -24,7 +24,7 @@ pub(super) struct Read {
     scheduled: bool,
 }
 
-/// Reads that come back together.
+/// A list of reads that completes as a whole, of a blocking call or of a submitted [`ReadBatch`].
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) id: u64,
@@ -38,7 +38,7 @@ pub(super) struct Batch {
     pub(super) is_direct: bool,
 }
 
-/// A read that is complete.
+/// A complete read of a batch, with its data, before it is placed.
 #[derive(Debug)]
 struct Done {
     nth: usize,
@@ -51,7 +51,8 @@ struct Done {
 }
 
 impl Done {
-    /// Places the data at the offsets of `op`. A read that was taken gets [`NO_VALUE`] as its head.
+    /// Places the data in `into` at the offsets of `op`. If an unpacker took the read, its head is filled
+    /// with [`NO_VALUE`] and its body stays.
     fn place(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
@@ -64,37 +65,38 @@ impl Done {
 }
 
 impl Batch {
-    /// Whether all its reads are complete.
+    /// Returns whether all reads of the batch are complete.
     pub(super) const fn is_complete(&self) -> bool {
         self.left == 0
     }
 
-    /// Places the data of reads that were not taken.
+    /// Places the data of all reads that no unpacker took, at the offsets of their own requests.
     pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.place(&done.op, into);
         }
     }
 
-    /// Places the data like [`Self::deliver`], at the offsets of the same reads in `ops`.
+    /// Places the data like [`Self::deliver`], but at the offsets that the same reads have in `ops`.
     pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.place(&ops[done.nth], into);
         }
     }
 
-    /// The caller's memory that was moved here.
+    /// Returns the submitted [`ReadBatch`]; `None` for the reads of a blocking call.
     pub(super) const fn owned(&self) -> Option<&ReadBatch> {
         self.owned.as_ref()
     }
 
-    /// Removes the caller's memory: the batch is over.
+    /// Removes and returns the submitted [`ReadBatch`], which ends the batch; `None` for the reads of a
+    /// blocking call.
     pub(super) const fn take_owned(&mut self) -> Option<ReadBatch> {
         self.owned.take()
     }
 
-    /// Copies bytes that unpackers put into the batch's own memory to `body`, at the offsets of the same reads
-    /// in `ops`; or back.
+    /// Copies bytes that unpackers wrote into the batch's own memory to `body`, at the offsets of the
+    /// same reads in `ops`. With `back`, copies them from `body` to the batch.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
             return;
@@ -111,8 +113,8 @@ impl Batch {
         }
     }
 
-    /// Offers complete reads to a unpacker, some with the bytes that follow them. A read is offered at most
-    /// once, so that others are placed.
+    /// Offers complete reads to an unpacker, at random, some with the bytes of the reads that follow.
+    /// Each read is offered at most once, so that others are placed.
     pub(super) fn offer(&mut self, rng: &mut Rng, unpacker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
@@ -143,11 +145,12 @@ impl Batch {
     }
 }
 
-/// Byte that fills places without a value.
+/// Byte that fills destinations that the contract leaves unspecified.
 const NO_VALUE: u8 = 0xa5;
 
 impl Core {
-    /// Queues reads; a borrowed batch is sent at once, an owned one at the next flush.
+    /// Queues a list of reads on a link and returns the id of its batch. `owned` is the submitted batch,
+    /// if any. Nothing starts before [`Self::send_reads`].
     pub(super) fn queue_reads(
         &mut self,
         id: LinkId,
@@ -184,7 +187,7 @@ impl Core {
         batch
     }
 
-    /// Hands all queued reads over.
+    /// Hands all queued reads of a link over to the simulated network, and starts those that may start.
     pub(super) fn send_reads(&mut self, id: LinkId) {
         let link = self.link(id);
         link.batches.iter_mut().for_each(|b| b.sent = true);
@@ -192,8 +195,9 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Starts reads that may start: all that were sent, a fenced read only when it is the oldest. An end
-    /// that executes reads in order keeps the fences itself: events of one time fire in their order.
+    /// Starts the reads that may start: all that were sent, a fenced read only when it is the oldest. A
+    /// network that executes reads in order keeps the fences itself: events of one time fire in their
+    /// order.
     fn start_reads(&mut self, id: LinkId) {
         let in_order = self.faults.distance.is_some_and(|d| d.reads_in_order);
         let mut at = 0;
@@ -213,7 +217,8 @@ impl Core {
         }
     }
 
-    /// Samples some of a read's lines.
+    /// Samples some cache lines of a read from server memory, and schedules the rest or the completion. A
+    /// refused access breaks the link.
     pub(super) fn sample(&mut self, id: LinkId, read: u64) {
         let Some(at) = self.links[id.0].reads.iter().position(|r| r.id == read) else {
             return;
@@ -266,7 +271,8 @@ impl Core {
         Ok(export)
     }
 
-    /// Samples some lines; true when all of the read was sampled for the last time.
+    /// Copies some cache lines of a read from server memory, some with bytes of two times mixed. Returns
+    /// whether no line is left to sample.
     fn sample_lines(&mut self, export: &RegisteredRegion, read: &mut Read) -> bool {
         let Read {
             op,
@@ -309,7 +315,7 @@ impl Core {
         fresh.is_empty() && again.is_empty()
     }
 
-    /// Completes a read: later ones that waited for it may start (F03).
+    /// Completes a read: its data goes to its batch, and later reads that waited for it may start (F03).
     pub(super) fn complete(&mut self, id: LinkId, read: u64) {
         let link = self.link(id);
         let Some(at) = link.reads.iter().position(|r| r.id == read) else {
@@ -331,8 +337,8 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Wakes a waiting call, and moves complete batches to where [`crate::fabric::ClientLane::poll_read`]
-    /// finds them.
+    /// Moves complete submitted batches to the queue of [`crate::fabric::ClientLane::poll_read`], and
+    /// wakes the client's task or parker.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let parker = link.client_parker;

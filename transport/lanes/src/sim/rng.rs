@@ -2,7 +2,7 @@
 
 use tidewater_protocol::layout::hash::mix64;
 
-/// A seeded generator; equal seeds give equal numbers on every machine.
+/// Seeded pseudo-random number generator; equal seeds give equal numbers on every machine.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
@@ -18,23 +18,23 @@ impl Rng {
         mix64(self.0)
     }
 
-    /// A number below `n`; 0 when `n` is 0.
+    /// Returns a uniform random number below `n`; 0 when `n` is 0.
     pub const fn below(&mut self, n: u64) -> u64 {
         ((self.bits() as u128 * n as u128) >> 64) as u64
     }
 
-    /// True with probability `p`.
+    /// Returns true with probability `p`, from 0 to 1.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 
-    /// Derives an independent generator.
+    /// Creates another generator, seeded by the next number of this one.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self::new(self.bits())
     }
 
-    /// Puts the items in random order.
+    /// Shuffles a slice into a uniformly random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::world::Outcome;
 
-/// Source location of a test: made by [`crate::here`].
+/// Source location of a test, for the command that repeats a failed seed. Made by [`crate::here`].
 #[derive(Debug, Clone, Copy)]
 pub struct Here {
     /// The package, as cargo names it.
@@ -29,7 +29,7 @@ macro_rules! here {
 }
 
 impl Here {
-    /// The single command that runs one seed again.
+    /// Returns the shell command that runs this test again with one seed.
     pub fn repeat(&self, seed: u64) -> String {
         let path = self
             .path
@@ -55,8 +55,8 @@ impl Here {
     }
 }
 
-/// The seeds to run: the one of `TIDEWATER_SEED`; or `TIDEWATER_SEEDS` of them from the start of `usual`;
-/// or `usual`.
+/// Returns the range of seeds that a sweep runs. `TIDEWATER_SEED` selects one seed; `TIDEWATER_SEEDS`
+/// selects that many from the start of `usual`. Without them it is `usual`.
 pub fn seeds(usual: Range<u64>) -> Range<u64> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     if let Some(seed) = number("TIDEWATER_SEED") {
@@ -68,7 +68,7 @@ pub fn seeds(usual: Range<u64>) -> Range<u64> {
     }
 }
 
-/// Totals of a sweep.
+/// Totals over all runs of a sweep, one run a seed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Swept {
     /// Number of worlds run, one a seed.
@@ -81,10 +81,10 @@ pub struct Swept {
     pub breaks: u64,
 }
 
-/// Runs `world` for each seed of [`seeds`].
+/// Runs the simulation `world` once for each seed of [`seeds`], and returns the totals.
 ///
 /// # Panics
-/// When a seed fails, with the failure and the single command that repeats it.
+/// When a run fails: the message has the failure and the command that repeats its seed.
 pub fn sweep(here: Here, usual: Range<u64>, mut world: impl FnMut(u64) -> Outcome) -> Swept {
     let mut swept = Swept::default();
     for seed in seeds(usual) {

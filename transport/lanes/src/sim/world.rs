@@ -21,19 +21,20 @@ use crate::fabric::{Inbox, Mailbox};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// A task that keeps its turn this long blocks outside the simulator.
+/// Real time (60 s) after which a task that has not given its turn back counts as blocked outside the
+/// simulator.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const NOBODY: usize = usize::MAX;
 
 thread_local! {
-    /// World and task number of this thread.
+    /// World id and task number of this thread; `None` outside of simulated tasks.
     static TASK: Cell<Option<(u64, TaskId)>> = const { Cell::new(None) };
 }
 
-/// Unwinds a task when its world has ended; never reported.
+/// Panic payload that unwinds a task when its world has ended; never reported as a failure.
 struct Ended;
 
-/// A world: a handle that can be cloned and given to tasks.
+/// Handle of a simulated world: its tasks, virtual time, links and adversary. Clones share the world.
 #[derive(Debug, Clone)]
 pub struct World(pub(super) Arc<Shared>);
 
@@ -49,7 +50,7 @@ pub(super) struct Shared {
     threads: Mutex<Vec<(Thread, Option<JoinHandle<()>>)>>,
 }
 
-/// Result of a run.
+/// Result of a simulated run: its totals, and its failure if it failed.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Outcome {
@@ -71,7 +72,7 @@ pub struct Outcome {
     pub failure: Option<Failure>,
 }
 
-/// The ends of a simulated lane.
+/// Description of a simulated lane, for [`World::connect`]: names, memory and wakers of its two ends.
 #[derive(Debug)]
 pub struct LinkSpec<'a> {
     /// The client, as the server's messages name it.
@@ -93,7 +94,7 @@ pub struct LinkSpec<'a> {
 }
 
 impl World {
-    /// Creates an empty world.
+    /// Creates a world without tasks; `seed` and `faults` determine the run.
     pub fn new(seed: u64, faults: Faults) -> Self {
         static WORLDS: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Shared {
@@ -108,28 +109,30 @@ impl World {
         }))
     }
 
-    /// Ends the run as failed after this many steps (default 20 million).
+    /// Sets the number of yield points after which the run fails with [`Failure::Steps`] (default 20
+    /// million).
     pub fn limit_steps(&self, steps: u64) {
         self.0.lock().steps_max = steps;
     }
 
-    /// Changes the faults from now on: for a calm end of a rough run.
+    /// Replaces the faults from now on, for example for a calm end of a rough run.
     pub fn set_faults(&self, faults: Faults) {
         self.0.lock().faults = faults;
     }
 
-    /// Adds a task; the world ends when all have returned. Tasks may spawn tasks.
+    /// Adds a task, on a thread of its own. The world ends when all tasks but services have returned.
+    /// Tasks may spawn tasks.
     pub fn spawn(&self, name: &str, task: impl FnOnce() + Send + 'static) {
         self.start(name, false, Box::new(task));
     }
 
-    /// Adds a task that the world does not wait for, such as a server's loop. When only services are left,
-    /// their next yield point unwinds them.
+    /// Adds a task that the world does not wait for, such as a server's loop. When only services are
+    /// left, the world ends and their next yield point unwinds them.
     pub fn spawn_service(&self, name: &str, task: impl FnOnce() + Send + 'static) {
         self.start(name, true, Box::new(task));
     }
 
-    /// Creates a parker, for one task and for the links that must wake it.
+    /// Creates a simulated parker, for one task and for the links that must wake it.
     pub fn parker(&self) -> SimParker {
         let mut core = self.0.lock();
         core.parkers.push(ParkerState::default());
@@ -138,7 +141,8 @@ impl World {
         SimParker::new(self.clone(), id)
     }
 
-    /// Connects a lane. May be called before `run` or from a task.
+    /// Creates a simulated lane and returns its client end and its server end. May be called before
+    /// [`Self::run`] or from a task.
     pub fn connect(&self, spec: LinkSpec<'_>) -> (SimClientLane, SimServerLane) {
         let (client, server) = (spec.client.to_owned(), spec.server.to_owned());
         let mailbox = spec.mailbox.clone();
@@ -150,29 +154,31 @@ impl World {
         (lane, SimServerLane::new(self.clone(), id, client))
     }
 
-    /// Breaks a link now, as the network would.
+    /// Breaks a link now, as the adversary would: each end learns of it some time later.
     pub fn cut(&self, link: LinkId) {
         self.0.lock().break_link(link, "the test cut it");
     }
 
-    /// A generator for the tests' own choices, a function of the seed.
+    /// Returns a random generator for the tests' own choices, seeded from the world's generator.
     pub fn rng(&self) -> super::Rng {
         self.0.lock().rng.fork()
     }
 
-    /// A yield point, for code that calls no lane: a writer in the middle of a row.
+    /// Yields to the simulator, for code that calls no lane, such as a writer in the middle of a row.
     pub fn step(&self) {
         self.0.step();
     }
 
-    /// Stops the running task for a while.
+    /// Blocks the running task for `time` of virtual time.
     pub fn pause(&self, time: Duration) {
         let core = self.0.enter();
         let until = core.now + time.as_nanos() as u64;
         drop(self.0.wait(core, until));
     }
 
-    /// Runs all tasks to their end. A task that panics ends the world.
+    /// Runs until all tasks but services have returned, and returns the outcome. A task's panic, a
+    /// deadlock, too many steps or a stuck task ends the run early and becomes `Outcome::failure`. Blocks
+    /// the calling thread, which is no task.
     pub fn run(&self) -> Outcome {
         let shared = &*self.0;
         let mut core = shared.lock();
@@ -239,7 +245,7 @@ impl Shared {
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
-    /// Takes the lock and adds the time that the task has spent reading the clock.
+    /// Locks the world's state. First advances virtual time by what the task has spent in clock reads.
     pub(super) fn enter(&self) -> MutexGuard<'_, Core> {
         let mut core = self.lock();
         if let (Some(_), Some(at)) = (self.me(), clock::virtual_now()) {
@@ -252,7 +258,8 @@ impl Shared {
         clock::set_virtual(Some(self.base + Duration::from_nanos(core.now)));
     }
 
-    /// A yield point: time passes, packets arrive, perhaps another task runs.
+    /// Passes a yield point: virtual time passes, events happen, the task may stall, and perhaps another
+    /// task runs.
     pub(super) fn step(&self) {
         let mut core = self.enter();
         core.advance();
@@ -272,8 +279,8 @@ impl Shared {
         drop(self.switch(core, me));
     }
 
-    /// Blocks the running task until it is woken or `until`. Outside a task the world just runs on to the
-    /// next event.
+    /// Blocks the running task until it is woken or virtual time reaches `until` (nanoseconds). On a
+    /// thread that is no task, virtual time skips to the next event instead.
     pub(super) fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -310,7 +317,9 @@ impl Shared {
         core
     }
 
-    /// Picks the next task and gives it the turn; ends the world when there is none.
+    /// Picks the next task, passes the turn to it, and returns it; `running` is the task that has the
+    /// turn. Ends the world and returns `None` when all tasks but services have ended, at a deadlock, or
+    /// at the limit of steps.
     fn hand_on(&self, core: &mut Core, running: Option<TaskId>) -> Option<TaskId> {
         let next = if core.finished() {
             None

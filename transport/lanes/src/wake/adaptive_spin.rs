@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Extended spin of a wait. A wait that ended sooner, its sleep included, makes the next one spin this
-/// long.
+/// Extended spin of a wait: 200 us. If spin and sleep of a wait together were shorter, the next wait
+/// spins this long.
 ///
 /// A parked thread takes 30 to 100 us to wake on a virtual machine. That is several times the spin of a
 /// thread that has to yield its core. If two threads exchange messages and one is descheduled for as long
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// other's and its own. When messages stop coming in shorter intervals, this much time of a core is lost.
 const PATIENT: Duration = Duration::from_micros(200);
 
-/// Computes the spin of the next wait.
+/// Spin time of the next wait, adapted to how long the last wait slept.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
     least: Duration,
@@ -20,7 +20,7 @@ pub(super) struct AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    /// A spin of constant length.
+    /// Creates a spin time that stays constant at `spin`.
     pub(super) const fn steady(spin: Duration) -> Self {
         Self {
             least: spin,
@@ -29,8 +29,8 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Enables learning: the spin keeps its length at least, and grows to [`PATIENT`] where that pays. A
-    /// thread that never spins has no core to do it on, and does not learn.
+    /// Enables adaptation: the spin time never falls below its initial value, and rises to [`PATIENT`]
+    /// after short sleeps. Stays off for a spin of zero, as of a thread that has no core to spin on.
     pub(super) const fn learning(self) -> Self {
         Self {
             learns: !self.least.is_zero(),
@@ -42,8 +42,9 @@ impl AdaptiveSpin {
         self.now
     }
 
-    /// Records a wait that spun in vain and then slept for `slept`. An extended spin in vain is not
-    /// repeated at once. Polls that are `dear` never extend it: they hold a core that other threads would
+    /// Sets the next spin time after a wait that spun in vain and then slept for `slept`. It becomes
+    /// [`PATIENT`] if spin and sleep together were shorter than that, but not twice in a row. Otherwise,
+    /// and if polls are `dear`, it is the initial one. Dear polls hold a core that other threads would
     /// use, or are system calls.
     pub(super) fn slept(&mut self, slept: Duration, dear: bool) {
         let soon = self.now < PATIENT && self.now + slept <= PATIENT;
