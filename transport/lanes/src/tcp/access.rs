@@ -6,13 +6,14 @@ use crate::num::size;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Words, WordsMut};
 
-/// Shorter reads are copied behind their header: cheaper than an entry in the kernel's gather list.
+/// Reads of at most this many bytes are copied into the answer: cheaper than an entry in the kernel's
+/// gather list.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 
-/// Least cost of a short read, in bytes of a poll's budget: the cache misses of its row.
+/// Least cost of a short read, in bytes of a poll's budget: it stands for the cache misses of its row.
 const SHORT_READ_BYTES: usize = 256;
-/// Reads that are prefetched together before they are copied. They are few enough that the core tracks all
-/// of them, and waits for several address translations at a time.
+/// Number of reads that are prefetched together before they are copied. They are few enough that the core
+/// tracks all of them, and waits for several address translations at a time.
 const READS_TOGETHER: usize = 16;
 
 #[inline]
@@ -22,7 +23,7 @@ fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>,
     words.map_err(|_| AccessDenied::Outside)
 }
 
-/// Reads that are copied together.
+/// Totals of consecutive short reads that are copied together into an answer.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) reads: usize,
@@ -31,8 +32,8 @@ pub(super) struct Run {
     pub(super) cost: usize,
 }
 
-/// Selects the short reads at the front of a list. Stops at the first one that has to wait for those
-/// before it, or when they cost `most`.
+/// Counts the short reads at the front of a request's list that can be copied together. Stops at the
+/// first long read, at a fenced read behind others, or when the cost reaches `most` bytes.
 pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     let mut run = Run::default();
     for entry in list.iter().map(Entry::from_bytes) {
@@ -48,7 +49,8 @@ pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     run
 }
 
-/// Copies reads behind each other.
+/// Checks the reads of a run and copies their data to `out`, one behind the other. Data may be torn by a
+/// concurrent writer.
 pub(super) fn copy_run(
     checks: &mut ReadChecks<'_>,
     run: &[[u8; ENTRY_BYTES]],
@@ -73,7 +75,8 @@ pub(super) fn copy_run(
     Ok(())
 }
 
-/// Checks a write and returns its offset in the inbox.
+/// Checks a client's write and returns its byte offset in the inbox. Only writes with [`INBOX_KEY`]
+/// inside the inbox are allowed.
 pub(super) fn check_write(
     exports: &mut RegionTableView,
     inbox: &Inbox,
@@ -101,7 +104,8 @@ pub(super) fn check_write(
     })
 }
 
-/// Performs an atomic on a counter.
+/// Checks a client's atomic and performs it by calling `on` with the counter's word. Returns the old
+/// value.
 pub(super) fn count(
     exports: &mut RegionTableView,
     kind: RequestKind,

@@ -2,11 +2,11 @@
 
 use tidewater_protocol::limits::LANE_IN_BYTES;
 
-/// Bytes received behind a long run that goes straight to its destination, or to find the next run: a few
-/// headers. A larger part would be copied once more than the run itself.
+/// Most bytes received behind a long run that goes straight to its destination, or to find the next run:
+/// a few headers. A larger part would be copied once more than the run itself.
 const BESIDE_BYTES: usize = 4 << 10;
 
-/// Bytes received and not yet decoded.
+/// Receive buffer of a lane, [`LANE_IN_BYTES`] long: bytes received and not yet decoded.
 pub(super) struct Input {
     bytes: Box<[u8]>,
     head: usize,
@@ -22,7 +22,7 @@ impl Input {
         }
     }
 
-    /// The bytes that wait in the buffer.
+    /// Returns the bytes that were received and not yet consumed.
     pub(super) fn pending(&self) -> &[u8] {
         &self.bytes[self.head..self.tail]
     }
@@ -31,7 +31,7 @@ impl Input {
         self.tail - self.head
     }
 
-    /// Drops the first `n` bytes.
+    /// Removes the first `n` bytes; all of them if there are fewer.
     pub(super) fn consume(&mut self, n: usize) {
         self.head += n.min(self.len());
         if self.head == self.tail {
@@ -39,8 +39,8 @@ impl Input {
         }
     }
 
-    /// Free space to receive into; empty only when the buffer is full. Moves pending bytes when they stand
-    /// in the way.
+    /// Returns the free space to receive into; empty only when the buffer is full. Moves pending bytes to
+    /// the front when they stand in the way.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.head > 0 && self.bytes.len() - self.tail < self.bytes.len() / 4 {
             self.bytes.copy_within(self.head..self.tail, 0);
@@ -49,21 +49,21 @@ impl Input {
         &mut self.bytes[self.tail..]
     }
 
-    /// Free space for the bytes that follow long runs.
+    /// Returns free space of at most [`BESIDE_BYTES`], for the bytes that follow a long run.
     pub(super) fn room_beside(&mut self) -> &mut [u8] {
         let room = self.room();
         let len = room.len().min(BESIDE_BYTES);
         &mut room[..len]
     }
 
-    /// Accounts for `n` bytes that were put into [`Self::room`].
+    /// Appends the first `n` bytes of [`Self::room`], which the caller has received there.
     pub(super) fn arrived(&mut self, n: usize) {
         self.tail += n.min(self.bytes.len() - self.tail);
     }
 }
 
-/// Bytes that wait to be sent. Positions count from the beginning of the stream, so that bytes still here
-/// can be addressed.
+/// Send buffer: bytes that wait to be sent, in order. Positions count bytes from the beginning of the
+/// stream, so that bytes still here can be addressed.
 #[derive(Default)]
 pub(super) struct Fifo {
     /// Pending bytes are `head..tail`; earlier ones are overwritten, never cleared.
@@ -82,7 +82,7 @@ impl Fifo {
         self.tail - self.head
     }
 
-    /// Position after the last byte.
+    /// Returns the stream position after the last byte.
     pub(super) const fn end(&self) -> u64 {
         self.sent + self.len() as u64
     }
@@ -91,7 +91,8 @@ impl Fifo {
         self.grow(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Appends `len` bytes, all of which the caller fills in: they hold bytes sent before.
+    /// Appends `len` bytes and returns them for the caller to fill in; until then they hold bytes sent
+    /// before.
     #[inline]
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
         if self.bytes.len() - self.tail < len {
@@ -102,18 +103,18 @@ impl Fifo {
         &mut self.bytes[at..at + len]
     }
 
-    /// Removes the last `n` bytes.
+    /// Removes the last `n` bytes, which are not sent.
     pub(super) fn cut(&mut self, n: usize) {
         self.tail -= n.min(self.len());
     }
 
-    /// Bytes from a position on, if all of them are still here.
+    /// Returns the bytes from a stream position on; `None` if some of them were sent already.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
         self.bytes.get_mut(self.head.checked_add(at)?..self.tail)
     }
 
-    /// Drops the first `n` bytes, which were sent.
+    /// Removes the first `n` bytes, which were sent.
     pub(super) fn consume(&mut self, n: usize) {
         let n = n.min(self.len());
         self.head += n;
@@ -123,7 +124,7 @@ impl Fifo {
         }
     }
 
-    /// Reuses the space of sent bytes before it allocates more memory.
+    /// Makes room for `len` more bytes: reuses the space of sent bytes before it allocates more memory.
     #[cold]
     fn make_room(&mut self, len: usize) {
         self.bytes.copy_within(self.head..self.tail, 0);

@@ -21,13 +21,13 @@ use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::SendList;
 
-/// Writes up to this many bytes are copied behind each other and sent together. A longer copy would cost
-/// more than the system call that it saves.
+/// Writes of at most this many bytes are copied behind each other and sent together. A longer copy would
+/// cost more than the system call that it saves.
 const COPIED_WRITE_BYTES: usize = 8 << 10;
-/// With this many bytes waiting, a write sends without a flush.
+/// Number of pending output bytes from which on a write sends without a flush.
 const EAGER_BYTES: usize = 64 << 10;
 
-/// A client lane over TCP.
+/// The client end of a TCP lane: sends requests and receives answers and mailbox posts.
 ///
 /// It belongs to one thread, which sleeps on the `Reactor` given to [`Self::new`]. Dropping it closes the
 /// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
@@ -55,7 +55,8 @@ pub struct TcpClientLane {
     pub(super) inbound: Inbound,
 }
 
-/// The receiving half: awaited answers and their destinations.
+/// The receiving half of a client lane: the requests without an answer, and the destinations of their
+/// answers.
 pub(super) struct Inbound {
     pub(super) input: Input,
     pub(super) incoming: Incoming,
@@ -74,14 +75,15 @@ pub(super) struct Inbound {
     pub(super) counter: Option<u64>,
 }
 
-/// A request without an answer.
+/// A request that was sent and has no answer yet: its recipient, its answer's length in bytes, its
+/// cookie.
 pub(super) struct Awaited {
     pub(super) whose: Whose,
     pub(super) bytes: u32,
     pub(super) cookie: u64,
 }
 
-/// Recipient of an answer.
+/// Recipient of an awaited answer: the call under way, a submitted batch, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The call under way.
@@ -96,13 +98,14 @@ pub(super) enum Whose {
     Late,
 }
 
-/// A batch with its progress.
+/// A submitted batch of reads with the progress of its requests and answers.
 pub(super) struct Posted {
     pub(super) plan: Plan,
     pub(super) batch: ReadBatch,
 }
 
 impl Posted {
+    /// Returns the batch's own buffers as the destination of its answers.
     pub(super) fn target(&mut self) -> Target<'_> {
         Target {
             plan: &mut self.plan,
@@ -115,8 +118,8 @@ impl Posted {
 }
 
 impl TcpClientLane {
-    /// Takes over a connected stream, past the handshake; `peer` names the other end in errors. Registers
-    /// the socket with `watch`.
+    /// Creates a client lane on a connected stream, past the handshake; `peer` names the server in
+    /// errors. Registers the socket with the thread's reactor `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -156,8 +159,8 @@ impl TcpClientLane {
         })
     }
 
-    /// Processes bytes that were read together with the end of the handshake. The peer may write into the
-    /// mailbox as soon as it knows the lane.
+    /// Processes lane messages that were read together with the end of the handshake. The server may
+    /// write into the mailbox as soon as it has the lane.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when they are not messages of a lane, or are too many.
@@ -175,13 +178,14 @@ impl TcpClientLane {
         Ok(self)
     }
 
-    /// Begins a call; fails once the lane broke.
+    /// Begins the call `op`; returns the lane's error if it broke before.
     pub(super) fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.op = op;
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends a call: sets the events that wake the thread, or breaks the lane for good.
+    /// Ends a call: sets the socket events that wake the thread. A fatal error in `result` breaks the
+    /// lane for good and closes the socket.
     pub(super) fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
             let waiting = self.stuck && self.out.len() > 0;
@@ -219,7 +223,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Appends requests for submitted batches and the call under way, in this order, while there is room.
+    /// Appends read requests to the output, first for submitted batches, then for the call under way
+    /// (`caller`), until [`LANE_OUT_BYTES`] are pending.
     pub(super) fn ask(&mut self, caller: &mut Option<Target<'_>>) {
         let Inbound {
             batches,
@@ -256,7 +261,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Sends pending output, as far as the socket takes it. Returns whether anything was sent.
+    /// Sends pending output, as far as the socket takes it. Returns whether anything was sent. Never
+    /// blocks.
     pub(super) fn send(&mut self) -> Result<bool, LaneError> {
         let mut any = false;
         self.stuck = false;
@@ -277,7 +283,8 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// Error of a failed send: the peer may have sent a reason before it closed.
+    /// Returns the error of a failed send: a refusal that the server sent before it closed, if one has
+    /// arrived, else `e`.
     #[cold]
     fn refused_or(&mut self, e: std::io::Error) -> LaneError {
         match self.receive(&mut None) {
@@ -302,7 +309,7 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// Requests, sends and receives once; returns whether anything moved.
+    /// Appends requests, sends and receives once, without blocking. Returns whether anything moved.
     fn advance(&mut self, caller: &mut Option<Target<'_>>) -> Result<bool, LaneError> {
         let mut any = false;
         loop {
@@ -315,7 +322,8 @@ impl TcpClientLane {
         Ok(self.receive(caller)? || any)
     }
 
-    /// Waits until `done`: spins for a while, then sleeps on the socket.
+    /// Blocks until `done` returns true: spins for a while, then sleeps on the socket. Fails with
+    /// [`LaneError::Deadline`] when the deadline passes first.
     pub(super) fn wait(
         &mut self,
         caller: &mut Option<Target<'_>>,
@@ -352,8 +360,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Makes room for `len` bytes of output. Receives meanwhile, so that two full ends never wait for each
-    /// other.
+    /// Sends until `len` more bytes of output fit [`LANE_OUT_BYTES`], for [`DATA_DEADLINE`] at most.
+    /// Receives meanwhile, so that two full ends never wait for each other.
     pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
@@ -392,7 +400,8 @@ impl TcpClientLane {
         Ok(())
     }
 
-    /// Sends straight from the caller's bytes, and copies only the part that the socket does not take now.
+    /// Sends a write straight from the caller's bytes, and copies only the part that the socket does not
+    /// take now. Blocks while that part does not fit the output buffer.
     fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
         let deadline = Deadline::after(DATA_DEADLINE);
         let (mut header, mut bytes) = (header, bytes);
@@ -619,7 +628,7 @@ impl ClientLane for TcpClientLane {
         &self.mailbox
     }
 
-    /// TCP maps no server memory: reads travel.
+    /// Returns `None`: TCP maps no server memory, as reads are sent to the server.
     fn mapping(&self) -> Option<Mapping> {
         None
     }

@@ -6,7 +6,7 @@ use crate::fabric::{LaneError, RemoteAddr};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Performs an atomic and waits for the old value of the word.
+    /// Sends an atomic request and blocks until the answer, the old value of the word, or the deadline.
     pub(super) fn count(
         &mut self,
         op: &'static str,
@@ -27,8 +27,8 @@ impl TcpClientLane {
         self.inbound.counter.ok_or_else(|| self.failed("no answer"))
     }
 
-    /// Adds to a counter behind pending output, and sends it all. The next poll of the lane receives the
-    /// answer and drops it.
+    /// Sends an addition to a counter, behind pending output and without waiting for the answer. A later
+    /// poll of the lane receives the answer and drops it.
     pub(super) fn count_unheard(&mut self, at: RemoteAddr, add: u64) -> Result<(), LaneError> {
         let request = Request::FetchAdd {
             key: at.key,

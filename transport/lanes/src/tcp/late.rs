@@ -9,8 +9,9 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Ends a read at its deadline. Its answers are dropped on arrival, and the lane stays usable. After
-    /// [`LANE_QUIET_MAX`] without input the lane breaks: another connection may do better than this one.
+    /// Ends a blocking read at its deadline with [`LaneError::Late`]: its answers will be dropped on
+    /// arrival, and the lane stays usable. After [`LANE_QUIET_MAX`] without input it returns
+    /// [`LaneError::Deadline`] instead, which breaks the lane: another connection may do better.
     #[cold]
     pub(super) fn leave(&mut self) -> LaneError {
         let since = if self.heard {

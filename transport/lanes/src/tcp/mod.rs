@@ -17,7 +17,7 @@
 //! *Memory is bounded.* A server lane stops executing requests while its answers are not read. A client
 //! lane with requests that the socket does not take receives until its call's deadline.
 //!
-//! *Copies.* The kernel sends reads of at least 2 KiB straight from registered memory. Smaller ones go
+//! *Copies.* The kernel sends reads of more than 2 KiB straight from registered memory. Smaller ones go
 //! through a buffer, which costs less than a gather list. Runs of at least 4 KiB are received straight into
 //! the caller's buffers, the inbox and the mailbox.
 //!
@@ -55,9 +55,9 @@ mod store;
 pub use client_lane::TcpClientLane;
 pub use server_lane::TcpServerLane;
 
-/// Creates both ends of a lane over this host's loopback, without a handshake, for tests and measurements.
-/// `near` wakes the client lane's thread, `far` the server lane's. The inbox is empty and salted with
-/// `salt`.
+/// Creates both ends of a TCP lane over this host's loopback, without a handshake, for tests and
+/// measurements. `near` wakes the client lane's thread, `far` the server lane's. The returned inbox is
+/// empty; `salt` keys the checksum of its tail record.
 ///
 /// # Errors
 /// [`LaneError::Usage`] for a ring that is no power of two, [`LaneError::Broken`] when the system refuses.
@@ -86,7 +86,7 @@ pub fn pair(
     Ok((lane, port, inbox))
 }
 
-/// Two connected sockets over this host's loopback.
+/// Returns two connected sockets over this host's loopback, the client's first.
 fn sockets() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let client = TcpStream::connect(listener.local_addr()?)?;

@@ -31,17 +31,17 @@ use tidewater_protocol::limits::{
 };
 use tidewater_protocol::wire::decoders::Decode;
 
-/// Bytes of a header.
+/// Bytes of a message header of the TCP lane.
 pub const HEADER_BYTES: usize = 32;
-/// Bytes of an entry of a READV.
+/// Bytes of one read entry in the list that follows a READV header.
 pub const ENTRY_BYTES: usize = 16;
-/// A header in wire format.
+/// Header of a message in wire format.
 pub type HeaderBytes = [u8; HEADER_BYTES];
 
 const MAGIC: u8 = 0xd7;
 const FENCE: u32 = 1 << 31;
 
-/// Every decoder of this module, for the fuzzers.
+/// Names and functions of the decoders of this module, for the fuzzers.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("lane-request", |bytes| {
         let _ = bytes.first_chunk().map(Request::from_bytes);
@@ -54,7 +54,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     }),
 ];
 
-/// Reason why bytes are not a message. Their lane is out of step or hostile and is closed.
+/// Reason why received bytes are not a message of a TCP lane. The stream is out of step or hostile, and
+/// its lane is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
@@ -79,7 +80,7 @@ pub enum OpError {
     },
 }
 
-/// Requests of a client.
+/// Header of a request from a client to a server lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Reads; the list of entries follows.
@@ -122,7 +123,7 @@ pub enum Request {
     },
 }
 
-/// Answers and posts of a server lane.
+/// Header of a message from a server lane to its client: an answer, a mailbox post or a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// Answer to a READV; its bytes follow.
@@ -148,7 +149,7 @@ pub enum Reply {
     Refused(Refused),
 }
 
-/// Description of a refused access.
+/// Body of a refusal: the request that the server lane refused, and the check that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
     /// Kind of the request.
@@ -163,7 +164,7 @@ pub struct Refused {
     pub len: u64,
 }
 
-/// Kinds of requests, by wire code.
+/// Kind of a client's request, with its wire code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RequestKind {
@@ -188,7 +189,7 @@ impl RequestKind {
         })
     }
 
-    /// Name of the lane call that sends the request.
+    /// Returns the name of the client lane's call that sends such a request, for errors.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReadV => "read",
@@ -204,7 +205,7 @@ const ATOMIC_REPLY: u8 = 66;
 const MAILBOX: u8 = 67;
 const REFUSED: u8 = 68;
 
-/// Fields of a header, before they are interpreted.
+/// Fields of a message header before they are interpreted, without magic and check.
 struct Header {
     kind: u8,
     why: u8,
@@ -255,7 +256,8 @@ impl Header {
         }
     }
 
-    /// Accepts a decoded value if encoding it gives these bytes again.
+    /// Returns `meaning` if encoding it gives the received bytes again; else [`OpError::Reserved`], as
+    /// reserved bits are set.
     fn means<T>(
         &self,
         meaning: T,
@@ -269,7 +271,7 @@ impl Header {
         }
     }
 
-    /// Checks a count or length against its limit.
+    /// Returns a received count or length as `u32`; [`OpError::Limit`] if it is above `limit`.
     fn bounded(&self, asked: u64, limit: usize) -> Result<u32, OpError> {
         let limit = limit as u64;
         match u32::try_from(asked) {
@@ -284,7 +286,7 @@ impl Header {
 }
 
 impl Request {
-    /// Encodes the header of the request.
+    /// Encodes the request's header in wire format.
     pub fn to_bytes(&self) -> HeaderBytes {
         let (kind, key, words) = match *self {
             Self::ReadV {
@@ -306,10 +308,10 @@ impl Request {
         Header::new(kind as u8, key, words).to_bytes()
     }
 
-    /// Decodes the header of a request.
+    /// Decodes the header of a client's request.
     ///
     /// # Errors
-    /// [`OpError`] when it is not a request.
+    /// [`OpError`] when the bytes are not a valid request.
     pub fn from_bytes(bytes: &HeaderBytes) -> Result<Self, OpError> {
         let header = Header::from_bytes(bytes)?;
         let [a, b, c] = header.words;
@@ -343,7 +345,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Encodes the header of the reply.
+    /// Encodes the reply's header in wire format.
     pub fn to_bytes(&self) -> HeaderBytes {
         match *self {
             Self::Read { bytes, cookie } => {
@@ -361,10 +363,10 @@ impl Reply {
         .to_bytes()
     }
 
-    /// Decodes the header of a reply.
+    /// Decodes the header of a server lane's reply.
     ///
     /// # Errors
-    /// [`OpError`] when it is not a reply.
+    /// [`OpError`] when the bytes are not a valid reply.
     pub fn from_bytes(bytes: &HeaderBytes) -> Result<Self, OpError> {
         let header = Header::from_bytes(bytes)?;
         let [a, b, c] = header.words;
@@ -391,7 +393,7 @@ impl Reply {
     }
 }
 
-/// One read of a READV.
+/// One read of a READV request: key, address and length of the memory to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Key of the region.
@@ -405,7 +407,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Encodes the entry in wire format.
+    /// Encodes the entry in wire format; `len` loses its top bit, which carries the fence.
     pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
         let len = self.len & !FENCE | if self.fence { FENCE } else { 0 };
         let mut bytes = [0; ENTRY_BYTES];
@@ -415,7 +417,7 @@ impl Entry {
         bytes
     }
 
-    /// Decodes an entry. Any 16 bytes are an entry; the access is checked when it is executed.
+    /// Decodes a read entry. Any 16 bytes are an entry; the access is checked when it is executed.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let first = word_at(bytes, 0);
         let len = (first >> 32) as u32;

@@ -13,10 +13,10 @@ use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::io::SendList;
 use tidewater_runtime::sync::Arc;
 
-/// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
+/// Pending output of a server lane, in order. Bounded: see [`Output::is_full`] and [`Output::post`].
 ///
-/// Posts are held outside the stream while an answer is under way, which they must not cut in two. They are
-/// also held while the stream is full, where a newer state can still replace an older one.
+/// Mailbox posts are held outside the stream while an answer is under way, which they must not cut in
+/// two. They are also held while the stream is full, where a newer state can still replace an older one.
 #[derive(Default)]
 pub(super) struct Output {
     copied: Fifo,
@@ -27,6 +27,7 @@ pub(super) struct Output {
     last_post: Option<Posted>,
 }
 
+/// A run of pending output: copied bytes, or a span of a region that the kernel reads when it sends it.
 enum Piece {
     /// Number of bytes of `copied`.
     Copied(usize),
@@ -38,7 +39,8 @@ enum Piece {
     },
 }
 
-/// The last held post, with the position in `posts` at which its message begins.
+/// The last held mailbox post: its offset and length in the mailbox, and the position in `posts` at which
+/// its message begins.
 struct Posted {
     start: u64,
     at: usize,
@@ -50,49 +52,52 @@ impl Output {
         self.queue.is_empty()
     }
 
-    /// Whether spans wait: memory that the kernel has yet to read.
+    /// Returns whether spans are pending: memory of a region that the kernel has yet to read.
     pub(super) const fn has_spans(&self) -> bool {
         self.spans > 0
     }
 
-    /// Number of pending bytes that were copied.
+    /// Returns the number of pending bytes that were copied, without those of spans.
     pub(super) const fn copied_len(&self) -> usize {
         self.copied.len()
     }
 
-    /// Whether request execution should stop until something was sent.
+    /// Returns whether so much output is pending that the lane should execute no further request before
+    /// some of it is sent.
     pub(super) const fn is_full(&self) -> bool {
         self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
     }
 
-    /// Appends `len` bytes, to be filled in.
+    /// Appends `len` bytes to the stream and returns them for the caller to fill in.
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
         grow(&mut self.queue, &mut self.copied, len)
     }
 
-    /// Appends the header of a reply.
+    /// Appends the header of a reply to the stream.
     pub(super) fn reply(&mut self, reply: &Reply) {
         self.grow(HEADER_BYTES).copy_from_slice(&reply.to_bytes());
     }
 
-    /// Appends bytes of a region, with their values at the time of sending.
+    /// Appends `len` bytes of a region from byte offset `at` on. They are sent with their values at the
+    /// time of sending.
     pub(super) fn span(&mut self, region: Arc<Region>, at: usize, len: usize) {
         self.queue.push_back(Piece::Span { region, at, len });
         self.spans += 1;
     }
 
-    /// Marks the start of an answer: its bytes follow.
+    /// Marks the start of an answer's payload: posts stay out of the stream until [`Self::end_answer`].
     pub(super) const fn begin_answer(&mut self) {
         self.answering = true;
     }
 
-    /// Marks the end of an answer.
+    /// Marks the end of an answer's payload: posts may follow.
     pub(super) const fn end_answer(&mut self) {
         self.answering = false;
     }
 
-    /// Queues a post. If the previous post has the same offset and length and is still held, the new one
-    /// replaces it: no reader can see the difference. Returns false when the client is too far behind.
+    /// Queues a write of `bytes` at byte offset `at` of the client's mailbox. If the previous post has
+    /// the same offset and length and is still held, the new one replaces it: no reader can see the
+    /// difference. Returns false when too many bytes of posts are held, because the client does not read.
     pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
         if let Some(last) = &self.last_post
             && (last.at, last.len) == (at, bytes.len())
@@ -118,7 +123,7 @@ impl Output {
         true
     }
 
-    /// Moves posts into the stream, unless an answer is under way or the stream is full.
+    /// Moves held posts into the stream, unless an answer is under way or the stream is full.
     pub(super) fn take_posts(&mut self) {
         let len = self.posts.len();
         if len == 0 || self.answering || self.is_full() {
@@ -129,7 +134,8 @@ impl Output {
         self.posts.consume(len);
     }
 
-    /// Sends as far as the socket takes it; returns whether anything was sent.
+    /// Sends pending output as far as the socket takes it. Returns whether anything was sent. Never
+    /// blocks.
     pub(super) fn send(&mut self, socket: &Socket) -> io::Result<bool> {
         let mut any = false;
         while !self.is_empty() {
@@ -166,7 +172,7 @@ impl Output {
         socket.send(&mut list, false)
     }
 
-    /// Drops the first `n` bytes.
+    /// Removes the first `n` bytes of the stream, which were sent.
     fn sent(&mut self, mut n: usize) {
         while n > 0
             && let Some(piece) = self.queue.front_mut()

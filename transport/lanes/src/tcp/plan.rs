@@ -8,17 +8,18 @@ use crate::num::count;
 use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use tidewater_runtime::mem::io::{Place, RecvList};
 
-/// A longer read is not worth waiting for: its bytes are placed as they arrive.
+/// Longest read in bytes that is kept in the input until it is complete, to be offered to an unpacker. A
+/// longer one is placed as its bytes arrive.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
 
-/// Position of a byte in a list of reads.
+/// Position in a list of reads: the index of a read and the number of its bytes that are done.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     op: usize,
     at: u32,
 }
 
-/// A contiguous piece of a destination buffer.
+/// A contiguous range of the head or body buffer into which the next bytes of a read go.
 struct Piece {
     in_head: bool,
     at: usize,
@@ -26,7 +27,8 @@ struct Piece {
 }
 
 impl Cursor {
-    /// Moves past finished reads and returns the read of this byte; `None` at the end.
+    /// Moves past completed reads and returns the read that contains the next byte; `None` at the end of
+    /// the list.
     fn settle<'a>(&mut self, ops: &'a [ReadOp]) -> Option<&'a ReadOp> {
         loop {
             let op = ops.get(self.op)?;
@@ -40,7 +42,7 @@ impl Cursor {
         }
     }
 
-    /// The contiguous piece that begins here; `None` at the end.
+    /// Returns the contiguous destination of the next bytes; `None` at the end of the list.
     fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
         let op = self.settle(ops)?;
         let in_head = self.at < op.head_len;
@@ -55,7 +57,7 @@ impl Cursor {
     }
 }
 
-/// Progress of a list of reads under way.
+/// Progress of a list of reads: the bytes requested, the bytes placed, the requests without an answer.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     asked: Cursor,
@@ -65,17 +67,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Whether all of the list was requested.
+    /// Returns whether requests for all reads of the list were made.
     pub(super) const fn is_asked(&self, ops: &[ReadOp]) -> bool {
         self.asked.op >= ops.len()
     }
 
-    /// Whether all of the list has arrived.
+    /// Returns whether the answers to all reads of the list have arrived.
     pub(super) const fn is_done(&self, ops: &[ReadOp]) -> bool {
         self.is_asked(ops) && self.open == 0
     }
 
-    /// Appends one request for the next reads; returns the number of bytes it requests.
+    /// Appends one READV request for the next reads to `out`, up to the limits of a request. Returns the
+    /// number of bytes that it requests. The answer repeats `cookie`.
     pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
         let most = ops.len().saturating_sub(self.asked.op);
         let most = most.min(LANE_READV_ENTRIES_MAX);
@@ -123,7 +126,8 @@ impl Plan {
         bytes
     }
 
-    /// Copies the bodies that have arrived to the offsets that the same reads have in another buffer.
+    /// Copies the bodies that have arrived from one body buffer to another, in which the same reads have
+    /// other offsets. Each pair is the list of reads and its buffer.
     pub(super) fn move_placed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
         let Cursor { op: current, at } = self.placed;
         for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(current + 1) {
@@ -134,13 +138,13 @@ impl Plan {
         }
     }
 
-    /// Records that a request was answered.
+    /// Records that the answer to one request has arrived completely.
     pub(super) const fn answered(&mut self) {
         self.open = self.open.saturating_sub(1);
     }
 }
 
-/// A list of reads with its destination, for as long as bytes are placed there.
+/// A list of reads with its destination buffers and progress, borrowed while answers are placed there.
 pub(super) struct Target<'a> {
     pub(super) plan: &'a mut Plan,
     pub(super) ops: &'a [ReadOp],
@@ -162,9 +166,9 @@ impl Target<'_> {
         }
     }
 
-    /// Consumes the next bytes of an answer, of which `missing` more bytes follow; returns the number
-    /// consumed. A short read that is cut stays in the input until it is complete, so that the unpacker can be
-    /// offered it.
+    /// Places the next bytes of an answer or offers them to the unpacker; returns the number of bytes
+    /// consumed. `missing` more bytes of the answer are yet to arrive. A short read that is cut stays in
+    /// the input until it is complete, so that the unpacker can be offered it.
     pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
         let mut rest = bytes;
         while !rest.is_empty()
@@ -195,7 +199,7 @@ impl Target<'_> {
         bytes.len()
     }
 
-    /// Places bytes that were received elsewhere.
+    /// Copies the next bytes of the answer from the input buffer to their destinations.
     pub(super) fn place(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty()
             && let Some(piece) = self.plan.placed.piece(self.ops)
@@ -212,8 +216,8 @@ impl Target<'_> {
         }
     }
 
-    /// Length of the longest contiguous run among the next three. The rest of a row may be short, and so is
-    /// the head of its successor.
+    /// Returns the length in bytes of the longest contiguous destination among the next three. The rest
+    /// of a row may be short, and so is the head of its successor.
     pub(super) fn run(&mut self) -> usize {
         let mut cursor = self.plan.placed;
         let next = std::iter::from_fn(|| {
@@ -224,8 +228,9 @@ impl Target<'_> {
         next.take(3).max().unwrap_or(0)
     }
 
-    /// Lists the destinations of the next bytes, at most `max`; `spare` receives the bytes behind them.
-    /// Returns the number of bytes listed.
+    /// Calls `receive` with a scatter list of the destinations of the next `max` bytes, followed by
+    /// `spare` for the bytes behind them. Returns the number of destination bytes listed, perhaps fewer,
+    /// and the result.
     pub(super) fn with_list<T>(
         &mut self,
         max: usize,
@@ -253,7 +258,7 @@ impl Target<'_> {
         (named, receive(&mut list))
     }
 
-    /// Records that `n` bytes were received into the list of [`Self::with_list`].
+    /// Records that `n` bytes were received directly into the destinations listed by [`Self::with_list`].
     pub(super) fn received(&mut self, mut n: usize) {
         while n > 0
             && let Some(piece) = self.plan.placed.piece(self.ops)
@@ -265,7 +270,7 @@ impl Target<'_> {
     }
 }
 
-/// Reborrows a unpacker for a shorter lifetime.
+/// Reborrows an optional unpacker for a shorter lifetime.
 pub(super) fn reborrow<'a>(
     unpacker: &'a mut Option<&mut dyn Unpack>,
 ) -> Option<&'a mut dyn Unpack> {
@@ -275,7 +280,7 @@ pub(super) fn reborrow<'a>(
     }
 }
 
-/// Refuses reads that do not fit their destination.
+/// Checks that all reads fit the head and body buffers; [`LaneError::Usage`] if one does not.
 pub(super) fn fits(
     op: &'static str,
     ops: &[ReadOp],

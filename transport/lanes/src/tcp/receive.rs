@@ -13,13 +13,13 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::publish;
 
-/// A run of at least this many bytes is received straight into its destination. Shorter ones share a system
-/// call through the input buffer.
+/// Least bytes of a run that is received straight into its destination. Shorter runs share a system call
+/// through the input buffer.
 pub(super) const DIRECT_BYTES: usize = 4 << 10;
-/// Receive calls of one poll before its caller gets control back.
+/// Greatest number of receive calls that one poll makes before it returns to its caller.
 const ROUNDS: usize = 16;
 
-/// Description of the lane for errors.
+/// Name of the peer and of the call under way, for errors of a client lane.
 #[derive(Clone, Copy)]
 pub(super) struct Link<'a> {
     pub(super) peer: &'a str,
@@ -45,7 +45,7 @@ impl Link<'_> {
     }
 }
 
-/// The message that is arriving.
+/// Message that a client lane is receiving: none yet, an answer to a read, or a mailbox post.
 pub(super) enum Incoming {
     /// None: a header comes next.
     Header,
@@ -55,8 +55,8 @@ pub(super) enum Incoming {
     Post(Post),
 }
 
-/// A write into the mailbox. Its first line is held back until the rest is stored: a reader that sees the
-/// line sees all.
+/// A mailbox post that is arriving: byte offset, length and bytes received. Its first 64 bytes are held
+/// back until the rest is stored: a reader that sees them sees all.
 #[derive(Clone, Copy)]
 pub(super) struct Post {
     at: usize,
@@ -75,7 +75,7 @@ impl Post {
         }
     }
 
-    /// Whether the missing part is worth a list of its own.
+    /// Returns whether the missing bytes are enough to be received straight into the mailbox.
     const fn takes_directly(&self) -> bool {
         self.got >= LINE_BYTES && self.left() >= DIRECT_BYTES
     }
@@ -84,7 +84,8 @@ impl Post {
         self.len - self.got
     }
 
-    /// Stores bytes from the input buffer.
+    /// Stores the next bytes of the post, from the input buffer, in the mailbox; keeps those of its first
+    /// 64 back.
     fn take(&mut self, mailbox: &Mailbox, bytes: &[u8]) -> Result<(), String> {
         let kept = LINE_BYTES.saturating_sub(self.got).min(bytes.len());
         let (first, rest) = bytes.split_at(kept);
@@ -102,7 +103,7 @@ impl Post {
         Ok(())
     }
 
-    /// Stores the first line, now that the rest is stored.
+    /// Publishes the first 64 bytes of the post in the mailbox, now that the rest is stored.
     fn show(&self, mailbox: &Mailbox) -> Result<(), String> {
         let (region, base) = mailbox.region();
         let words = region
@@ -114,7 +115,8 @@ impl Post {
 }
 
 impl Inbound {
-    /// Receives available bytes, a bounded number of times; returns whether any came.
+    /// Receives and processes available bytes, with at most [`ROUNDS`] system calls. Returns whether any
+    /// arrived. Never blocks.
     pub(super) fn receive(
         &mut self,
         socket: &Socket,
@@ -149,7 +151,8 @@ impl Inbound {
         Ok(any)
     }
 
-    /// Makes one system call; also returns the number of bytes requested.
+    /// Receives with one system call, directly into the destination of a long run, else into the input
+    /// buffer. Returns its result and the number of bytes that it asked for.
     fn receive_once(
         &mut self,
         socket: &Socket,
@@ -212,13 +215,15 @@ impl Inbound {
         Ok((moved, asked))
     }
 
-    /// Whether the caller holds a batch that is complete: the following bytes are not its own.
+    /// Returns whether the batch that the caller receives directly is complete: the bytes that follow
+    /// belong to other requests.
     fn is_returned(&self, caller: &Option<Target<'_>>) -> bool {
         let done = |target: &Target<'_>| target.plan.is_done(target.ops);
         self.is_direct && caller.as_ref().is_some_and(done)
     }
 
-    /// Processes the messages in the input buffer, as far as they are complete and belong to the caller.
+    /// Processes the messages in the input buffer, as far as they have arrived. Stops behind a complete
+    /// direct receive. Fails for bytes that are no message or answer no pending request.
     pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,
@@ -281,7 +286,8 @@ impl Inbound {
         }
     }
 
-    /// Processes the header of a message.
+    /// Processes the header of a message from the server: starts an answer or post, stores an atomic's
+    /// result, or returns the refusal as an error.
     fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
         match (reply, self.awaited.front()) {
             (Reply::Read { bytes, cookie }, Some(a))
@@ -343,7 +349,7 @@ impl Inbound {
     }
 }
 
-/// The destination of the answer under way.
+/// Returns the destination of the answer that is arriving; `None` if no call or batch receives it.
 fn target_of<'a>(
     whose: Option<Whose>,
     is_direct: bool,

@@ -14,7 +14,8 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Sends submitted reads, unless input or finished batches wait that the thread will collect at once.
+    /// Sends requests for submitted reads now. Holds a few of them back for [`LANE_HELD_TIME`] if input
+    /// or finished batches wait that the thread will collect at once.
     pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
         let posted = self.inbound.batches.len() - self.inbound.batches_asked;
         let news = self.inbound.input.len() > 0 || !self.inbound.done.is_empty();
@@ -29,7 +30,9 @@ impl TcpClientLane {
         self.send().map(drop)
     }
 
-    /// Waits for the oldest batch and receives it into `body` at the offsets of `ops`.
+    /// Blocks until the oldest batch is complete and receives its bodies directly into `body` at the
+    /// offsets of `ops`. `None` if batch `tag` is not the oldest, or at the deadline; the batch then
+    /// stays under way.
     pub(super) fn recv_direct(
         &mut self,
         tag: u64,
@@ -82,7 +85,7 @@ impl TcpClientLane {
         }
     }
 
-    /// Processes bytes that were received before; no system call.
+    /// Processes bytes that were received before, without a system call.
     fn take_in(&mut self, caller: &mut Option<Target<'_>>) -> Result<(), LaneError> {
         let link = Link {
             peer: &self.peer,
@@ -108,7 +111,7 @@ impl TcpClientLane {
     }
 }
 
-/// Checks that `ops` are the reads of a batch, with offsets in `body`.
+/// Checks that `ops` are the reads of a batch with offsets that fit `body`; [`LaneError::Usage`] if not.
 fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneError> {
     let asked = &posted.batch.ops;
     let mut pairs = asked.iter().zip(ops);

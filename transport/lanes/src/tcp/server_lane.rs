@@ -20,15 +20,17 @@ use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::sync::Arc;
 
-/// Copied bytes of one answer that are sent before the rest is copied. Used where the client has a core of
-/// its own and can process them meanwhile.
+/// Number of copied bytes of one answer from which on they are sent before the rest is copied. Used where
+/// the client has a core of its own and can process them meanwhile.
 const EAGER_ANSWER_BYTES: usize = 32 << 10;
-/// From this size of a write on, a second system call costs less than a copy of the bytes behind the write.
+/// Size in bytes of a client's write from which on a second receive call costs less than a copy of the
+/// bytes behind it.
 const BULK_BYTES: usize = 64 << 10;
-/// Input that is discarded, in buffers, so that a refusal is not lost with a reset connection.
+/// Most buffers of input that are received and discarded before a refused lane closes, so that the
+/// refusal is not lost with a reset connection.
 const DISCARD_ROUNDS: usize = 16;
 
-/// The server end of a TCP lane.
+/// The server end of a TCP lane: executes the client's requests in software, as a NIC would.
 ///
 /// It belongs to one applier's thread, which sleeps on the `Reactor` given to [`Self::new`]. That thread
 /// stores inbox bytes inside [`ServerLane::poll`], in the order of the stream, so it never sees a later
@@ -51,7 +53,7 @@ pub struct TcpServerLane {
     task: Task,
 }
 
-/// The request that is being executed.
+/// State of the client's request that the server lane is executing.
 enum Task {
     /// Nothing: a header comes next.
     Header,
@@ -63,7 +65,7 @@ enum Task {
     Refused { error: LaneError, until: Deadline },
 }
 
-/// Work that one poll may do.
+/// Requests and bytes that one poll may still process before other lanes have their turn.
 struct Budget {
     ops: usize,
     bytes: usize,
@@ -80,7 +82,7 @@ impl Budget {
     }
 }
 
-/// Reason why execution stopped.
+/// Reason why a poll stopped to execute requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     /// The input ran out.
@@ -92,8 +94,8 @@ enum Stop {
 }
 
 impl TcpServerLane {
-    /// Takes over a connected stream, past the handshake; `peer` names the client in errors. Registers the
-    /// socket with `watch`.
+    /// Creates a server lane on a connected stream, past the handshake; `peer` names the client in
+    /// errors. Registers the socket with the applier's reactor `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -163,7 +165,7 @@ impl TcpServerLane {
         Ok(any || stop == Stop::Spent)
     }
 
-    /// Sets the events that wake the thread.
+    /// Sets the socket events that wake the applier's thread: input, room for output, or both.
     fn settle(&mut self) -> Result<(), LaneError> {
         // While blocked, requests may lie in the lane's own buffer, which the system does not see. Room in
         // the socket then allows progress, even if no output waits for it any more.
@@ -188,8 +190,8 @@ impl TcpServerLane {
         }
     }
 
-    /// Receives once; returns the bytes that came and the bytes requested. The payload of a large write
-    /// goes straight into the inbox.
+    /// Receives with one system call; returns the bytes that came and the bytes asked for. The payload of
+    /// a large write goes straight into the inbox.
     fn receive(&mut self, inbox: &Inbox, budget: &mut Budget) -> Result<(usize, usize), LaneError> {
         let Some(socket) = &self.socket else {
             return Ok((0, 0));
@@ -233,7 +235,8 @@ impl TcpServerLane {
         }
     }
 
-    /// Executes requests in the input until it ends or something is in the way.
+    /// Executes the requests in the input buffer until it runs out, output is full or the budget is
+    /// spent.
     fn execute(
         &mut self,
         exports: &mut RegionTableView,
@@ -275,7 +278,8 @@ impl TcpServerLane {
         }
     }
 
-    /// Begins a request, or completes it at once.
+    /// Decodes the next request: completes an atomic, or checks a read list or write and makes it the
+    /// task. Returns why execution stops, or `None` to go on. Refuses a forbidden access.
     fn execute_header(
         &mut self,
         exports: &mut RegionTableView,
@@ -344,7 +348,8 @@ impl TcpServerLane {
         Ok(None)
     }
 
-    /// Checks a complete list before the first read of it is answered.
+    /// Checks all reads of a list before the first of them is answered. The outer error breaks the lane;
+    /// the inner one is a refused access.
     fn check_reads(
         &self,
         exports: &mut RegionTableView,
@@ -379,8 +384,9 @@ impl TcpServerLane {
         Ok(Ok(()))
     }
 
-    /// Answers the next reads of a checked list. Short ones are copied now, word by word; the kernel reads
-    /// long ones when it sends them. Either way bytes may be torn (F02).
+    /// Answers the next of `entries` reads of a checked list. Short ones are copied now, word by word;
+    /// the kernel reads long ones when it sends them. Either way bytes may be torn (F02). Returns why
+    /// execution stops, if it does.
     fn execute_reads(
         &mut self,
         exports: &mut RegionTableView,
@@ -448,7 +454,7 @@ impl TcpServerLane {
         Ok(stop)
     }
 
-    /// Sends a refusal to the client, and executes no further request.
+    /// Queues a refusal to the client; no further request of the lane is executed.
     #[cold]
     fn refuse(&mut self, refused: &Refused) {
         self.out.reply(&Reply::Refused(*refused));
@@ -465,8 +471,9 @@ impl TcpServerLane {
         };
     }
 
-    /// Closes the lane to a refused client: all answers first, then the refusal, then the end. Its unread
-    /// input is received, because closing over it would reset the connection and could lose the refusal.
+    /// Closes the lane to a refused client: sends all answers, then the refusal, then the end of the
+    /// stream. Returns the refusal as an error once that is done. Unread input is received, because
+    /// closing over it would reset the connection and could lose the refusal.
     fn part(&mut self) -> Result<bool, LaneError> {
         let moved = self.send()?;
         let Task::Refused { error, until } = &self.task else {
@@ -532,7 +539,7 @@ impl ServerLane for TcpServerLane {
         self.end(result)
     }
 
-    /// Operations under way wake the applier when they end.
+    /// Returns `None`: operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

@@ -13,7 +13,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{RecvList, SendList};
 use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
-/// Events that wake the thread.
+/// Socket events that wake the thread: input, room for output, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interest {
     /// Bytes of the peer have arrived.
@@ -24,7 +24,7 @@ pub(super) enum Interest {
     Output,
 }
 
-/// Result of a call on the socket.
+/// Result of a non-blocking send or receive call: bytes moved, nothing now, or end of stream.
 pub(super) enum Moved {
     /// Number of bytes moved, at least 1.
     Bytes(usize),
@@ -34,7 +34,8 @@ pub(super) enum Moved {
     Closed,
 }
 
-/// The socket; closed when dropped.
+/// A lane's non-blocking TCP socket and its registration with the thread's reactor. Dropping it
+/// deregisters the socket and shuts the connection down.
 pub(super) struct Socket {
     stream: TcpStream,
     watch: Reactor,
@@ -46,8 +47,8 @@ pub(super) struct Socket {
     sleeps: Cell<u64>,
 }
 
-/// Polls of an empty socket that are skipped if no sleep reports input. A thread that goes to sleep saves
-/// them; one that has other work does not wait for long.
+/// Greatest number of consecutive polls of an empty socket that are skipped (no system call) if no sleep
+/// reports input. A thread that goes to sleep saves them; one that has other work does not wait for long.
 const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
@@ -69,13 +70,15 @@ impl Socket {
         })
     }
 
-    /// Makes the next poll a real one: an answer is awaited, or there is no sleep to report it.
+    /// Marks the socket as readable, so that the next poll is not skipped: an answer is awaited, or no
+    /// sleep would report it.
     pub(super) fn expect(&self) {
         self.readiness.set(true);
     }
 
-    /// Decides whether to skip this poll, and counts it: a few in a row while the socket was empty and no
-    /// sleep reported input since.
+    /// Returns whether the next receive call may be skipped, and counts it if so. True for at most
+    /// [`LOOKS_SKIPPED_MAX`] polls in a row, while the socket was empty and no sleep reported input
+    /// since.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
@@ -88,7 +91,8 @@ impl Socket {
         skip
     }
 
-    /// Records the result of a poll that requested `asked` bytes.
+    /// Records whether the socket may have more input, from a receive call that asked for `asked` bytes.
+    /// Returns the call's result `moved`.
     fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
         self.readiness.set(match &moved {
             Ok(Moved::Bytes(n)) => *n >= asked,
@@ -98,7 +102,8 @@ impl Socket {
         moved
     }
 
-    /// Sets the events that wake the thread from now on. A system call only when they change.
+    /// Sets the socket events that wake the thread from now on. Cost: a system call, only when they
+    /// change.
     pub(super) fn want(&mut self, interest: Interest) -> io::Result<()> {
         if self.interest == interest {
             return Ok(());
@@ -112,7 +117,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends private bytes. Cost: one system call.
+    /// Sends private bytes, as many as the socket takes now. Cost: one system call.
     pub(super) fn send_bytes(&self, bytes: &[u8]) -> io::Result<Moved> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match bytes {
@@ -124,8 +129,8 @@ impl Socket {
         }
     }
 
-    /// Sends from the places in the list; with `more`, its end waits for the next send. Cost: one system
-    /// call.
+    /// Sends the parts of a gather list, as many bytes as the socket takes now. With `more`, the kernel
+    /// may hold the end back until the next send. Cost: one system call.
     pub(super) fn send(&self, list: &mut SendList<'_>, more: bool) -> io::Result<Moved> {
         match list.total_bytes() {
             0 => Ok(Moved::Nothing),
@@ -133,7 +138,8 @@ impl Socket {
         }
     }
 
-    /// Receives into private memory. Cost: one system call, or none where it would find nothing.
+    /// Receives available bytes into a private buffer. Cost: one system call, or none where
+    /// [`Self::may_skip`] allows it.
     pub(super) fn recv_bytes(&self, into: &mut [u8]) -> io::Result<Moved> {
         if into.is_empty() || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -144,7 +150,7 @@ impl Socket {
         self.looked(asked, moved(got, Moved::Closed))
     }
 
-    /// Receives into the places in the list. Cost: as [`Self::recv_bytes`].
+    /// Receives available bytes into the parts of a scatter list. Cost: as [`Self::recv_bytes`].
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
         if list.total_bytes() == 0 || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -153,7 +159,8 @@ impl Socket {
         self.looked(asked, moved(list.recv(&self.stream), Moved::Closed))
     }
 
-    /// Sleeps until bytes have arrived (or, if `output`, can be sent) or the deadline has passed.
+    /// Blocks until bytes have arrived, or (if `output`) can be sent, or the deadline has passed. May
+    /// return early.
     pub(super) fn sleep(&self, output: bool, deadline: Deadline) {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut flags = PollFlags::IN;
@@ -170,7 +177,7 @@ impl Socket {
         self.expect();
     }
 
-    /// Closes the sending direction.
+    /// Shuts the sending direction down: the peer sees the end of the stream.
     pub(super) fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -184,9 +191,9 @@ impl Drop for Socket {
     }
 }
 
-/// Turns off pacing. Between two ends on one host there is no shared network and no loss: a pacing
-/// congestion control (bbr) sets timers for nothing. Any process may request Reno; where it is refused the
-/// system's own algorithm stays.
+/// Selects congestion control without pacing (Reno) if both ends are on one host: there is no shared
+/// network and no loss, and a pacing algorithm (bbr) sets timers for nothing. Any process may request
+/// Reno; where it is refused the system's own algorithm stays.
 fn unpaced(stream: &TcpStream) {
     let ends = (stream.local_addr(), stream.peer_addr());
     if let (Ok(near), Ok(far)) = ends

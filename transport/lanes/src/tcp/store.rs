@@ -2,8 +2,8 @@
 
 use tidewater_runtime::mem::WordsMut;
 
-/// Stores bytes at any offset and touches no byte outside. The window has one writer, so that partly
-/// changed words can be read and written back.
+/// Stores bytes in a shared window from any byte offset `at` on, and changes no byte outside. The window
+/// has one writer, so that partly changed words can be read and written back.
 pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     let (before, aligned) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
     patch(words, at, before);
@@ -13,7 +13,8 @@ pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     patch(words, start + aligned.len(), after);
 }
 
-/// Changes bytes inside one word.
+/// Stores bytes that lie within one 64-bit word, at byte offset `at`: loads the word, changes them,
+/// stores it.
 fn patch(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
