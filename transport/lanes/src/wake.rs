@@ -512,7 +512,8 @@ mod tests {
         clock::now() - begun
     }
 
-    /// Timeouts rounded up to whole milliseconds never end sooner, on any machine.
+    /// Sleeps are timed in microseconds: of many sleeps of 50 us, five end within 1 ms. Timeouts rounded
+    /// up to whole milliseconds would never do so.
     #[test]
     fn some_sleep_of_50_us_ends_within_a_millisecond() {
         let mut parker = OsParker::new(Duration::ZERO).unwrap();

@@ -103,7 +103,8 @@ pub fn virtual_now() -> Option<Instant> {
 mod tests {
     use super::*;
 
-    /// `Duration::MAX` added to an `Instant` panics.
+    /// A deadline after `Duration::MAX` does not panic, although that duration added to an `Instant`
+    /// does; it lies 100 years ahead.
     #[test]
     fn longest_duration_gives_a_far_deadline() {
         let made = std::panic::catch_unwind(|| Deadline::after(Duration::MAX));

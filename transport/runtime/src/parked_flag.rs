@@ -44,7 +44,8 @@ mod tests {
     use super::*;
     use crate::sync::{Arc, AtomicU64};
 
-    /// Model of an eventfd: counts wake-ups, blocks while there is none.
+    /// Loom model of an eventfd: a pending wake-up ends the next sleep, and a sleep blocks while there is
+    /// none.
     #[derive(Default)]
     struct ModelWaker {
         rung: Mutex<bool>,
@@ -66,8 +67,9 @@ mod tests {
         }
     }
 
-    /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost wake-up
-    /// leaves it asleep for ever, which loom reports as a deadlock.
+    /// Loom model of the handshake: a producer stores data twice and wakes a parked consumer; the
+    /// consumer waits for both as `wait::wait_until` does. A lost wake-up blocks the consumer for ever,
+    /// which loom reports as a deadlock. `second_look` enables the consumer's poll after it set its flag.
     fn doorbell(second_look: bool, must_wake: fn(Words<'_>) -> bool) {
         loom::model(move || {
             let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);

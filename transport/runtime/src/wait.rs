@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use crate::sync::{Arc, AtomicBool, Ordering};
 
-    /// Records the calls of the loop. With `late`, a producer stores its data just before it could see the
-    /// announcement, and so does not wake.
+    /// Fake parker that records the calls of the wait loop. With `late`, a producer stores its data just
+    /// before it could see the parked flag, and so does not wake.
     #[derive(Default)]
     struct Script {
         calls: Vec<&'static str>,

@@ -7,12 +7,12 @@ use tidewater_protocol::layout::hash::mix64;
 pub struct Rng(u64);
 
 impl Rng {
-    /// Creates a generator from a seed.
+    /// Creates a generator; equal seeds give equal sequences of numbers.
     pub const fn new(seed: u64) -> Self {
         Self(mix64(seed ^ 0x7469_6465_7761_7465))
     }
 
-    /// Returns 64 random bits.
+    /// Returns the next 64 random bits of the sequence.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0)

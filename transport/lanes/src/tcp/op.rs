@@ -440,7 +440,7 @@ mod tests {
 
     use super::*;
 
-    /// A header with a right magic and check, and any other fields.
+    /// Encodes a header with valid magic and check, and any other fields, for property tests.
     fn plausible(kind: u8, why: u8, key: u32, words: [u64; 3]) -> HeaderBytes {
         Header {
             kind,

@@ -155,7 +155,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Reborrows the target for a shorter lifetime.
+    /// Reborrows the list of reads, its buffers and its progress for a shorter lifetime.
     pub(super) fn again(&mut self) -> Target<'_> {
         Target {
             plan: self.plan,

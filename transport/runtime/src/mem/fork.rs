@@ -30,7 +30,8 @@ pub struct ForkGuard {
 }
 
 impl ForkGuard {
-    /// Creates a guard for the calling process.
+    /// Creates a guard for the calling process: one memory page, which the kernel zeroes in a forked
+    /// child.
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory for one page.

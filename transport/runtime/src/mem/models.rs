@@ -27,7 +27,9 @@ fn bytes(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Two frames of one word each, two tails. Memory: tail record (2 words), ring (2 words).
+/// Loom model of a ring: a client thread writes two one-word frames, and after each the checksummed tail
+/// record, by `write`. The applier reads a tail and asserts that it sees every frame before it. Memory:
+/// tail record (2 words), ring (2 words).
 fn ring(write: fn(WordsMut<'_>, usize, &[u8])) {
     loom::model(move || {
         let CheckedU64([v, checksum]) = CheckedU64::new(0, SALT);
@@ -69,8 +71,10 @@ fn loom_finds_stale_frames_without_the_release_fence() {
     ring(|to, at, bytes| to.copy_in(at, bytes));
 }
 
-/// A row of two words that goes from version 1 to 2, by the writer and the reader of the product. `accept`
-/// receives the version before and after, and whether the checksum matches.
+/// Loom model of a row read: an applier overwrites a two-word row, version 1 by version 2, with
+/// [`store_row`] while a client copies it with [`copy_row`]. The client asserts that a copy that `accept`
+/// accepts is of one version. `accept` receives the version before and after the copy, and whether the
+/// checksum matches.
 fn row(accept: fn(u64, u64, bool) -> bool) {
     const KEY: u64 = 42;
     let payload = |counter: u64| [counter * 11, counter * 13];
@@ -113,7 +117,8 @@ fn loom_finds_mixed_rows_when_only_the_version_is_compared() {
     row(|before, after, _| before == after);
 }
 
-/// One one-sided read of whole words.
+/// Reads `N` words at byte offset `at` with the one-sided read of the product; `fence` orders it after
+/// earlier reads.
 fn read<const N: usize>(memory: &[AtomicU64], at: usize, fence: bool) -> [u64; N] {
     let mut head = vec![0; N * 8];
     let from = Words::new(&memory[at / 8..at / 8 + N]);
@@ -121,8 +126,10 @@ fn read<const N: usize>(memory: &[AtomicU64], at: usize, fence: bool) -> [u64; N
     std::array::from_fn(|i| word_at(&head, i * 8))
 }
 
-/// A block of two words that goes from sequence 0 to 2. Memory: version word, data (2 words). Reads as a
-/// pull of a range does: version, payload, version; `fenced` selects the fences of the latter two.
+/// Loom model of a seqlock block: an applier writes its two words, sequence 0 to 2, with [`store_block`].
+/// A client reads version, payload and version as a pull of a range does, and asserts that an accepted
+/// payload is of one sequence. `fenced` says whether the read of the payload and the second read of the
+/// version are fenced. Memory: version word, data (2 words).
 fn block(fenced: [bool; 2]) {
     let tagged = |seq: u32| TaggedU32::new(seq, SALT).0;
     loom::model(move || {
@@ -150,7 +157,8 @@ fn block(fenced: [bool; 2]) {
     });
 }
 
-/// Catches `block-without-fence`, `block-version-relaxed` and `read-without-fence`.
+/// A fenced read accepts only untorn blocks. Loom finds the mutants `block-without-fence`,
+/// `block-version-relaxed` and `read-without-fence`.
 #[test]
 fn loom_an_accepted_block_is_of_one_sequence() {
     block([true, true]);
@@ -168,8 +176,8 @@ fn loom_finds_mixed_blocks_when_the_payload_is_not_fenced() {
     block([false, true]);
 }
 
-/// A released block: its version word is voided, then its memory holds another table's values. A reader
-/// that read those has seen the void word. Catches `void-without-fence`.
+/// Memory of a released block is voided before reuse: a client that read the next table's value also sees
+/// the void version word, and rejects. Loom finds the mutant `void-without-fence`.
 #[test]
 fn loom_released_memory_is_void_before_it_is_reused() {
     let version = TaggedU32::new(4, SALT);
@@ -193,9 +201,10 @@ fn loom_released_memory_is_void_before_it_is_reused() {
 
 const LINE: usize = 64;
 
-/// A snapshot of one word in each of its two buffers, which follow the line. `write` is the applier; a
-/// reader accepts the epoch that it saw in front. Two preemptions: a line is eight words, and three take
-/// ten times as long.
+/// Loom model of a snapshot: `write`, the applier, changes the record and the two one-word buffers that
+/// follow it. A client reads record, buffer and record, and asserts that an accepted value is of the
+/// epoch in front. `from` and `buffers` are the initial record and values. At most two preemptions: the
+/// record is eight words, and three preemptions take ten times as long.
 fn snapshot(from: SnapshotLine, buffers: [u64; 2], write: fn(WordsMut<'_>, WordsMut<'_>)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -235,7 +244,8 @@ fn snapshot_line(front: u64, building: u64) -> SnapshotLine {
     }
 }
 
-/// Epoch 2 is built in buffer 0 and published. Catches `snapshot-line-without-fence`.
+/// A client that sees epoch 2 published reads all of it from buffer 0. Loom finds the mutant
+/// `snapshot-line-without-fence`.
 #[test]
 fn loom_a_published_snapshot_is_complete() {
     snapshot(snapshot_line(1, 2), [0, 1], |line, buffers| {
@@ -244,8 +254,8 @@ fn loom_a_published_snapshot_is_complete() {
     });
 }
 
-/// Epoch 3 begins and overwrites buffer 1, in which readers of epoch 1 may be. Catches
-/// `epoch-without-fence`.
+/// A client that reads epoch 1 from buffer 1 rejects its copy when epoch 3 overwrites that buffer. Loom
+/// finds the mutant `epoch-without-fence`.
 #[test]
 fn loom_a_reader_of_an_old_epoch_notices_that_its_buffer_is_rewritten() {
     snapshot(snapshot_line(1, 2), [2, 1], |line, buffers| {
@@ -255,7 +265,8 @@ fn loom_a_reader_of_an_old_epoch_notices_that_its_buffer_is_rewritten() {
     });
 }
 
-/// Two words that a writer changes together, under a [`Sequence`].
+/// Loom model of a [`Sequence`]: a writer sets two words to 1, then to 2. `read` reads both, and its
+/// result, if any, must be of one change.
 fn changed_together(read: fn(&Sequence, &[AtomicU64; 2]) -> Option<[u64; 2]>) {
     loom::model(move || {
         let shared = Arc::new((Sequence::default(), [0, 0].map(AtomicU64::new)));
@@ -284,7 +295,8 @@ fn both(words: &[AtomicU64; 2]) -> [u64; 2] {
     [0, 1].map(|n| words[n].load(Ordering::Relaxed))
 }
 
-/// Catches `sequence-without-fence`.
+/// A read under a [`Sequence`] never returns halves of two changes. Loom finds the mutant
+/// `sequence-without-fence`.
 #[test]
 fn loom_a_sequenced_read_is_of_one_change() {
     changed_together(|sequence, words| sequence.read(|| both(words)));

@@ -192,7 +192,7 @@ impl Region {
         })
     }
 
-    /// Length of the region in bytes.
+    /// Returns the length of the region in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -456,7 +456,8 @@ pub(super) fn os(
 mod tests {
     use super::*;
 
-    /// The kernel's flags of the mapping that begins at an address, as `/proc/self/smaps` has them.
+    /// Returns the kernel's flags (`VmFlags`) of the mapping that contains a region, from
+    /// `/proc/self/smaps`.
     fn flags_of(region: &Region) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = maps.lines();
@@ -535,7 +536,8 @@ mod tests {
         assert!(matches!(r.lock(0, 2 << 20), Err(MemError::Bounds { .. })));
     }
 
-    /// KiB of locked memory from `first` to the end of its mapping, as the kernel reports it.
+    /// Returns the KiB of locked memory in the mapping that begins at address `first`, from
+    /// `/proc/self/smaps`.
     fn locked_kib(first: *mut u8) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let begins = format!("{:x}-", first.addr());

@@ -41,7 +41,8 @@ mod tests {
     use tidewater_protocol::layout::row::{row_checksum, row_head, verify_row};
 
     proptest! {
-        /// The one pass accepts the same rows as a copy followed by a hash, and copies the same bytes.
+        /// Copying and hashing in one pass accepts the same rows as a copy followed by a hash, and copies
+        /// the same bytes.
         #[test]
         fn one_pass_agrees_with_two(
             payload in proptest::collection::vec(any::<u8>(), 1..300),
