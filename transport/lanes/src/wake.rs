@@ -332,12 +332,12 @@ pub trait Arm: Any + std::fmt::Debug + Send + Sync {
 pub struct Arms(Arc<Mutex<Vec<Arc<dyn Arm>>>>);
 
 impl Arms {
-    /// Adds an event source to arm before each sleep.
+    /// Adds an event source, which the thread arms before each sleep from now on.
     pub fn add(&self, arm: Arc<dyn Arm>) {
         self.lock().push(arm);
     }
 
-    /// Removes an event source from the list.
+    /// Removes an event source from the list; does nothing if it is not there.
     pub fn remove(&self, arm: &Arc<dyn Arm>) {
         self.lock().retain(|a| !Arc::ptr_eq(a, arm));
     }

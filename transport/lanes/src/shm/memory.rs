@@ -201,7 +201,7 @@ impl SessionMemory {
     /// for each applier. `peer` names the server in messages.
     ///
     /// # Errors
-    /// [`ShmError`].
+    /// [`ShmError`], for example when no descriptors are left.
     pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmClientLane>, ShmError> {
         let fds: Result<Vec<_>, _> = self
             .descriptors()

@@ -84,8 +84,8 @@ impl ServerLane for ShmServerLane {
         &self.peer
     }
 
-    /// Returns false, or an error once the lane was destroyed. Nothing is to be executed: the client
-    /// performs all operations itself.
+    /// Returns false; fails once the lane was destroyed. There is nothing to execute: the client performs
+    /// all operations itself.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.open("poll").map(|()| false)
     }

@@ -495,7 +495,7 @@ impl ServerLane for SimServerLane {
     }
 
     /// Executes nothing: the simulated NIC executes requests by itself, against the table and inbox that
-    /// the link was made with. Returns whether the NIC placed client writes since the last poll.
+    /// the link was made with. Returns whether the NIC executed client posts since the last poll.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();

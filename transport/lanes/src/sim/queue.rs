@@ -37,7 +37,7 @@ impl<T> Clone for SimQueue<T> {
 }
 
 impl<T> SimQueue<T> {
-    /// Creates an empty queue between tasks of `world`.
+    /// Creates an empty queue between tasks of `world`; clones are its other ends.
     pub fn new(world: &World) -> Self {
         let state = State {
             items: VecDeque::new(),

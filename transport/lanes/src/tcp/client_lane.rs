@@ -83,7 +83,8 @@ pub(super) struct Awaited {
     pub(super) cookie: u64,
 }
 
-/// Recipient of an awaited answer: the call under way, a submitted batch, or none.
+/// Recipient of an awaited answer: the call under way, a submitted batch, a counter's waiting call, or
+/// none (the answer is dropped).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The call under way.

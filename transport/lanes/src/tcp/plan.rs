@@ -228,9 +228,9 @@ impl Target<'_> {
         next.take(3).max().unwrap_or(0)
     }
 
-    /// Calls `receive` with a scatter list of the destinations of the next `max` bytes, followed by
-    /// `spare` for the bytes behind them. Returns the number of destination bytes listed, perhaps fewer,
-    /// and the result.
+    /// Calls `receive` with a scatter list of the destinations of the next bytes of the answer, at most
+    /// `max`. If all `max` bytes are listed, `spare` follows for the bytes behind them. Returns the
+    /// number of destination bytes listed, and the result.
     pub(super) fn with_list<T>(
         &mut self,
         max: usize,
@@ -270,7 +270,7 @@ impl Target<'_> {
     }
 }
 
-/// Reborrows an optional unpacker for a shorter lifetime.
+/// Reborrows an optional unpacker for a shorter lifetime; `None` stays `None`.
 pub(super) fn reborrow<'a>(
     unpacker: &'a mut Option<&mut dyn Unpack>,
 ) -> Option<&'a mut dyn Unpack> {

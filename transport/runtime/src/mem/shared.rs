@@ -222,8 +222,8 @@ impl<'a> WordsMut<'a> {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
     }
 
-    /// Returns a writable window of `len` bytes at byte offset `at` of this one; `None` where
-    /// [`Words::get`] has it.
+    /// Returns a writable window of `len` bytes at byte offset `at` of this one. `len` is rounded up to
+    /// whole words. `None` if it is not inside or `at` is not a multiple of 8.
     #[inline]
     pub fn get(&self, at: usize, len: usize) -> Option<Self> {
         Some(Self(self.as_read().get(at, len)?.0))
