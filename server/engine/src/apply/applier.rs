@@ -166,7 +166,7 @@ impl Applier {
         }
     }
 
-    /// Longest time that it may sleep.
+    /// Longest time for which the applier may stay parked.
     fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
         // The thread that ends a lane does not wake this one.
@@ -176,7 +176,7 @@ impl Applier {
             .fold(most, Duration::min)
     }
 
-    /// Whether it was stopped or has failed.
+    /// Whether the applier was stopped or has failed.
     pub const fn is_stopped(&self) -> bool {
         self.stopped
     }
@@ -225,7 +225,7 @@ impl Applier {
         self.engine.failed.is_some() && !mutants::on(Mutant::ApplierGoesOn)
     }
 
-    /// Why it has stopped, if not by [`Command::Stop`].
+    /// Reason why the applier has failed; `None` while it runs and after [`Command::Stop`].
     pub fn failure(&self) -> Option<&str> {
         self.engine.failed.as_deref()
     }
@@ -317,7 +317,8 @@ impl Applier {
         }
     }
 
-    /// Makes the sender of a ring a member of its job's clocks, and takes the ring.
+    /// Adds a ring to those that the applier serves, and posts all clocks of the job to its client. The
+    /// first thread of a worker joins the job's clocks; its further threads and observers do not.
     fn add_ring(&mut self, ring: Ring) {
         self.join(&ring);
         ring.begin(self.number);
@@ -338,8 +339,8 @@ impl Applier {
         }
     }
 
-    /// Drops the rings of an earlier worker of this rank: frames that it left are not the new one's. A
-    /// rank that is a member now keeps its own: then it returns false.
+    /// Drops the rings of an earlier worker of this rank, with the frames left in them, which are not the
+    /// new worker's. Drops nothing and returns false if the rank is a member of the job's clocks now.
     fn drop_rings_of(&mut self, namespace: NamespaceId, rank: WorkerId) -> bool {
         if self.engine.clocks(namespace).threads(rank).next().is_some() {
             return false;

@@ -70,17 +70,17 @@ pub struct Stream {
     kept: usize,
 }
 
-/// What the bytes of a stream count for.
+/// Memory budget that the bytes of a stream are charged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Budget {
     /// The budget of ranks that are early.
     #[default]
     Early,
-    /// None: its rank has its turn.
+    /// No budget: the rank of the stream has its turn.
     Staged,
     /// The budget of tasks that are not finished.
     Task,
-    /// None: it is in the sums, and kept for a successor until the iteration is closed.
+    /// No budget: the stream is in the sums, and is kept for a successor until the iteration is closed.
     Folded,
 }
 

@@ -73,7 +73,7 @@ enum Step {
     Moved,
     /// It waits for clocks, or for the writing thread.
     Waits,
-    /// It is over, well or not.
+    /// The save has ended, with success or failure.
     Over,
 }
 
@@ -149,8 +149,13 @@ impl Engine {
         }
     }
 
-    /// Whether the minimums of the order's job have reached its clocks. One that has passed its clock is
-    /// an error: the worker that saves is lost, and other appliers may have cut at another tick.
+    /// Whether the cut can be made: the minimum clock of the job on this applier equals the ordered clock
+    /// in every domain of the order. False while a tick of the job is applied in part. True on an applier
+    /// without a table of the job.
+    ///
+    /// # Errors
+    /// A minimum is above its ordered clock. The worker that saves has left, and other appliers may have
+    /// cut at another tick.
     fn clocks_reached(&mut self, order: &SaveOrder) -> Result<bool, (TableId, String)> {
         let of = |(id, _): &(TableId, _)| Some((*id, self.tables.get(&id.0)?.namespace));
         // An applier without a table of the job has nothing to cut.

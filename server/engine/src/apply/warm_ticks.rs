@@ -26,12 +26,12 @@ use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, StoreError};
 use tidewater_clocks::Clocks;
 
-/// The tick under way.
+/// Progress of the tick that the applier carries out, and of the tick that a crashed process had begun.
 #[derive(Debug, Default)]
 pub(super) struct CloseProgress {
     /// What the redo area has.
     noted: Option<Closing>,
-    /// Table and number of rows that were stepped before a death.
+    /// Position before the crash: table id in the upper half, number of its stepped rows in the lower half.
     before: u64,
 }
 
@@ -57,7 +57,12 @@ impl CloseProgress {
         }
     }
 
-    /// Names the rows of a table behind the first `done` ones, before they are stepped.
+    /// Names in the redo area the rows of table `id` that the tick steps next: those after the first
+    /// `done`. Called before they are stepped, so that a successor finds where a crashed process stopped.
+    /// `lsn` is the number of this step in the applier's total order.
+    ///
+    /// # Errors
+    /// Never for a redo area of this memory.
     pub(super) fn name_rows(
         &self,
         redo: &Redo,
@@ -72,7 +77,8 @@ impl CloseProgress {
         })
     }
 
-    /// Notes that the first `done` rows of a table are stepped: pushes that come before its next rows take the name.
+    /// Stores in the redo area that the first `done` rows of table `id` are stepped. Pushes that are
+    /// applied before the next rows overwrite the name of these rows.
     pub(super) fn note_rows(&self, redo: &Redo, id: u32, done: u32) -> Result<(), StoreError> {
         // All rows of a table before the resumed one count as done already.
         redo.note_close(pack(done, id).max(self.before))

@@ -452,8 +452,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Bytes of a block's elements in use, and of their optimizer state: without step counts, which
-    /// follow.
+    /// Sizes in bytes of a block's elements in use, and of their optimizer state. The second excludes the
+    /// step counts; where these follow it is rounded up to 8.
     ///
     /// # Errors
     /// [`BlocksError::NotOwned`] past the table's end.

@@ -101,7 +101,8 @@ impl Journal {
         Ok(has_room)
     }
 
-    /// Goes on in a new block that begins with `state`, and has room for as much again.
+    /// Moves the journal to a new block that begins with `state`. The block has at least twice the size of
+    /// `state` and `entry` together: the caller appends `entry` afterwards, which then has room.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; the journal is as it was.

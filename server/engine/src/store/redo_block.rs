@@ -21,7 +21,8 @@ use super::redo::{Progress, Redo};
 
 const REDO_BLOCK: u64 = u64::from_le_bytes(*b"redo-blk");
 const DATA_AT: usize = 2 * LINE_BYTES;
-/// Three slots, and step counts of the range's runs.
+/// Maximum number of pieces of optimizer state in the redo record of a block. Each of up to three optimizer
+/// slots is one; the step counts are the last.
 pub(super) const PIECES: usize = 4;
 
 /// Some bytes of a block's optimizer state: offset in private memory and length, both multiples

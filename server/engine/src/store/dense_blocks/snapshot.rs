@@ -23,7 +23,8 @@ impl DenseBlocks {
         self.sizes.snapshot
     }
 
-    /// Epoch of the newest complete buffer; 0 at first.
+    /// Epoch of the newest complete buffer. At first the clock of the table's domain when the table was
+    /// made; always 0 without snapshots.
     pub const fn front(&self) -> u64 {
         self.line.front
     }
