@@ -11,8 +11,10 @@ use super::table::Store;
 use crate::store::redo::RowPlace;
 
 impl Engine {
-    /// Applies the rows of a checked push that have rows or get them now, and counts the others. They are
-    /// acknowledged and dropped.
+    /// Applies a checked push to a sparse table with an admission threshold. Only rows of keys that have a
+    /// row, or get one with this push, are applied. Other keys are counted; their values are acknowledged
+    /// and dropped.
+    /// `parts` has the offsets of keys and values in `payload`.
     pub(super) fn push_admitted(
         &mut self,
         header: &FrameHeader,
@@ -49,9 +51,10 @@ impl Engine {
         located.map(|()| Effect::Applied)
     }
 
-    /// Fills `self.places` with the rows of the keys of a function. An update counts as a push of each key: one
-    /// that is admitted gets its row now. Other keys without a row have a place without one: the function
-    /// sees their initial values, and what it makes of them is dropped.
+    /// Fills `self.places` with the rows of the keys of a function frame, on a table with an admission
+    /// threshold. An UPDATE counts as a push of each key; a key that reaches the threshold gets its row
+    /// now. Any other key gets a place without a row: the function sees its initial values, and its new
+    /// values are dropped.
     pub(super) fn find_admitted(
         &mut self,
         header: &FrameHeader,

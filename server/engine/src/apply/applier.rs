@@ -35,26 +35,28 @@ use crate::ring_reader::{Next, Ring, RingRecord};
 use crate::store::prealloc::Preallocator;
 use crate::store::{ResumeError, ServerMemory, StoreError};
 
-/// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
-/// A lane with operations in flight shortens it.
+/// Longest sleep of an idle applier's thread. Nothing depends on it: every command and every frame wakes
+/// the thread. A lane with operations in flight shortens it.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Longest sleep while a device ends a lane.
+/// Longest sleep of the applier's thread while a device ends a lane. The end of a lane does not wake the
+/// thread.
 const ENDING: Duration = Duration::from_millis(1);
 
-/// One applier with its rings.
+/// One applier: the only writer of its partitions, with the push rings of its sessions and their lanes.
+/// Runs on one thread.
 pub struct Applier {
     engine: Engine,
     number: u32,
     memory: Arc<ServerMemory>,
     exports: RegionTableView,
     rings: Vec<Ring>,
-    /// Late frames of rings that were removed.
+    /// Number of late frames in rings that were removed.
     late_frames_before: u64,
     commands: Receiver<Command>,
     payload: Vec<u8>,
-    /// The ring with the frame that moved a clock most recently.
+    /// Index in `rings` of the ring with the frame that moved a clock most recently.
     last_to_tick: usize,
-    /// Commands for rings with lanes that have to end first, oldest first.
+    /// Commands that wait until the lane of their ring has ended, oldest first.
     ending: Vec<(SessionId, Ending)>,
     stopped: bool,
 }
@@ -68,15 +70,15 @@ impl std::fmt::Debug for Applier {
     }
 }
 
-/// Outcome of one frame.
+/// Outcome of one frame: applied, or refused with a reason.
 enum Done {
     Applied,
     Refused(Refusal),
 }
 
 impl Applier {
-    /// An applier without tables and rings; `workers` are members of every clock domain of every
-    /// job. Without workers (a service) each job sets its own.
+    /// Creates an applier without tables and rings. `number` is its number within the server. `workers` are
+    /// members of every clock domain of every job. Without workers (a service) each job sets its own.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -111,10 +113,11 @@ impl Applier {
         }
     }
 
-    /// The successor of a dead applier, made from the memory alone: the tables that outlive their process,
-    /// and its rings without lanes. `inbox` makes the memory of a ring. A ring goes on as after any broken
-    /// lane: [`Command::Recover`] answers its position, [`Command::AttachPort`] brings its lane, and its client
-    /// sends what was not applied. All appliers of a server are resumed before the first of them steps.
+    /// Creates the successor of a dead applier from the server's memory alone: the tables that outlive
+    /// their process, and the rings without lanes. `inbox` creates the inbox of a ring from its record. A
+    /// ring continues as after any broken lane: `Command::Recover` answers its position,
+    /// `Command::AttachPort` brings its lane, and its client sends again what was not applied. All appliers
+    /// of a server are resumed before the first of them steps.
     ///
     /// Cost: reads and hashes each row of a sparse table, and makes its index.
     ///
@@ -144,12 +147,13 @@ impl Applier {
         Ok(applier)
     }
 
-    /// The rings of this applier. Those of a successor have no lanes yet.
+    /// Iterates over the push rings of this applier. Those of a successor have no lanes yet.
     pub fn rings(&self) -> impl Iterator<Item = &Ring> {
         self.rings.iter()
     }
 
-    /// Steps until it is stopped; parks when there is nothing to do.
+    /// Runs the applier until it is stopped or fails: blocks, steps, and parks the thread when there is
+    /// nothing to do. Ends all lanes before it returns.
     pub fn run(&mut self, parker: &mut dyn Parker) {
         while !self.stopped {
             let found = wait_until(parker, Deadline::after(self.poll_hint()), || {
@@ -166,7 +170,8 @@ impl Applier {
         }
     }
 
-    /// Longest time for which the applier may stay parked.
+    /// Longest time for which the applier's thread may stay parked: the shortest that one of its lanes asks
+    /// for, at most `IDLE`.
     fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
         // The thread that ends a lane does not wake this one.
@@ -176,23 +181,24 @@ impl Applier {
             .fold(most, Duration::min)
     }
 
-    /// Whether the applier was stopped or has failed.
+    /// Whether the applier has been stopped by a command, or has failed.
     pub const fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The memory of its server, for tests to inspect.
+    /// Returns the memory of the applier's server, for tests to inspect.
     #[cfg(test)]
     pub(super) fn memory_of(&self) -> Arc<ServerMemory> {
         Arc::clone(&self.memory)
     }
 
-    /// The engine, for tests to inspect.
+    /// Returns the applier's engine, for tests to inspect.
     pub const fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// One round over commands and rings: bounded, never blocks. True if anything moved.
+    /// Makes one round over commands, tick work, rings and saves. Its work is bounded and it never blocks.
+    /// Returns whether anything moved.
     pub fn step(&mut self) -> bool {
         let mut moved = self.commands();
         moved |= self.end_lanes();
@@ -220,12 +226,12 @@ impl Applier {
         moved | self.announce_clocks() | self.engine.save_step() | self.engine.is_ticking()
     }
 
-    /// Whether acknowledged work was lost.
+    /// Whether the applier has failed: acknowledged work was lost.
     fn has_failed(&self) -> bool {
         self.engine.failed.is_some() && !mutants::on(Mutant::ApplierGoesOn)
     }
 
-    /// Reason why the applier has failed; `None` while it runs and after [`Command::Stop`].
+    /// Reason why the applier has failed. `None` while it runs, and after [`Command::Stop`].
     pub fn failure(&self) -> Option<&str> {
         self.engine.failed.as_deref()
     }
@@ -239,7 +245,7 @@ impl Applier {
         any
     }
 
-    /// Handles a command. Its answer is dropped if the caller has gone.
+    /// Carries out one command. Its answer is dropped if the receiver has gone.
     fn command(&mut self, command: Command) {
         match command {
             Command::AddRing(ring, tx) => {
@@ -306,7 +312,8 @@ impl Applier {
         }
     }
 
-    /// The state of the applier and its rings.
+    /// Builds the report for operators: the state of the engine, and the refused and late frames of the
+    /// rings.
     fn report(&mut self) -> ApplierReport {
         let refused = |ring: &Ring| (ring.session, ring.state().rejected);
         let late: u64 = self.rings.iter().map(Ring::late_frames).sum();
@@ -317,8 +324,9 @@ impl Applier {
         }
     }
 
-    /// Adds a ring to those that the applier serves, and posts all clocks of the job to its client. The
-    /// first thread of a worker joins the job's clocks; its further threads and observers do not.
+    /// Adds the ring of a new session to those that the applier serves, and posts all clocks of the job to
+    /// its client. The first thread of a worker joins the job's clocks; its further threads and observers
+    /// do not.
     fn add_ring(&mut self, ring: Ring) {
         self.join(&ring);
         ring.begin(self.number);
@@ -339,8 +347,9 @@ impl Applier {
         }
     }
 
-    /// Drops the rings of an earlier worker of this rank, with the frames left in them, which are not the
-    /// new worker's. Drops nothing and returns false if the rank is a member of the job's clocks now.
+    /// Drops the rings that an earlier worker of this rank has left, with the frames in them. Returns
+    /// false, and drops nothing, if the rank is a member of the job's clocks now; otherwise true, also if
+    /// there was no ring.
     fn drop_rings_of(&mut self, namespace: NamespaceId, rank: WorkerId) -> bool {
         if self.engine.clocks(namespace).threads(rank).next().is_some() {
             return false;
@@ -405,7 +414,8 @@ impl Applier {
         }
     }
 
-    /// Makes a ring's state visible where no lane leads to its client.
+    /// Publishes the state of ring `n` in server memory, for a ring without a lane to its client. No effect
+    /// once the applier has failed.
     fn publish_alone(&mut self, n: usize) {
         if self.has_failed() {
             return;
@@ -417,7 +427,8 @@ impl Applier {
         );
     }
 
-    /// Serves one ring: its lane, its frames, its records for the client.
+    /// Serves ring `n` once: polls its lane, consumes a batch of frames, publishes its status record.
+    /// Returns whether anything moved. An error is the reason why the lane must end.
     fn serve(&mut self, n: usize) -> Result<bool, String> {
         let Some(polled) = self.rings[n].poll(&mut self.exports) else {
             return Ok(false);
@@ -448,8 +459,9 @@ impl Applier {
         Ok(moved)
     }
 
-    /// Takes frames out of a ring until they have `bytes_max` bytes or `rows_max` rows. An error ends the session's
-    /// lane: its client must recover it, or is not a Tidewater client.
+    /// Consumes frames of ring `n` until they have `bytes_max` bytes or `rows_max` rows: each is applied or
+    /// refused. Returns whether the ring advanced. An error ends the session's lane: its client must
+    /// recover it, or is not a Tidewater client.
     fn consume(&mut self, n: usize, bytes_max: usize, rows_max: usize) -> Result<bool, String> {
         if self.rings[n].waiting == Some(self.engine.changes()) {
             // Its next frame waits for its rank's turn, and nothing has changed.
@@ -490,7 +502,8 @@ impl Applier {
         result.map(|()| bytes > 0)
     }
 
-    /// Applies or refuses one frame; a reply is posted before the status record counts it.
+    /// Applies or refuses one frame of ring `n`. Its reply is posted before the status record counts the
+    /// frame. The error is one of the lane.
     fn frame(
         &mut self,
         n: usize,
@@ -534,7 +547,8 @@ impl Applier {
         }
     }
 
-    /// The refusal of a reply that does not fit the slots of a lane: they are smaller where its ring is.
+    /// Returns the refusal for a reply that exceeds a reply slot of ring `n`, in bytes; `None` if it fits.
+    /// Slots are smaller where the ring is smaller.
     fn reply_too_large(&self, n: usize) -> Option<Refusal> {
         let bytes = self.engine.reply.len() as u64;
         let slot = (reply_slot_bytes(self.ring_bytes(n)) - REPLY_HEADER_BYTES) as u64;
@@ -545,8 +559,9 @@ impl Applier {
         self.rings[n].inbox().ring().bytes() as usize
     }
 
-    /// Posts the payload first, then the header with its checksum. The low byte of the tag names
-    /// the slot.
+    /// Posts the reply to a request to the client of ring `n`: its payload first, then its header with the
+    /// checksum. The low byte of the frame's user tag is the number of the reply slot; nothing is posted if
+    /// there is no such slot.
     fn reply(
         &mut self,
         n: usize,
@@ -579,8 +594,9 @@ impl Applier {
         ring.post(at, &line_bytes(&reply.to_line(checksum)))
     }
 
-    /// Announces the moved minimums of a job to all of its clients. The worker that ticked last
-    /// comes first: the others wait for it in the next iteration, too.
+    /// Posts the minimums that have moved to all clients of their jobs, as clock records. Returns whether
+    /// there was one. The client that moved a clock last comes first: the others wait for it in the next
+    /// iteration, too.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
@@ -601,7 +617,8 @@ impl Applier {
         !moved.is_empty()
     }
 
-    /// Posts every clock of its job to one client that is new or has recovered.
+    /// Posts the minimum of every domain of its job to the client of ring `n`, which is new or has
+    /// recovered.
     fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;

@@ -13,50 +13,57 @@ use crate::namespace::NamespaceId;
 use crate::ring_reader::Ring;
 use tidewater_clocks::FirstClocks;
 
-/// Takes the answer of a command on the applier's thread; does not block. Dropped without a call if the applier ends.
+/// Callback for the answer of a command. Runs on the applier's thread and must not block. Dropped without a
+/// call if the applier ends.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// A command with the channel for its answer.
+/// Command of another thread to an applier, with the channel for its answer.
 pub enum Command {
-    /// Adds a new session's ring; its lane is attached already or comes later.
+    /// Adds the ring of a new session. Its lane is attached already or comes later.
     AddRing(Box<Ring>, Sender<()>),
-    /// Attaches a ring's new lane: after a recovery, or the first one on tcp.
+    /// Attaches a new lane to a session's ring: after a recovery, or the first one on tcp. Answers whether
+    /// it worked.
     AttachPort(SessionId, Box<dyn ServerLane>, Sender<bool>),
-    /// Replaces memory and lane of a recovered ring, where memory cannot be taken away from its
-    /// client.
+    /// Replaces inbox memory and lane of a recovered ring, where the old memory cannot be revoked from its
+    /// client. Answers whether it worked.
     Renew(SessionId, Inbox, Box<dyn ServerLane>, Sender<bool>),
-    /// Begins a recovery: ends the old lane, consumes complete frames, answers the ring's position;
-    /// `None` for a session that is not here. The answer waits until the device has ended the lane.
+    /// Begins the recovery of a ring: ends its old lane, consumes its complete frames, answers its
+    /// position. Answers `None` for a session that is not here. The answer waits until the device has ended
+    /// the lane.
     Recover(SessionId, Reply<Option<StateLine>>),
-    /// Drops the ring of a session that has ended.
+    /// Drops the ring of a session that has ended, with its frames. Answers when the device has ended its
+    /// lane.
     DropRing(SessionId, Sender<()>),
-    /// Sets the number of workers of a job.
+    /// Sets the number of workers that the clocks of a job expect.
     Expect(NamespaceId, u32, Sender<()>),
-    /// Removes a worker of a job: no clock waits for it any more.
+    /// Removes a worker from the clocks of a job: no minimum waits for it any more.
     RemoveWorker(NamespaceId, WorkerId, Sender<()>),
-    /// Holds the clocks of a job; answers the furthest one of each domain that was ticked in.
+    /// Holds the clocks of a job. Answers the furthest clock of each domain that was ticked in.
     HoldClocks(NamespaceId, Sender<Vec<(DomainId, u64)>>),
-    /// Lets the clocks of a job go on, with a new member if there is one. Answers whether it begins now,
-    /// and not when the member of its rank leaves.
+    /// Releases the held clocks of a job, with a new member if there is one. Answers whether the member
+    /// begins now; false if it begins when the present member of its rank leaves, or without a new member.
     Admit(NamespaceId, Option<(WorkerId, FirstClocks)>, Sender<bool>),
-    /// Ends a job without tables: its clocks are forgotten.
+    /// Ends a job that has no tables: its clocks are removed.
     EndJob(NamespaceId, Sender<()>),
-    /// Adds the share of a new table.
+    /// Adds this applier's share of a new table.
     AddTable(Box<Table>, Sender<()>),
-    /// Takes out the share of a released table, for the caller to free: freeing takes long.
+    /// Removes this applier's share of a released table and answers it. The caller frees it, because that
+    /// takes long.
     TakeTable(TableId, Sender<Option<Box<Table>>>),
     /// Runs a closure on the applier's thread between two frames: to save, load or inspect.
     With(Box<dyn FnOnce(&mut Engine) + Send>),
-    /// Ends the applier's thread.
+    /// Ends the run of the applier after its present step.
     Stop,
-    /// Reports the applier's state to operators.
+    /// Answers with a report of the applier's state for operators.
     Report(Sender<ApplierReport>),
-    /// Applies the pushes of a finished task, by the number of its delivery.
+    /// Applies the held pushes of a thread's task that the coordinator has declared finished. The last
+    /// number is that of its delivery.
     FinishTask(NamespaceId, WorkerThread, u64, Sender<()>),
 }
 
 impl Command {
-    /// [`Self::Recover`] with an answer over a channel. It is dropped if the receiver is gone.
+    /// Builds a `Recover` command that sends its answer over a channel. The answer is dropped if the
+    /// receiver is gone.
     pub fn recover(session: SessionId, tx: Sender<Option<StateLine>>) -> Self {
         let reply = move |state| {
             let _ = tx.send(state);
@@ -88,7 +95,7 @@ impl std::fmt::Debug for Command {
     }
 }
 
-/// The handle of other threads on an applier. Clones share it.
+/// Sends commands to one applier and wakes its thread. Clones share the channel.
 #[derive(Debug, Clone)]
 pub struct ApplierHandle {
     commands: Sender<Command>,
@@ -101,14 +108,14 @@ pub struct ApplierHandle {
 pub struct ApplierGone;
 
 impl ApplierHandle {
-    /// Makes a channel to an applier that sleeps on `waker` (`None` in the simulator, where it
-    /// polls).
+    /// Creates the command channel of an applier: the senders' handle and the applier's receiver. `waker`
+    /// ends the applier's sleep; `None` in the simulator, where the applier polls.
     pub fn new(waker: Option<Waker>) -> (Self, Receiver<Command>) {
         let (commands, rx) = unbounded();
         (Self { commands, waker }, rx)
     }
 
-    /// Sends a command and wakes the applier.
+    /// Sends a command to the applier and wakes its thread. Does not wait for the answer.
     ///
     /// # Errors
     /// [`ApplierGone`].
@@ -120,17 +127,18 @@ impl ApplierHandle {
         Ok(())
     }
 
-    /// Sends a command made around an answer channel and waits for the answer.
+    /// Sends a command and blocks until the applier answers. `make` builds the command around the sender of
+    /// an answer channel.
     ///
     /// # Errors
-    /// [`ApplierGone`].
+    /// `ApplierGone`, also when the applier ends before it answers.
     pub fn ask<T>(&self, make: impl FnOnce(Sender<T>) -> Command) -> Result<T, ApplierGone> {
         let (tx, rx) = bounded(1);
         self.send(make(tx))?;
         rx.recv().map_err(|_| ApplierGone)
     }
 
-    /// Runs `f` on the applier's thread between two frames and returns what it returns.
+    /// Runs `f` on the applier's thread between two frames. Blocks until it has run and returns its result.
     ///
     /// # Errors
     /// [`ApplierGone`].

@@ -21,7 +21,8 @@ use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 
 impl Engine {
-    /// Deletes the rows of the keys of a frame. Keys without a row are left out.
+    /// Deletes the rows of the keys of a DELETE frame; on a table of ticks, holds the frame until its tick
+    /// instead. Keys without a row are skipped. Returns `Wait` if the frame cannot be held yet.
     pub(super) fn delete_frame(
         &mut self,
         sender: FrameSender,
@@ -48,7 +49,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Takes the keys that an iteration deletes, each once, in descending order.
+    /// Takes the keys that the open iteration of table `id` deletes: each once, in descending order. Empty
+    /// if there are none.
     pub(super) fn noted_deletions(&mut self, id: u32) -> Vec<u64> {
         let noted = match mutants::on(Mutant::DeletionRepeated) {
             true => self.deletions.get(&id).cloned(),
@@ -61,9 +63,9 @@ impl Engine {
         keys
     }
 
-    /// Carries out at most `rows` deletions of an iteration, before its steps: the least of the keys that are
-    /// `left`, in ascending order. Takes them off both. A row with a key that is pushed before its turn comes is
-    /// awaited then.
+    /// Deletes at most `rows` rows of an iteration, before its steps: those with the least keys in `left`,
+    /// in ascending order. Removes these keys from `left`, and subtracts their number from `rows`. A row
+    /// that a held push awaits when its turn comes is reset, and keeps its slot.
     pub(super) fn delete_some(
         &mut self,
         id: u32,
@@ -80,7 +82,8 @@ impl Engine {
         *rows = rows.saturating_sub(keys.len());
     }
 
-    /// Deletes rows at the end of an iteration.
+    /// Deletes the rows of `keys` in the tick that ends `iteration`, as one step of the applier's order. A
+    /// row that a held push awaits is reset, and keeps its slot.
     pub(super) fn delete_at_tick(&mut self, id: u32, iteration: u64, keys: &[u64]) {
         self.lsn += 1;
         for &key in keys {
@@ -95,7 +98,8 @@ impl Engine {
         }
     }
 
-    /// Deletes a row; one that a held push awaits begins again in its slot.
+    /// Deletes the row of a key. An `awaited` row, which a held push needs, keeps its slot and gets its
+    /// initial values.
     fn delete_row(&mut self, id: u32, key: u64, awaited: bool) {
         let progress = self.progress(0);
         let Some(Store::Sparse(shard)) = self.tables.get_mut(&id).map(|t| &mut t.store) else {
@@ -113,8 +117,9 @@ impl Engine {
     }
 }
 
-/// Notes the keys of a held DELETE frame in the order of its tick: drops the sums of the pushes before
-/// it. A key without a row is not noted: no push before the deletion was held, which would have made it.
+/// Notes the keys of a held DELETE frame in `noted`, and drops the sums of the pushes before it. Called in
+/// the order of the tick. A key without a row is not noted: no push before the deletion was held, which
+/// would have made the row.
 pub(super) fn note_deletions(
     table: &Table,
     sums: &[Option<RowSums>],

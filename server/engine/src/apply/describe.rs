@@ -9,7 +9,8 @@ use super::table::{Store, Table};
 use crate::store::dense_blocks::DenseBlocks;
 
 impl Table {
-    /// This applier's part of the table's description.
+    /// Describes this applier's part of the table to clients: region keys, addresses and lengths in bytes,
+    /// and the salt of its checksums.
     pub fn describe(&self, applier: ApplierId) -> ApplierPart {
         match &self.store {
             Store::Sparse(s) => {

@@ -32,81 +32,83 @@ use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
 use tidewater_clocks::{ClockChange, Clocks, Moved};
 
-/// What the applier must send to a frame's client.
+/// Outcome of a frame that was not refused: what the applier must send to the frame's client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing beyond the acknowledgement.
+    /// The frame took effect or is held. Nothing but the acknowledgement is sent.
     Applied,
-    /// A reply, in [`Engine::reply`].
+    /// A reply must be posted; its payload is in [`Engine::reply`].
     Reply {
         /// Number of rows, locations or elements in the reply.
         count: u32,
     },
-    /// The frame was not taken: its rank is early and the budget for early ranks is used up, or the
+    /// The frame stays in its ring: its rank is early and the budget for early ranks is used up, or the
     /// iteration that it ends is not closed yet. Offer it again when [`Engine::changes`] has moved.
     Wait,
     /// A clock moved: the domains with a moved minimum are in [`Engine::moved`].
     Clock,
 }
 
-/// Model state and rules of one applier.
+/// Tables, clocks and held pushes of one applier, and the rules by which frames change them.
 pub struct Engine {
     pub(super) memory: Arc<ServerMemory>,
     pub(super) tables: HashMap<u32, Table>,
     pub(super) released: Vec<(NamespaceId, u32)>,
     pub(super) redo: Redo,
     pub(super) pending: Pending,
-    /// Functions of open iterations, apart from the pushes: they run when their iteration is closed.
+    /// Held functions of open iterations, apart from the pushes. They run when their iteration is closed.
     pub(super) held_functions: Pending,
     pub(super) lsn: u64,
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
-    /// The payload of an encoded push, decoded.
+    /// Payload of the last encoded push, decoded. Working memory.
     pub(super) decoded: Vec<u8>,
     pub(super) tick: Buffers,
-    /// Sums of open iterations, by table.
+    /// Sums of open iterations, by number of the table.
     pub(super) sums: HashMap<u32, Sums>,
-    /// Rules that take effect when the open iteration of their table's domain is closed, by table.
+    /// Optimizers with new hyper-parameters, by number of the table. They take effect when the open
+    /// iteration of the table's domain closes.
     pub(super) settings: BTreeMap<u32, Optimizer>,
     /// Members of every clock domain of a job from its start. Empty in a service, where each job
     /// sets its own.
     workers: Vec<WorkerId>,
     pub(super) clocks: BTreeMap<NamespaceId, Clocks>,
-    /// Step times of the workers' threads.
+    /// Step times of the worker threads of all jobs.
     pub pace: Pace,
-    /// Payload of the reply of the last frame.
+    /// Payload of the reply to the last frame with `Effect::Reply`.
     pub reply: Vec<u8>,
-    /// Domains with a moved minimum that is not announced yet.
+    /// Domains with a minimum that has moved and is not announced to clients yet.
     pub moved: Vec<DomainKey>,
-    /// Why this applier cannot continue: acknowledged state is not what it should be.
+    /// Reason why this applier cannot continue: acknowledged work was lost. `None` while it can.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
-    /// What moved clocks have left to do, in this order, and rows of a step of it.
+    /// Queue of the work that moved clocks have left, and the number of rows of one step of it.
     pub(super) ticking: VecDeque<TickWork>,
     pub(super) tick_rows: usize,
-    /// Number of the work that was queued last.
+    /// Number of the tick work that was queued last.
     pub(super) last_tick_work: u64,
-    /// Threads with a CLOCK frame that has moved their clock and waits in its ring, each with the work that
-    /// was queued last when the frame came.
+    /// Threads with a CLOCK frame that has moved their clock and waits in its ring. The value is the number
+    /// of the work that was queued last when the frame came.
     pub(super) half_ticked: BTreeMap<(NamespaceId, WorkerThread, DomainId), u64>,
     pub(super) functions: FunctionRunner,
-    /// Saves under way, of one job each.
+    /// Saves that are under way, each of one job.
     pub(super) saves: Vec<Save>,
     /// Keys that the open iteration deletes, by table.
     pub(super) deletions: BTreeMap<u32, Vec<u64>>,
-    /// Admitted rows of a push, and its payload with these rows only.
+    /// Indexes of the admitted rows of a push, and its payload with these rows only. Working memory.
     pub(super) admitted: (Vec<u32>, Vec<u8>),
-    /// What a successor needs, where the memory outlives the process.
+    /// Journal for a successor, where the memory outlives the process.
     pub(super) journal: Option<Journal>,
-    /// Pushes that were cut by the death of the process before this one.
+    /// Pushes that the crash of the process before this one interrupted.
     pub(super) cut_pushes: Vec<CutPush>,
-    /// Rows of the current push that were applied before.
+    /// Number of rows of the current push that were applied before a crash.
     pub(super) rows_before: u32,
-    /// Last frame of each session that changed clocks, where there is a journal.
+    /// Sequence number of the last frame that changed clocks, by session. Filled only with a journal.
     pub(super) clock_frames: BTreeMap<u64, u64>,
-    /// Of these, session and number of those that the death before this process cut.
+    /// Session and number of those CLOCK frames that the crash of the process before this one interrupted.
     pub(super) cut_clocks: Vec<(u64, u64)>,
-    /// Number of closed iterations of each domain, and the tick under way, where there is a journal.
+    /// Number of closed iterations of each domain, and the progress of the present tick. Filled only with a
+    /// journal.
     pub(super) closed: BTreeMap<DomainKey, u64>,
     pub(super) closing: CloseProgress,
 }
@@ -120,7 +122,8 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// An engine without tables; `workers` are members of every clock domain of every job.
+    /// Creates an engine without tables. `applier` is the number of its applier. `workers` are members of
+    /// every clock domain of every job.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -138,12 +141,13 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Sets the members of every clock domain of jobs that begin later.
+    /// Sets the workers that are members of every clock domain of jobs that begin later.
     pub(super) fn set_workers(&mut self, workers: impl IntoIterator<Item = WorkerId>) {
         self.workers = workers.into_iter().collect();
     }
 
-    /// An engine without tables and workers.
+    /// Creates an engine without tables and workers from its redo area and its journal. `journal` is `None`
+    /// where the memory ends with the process.
     pub(super) fn of_parts(
         memory: Arc<ServerMemory>,
         applier: u32,
@@ -191,12 +195,14 @@ impl Engine {
         }
     }
 
-    /// Number of frames that took effect so far.
+    /// Number (lsn) of the last step in this applier's total order. Each frame takes one, also a refused
+    /// one, and so do steps of ticks and loads.
     pub const fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Adds a table's share. Its initial values are of the version that the table's domain is at.
+    /// Adds this applier's share of a new table. The version of its initial values is the minimum clock of
+    /// the table's domain.
     pub fn add_table(&mut self, mut table: Table) {
         let clocks = self.clocks.get(&table.namespace);
         let min_clock = clocks.map_or(0, |clocks| clocks.min_if_used(table.spec.domain));
@@ -214,8 +220,8 @@ impl Engine {
         self.pending.changed();
     }
 
-    /// Takes a table out; from now on its frames are refused, and frames held back for it are
-    /// dropped.
+    /// Removes this applier's share of a table and returns it; `None` if it is not here. Later frames for
+    /// it are refused, and frames held for it are dropped.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
         self.note_release(&table);
@@ -234,13 +240,13 @@ impl Engine {
         Some(table)
     }
 
-    /// The share of a table, if it is here.
+    /// Returns this applier's share of a table; `None` if it is not here.
     pub fn table(&mut self, id: TableId) -> Option<&mut Table> {
         self.tables.get_mut(&id.0)
     }
 
-    /// Removes a key's row of a sparse table; true if there was one. Its slot is later reused for
-    /// another key.
+    /// Removes the row of a key from a sparse table. Returns false if there was none. Its slot is later
+    /// reused for another key.
     ///
     /// # Errors
     /// [`Refusal`] for a table that is not here or not sparse.
@@ -253,41 +259,44 @@ impl Engine {
         }
     }
 
-    /// Iterates over every table.
+    /// Iterates over the tables of all jobs on this applier, in no order.
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.tables.values()
     }
 
-    /// Numbers of the jobs that have clocks here.
+    /// Iterates over the numbers of the jobs that have clocks on this applier.
     pub fn namespaces(&self) -> impl Iterator<Item = NamespaceId> {
         self.clocks.keys().copied()
     }
 
-    /// Clocks of a job's workers.
+    /// Returns the clocks of a job's workers. Creates them, with the engine's workers as members, for a job
+    /// without clocks.
     pub fn clocks(&mut self, namespace: NamespaceId) -> &mut Clocks {
         let new = || Clocks::new(self.workers.iter().copied());
         self.clocks.entry(namespace).or_insert_with(new)
     }
 
-    /// Sets the number of workers of a job.
+    /// Sets the number of workers that the clocks of a job expect, and notes it in the journal.
     pub fn expect_workers(&mut self, namespace: NamespaceId, workers: u32) {
         self.note_clocks(namespace, ClockChange::Expect(workers), None);
         self.clocks(namespace).expect(workers);
     }
 
-    /// Notes that a worker of a job has joined.
+    /// Adds a worker to the clocks of its job, and notes it in the journal.
     pub(super) fn join_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.note_clocks(namespace, ClockChange::Join(rank), None);
         self.clocks(namespace).join(rank);
     }
 
-    /// Holds the clocks of a job, see [`Clocks::hold`].
+    /// Holds the clocks of a job and notes it in the journal. Returns the furthest clock of each domain,
+    /// see [`Clocks::hold`].
     pub(super) fn hold_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
         self.note_clocks(namespace, ClockChange::Hold, None);
         self.clocks(namespace).hold()
     }
 
-    /// Ends a job without tables: the next one of its name has another number.
+    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions. Another job of
+    /// this name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.note_end(namespace);
         self.closed.retain(|key, _| key.namespace != namespace);
@@ -302,7 +311,7 @@ impl Engine {
         self.moved.retain(|key| key.namespace != namespace);
     }
 
-    /// Applies a frame that `sender` pushed.
+    /// Applies one frame that `sender` pushed, or holds it until its tick.
     ///
     /// # Errors
     /// [`Refusal`]; nothing was changed except that rows may have been created with their initial
@@ -340,8 +349,8 @@ impl Engine {
         }
     }
 
-    /// Pins a version of a table for the session of the frame, or ends its pin. The reply to a pin is the
-    /// number of the version's buffer.
+    /// Carries out a PIN or UNPIN frame: pins a version of a snapshot table for the frame's session, or
+    /// ends its pin. The reply to a pin is the number of the buffer with the version, a `u64`.
     fn pin(&mut self, namespace: NamespaceId, header: &FrameHeader) -> Result<Effect, Refusal> {
         self.known(namespace, header.table)?;
         let store = self.tables.get_mut(&header.table).map(|t| &mut t.store);
@@ -365,7 +374,7 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Ends all pins of a session.
+    /// Ends all pins of a session that is over, and drops its notes for a resumption.
     pub fn end_session(&mut self, session: SessionId) {
         self.cut_pushes.retain(|cut| cut.session != session.0);
         self.cut_clocks.retain(|(of, _)| *of != session.0);
@@ -377,24 +386,26 @@ impl Engine {
         }
     }
 
-    /// Sets the budget in bytes for pushes of ranks that are early, and that for functions of open iterations.
+    /// Sets two budgets of `bytes` each: for held pushes of early ranks, and for held functions of open
+    /// iterations.
     pub const fn set_pending_bytes(&mut self, bytes: usize) {
         self.pending.set_limit(bytes);
         self.held_functions.set_limit(bytes);
     }
 
-    /// Counts events after which a frame that had to wait may be admitted.
+    /// Counter of the events after which a frame that had to wait may be admitted. Compare it with an
+    /// earlier value.
     pub const fn changes(&self) -> u64 {
         self.pending.changes()
     }
 
-    /// Bytes of pushes and functions that are held back.
+    /// Bytes of pushes and functions that are held until their tick or task.
     pub const fn held_bytes(&self) -> usize {
         self.pending.bytes() + self.held_functions.bytes()
     }
 
-    /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more
-    /// is acknowledged or announced. The first reason stands.
+    /// Records that acknowledged work could not be carried out. The applier then stops, and acknowledges
+    /// and announces nothing more. Only the first reason is kept.
     pub fn fail(&mut self, why: impl std::fmt::Display) {
         self.failed.get_or_insert_with(|| why.to_string());
     }
@@ -406,7 +417,8 @@ impl Engine {
         }
     }
 
-    /// The table of a frame, or why there is none. A table of another job counts as absent.
+    /// Finds the table with the number in a frame. A table of another job counts as absent. The refusal
+    /// distinguishes a released table from an unknown one.
     pub(super) fn known(&self, namespace: NamespaceId, table: u32) -> Result<&Table, Refusal> {
         let found = self.tables.get(&table);
         found.filter(|t| t.namespace == namespace).ok_or_else(|| {
@@ -417,7 +429,7 @@ impl Engine {
         })
     }
 
-    /// Turns the failure to make a row of `key` into a refusal, with the limit that it met.
+    /// Converts the error of creating the row of `key` into a refusal, with the limit that was reached.
     pub(super) fn no_room(&self, table: u32, key: u64, error: &StoreError) -> Refusal {
         let (resource, limit) = match *error {
             StoreError::Blocks { limit, .. } => (RowResource::Blocks, limit as u64),
@@ -440,7 +452,8 @@ impl Engine {
         }
     }
 
-    /// Turns a store's failure into a refusal, with the numbers of the memory that is full.
+    /// Converts a store's error into a `NoMemory` refusal with the used bytes and the capacity of the full
+    /// memory.
     pub(super) fn no_memory(&self, error: &StoreError) -> Refusal {
         let (used, capacity) = match *error {
             StoreError::NoMemory { used, capacity, .. } => (used, capacity),
@@ -453,8 +466,7 @@ impl Engine {
     }
 }
 
-/// Refuses an observer's frame that would change the model or a clock: only requests that create no row
-/// are left.
+/// Refuses a frame of an observer that would change the model or a clock. Requests that create no row pass.
 fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
     let reads = matches!(
         header.kind,
@@ -472,7 +484,7 @@ fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
     }
 }
 
-/// The refusal of an observer's frame.
+/// Builds the refusal of a frame that an observer may not send.
 pub(super) const fn observer_refused(header: &FrameHeader) -> Refusal {
     RejectReason::Observer {
         kind: header.kind as u64,

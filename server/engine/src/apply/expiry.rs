@@ -12,13 +12,14 @@ use super::engine::Engine;
 use super::table::Store;
 use crate::namespace::NamespaceId;
 
-/// Slots of a partition that are looked at, and freed of expired rows, at once.
+/// Number of slots of a partition that are examined together, and freed of expired rows.
 const SLOTS_AT_ONCE: u64 = 512;
-/// Slots that count as a row of a tick's step: a look at one is cheaper than a step of a row.
+/// Number of slots that cost as much as one row in a tick's step: an examination of a slot is cheaper.
 const SLOTS_OF_A_ROW: u64 = 4;
 
 impl Engine {
-    /// Sets the ticks that tables with an expiry count: those completed when iteration `iteration` ends.
+    /// Sets the tick count of a domain's sparse tables, by which rows expire: `iteration + 1` ticks are
+    /// complete when `iteration` ends.
     pub(super) fn set_ticks(&mut self, namespace: NamespaceId, domain: DomainId, iteration: u64) {
         for table in self.tables.values_mut() {
             if (table.namespace, table.spec.domain) == (namespace, domain)
@@ -29,7 +30,8 @@ impl Engine {
         }
     }
 
-    /// Stamps the rows in `self.places`: a push of them has taken effect.
+    /// Stamps the rows in `self.places` with the present tick, so that their time to expiry begins again.
+    /// Called after a push of them has taken effect. No effect on a table without sparse rows.
     pub(super) fn stamp_rows(&mut self, id: u32) {
         let Some(Store::Sparse(shard)) = self.tables.get(&id).map(|t| &t.store) else {
             return;
@@ -42,8 +44,9 @@ impl Engine {
         }
     }
 
-    /// Deletes rows of a table that have expired when iteration `iteration` ends, after its steps: those from
-    /// slot `at` of the partition that is due on, until `rows` are used up. True if all have been looked at.
+    /// Deletes expired rows of the partition that is due when `iteration` ends, after its steps. Begins at
+    /// slot `at` and moves it on. Subtracts the cost from `rows` and stops when they are used up. Returns
+    /// whether all slots were examined.
     pub(super) fn expire_some(
         &mut self,
         id: u32,

@@ -32,18 +32,18 @@ use crate::functions::{
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
 
-/// Elements of a range that are copied and evaluated at once.
+/// Number of elements of a range that an expression copies and evaluates at once: they stay in the cache.
 const ELEMENTS_AT_ONCE: usize = 4_096;
-/// Bytes of a result that fit a reply.
+/// Largest result of a REDUCE function in bytes. It fits a reply slot.
 const RESULT_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES);
 
-/// The functions of one applier, with the program and the buffers that it used last.
+/// Server functions that one applier can run, and one workspace for each element type.
 #[derive(Debug, Default)]
 pub(super) struct FunctionRunner {
-    /// Functions of the server, for all jobs.
+    /// Registered functions of the server, which all jobs can call.
     registered: Arc<Functions>,
-    /// Functions that clients have loaded, by job.
+    /// Functions that clients have loaded, by job. Only this job can call them.
     pub(super) loaded: BTreeMap<NamespaceId, Functions>,
     f32: Workspace<f32>,
     f64: Workspace<f64>,
@@ -52,7 +52,7 @@ pub(super) struct FunctionRunner {
 }
 
 impl FunctionRunner {
-    /// A runner with the functions of this process.
+    /// Creates a runner with the functions that are registered in this process.
     pub(super) fn new() -> Self {
         Self {
             registered: registered(),
@@ -60,8 +60,8 @@ impl FunctionRunner {
         }
     }
 
-    /// The function of a name, for a job; a problem with the number of functions that it has. A name of
-    /// the server comes first: no client replaces it.
+    /// Finds a function by name for a job. Functions of the server come before loaded ones: no client
+    /// replaces one. The refusal of an unknown name has the number of functions that the job can call.
     fn find(&self, of: NamespaceId, name: &str) -> Result<Arc<dyn ServerFunction>, Refusal> {
         let loaded = self.loaded.get(&of);
         let found = self.registered.find(name);
@@ -72,13 +72,15 @@ impl FunctionRunner {
     }
 }
 
-/// Private copies of a piece. They grow to one piece and are kept.
+/// Scratch memory of functions on one element type: private copies of the elements of a piece. Grows to the
+/// largest piece and is kept.
 #[derive(Debug)]
 struct Workspace<T> {
     inputs: [Vec<T>; FUNCTION_INPUTS_MAX],
     out: Vec<T>,
     keys: Vec<u64>,
-    /// Last program, its parameters, and what it was made from: calls come in many frames.
+    /// Last expression program with its parameters, and the evaluator that was built from them: calls come
+    /// in many frames.
     program: Vec<u8>,
     parameters: Vec<f64>,
     evaluator: Option<(Evaluator<T>, usize)>,
@@ -97,7 +99,7 @@ impl<T> Default for Workspace<T> {
     }
 }
 
-/// Element type of a table, for functions.
+/// Element type of a table: passes typed slices to functions as `Elements`.
 trait Element:
     tidewater_expression::Element + FromBytes + IntoBytes + Immutable + Default + Copy
 {
@@ -122,21 +124,22 @@ element!(f64, F64);
 element!(i32, I32);
 element!(i64, I64);
 
-/// Elements that a frame covers.
+/// Checked elements that a function frame covers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
-    /// First element, row or slot.
+    /// First element of a range, row index, or slot.
     first: u64,
     /// Number of elements that the frame covers.
     elements: usize,
-    /// Index of the first element for expressions.
+    /// Index of the first element that expressions see.
     first_index: u64,
-    /// Whether the rows are those of keys, in `places`; `first` has no meaning then.
+    /// Whether the rows are found by key, in `Engine::places`. `first` has no meaning then.
     keyed: bool,
 }
 
 impl Span {
-    /// At most `elements` of it from `at` on. Only of a range, or all of it.
+    /// Returns the part of a range's span with at most `elements` elements from offset `at` on. A span of
+    /// rows can only be taken as a whole.
     fn part(&self, at: usize, elements: usize) -> Self {
         Self {
             first: self.first + at as u64,
@@ -148,12 +151,12 @@ impl Span {
 }
 
 impl Engine {
-    /// Adds functions that all jobs have. They replace those of the same name.
+    /// Adds server functions for all jobs. They replace registered functions of the same name.
     pub fn add_functions(&mut self, functions: &Functions) {
         Arc::make_mut(&mut self.functions.registered).extend(functions);
     }
 
-    /// Adds a function that the clients of a job have, until it ends.
+    /// Adds a function that the clients of one job can call until the job ends.
     pub fn load_function(
         &mut self,
         job: NamespaceId,
@@ -164,7 +167,8 @@ impl Engine {
         loaded.insert(name, function);
     }
 
-    /// Runs the function of a frame.
+    /// Runs the function of an UPDATE or REDUCE frame; holds an UPDATE of a table of ticks until its tick.
+    /// A refused function changes no value.
     pub(super) fn function(
         &mut self,
         sender: FrameSender,
@@ -216,7 +220,8 @@ impl Engine {
         self.run_call(header, &call, &span, named)
     }
 
-    /// Checks that an expression can be evaluated on the elements of a frame. Changes nothing.
+    /// Checks that the expression of a held UPDATE can be evaluated on the elements of its frame. Changes
+    /// no table.
     pub(super) fn check_function(
         &mut self,
         header: &FrameHeader,
@@ -236,7 +241,8 @@ impl Engine {
         }
     }
 
-    /// Runs the function of a frame on its elements, which [`Self::span`] or [`Self::span_of_rows`] has checked.
+    /// Runs the function of a frame on its elements, which [`Self::span`] or [`Self::span_of_rows`] has
+    /// checked. `named` is the registered function; `None` for an expression.
     pub(super) fn run_call(
         &mut self,
         header: &FrameHeader,
@@ -270,7 +276,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Checks the elements of a frame against its table, and fills `self.places` for a table of rows.
+    /// Checks the elements of a frame against its table and returns them. Fills `self.places` for a table
+    /// of rows.
     pub(super) fn span(
         &mut self,
         header: &FrameHeader,
@@ -326,8 +333,9 @@ impl Engine {
         })
     }
 
-    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created; in a table
-    /// that counts the pushes of a key an update counts as one, and a key that is not admitted has no row.
+    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created. On a
+    /// table with an admission threshold an UPDATE counts as a push of each key, and a key below the
+    /// threshold gets no row.
     fn span_of_rows(
         &mut self,
         header: &FrameHeader,
@@ -368,7 +376,8 @@ impl Engine {
         })
     }
 
-    /// Runs a function on a checked span.
+    /// Runs a function on a checked span: stores the new values of an UPDATE, or leaves the result of a
+    /// REDUCE in `self.reply`.
     fn run<T: Element>(
         &mut self,
         header: &FrameHeader,
@@ -396,7 +405,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Evaluates an expression: an update's values go to `work.out`, a partial result to the reply.
+    /// Evaluates an expression on a span. New values of an UPDATE go to `work.out`, the partial result of a
+    /// REDUCE to `self.reply`.
     fn evaluate<T: Element>(
         &mut self,
         header: &FrameHeader,
@@ -461,7 +471,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Calls a function of the user's own: an update's values go to `work.out`, a result to the reply.
+    /// Calls a registered or loaded function by name. New values of an UPDATE go to `work.out`, a result to
+    /// `self.reply`. A panic of the function becomes a refusal.
     fn call_named<T: Element>(
         &mut self,
         header: &FrameHeader,
@@ -510,8 +521,8 @@ impl Engine {
         }
     }
 
-    /// Copies a piece of a table into private memory. The span is one of `target`, which has the same
-    /// shape.
+    /// Copies the elements of a span out of table `table` into `out`. The span is one of table `target`,
+    /// which has the same shape.
     fn copy_piece(&mut self, table: u32, target: u32, span: &Span, out: &mut [u8]) {
         let Some(found) = self.tables.get_mut(&table) else {
             unreachable!("table {table} has been found");
@@ -548,7 +559,8 @@ impl Engine {
         );
     }
 
-    /// Stores an updated piece.
+    /// Stores the new values of an UPDATE as an assignment to the elements of its span. Values that are not
+    /// finite are refused, if the table checks that.
     fn store_piece(
         &mut self,
         header: &FrameHeader,
@@ -618,7 +630,7 @@ fn store(
     stored.map_err(|e| e.to_string())
 }
 
-/// The first element of a result that is not finite.
+/// Builds the refusal for a result with the number of its first element that is not finite.
 #[cold]
 fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
@@ -634,13 +646,15 @@ fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) ->
     RejectReason::NotFinite { row, key }
 }
 
-/// Whether elements of equal index lie on the same applier: the same shape, type and partitions.
+/// Whether elements of equal index lie on the same applier: both tables have the same shape, element type
+/// and number of partitions.
 fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
     (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
 }
 
 impl<T: Element> Workspace<T> {
-    /// The evaluator of a program with the call's parameters: the last one if it is the same.
+    /// Returns the evaluator of an expression program with the call's parameters. Reuses the last one if
+    /// program and parameters are the same.
     fn prepare(
         &mut self,
         program: &[u8],

@@ -123,8 +123,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Resolves keys to locations; [`RowLocation::NONE`] for a key that has no row and must not get
-    /// one.
+    /// Resolves the keys of a frame to row locations, one `u64` each in `self.reply`. Creates missing rows
+    /// if the frame asks for it and the table has no admission threshold; otherwise their location is
+    /// [`RowLocation::NONE`].
     pub(super) fn resolve(
         &mut self,
         namespace: NamespaceId,

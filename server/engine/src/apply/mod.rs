@@ -36,5 +36,5 @@ mod warm_ticks;
 
 use tidewater_protocol::layout::reject::RejectReason;
 
-/// Why a frame is refused.
+/// Reason why a frame is refused; the client gets it as a reject record.
 pub type Refusal = RejectReason;

@@ -11,12 +11,12 @@ use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 
 use crate::namespace::{DomainKey, NamespaceId};
 
-/// Steps of a thread that its median is of.
+/// Number of last steps of a thread from which its median time is taken.
 const STEPS: usize = 16;
-/// Steps of a thread before it has a median.
+/// Least number of steps of a thread for a median.
 const STEPS_MIN: usize = 8;
 
-/// The last steps of one thread.
+/// Times of the last steps of one worker thread, a ring of 16, in microseconds.
 #[derive(Debug, Default)]
 struct Steps {
     ended: Option<Instant>,
@@ -24,16 +24,17 @@ struct Steps {
     count: usize,
 }
 
-/// Step times of all threads of all jobs.
+/// Step times of the worker threads of all jobs, as one applier measures them.
 #[derive(Debug, Default)]
 pub struct Pace {
     threads: BTreeMap<(NamespaceId, DomainId, WorkerThread), Steps>,
-    /// Last move of each domain's minimum.
+    /// Time of the last move of each domain's minimum.
     moved: BTreeMap<DomainKey, Instant>,
 }
 
 impl Pace {
-    /// Notes a tick of a thread at `now`, and whether it moved the minimum. Cost: two lookups.
+    /// Records a tick of a worker thread at `now`, which ends its step. `moved` says whether the tick moved
+    /// the minimum of the domain. Cost: two map lookups.
     pub fn ticked(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -57,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// Median time of a thread's last 16 steps in microseconds, at least 1; 0 before 8 steps.
+    /// Median time of a thread's last 16 steps in microseconds, at least 1; 0 if it has made fewer than 8.
     pub fn median_us(&self, job: DomainKey, thread: WorkerThread) -> u64 {
         let steps = self.threads.get(&(job.namespace, job.domain, thread));
         let Some(steps) = steps.filter(|steps| steps.count >= STEPS_MIN) else {
@@ -69,19 +70,19 @@ impl Pace {
         times[times.len() / 2].max(1)
     }
 
-    /// Forgets a thread that has left; with thread 0 its worker.
+    /// Removes the step times of a worker thread that has left. With thread 0 all threads of its worker go.
     pub fn forget(&mut self, namespace: NamespaceId, left: WorkerThread) {
         let leaves = |t: &WorkerThread| *t == left || (left.is_first() && t.rank == left.rank);
         self.threads
             .retain(|(job, _, thread), _| *job != namespace || !leaves(thread));
     }
 
-    /// Forgets a worker with all its threads.
+    /// Removes the step times of a worker, of all its threads.
     pub fn forget_rank(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.forget(namespace, WorkerThread::first(rank));
     }
 
-    /// Forgets all threads of a job.
+    /// Removes the step times of all threads of a job.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         self.threads.retain(|(job, ..), _| *job != namespace);
         self.moved.retain(|key, _| key.namespace != namespace);

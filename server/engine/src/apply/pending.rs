@@ -27,24 +27,24 @@ mod tasks;
 
 pub(super) use tasks::{OPEN_TASK, TaskKey};
 
-/// Sizes in bytes of the first, second and every further page of a stream. A larger frame has a
-/// page of its own size.
+/// Sizes in bytes of the first, the second and every further page of a stream. A larger frame gets a page
+/// of its own size.
 const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
-/// Bytes that a frame counts in addition to its payload, so that frames without one are bounded
-/// too: its entry here, and as much again while it moves to a larger list.
+/// Bytes that a held frame counts in addition to its payload: its entry in the list, and as much again
+/// while it moves to a larger list. Frames without a payload are bounded, too.
 const HELD_BYTES: usize = 2 * size_of::<Held>();
 
-/// A frame that was taken out of its ring.
+/// Frame that was taken out of its ring and waits for its tick or task. Its payload stays in a page.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// Thread that pushed it.
+    /// Worker thread that pushed the frame.
     pub thread: WorkerThread,
     /// Header of the frame.
     pub header: FrameHeader,
     at: usize,
 }
 
-/// Names a stream: the pushes of one thread in one iteration of a job's domain.
+/// Key of a stream: the pushes of one worker thread in one iteration of a job's clock domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamKey {
     /// Job that the domain belongs to.
@@ -53,65 +53,68 @@ pub struct StreamKey {
     pub domain: DomainId,
     /// Number of the iteration.
     pub iteration: u64,
-    /// Thread of a worker.
+    /// Worker thread that pushed the frames.
     pub thread: WorkerThread,
 }
 
-/// The frames of one thread and iteration, as pushed, and the pages that they are in.
+/// Held frames of one thread and iteration, in the order in which they were pushed, and the memory pages
+/// with their payloads.
 #[derive(Debug, Default)]
 pub struct Stream {
     frames: Vec<Held>,
     pages: Vec<Block>,
-    /// Used bytes of the last page.
+    /// Used bytes of the last page of the stream.
     used: usize,
     bytes: usize,
     budget: Budget,
-    /// Number of its first frames that are of finished tasks: they stay if the worker is lost.
+    /// Number of its first frames that are of finished tasks. They stay if the worker is lost.
     kept: usize,
 }
 
 /// Memory budget that the bytes of a stream are charged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Budget {
-    /// The budget of ranks that are early.
+    /// Charged to the budget of ranks that are early.
     #[default]
     Early,
-    /// No budget: the rank of the stream has its turn.
+    /// Charged to no budget: the rank of the stream has its turn.
     Staged,
-    /// The budget of tasks that are not finished.
+    /// Charged to the budget of tasks that are not finished.
     Task,
-    /// No budget: the stream is in the sums, and is kept for a successor until the iteration is closed.
+    /// Charged to no budget: the stream is in the sums, and kept for a successor until the iteration is
+    /// closed.
     Folded,
 }
 
-/// The held frames of one applier.
+/// Held frames of one applier, their pages and their budgets in bytes.
 #[derive(Debug)]
 pub struct Pending {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
     streams: BTreeMap<StreamKey, Stream>,
-    /// Pages in no stream, by size.
+    /// Free pages, by size in bytes.
     spare: HashMap<usize, Vec<Block>>,
-    /// Largest pages that staged streams can rely on, and how many they have.
+    /// Number of largest pages reserved for staged streams, and how many of these they have.
     reserved: usize,
     staged_pages: usize,
-    /// Bytes of early streams, and of those of tasks. Each of them has this budget.
+    /// Bytes of early streams, and bytes of streams of tasks. `limit` bounds each of the two.
     early: usize,
     in_tasks: usize,
     limit: usize,
-    /// Pushes of tasks that are not finished.
+    /// Streams of pushes of tasks that are not finished.
     tasks: BTreeMap<TaskKey, Stream>,
-    /// Bytes of all streams together.
+    /// Bytes that all held frames count together.
     bytes: usize,
     changes: u64,
-    /// Whether pages outlive the process, see `kept`.
+    /// Whether the pages outlive the process, see module `kept`.
     is_kept: bool,
-    /// Streams of open iterations that are in the sums, in the order in which they were added.
+    /// Streams that are in the sums of open iterations, in the order in which they were added.
     folded: BTreeMap<(NamespaceId, DomainId, u64), Vec<Stream>>,
 }
 
 impl Pending {
-    /// Holds nothing; has the default budget. Where a holder keeps the memory, a successor finds what it holds.
+    /// Creates an empty set of held frames with the default budget. If the memory outlives the process, a
+    /// successor finds the frames.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
         let is_kept = memory.is_held();
         Self::of_kind(memory, applier, BlockKind::Held, is_kept)
@@ -147,27 +150,27 @@ impl Pending {
         }
     }
 
-    /// Sets the budget of early ranks, in bytes.
+    /// Sets the budget in bytes: for early ranks, and as much for tasks.
     pub const fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    /// Bytes of all held frames.
+    /// Bytes that all held frames count.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts events after which a frame that waits may be admitted.
+    /// Counter of the events after which a frame that waits in its ring may be admitted.
     pub const fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Notes an event that may admit waiting frames.
+    /// Counts an event that may admit waiting frames.
     pub const fn changed(&mut self) {
         self.changes += 1;
     }
 
-    /// Checks that the budget has room for a payload of an early rank.
+    /// Checks that the budget for early ranks has room for a payload of `payload_len` bytes.
     ///
     /// # Errors
     /// [`RejectReason::PendingFull`], with what the ranks that are early now need, this payload
@@ -187,7 +190,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Reserves memory for at least this number of bytes of staged streams.
+    /// Reserves largest pages with at least `bytes` bytes in total for staged streams. Earlier reserves
+    /// count.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -203,7 +207,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Copies a frame out of its ring into its stream.
+    /// Copies a frame out of its ring into the stream of its thread and iteration. `staged` says whether
+    /// its rank has its turn.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`]; nothing was taken.
@@ -281,7 +286,8 @@ impl Pending {
         }
     }
 
-    /// A page with room for `len` bytes. Early streams leave the reserved ones alone.
+    /// Returns a page with room for `len` bytes, a spare one if possible. Streams that are not staged leave
+    /// the reserved pages alone.
     fn page_for(&mut self, stream: &Stream, len: usize) -> Result<Block, StoreError> {
         let [.., largest] = PAGE_BYTES;
         let of_stream = PAGE_BYTES.get(stream.pages.len()).copied();
@@ -308,7 +314,8 @@ impl Pending {
         }
     }
 
-    /// Stages a rank in an iteration of a job's domain: the frames of its threads leave the budget.
+    /// Stages a rank, which has its turn in an iteration: the held frames of its threads leave the budget
+    /// for early ranks.
     pub fn stage(&mut self, job: DomainKey, iteration: u64, rank: WorkerId) {
         for (key, mut stream) in self.take_rank(job, iteration, rank) {
             self.stage_stream(&mut stream);
@@ -316,7 +323,7 @@ impl Pending {
         }
     }
 
-    /// Takes out the streams of a rank's threads in an iteration.
+    /// Removes the streams of a rank's threads in an iteration and returns them.
     fn take_rank(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -337,7 +344,7 @@ impl Pending {
         self.set_budget(stream, Budget::Staged);
     }
 
-    /// Counts a stream for another budget.
+    /// Charges the bytes of a stream to another budget.
     fn set_budget(&mut self, stream: &mut Stream, budget: Budget) {
         self.uncount(stream, stream.bytes);
         match stream.budget {
@@ -353,7 +360,7 @@ impl Pending {
         stream.budget = budget;
     }
 
-    /// Takes bytes of a stream out of its budget.
+    /// Subtracts bytes of a stream from the budget that they are charged to.
     const fn uncount(&mut self, stream: &Stream, bytes: usize) {
         match stream.budget {
             Budget::Early => self.early -= bytes,
@@ -362,9 +369,9 @@ impl Pending {
         }
     }
 
-    /// Takes the held frames of an iteration of a job's domain, of ranks below `end` (of all
-    /// without one), in the order of reduction: by rank and thread, then as pushed. The frames
-    /// stay in memory until [`Pending::free`].
+    /// Removes the streams of an iteration of a job's domain and returns them in the order of reduction: by
+    /// rank and thread. With `end`, only streams of ranks below it. The frames stay in memory until
+    /// [`Pending::free`].
     pub fn take(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -386,8 +393,8 @@ impl Pending {
         taken.map(|(_, stream)| stream).collect()
     }
 
-    /// The streams of a job's domain, in the order of iteration, rank and thread; then those of tasks for its
-    /// ticks.
+    /// Iterates over the held streams of a job's domain, by iteration, rank and thread; then over those of
+    /// tasks for its ticks.
     pub fn streams_of(
         &self,
         DomainKey { namespace, domain }: DomainKey,
@@ -405,12 +412,12 @@ impl Pending {
             .chain(in_tasks.map(|(_, stream)| stream))
     }
 
-    /// Copies a held frame's payload out.
+    /// Copies the payload of a held frame into `out`, which gets its length.
     pub fn payload(&self, held: &Held, out: &mut Vec<u8>) {
         self.payload_part(held, 0..held.header.payload_len as usize, out);
     }
 
-    /// Copies some bytes of a held frame's payload out.
+    /// Copies the byte range `bytes` of a held frame's payload into `out`, which gets its length.
     ///
     /// # Panics
     /// If `bytes` are not of this payload.
@@ -432,7 +439,7 @@ impl Pending {
         }
     }
 
-    /// Drops streams that took effect; their pages are used again.
+    /// Frees streams that took effect or are dropped. Their pages become spare.
     pub fn free(&mut self, streams: Vec<Stream>) {
         for stream in streams {
             self.bytes -= stream.bytes;
@@ -448,8 +455,8 @@ impl Pending {
         self.changes += 1;
     }
 
-    /// Drops the pushes of a rank in an iteration that it will not end, and in those after it that a
-    /// faster thread of it has begun; not those of finished tasks.
+    /// Drops the held pushes of a lost rank from `iteration` on: the one that it will not end, and later
+    /// ones that a faster thread of it has begun. Pushes of finished tasks stay.
     pub fn forget_rank(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -470,7 +477,7 @@ impl Pending {
         self.free(gone.into_iter().map(|(_, stream)| stream).collect());
     }
 
-    /// Drops the frames held for a job that is over.
+    /// Drops all frames that are held for a job that is over.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         let over = |key: &StreamKey, _: &mut Stream| key.namespace == namespace;
         let gone = self.streams.extract_if(.., over).map(|(_, stream)| stream);
@@ -488,7 +495,8 @@ impl Pending {
         self.free(gone);
     }
 
-    /// Drops the frames held for a released table. Its pages stay with the frames of other tables.
+    /// Drops all frames that are held for a released table. Their pages stay with the frames of other
+    /// tables.
     pub fn forget_table(&mut self, table: u32) {
         let mut streams = std::mem::take(&mut self.streams);
         let mut in_tasks = std::mem::take(&mut self.tasks);
@@ -515,7 +523,7 @@ impl Pending {
 }
 
 impl Stream {
-    /// The frames of the stream, as pushed.
+    /// Returns the held frames of the stream, in the order in which they were pushed.
     pub fn frames(&self) -> &[Held] {
         &self.frames
     }
@@ -525,7 +533,7 @@ impl Stream {
     }
 }
 
-/// Bytes that a payload counts.
+/// Bytes that a held frame with a payload of `payload_len` bytes counts.
 const fn cost(payload_len: usize) -> usize {
     payload_len.next_multiple_of(64) + HELD_BYTES
 }

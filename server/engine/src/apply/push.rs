@@ -16,10 +16,10 @@ use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 
-/// Bytes of a range's payload before its values: the first element's number.
+/// Bytes of a range push's payload before its values: the number of the first element, a `u64`.
 pub(super) const FIRST_BYTES: usize = 8;
 
-/// Little-endian word at `at` of a payload.
+/// Reads the little-endian 64-bit word at byte `at` of a payload.
 ///
 /// # Panics
 /// If the payload ends before it: callers check its length first.
@@ -29,7 +29,8 @@ pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// The places and values of a push behind its first `before` rows, which were applied before a death.
+/// Returns the places and values of a push without its first `before` rows, which were applied before the
+/// process died.
 fn rest_of_rows<'a>(
     places: &'a [RowPlace],
     values: &'a [u8],
@@ -40,7 +41,7 @@ fn rest_of_rows<'a>(
     (&places[before..], &values[before * row_bytes..])
 }
 
-/// The refusal of an operation that the table does not have.
+/// Builds the refusal of a frame with an operation that its table does not have.
 pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
     RejectReason::WrongOperation {
         kind: header.kind as u64,
@@ -48,7 +49,8 @@ pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
     }
 }
 
-/// Checks that header and table agree. Returns the operation.
+/// Checks that the operation, element type, weight and encoding of a push suit its table. Returns the
+/// operation.
 pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
     let flags = header.flags;
     // Weights and encodings are of numbers that add up.
@@ -69,7 +71,8 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
     }
 }
 
-/// The first element of a range that is not finite.
+/// Builds the refusal of a range push with its first element that is not finite. `first` is the number of
+/// its first element in the table.
 #[cold]
 fn not_finite(table: &Table, first: u64, values: &[u8], check: FiniteCheck) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
@@ -99,7 +102,7 @@ pub(super) const fn wrong_length(payload: &[u8], expected: usize) -> Refusal {
     }
 }
 
-/// Checks all rows of a push. The error has the number of good rows before the bad one.
+/// Checks keys and values of all rows of a push. An error has the number of good rows before the bad one.
 fn check_rows(
     table: &Table,
     payload: &[u8],
@@ -193,8 +196,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies `values` to the rows in `self.places`: sums multiplied by `factor`, gradients at
-    /// `factor` times the rate.
+    /// Applies the `values` of a push to the rows in `self.places`. A sum is multiplied by `factor`; a
+    /// gradient takes a step of `factor` times the learning rate. A failure of the store stops the applier.
     pub(super) fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
         let before = std::mem::take(&mut self.rows_before);
         let progress = self.progress(before as usize);
@@ -226,7 +229,8 @@ impl Engine {
         }
     }
 
-    /// Fills `self.places` with the rows of a push, creating missing ones.
+    /// Fills `self.places` with the rows of a push, and creates missing ones. `hints` says whether the
+    /// payload has cached locations from the client.
     pub(super) fn locate_rows(
         &mut self,
         table: u32,
@@ -250,8 +254,8 @@ impl Engine {
         })
     }
 
-    /// Fills `self.places` with the rows of a frame: of each its key, and the client's cached
-    /// location if there is one.
+    /// Fills `self.places` with `count` rows of a frame, and creates missing ones. `row` returns the key of
+    /// each, and the client's cached location or `RowLocation::NONE`.
     pub(super) fn find_rows(
         &mut self,
         table: u32,
@@ -348,8 +352,9 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies `values` to the elements from `first` on: sums multiplied by `factor`, gradients at
-    /// `factor` times the rate.
+    /// Applies the `values` of a push to the elements of a range table from element `first` on. A sum is
+    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. A failure of
+    /// the store stops the applier.
     fn store_range(&mut self, table: u32, first: u64, op: PushOp, factor: f64, values: &[u8]) {
         let before = std::mem::take(&mut self.rows_before);
         let progress = self.progress(before as usize);
@@ -386,8 +391,9 @@ impl Engine {
         }
     }
 
-    /// Whether a push at the clock can be held now, and whether it is its rank's turn; `None` if it
-    /// has to wait in its ring: for the end of a tick, or for its turn.
+    /// Decides whether a push can be held now: `Some(true)` if its rank has its turn, `Some(false)` if the
+    /// rank is early and the budget has room. `None` if the push has to wait in its ring, for the end of a
+    /// tick or for its turn. A push of another clock than the thread's own is refused.
     ///
     /// A frame waits for its turn only if no other domain is used: the CLOCK frame of the other domain would
     /// wait behind it.
@@ -431,7 +437,8 @@ impl Engine {
         }
     }
 
-    /// Makes room for the step counts of a range, so that applying it later needs no memory.
+    /// Makes room for the step counts of a range that a gradient covers, so that applying it later needs no
+    /// memory.
     pub(super) fn split_steps(
         &mut self,
         header: &FrameHeader,

@@ -14,7 +14,7 @@ use super::table::Table;
 use crate::kernels::{all_finite_scaled, scale};
 use crate::namespace::FrameSender;
 
-/// The weight at the end of a push's payload, and 1 for a push without one.
+/// Reads the weight at the end of a push's payload; 1 for a push without one.
 ///
 /// # Panics
 /// If the payload ends before it: callers check its length first.
@@ -29,8 +29,8 @@ pub(super) fn weight_of(header: &FrameHeader, payload: &[u8]) -> f64 {
     }
 }
 
-/// Splits the payload of a push into the rest and its weight. A weight is finite, also in the table's
-/// type, and not below 0.
+/// Splits the payload of a push into the rest and its weight, which is 1 if it has none. Refuses a weight
+/// that is below 0, or is not finite in the table's element type.
 pub(super) fn split_weight<'a>(
     table: &Table,
     header: &FrameHeader,
@@ -48,12 +48,12 @@ pub(super) fn split_weight<'a>(
     Err(wrong_operation(header))
 }
 
-/// The check of a push's values: each is finite, also once it is multiplied by the push's weight where
-/// the table stores or adds the product.
+/// Check that each value of a push is finite, also multiplied by the push's weight where the table stores
+/// or adds the product.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FiniteCheck {
     is_on: bool,
-    /// Factor of the values before they are stored or added.
+    /// Factor that values are multiplied by before they are stored or added.
     by: f64,
 }
 
@@ -76,7 +76,8 @@ impl FiniteCheck {
     }
 }
 
-/// The values of a sum multiplied by `factor`, in `room`; other values as they are.
+/// Multiplies the values of a sum by `factor`, in the scratch memory `room`, and returns the product.
+/// Values of other operations are returned as they are.
 pub(super) fn scale_sum<'a>(
     dtype: DType,
     op: PushOp,
@@ -94,8 +95,8 @@ pub(super) fn scale_sum<'a>(
 }
 
 impl Engine {
-    /// The factor of a push that takes effect on arrival: its weight, divided for gradients by their
-    /// staleness on a table that asks for it.
+    /// Factor of a push that takes effect on arrival: its weight. On a table that asks for it, the weight
+    /// of a gradient is divided by its staleness in clocks, if that is above 1.
     pub(super) fn factor(
         &mut self,
         sender: FrameSender,
@@ -118,8 +119,8 @@ impl Engine {
         Ok(weight / lag.max(1) as f64)
     }
 
-    /// Decodes the values of a push, then applies or holds it as one of elements. At most 8 bytes are
-    /// decoded from each byte.
+    /// Decodes the values of an encoded push, then applies or holds it like a plain one. A byte becomes at
+    /// most 8 bytes.
     pub(super) fn push_encoded(
         &mut self,
         sender: FrameSender,
@@ -138,7 +139,8 @@ impl Engine {
         done
     }
 
-    /// Fills `out` with the payload of the push, its values decoded. Returns its header.
+    /// Fills `out` with the payload of an encoded push, its values decoded. Returns the header of the plain
+    /// push.
     fn decode_push(
         &self,
         sender: FrameSender,

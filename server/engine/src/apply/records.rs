@@ -13,24 +13,24 @@ use crate::namespace::NamespaceId;
 use crate::store::dense_blocks::HAS_RUNS;
 use crate::store::redo::{Progress, RowPlace};
 
-/// Why a record could not be read or stored, in words.
+/// Reason why a record could not be read or stored, as text.
 pub type RecordError = String;
 
-/// Sizes of a record, from its table's definition.
+/// Sizes in bytes of one record of a table, derived from the table's definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordShape {
-    /// Partition that it belongs to.
+    /// Partition that the record belongs to.
     pub partition: PartitionId,
-    /// Bytes of its values.
+    /// Bytes of the record's values.
     pub values: usize,
-    /// Bytes of its optimizer state: the least, if its elements have step counts of their own.
+    /// Bytes of its optimizer state. The least number, if its elements have step counts of their own.
     pub state: usize,
-    /// Elements with step counts of their own; 0 where the record has one count, or none.
+    /// Number of elements with step counts of their own; 0 where the record has one count, or none.
     pub steps: usize,
 }
 
 impl RecordShape {
-    /// The shape of the record with this key; `None` if the table has no such record.
+    /// Computes the shape of the record with this key. `None` if the table has no such record.
     pub fn of(spec: &TableSpec, key: u64) -> Option<Self> {
         let parts = spec.partitions.max(1);
         let mut steps = 0;
@@ -69,7 +69,8 @@ impl RecordShape {
         })
     }
 
-    /// Size of the state at the start of `bytes`; `None` if it is incomplete, or of no such record.
+    /// Size in bytes of the optimizer state at the start of `bytes`. `None` if it is incomplete or does not
+    /// belong to a record of this shape.
     pub fn state_of(&self, bytes: &[u8]) -> Option<usize> {
         let least = bytes.get(..self.state)?;
         let runs = match least
@@ -85,7 +86,8 @@ impl RecordShape {
     }
 }
 
-/// Blocks of a table, and their division into partitions.
+/// Returns the block layout of a range table, and the division of its blocks into partitions. `None` for
+/// another table or one without blocks.
 fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
     let Shape::Dense {
         rows,
@@ -105,12 +107,12 @@ fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
 }
 
 impl Engine {
-    /// Passes every record of a partition to `sink` at once, in a stable order: key, values, state.
-    /// For inspection; a save copies in [steps](Self::save_step). Cost: two copies of the partition,
-    /// and the time of `sink`, during which nothing else is applied.
+    /// Passes every record of a partition to `sink` in a stable order: key, values, optimizer state. For
+    /// inspection; a save copies in [steps](Self::save_step). Cost: two copies of the partition, and the
+    /// time of `sink`, during which nothing else is applied.
     ///
     /// # Errors
-    /// The first of `sink`, or of the store, through `other`.
+    /// The first error of `sink`. Errors of the store and of a missing table are converted by `other`.
     pub fn copy_records<E>(
         &mut self,
         id: TableId,
@@ -135,11 +137,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins to load a table. On a snapshot table this opens an epoch that no reader sees before
-    /// [`Self::end_restore`].
+    /// Begins to load saved records into a table. On a snapshot table this opens an epoch that no reader
+    /// sees before [`Self::end_restore`].
     ///
-    /// # Errors
-    /// The table is not there, or an epoch of its own is open.
+    /// The table is not there, or it has an open epoch already.
     pub fn begin_restore(&mut self, id: TableId) -> Result<(), RecordError> {
         if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
             && blocks.is_snapshot()
@@ -150,7 +151,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Stores records as one step of this applier's order, creating those that are missing.
+    /// Stores loaded records (key, values, optimizer state) as one step of this applier's order. Missing
+    /// rows are created.
     ///
     /// # Errors
     /// A record does not fit the table or is another applier's, or memory is used up; those
@@ -202,7 +204,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the load of a table: readers see it.
+    /// Ends the load of a table: on a snapshot table it publishes the loaded epoch to readers.
     ///
     /// # Errors
     /// The table is not there.
@@ -222,7 +224,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The minimum of each domain of a job that has ticked here.
+    /// Returns the minimum clock of each domain of a job that was ticked in on this applier.
     pub fn domain_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         domains
@@ -237,7 +239,7 @@ impl Engine {
     }
 }
 
-/// Keys of a partition in their stable order.
+/// Cursor over the keys of one partition in their stable order.
 #[derive(Debug)]
 pub(super) enum Keys {
     Sparse(u32, crate::store::cursor::RowCursor),
@@ -259,7 +261,8 @@ impl Keys {
         }
     }
 
-    /// The next key, with the place of its row if it is one.
+    /// Returns the next key, with the place of its row on a table of rows. `None` at the end of the
+    /// partition.
     pub(super) fn next(&mut self, table: &Table) -> Option<(u64, Option<RowPlace>)> {
         let row = |(key, place)| (key, Some(place));
         match (self, &table.store) {
@@ -271,7 +274,7 @@ impl Keys {
     }
 }
 
-/// One record out of its store.
+/// Copies the values and the optimizer state of one record out of its store.
 fn copy(
     table: &mut Table,
     key: u64,

@@ -7,8 +7,8 @@ use tidewater_protocol::table::{DType, PushOp};
 
 use crate::kernels::divide;
 
-/// The operations of a tick on one row or block, in the order in which they are applied: the last
-/// assign, the sum of the sums, one step with the reduced gradient.
+/// Order in which a tick applies the operations on one row or block: the last assignment, the total of the
+/// sums, one step with the reduced gradient.
 pub(super) fn tick_order() -> [PushOp; 3] {
     if mutants::on(Mutant::AssignLastAtTick) {
         return [PushOp::Sum, PushOp::Gradient, PushOp::Assign];
@@ -16,22 +16,22 @@ pub(super) fn tick_order() -> [PushOp; 3] {
     [PushOp::Assign, PushOp::Sum, PushOp::Gradient]
 }
 
-/// Adds up the weights of the threads that pushed gradients of one row or block; without weights their
-/// number. Threads are added in ascending order. A thread counts once, with its largest weight: pieces of
-/// one gradient have one weight.
+/// Divisor of a mean of gradients: adds up the weights of the threads that pushed gradients of one row or
+/// block; without weights, their number. Threads are added in ascending order. A thread counts once, with
+/// its largest weight: pieces of one gradient have one weight.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Threads {
     last: Option<WorkerThread>,
-    /// Weight of `last`, and the sum of those before it.
+    /// Weight of `last`, and the sum of the weights of the threads before it.
     weight: f64,
     before: f64,
 }
 
 impl Threads {
-    /// First word of no threads: ranks are far lower.
+    /// First word of an empty [`Threads`]: ranks are far lower.
     pub(super) const NONE: u64 = u64::MAX;
 
-    /// Adds the thread of one push with this weight, which is 1 for a push without one.
+    /// Adds the thread of one push with the push's weight, which is 1 for a push without one.
     pub(super) fn add(&mut self, thread: WorkerThread, weight: f64) {
         let same = match mutants::on(Mutant::MeanOverRanks) {
             true => self.last.is_some_and(|last| last.rank == thread.rank),
@@ -45,19 +45,20 @@ impl Threads {
         (self.last, self.weight) = (Some(thread), weight);
     }
 
-    /// Whether no thread was added.
+    /// Whether no thread has been added.
     pub(super) const fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// The same as words, of which the first is [`Self::NONE`] if no thread was added.
+    /// Encodes the divisor in three words. The first is [`Self::NONE`] if no thread was added.
     pub(super) fn words(self) -> [u64; 3] {
         let word = |last: WorkerThread| u64::from(last.rank.0) << 32 | u64::from(last.thread);
         let last = self.last.map_or(Self::NONE, word);
         [last, self.weight.to_bits(), self.before.to_bits()]
     }
 
-    /// The inverse of [`Self::words`]. After [`Self::NONE`], the other words are of an earlier iteration.
+    /// Decodes [`Self::words`]. If the first word is [`Self::NONE`], the others are stale and the result is
+    /// empty.
     pub(super) fn of_words([last, weight, before]: [u64; 3]) -> Self {
         if last == Self::NONE {
             return Self::default();
@@ -73,8 +74,8 @@ impl Threads {
         }
     }
 
-    /// Makes the mean of a sum of gradients: divides each element by the sum of the weights. False if
-    /// all weights are 0: there is no mean then, and no step.
+    /// Turns a sum of gradients into their mean: divides each element of `sum` by the sum of the weights.
+    /// Returns false if all weights are 0: there is no mean then, and no step.
     pub(super) fn mean(&self, dtype: DType, sum: &mut [u8]) -> bool {
         let weights = self.before + self.weight;
         if weights > 0.0 && !mutants::on(Mutant::MeanWithoutDivision) {

@@ -28,33 +28,34 @@ use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::prealloc::Preallocator;
 
 const PAGE_BYTES: usize = 1 << 20;
-/// Bytes of a slot before its values.
+/// Bytes of a slot's header, in front of its values.
 const HEAD_BYTES: usize = 40;
 const ITERATION_AT: usize = 8;
 const THREADS_AT: [usize; 3] = [16, 24, 32];
-/// The iteration of a free slot.
+/// Iteration word of a free slot.
 const FREE: u64 = 0;
-/// The iteration of a slot that a tick has ended, with its key in the index until the sweep.
+/// Iteration word of a slot that a tick has ended. Its key stays in the index until the sweep.
 const ENDED: u64 = u64::MAX;
-/// Keys with index entries fetched at once.
+/// Number of keys with index entries prefetched together.
 pub(super) const AHEAD: usize = 16;
 
-/// The sums of one operation on the rows of one table.
+/// Sums of one operation on the rows of one table in an open iteration: the reduced pushes, in private
+/// memory.
 #[derive(Debug)]
 pub(super) struct RowSums {
     owner: BlockOwner,
-    /// Number of each key's slot, from 1.
+    /// Hash index from a key to the number of its slot, from 1.
     index: Index,
     slots: Slots,
     row_bytes: usize,
-    /// Slots taken so far, those of them that are free again, and the number of those that are neither
+    /// Number of slots taken so far; those of them that are free again; number of slots that are neither
     /// free nor ended.
     used: usize,
     free: Vec<u32>,
     live: usize,
 }
 
-/// One row of a held push.
+/// One row of a held push, to be added to the sums.
 #[derive(Clone, Copy)]
 pub(super) struct PushedRow<'a> {
     pub(super) key: u64,
@@ -62,12 +63,12 @@ pub(super) struct PushedRow<'a> {
     pub(super) weight: f64,
     /// Values, already multiplied by the weight.
     pub(super) values: &'a [u8],
-    /// Whether the row replaces the sum: an assign.
+    /// Whether the row replaces the sum, as an assignment does.
     pub(super) replaces: bool,
 }
 
 impl RowSums {
-    /// Sums without slots, for rows of this size.
+    /// Creates sums without slots, for rows of `row_bytes` bytes.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -94,17 +95,18 @@ impl RowSums {
         })
     }
 
-    /// Whether no row has a slot.
+    /// Whether no slot was taken since the sums were cleared.
     pub(super) const fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Number of slots, free ones included.
+    /// Number of slots taken so far, free ones included.
     pub(super) const fn slots(&self) -> usize {
         self.used
     }
 
-    /// Takes a slot for each of these rows that has none. Cost: a look into the index for each.
+    /// Takes a slot for each of `count` rows that has none, for a push of `iteration`. `key` returns the
+    /// key of a row. Cost: an index search for each.
     ///
     /// # Errors
     /// [`StoreError::NoMemory`]; rows before the one that failed have slots.
@@ -155,7 +157,8 @@ impl RowSums {
         Ok(())
     }
 
-    /// Adds a row of a thread's push, or replaces the sum by it.
+    /// Adds one row of a thread's push to the sum of its key, or replaces the sum by it. `scratch` is
+    /// working memory.
     ///
     /// # Panics
     /// If the row has no slot.
@@ -180,14 +183,15 @@ impl RowSums {
         }
     }
 
-    /// Drops the sum of a row. Its slot stays taken.
+    /// Drops the sum of a row. Its slot stays taken. No effect on a row without a slot.
     pub(super) fn clear(&self, key: u64) {
         if let Some(slot) = self.find(key) {
             self.slots.words(slot).store(THREADS_AT[0], Threads::NONE);
         }
     }
 
-    /// Whether a row has a sum, or a held push of an iteration after `iteration`.
+    /// Whether a row is needed by a held push: it has a sum, or a held push of an iteration after
+    /// `iteration`.
     pub(super) fn is_awaited(&self, key: u64, iteration: u64) -> bool {
         self.find(key).is_some_and(|slot| {
             let words = self.slots.words(slot);
@@ -196,9 +200,9 @@ impl RowSums {
         })
     }
 
-    /// Takes the sum of a slot when its iteration ends: copies its values to the end of `values` and
-    /// returns key and threads. `None` for a slot without a sum. The slot is ended unless it has a push of a
-    /// later iteration.
+    /// Takes the sum of a slot when `iteration` ends: appends its values to `values` and returns its key
+    /// and threads. `None` for a slot without a sum. The slot is ended unless a push of a later iteration
+    /// has it.
     pub(super) fn take(
         &mut self,
         slot: usize,
@@ -221,8 +225,9 @@ impl RowSums {
         (!threads.is_empty()).then_some((key, threads))
     }
 
-    /// Ends the walk of a tick. True if no row of a later iteration has a slot: all are free then, and the
-    /// index is empty. Else the ended slots are to be [swept](Self::sweep). Cost: zeroes the index, if so.
+    /// Ends the walk of a tick over the slots. Returns true if it has freed all slots by zeroing the index,
+    /// because no row of a later iteration has one. Returns false if the ended slots must be
+    /// [swept](Self::sweep).
     pub(super) fn end_walk(&mut self) -> bool {
         // A small part of a large index is swept faster than all of it is zeroed.
         if self.live > 0 || self.used < self.index.buckets() / 8 {
@@ -235,7 +240,7 @@ impl RowSums {
         true
     }
 
-    /// Frees the ended ones of some slots.
+    /// Frees the ended slots of a range of slots, and removes their keys from the index.
     pub(super) fn sweep(&mut self, slots: Range<usize>) {
         for slot in slots {
             let words = self.slots.words(slot);
@@ -252,8 +257,9 @@ impl RowSums {
         }
     }
 
-    /// Ends the slots without a sum, and sets those with one to the open iteration: the caller then reserves
-    /// the rows of all pushes that are left, and sweeps.
+    /// Begins a recount after pushes were dropped. Ends the slots without a sum, and sets those with one to
+    /// the open iteration `open`. The caller then reserves the rows of all pushes that are left, and
+    /// sweeps.
     pub(super) fn begin_recount(&mut self, open: u64) {
         for slot in 0..self.used {
             let words = self.slots.words(slot);
@@ -275,19 +281,19 @@ impl RowSums {
         self.live
     }
 
-    /// Fetches the index entries of a few rows at once: searches one by one wait for each.
+    /// Prefetches the index entries of a few keys, so that their cache misses overlap.
     pub(super) fn prefetch(&self, keys: impl Iterator<Item = u64>) {
         let touched = keys.fold(0, |seen, key| seen ^ self.index.touch(key));
         std::hint::black_box(touched);
     }
 
-    /// The slot of a row.
+    /// Finds the number of a row's slot, from 0; `None` if it has none.
     pub(super) fn find(&self, key: u64) -> Option<usize> {
         let number = self.index.get(key, |n| self.slots.key_of(n))?;
         Some(number as usize - 1)
     }
 
-    /// Frees the memory of all sums.
+    /// Frees the memory of all slots and of the index.
     pub(super) fn release(self) {
         let (memory, pages) = (self.slots.memory, self.slots.pages);
         let freed = pages
@@ -299,18 +305,18 @@ impl RowSums {
     }
 }
 
-/// The memory of the slots.
+/// Private memory of the slots, in pages of equal size.
 #[derive(Debug)]
 struct Slots {
     memory: Arc<ServerMemory>,
     pages: Vec<Block>,
     per_page: usize,
-    /// Bytes of a slot.
+    /// Bytes of one slot, header included.
     bytes: usize,
 }
 
 impl Slots {
-    /// Number of slots in all pages.
+    /// Number of slots that all pages have room for.
     const fn len(&self) -> usize {
         self.pages.len() * self.per_page
     }
@@ -331,7 +337,7 @@ impl Slots {
         }
     }
 
-    /// Key of a slot in the index.
+    /// Returns the key in the slot with this number of the index, from 1.
     fn key_of(&self, number: u32) -> u64 {
         self.words(number as usize - 1).as_read().load(0)
     }

@@ -32,54 +32,54 @@ use super::records::Keys;
 use super::table::Table;
 use crate::store::cut::{Outlet, SaveMemory, SavePiece};
 
-/// Bytes that the cursor of a save copies in one step of its applier. It is the longest delay that a
-/// save adds to a push on an applier, in addition to the copies of the rows that the push changes: about 10 us.
+/// Bytes that the cursor of a save copies in one step of its applier, which takes about 10 us. It is the
+/// longest delay that a save adds to a push, apart from the copies of the rows that the push changes.
 const STEP_BYTES: usize = 32 << 10;
-/// Bytes that a record counts for in addition to those copied: the time to find and claim it.
+/// Bytes that each record counts in addition to those copied: the time to find and claim it.
 const CLAIM_BYTES: usize = 64;
 
-/// A save that an applier is to carry out.
+/// Order to an applier to copy its share of a job's tables for a checkpoint.
 #[derive(Debug)]
 pub struct SaveOrder {
-    /// Number of the applier, which comes with each piece.
+    /// Number of the applier, sent with each piece.
     pub applier: u16,
-    /// Tables of one job, with the partitions of this applier.
+    /// Tables of one job, with the partitions of this applier that are saved.
     pub shares: Vec<(TableId, Vec<PartitionId>)>,
-    /// The cut is made when the job's minimum of each of these domains is reached.
+    /// Clock of each domain at which the cut is made: when the job's minimum has reached it.
     pub clocks: Vec<(DomainId, u64)>,
-    /// Channel to the thread that writes.
+    /// Channel to the thread that writes the file.
     pub out: Sender<(u16, SavePiece)>,
-    /// Memory of the copies.
+    /// Bounds the bytes of copies that wait to be written, for all appliers of the save.
     pub memory: Arc<SaveMemory>,
 }
 
-/// A save under way on one applier.
+/// Save that is under way on one applier, with the position of its cursor.
 #[derive(Debug)]
 pub(super) struct Save {
     order: SaveOrder,
-    /// Whether the cut is made, and in how many tables of `order.shares`.
+    /// Whether the cut is made, and the number of tables of `order.shares` in which it is.
     is_cut: bool,
     cuts: usize,
-    /// Table and partition of the cursor, as indexes in `order.shares`.
+    /// Position of the cursor: indexes of table and partition in `order.shares`.
     table: usize,
     partition: usize,
     keys: Option<Keys>,
 }
 
-/// The state of a save after a step.
+/// State of a save after one of its steps.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// It has copied something.
+    /// The step has made the cut or copied something.
     Moved,
-    /// It waits for clocks, or for the writing thread.
+    /// The save waits for clocks, or for the writing thread.
     Waits,
     /// The save has ended, with success or failure.
     Over,
 }
 
 impl Engine {
-    /// Begins a save. The cut is made in the next [step](Self::save_step) at the earliest. Everything
-    /// else, failures too, is reported through the order's channel.
+    /// Begins a save of this applier's share. The cut is made in the next [step](Self::save_step) at the
+    /// earliest. Everything else, failures too, is reported through the order's channel.
     pub fn begin_save(&mut self, order: SaveOrder) {
         self.saves.push(Save {
             order,
@@ -91,8 +91,8 @@ impl Engine {
         });
     }
 
-    /// Copies a bounded number of records of each save under way. True if anything was copied or ended.
-    /// Without a save it does nothing.
+    /// Makes one step of each save under way: the cut, or copies of at most 32 KiB. Returns whether
+    /// anything was copied or ended; false without a save. Never blocks.
     pub fn save_step(&mut self) -> bool {
         let mut moved = false;
         let mut n = 0;
@@ -179,12 +179,13 @@ impl Engine {
         Ok(reached)
     }
 
-    /// Whether a save waits for its cut.
+    /// Whether a save has not made its cut yet.
     pub(super) fn awaits_cut(&self) -> bool {
         self.saves.iter().any(|save| !save.is_cut)
     }
 
-    /// Makes the cut in every table with a share here, and reports clocks and settings.
+    /// Makes the cut of a save in every table with a share here, and reports clocks and changed
+    /// hyper-parameters. The error names a table that is missing or in another save.
     fn cut(&mut self, save: &mut Save) -> Result<(), (TableId, String)> {
         let order = &save.order;
         let mut settings = Vec::new();
@@ -214,7 +215,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances the cursor by up to 32 KiB. False at the end, when all copies are sent.
+    /// Advances the cursor of a save by up to 32 KiB of copies. Returns false at the end, when all copies
+    /// are sent.
     fn copy_some(&mut self, save: &mut Save) -> Result<bool, (TableId, String)> {
         let mut cost = 0;
         while cost < STEP_BYTES {
@@ -254,7 +256,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Ends the cuts of a save: its own only, a table may be in another one.
+    /// Ends the cuts that a save has made. Cuts of other saves stay.
     fn end_cuts(&mut self, save: &Save) {
         for (id, partitions) in &save.order.shares[..save.cuts] {
             if let Some(table) = self.tables.get_mut(&id.0)
@@ -267,7 +269,7 @@ impl Engine {
 }
 
 impl Save {
-    /// Sends a piece. Without a receiver the save is over.
+    /// Sends a piece of the save to the writing thread. It is dropped if that thread has gone.
     fn send(&self, piece: SavePiece) {
         let _ = self.order.out.send((self.order.applier, piece));
     }
@@ -277,7 +279,8 @@ fn gone(table: TableId) -> (TableId, String) {
     (table, "it is not there; was it released?".into())
 }
 
-/// The rule of a table with hyper-parameters that were set.
+/// Returns the optimizer of a table if its hyper-parameters differ from the table's definition; otherwise
+/// `None`.
 fn setting_of(table: &Table) -> Option<Optimizer> {
     let optimizer = table.optimizer();
     (optimizer != table.spec.optimizer).then_some(optimizer)

@@ -12,8 +12,8 @@ use super::table::Store;
 use crate::namespace::NamespaceId;
 
 impl Engine {
-    /// Lists the keys in some slots of a partition, with their rows if requested. Cost: a slot's
-    /// header and index entry for each slot, a copy of each row.
+    /// Replies to a SCAN frame with the keys of the rows in some slots of a partition, and with their
+    /// values if requested. Cost: a slot header and an index entry for each slot, a copy of each row.
     pub(super) fn scan(
         &mut self,
         namespace: NamespaceId,

@@ -5,25 +5,26 @@ use tidewater_protocol::ids::{DomainId, SessionId, WorkerThread};
 use super::engine::Engine;
 use crate::namespace::NamespaceId;
 
-/// The state of one applier between two frames.
+/// State of one applier for operators, taken between two frames.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ApplierReport {
-    /// Frames that it has applied or refused.
+    /// Steps of the applier's total order so far: frames that it has applied or refused, and steps of ticks
+    /// and loads.
     pub frames: u64,
-    /// Bytes of pushes that it holds back for the turn of their rank.
+    /// Bytes of pushes and functions that it holds until their tick or task.
     pub held_bytes: usize,
     /// Number of saves under way.
     pub saves: usize,
-    /// Clocks of all live threads of workers.
+    /// Clock of each live worker thread in each domain of each job.
     pub clocks: Vec<(NamespaceId, DomainId, WorkerThread, u64)>,
-    /// Frames that it has refused, of each session.
+    /// Number of frames that it has refused, for each session.
     pub refused: Vec<(SessionId, u64)>,
-    /// Frames that were not there when their tail was, of all sessions so far.
+    /// Number of frames that arrived after their tail record, of all sessions so far.
     pub late_frames: u64,
 }
 
 impl Engine {
-    /// Reports all but the sessions. Cost: one step over the clocks of all threads.
+    /// Builds the report without the numbers of sessions. Cost: one pass over the clocks of all threads.
     pub(super) fn report(&mut self) -> ApplierReport {
         let mut clocks = Vec::new();
         for (&namespace, job) in &mut self.clocks {

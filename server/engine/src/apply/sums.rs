@@ -15,17 +15,18 @@ use super::row_sums::RowSums;
 use crate::store::ShardId;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
-/// Sums of one table, by kind.
+/// Sums of one table in an open iteration: of rows or of blocks.
 #[derive(Debug)]
 pub(super) enum Sums {
-    /// Sums of rows: of each operation of a tick, in the order of `tick_order`, once it is pushed.
+    /// Sums of rows, one for each operation of a tick in the order of `tick_order`. `None` until the
+    /// operation is pushed.
     Rows(Box<[Option<RowSums>; 3]>),
     /// Sums of the blocks of a range table.
     Blocks(BlockSums),
 }
 
 impl Sums {
-    /// Frees the memory of all sums.
+    /// Frees the memory of all sums of the table.
     pub(super) fn release(self) {
         match self {
             Self::Rows(all) => all.into_iter().flatten().for_each(RowSums::release),
@@ -34,20 +35,20 @@ impl Sums {
     }
 }
 
-/// The sum of one operation on one block.
+/// Sum of one operation on one block: its slot, its elements that were pushed, and the threads that pushed.
 #[derive(Debug)]
 pub(super) struct BlockSum {
     slot: usize,
-    /// Elements that were pushed: sorted, disjoint, not adjacent.
+    /// Element ranges in the block that were pushed: sorted, disjoint, not adjacent.
     pub(super) runs: Vec<Range<usize>>,
-    /// Threads that pushed any of these elements.
+    /// Threads that pushed any of these elements, as the divisor of a mean.
     pub(super) threads: Threads,
 }
 
-/// Block and operation (its index in a tick).
+/// Key of a block's sum: the block's number, and the index of the operation in a tick.
 pub(super) type BlockKey = (u64, u8);
 
-/// Sums of one range table, in private memory.
+/// Sums of one range table in an open iteration, in private memory.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     memory: Arc<ServerMemory>,
@@ -55,16 +56,18 @@ pub(super) struct BlockSums {
     block_bytes: usize,
     /// Number of the table's blocks on this applier.
     blocks: usize,
-    /// Memory for the sums of one operation on all blocks, each; operations that it was made for.
+    /// Memory parts, each for the sums of one operation on all blocks; and the set of operations that have
+    /// one, as bits.
     parts: Vec<Block>,
     orders: u8,
-    /// Number of slots in use.
+    /// Number of slots in use for sums of the open iteration.
     used: usize,
     sums: BTreeMap<BlockKey, BlockSum>,
 }
 
 impl BlockSums {
-    /// Sums without memory, for a table of this number of blocks.
+    /// Creates sums without memory, for a table with `blocks` blocks of `block_bytes` bytes on this
+    /// applier.
     pub(super) const fn new(
         memory: Arc<ServerMemory>,
         shard_id: ShardId,
@@ -89,7 +92,8 @@ impl BlockSums {
         }
     }
 
-    /// Reserves memory for the sums of one operation on every block.
+    /// Reserves memory for the sums of one operation on every block. `order` is the index of the operation
+    /// in a tick. No effect if it has memory.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -112,27 +116,28 @@ impl BlockSums {
         Ok(())
     }
 
-    /// Whether the sums of an operation have memory.
+    /// Whether the sums of an operation have memory. `order` is the operation's index in a tick.
     pub(super) const fn has(&self, order: u8) -> bool {
         self.orders & 1 << order != 0
     }
 
-    /// Bytes that one operation's sums take.
+    /// Bytes that the sums of one operation on all blocks take.
     pub(super) const fn bytes(&self) -> usize {
         self.blocks * self.block_bytes
     }
 
-    /// Whether no rank has been added.
+    /// Whether no push was added since the last tick.
     pub(super) fn is_empty(&self) -> bool {
         self.sums.is_empty()
     }
 
-    /// The first sum, in the order of a tick.
+    /// Returns the key of the first sum, by block and operation; `None` if there is no sum.
     pub(super) fn first(&self) -> Option<BlockKey> {
         self.sums.first_key_value().map(|(key, _)| *key)
     }
 
-    /// Takes a sum out and copies its values to `values`.
+    /// Removes a sum, copies its values into `values` and returns the rest of it. `None`, with nothing
+    /// copied, if there is no sum.
     pub(super) fn take(&mut self, key: BlockKey, values: &mut [u8]) -> Option<BlockSum> {
         let sum = self.sums.remove(&key)?;
         match self
@@ -147,7 +152,7 @@ impl BlockSums {
         Some(sum)
     }
 
-    /// Stores a sum: a new one, or one that was taken out (`before`).
+    /// Stores the sum of a block: a new one, or one that was taken out before as `before`, in its old slot.
     pub(super) fn put(
         &mut self,
         key: BlockKey,
@@ -178,7 +183,7 @@ impl BlockSums {
         );
     }
 
-    /// Frees every slot at the end of the iteration.
+    /// Frees every slot at the end of the iteration. The memory stays reserved.
     pub(super) fn clear(&mut self) {
         self.sums.clear();
         self.used = 0;
@@ -196,7 +201,7 @@ impl BlockSums {
         part.at + inside * self.block_bytes
     }
 
-    /// Frees the memory of all sums.
+    /// Frees the memory of all sums of the range table.
     fn release(self) {
         for part in self.parts {
             let freed = self.memory.private.free(part);

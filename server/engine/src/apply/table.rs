@@ -23,7 +23,7 @@ use crate::store::sparse::{ShardError, SparseShard};
 use crate::store::{ResumeError, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
 
-/// The three kinds of store.
+/// Rows or blocks of a table on one applier, of one of three kinds.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -38,7 +38,7 @@ pub enum Store {
     Blocks(DenseBlocks),
 }
 
-/// A table's share on one applier.
+/// Share of a table on one applier: its definition, optimizer and store.
 #[derive(Debug)]
 pub struct Table {
     /// Number of the table.
@@ -47,15 +47,15 @@ pub struct Table {
     pub namespace: NamespaceId,
     /// Definition of the table.
     pub spec: Arc<TableSpec>,
-    /// The rule as it is now: that of the definition, or with hyper-parameters set later.
+    /// Optimizer as it is now: that of the definition, or with hyper-parameters that were set later.
     optimizer: Optimizer,
     /// Memory of its rows or blocks.
     pub store: Store,
-    /// Partitions of this applier.
+    /// Numbers of the partitions that this applier owns.
     partitions: Vec<u32>,
 }
 
-/// Where the memory of a table's share is, for a successor of this process.
+/// Location of the memory of a table's share, for a successor of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum KeptPlace {
     Sparse(ExtentsPlace),
@@ -64,8 +64,8 @@ pub(super) enum KeptPlace {
 }
 
 impl Table {
-    /// Makes the share of `partitions`: dense tables complete and initialised, sparse ones empty.
-    /// May take long: not for the applier's thread.
+    /// Creates the share of `partitions` of a table: a dense one complete and initialised, a sparse one
+    /// without rows. May take long, so it must not run on the applier's thread.
     ///
     /// # Errors
     /// [`ShardError`].
@@ -110,7 +110,8 @@ impl Table {
         })
     }
 
-    /// The share that a dead process left. Cost: that of reading each row of a sparse table.
+    /// Resumes the share of a table that a dead process left at `place`. Cost: reads each row of a sparse
+    /// table.
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
@@ -145,7 +146,8 @@ impl Table {
         })
     }
 
-    /// Where a successor finds the share; `None` for a table that does not outlive its process.
+    /// Returns the location at which a successor finds the share; `None` for a table that does not outlive
+    /// its process.
     pub(super) fn kept_place(&self) -> Option<KeptPlace> {
         if self.spec.durability != Durability::Warm {
             return None;
@@ -157,7 +159,7 @@ impl Table {
         }
     }
 
-    /// Blocks of the share in public and in private memory.
+    /// Lists the memory blocks of the share: in public memory, and in private memory.
     pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
         match &self.store {
             Store::Sparse(s) => s.blocks(),
@@ -166,29 +168,29 @@ impl Table {
         }
     }
 
-    /// Partitions of this applier.
+    /// Returns the numbers of the partitions of this applier.
     pub fn partitions(&self) -> &[u32] {
         &self.partitions
     }
 
-    /// Assigns the table to a job; without this it belongs to the first one.
+    /// Assigns the table to a job. Without this call it belongs to the first one.
     #[must_use]
     pub const fn of(mut self, namespace: NamespaceId) -> Self {
         self.namespace = namespace;
         self
     }
 
-    /// The rule as it is now.
+    /// Returns the optimizer with its present hyper-parameters.
     pub const fn optimizer(&self) -> Optimizer {
         self.optimizer
     }
 
-    /// Whether the table can take these hyper-parameters: of its own rule, and in range.
+    /// Whether the table can take these hyper-parameters: the optimizer is its own, and they are in range.
     pub fn takes(&self, optimizer: &Optimizer) -> bool {
         self.spec.check_change(optimizer).is_ok()
     }
 
-    /// Sets the hyper-parameters of the table's rule from the next gradient on. State stays.
+    /// Sets the hyper-parameters of the table's optimizer from the next gradient on. Optimizer state stays.
     ///
     /// # Errors
     /// [`KernelError`] for numbers that the kernel refuses; nothing was changed then.
@@ -215,18 +217,18 @@ impl Table {
         Ok(())
     }
 
-    /// Whether pushes wait for the tick.
+    /// Whether pushes of the table are held until their tick.
     pub fn at_clock(&self) -> bool {
         use tidewater_protocol::mutants::{Mutant, on};
         matches!(self.spec.effect, Apply::AtTick(_)) && !on(Mutant::AtClockOff)
     }
 
-    /// Whether keys get rows at a later push than their first one.
+    /// Whether the table has an admission threshold: keys get rows only after a number of pushes.
     pub fn counts_pushes(&self) -> bool {
         matches!(&self.store, Store::Sparse(s) if s.counts_pushes())
     }
 
-    /// The writer of rows, if the table has rows.
+    /// Returns the writer of the table's rows; `None` for a range table.
     pub fn rows(&mut self) -> Option<&mut RowWriter> {
         match &mut self.store {
             Store::Sparse(s) => Some(s.rows()),
@@ -235,7 +237,7 @@ impl Table {
         }
     }
 
-    /// The kernel with the table's rule.
+    /// Returns the kernel that applies pushes with the table's optimizer.
     pub fn kernel(&self) -> &RowKernel {
         match &self.store {
             Store::Sparse(s) => s.kernel(),
@@ -244,7 +246,8 @@ impl Table {
         }
     }
 
-    /// Place of an existing row; `None` for a missing sparse key or a row of another applier.
+    /// Returns the place of an existing row. `None` for a sparse key without a row, a row of another
+    /// applier, or a range table.
     #[inline]
     pub fn place(&self, key: u64) -> Option<RowPlace> {
         match &self.store {
@@ -254,7 +257,7 @@ impl Table {
         }
     }
 
-    /// Refuses a key that is out of range or another applier's.
+    /// Checks that a key is in range and of a partition of this applier.
     ///
     /// # Errors
     /// [`RejectReason::IndexOutOfRange`], [`RejectReason::WrongOwner`].
@@ -286,7 +289,8 @@ impl Table {
         }
     }
 
-    /// Begins a save of the share as it is now. False if a save of it is under way.
+    /// Begins a save of the share at its present state; `outlet` takes the records. Returns false, and does
+    /// nothing, if a save of it is under way.
     pub(super) fn begin_cut(&mut self, outlet: Outlet) -> bool {
         if self.cut().is_some() {
             return false;
@@ -299,7 +303,7 @@ impl Table {
         true
     }
 
-    /// The save of the share that is under way.
+    /// Returns the save of the share that is under way, if any.
     pub(super) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         match &mut self.store {
             Store::Sparse(s) => s.rows().cut(),
@@ -308,8 +312,8 @@ impl Table {
         }
     }
 
-    /// Copies a record of the save under way, unless it has been copied or was created after the
-    /// cut. `place` is the place of a row. Returns the bytes copied.
+    /// Copies a record into the save under way, unless it has been copied or was created after the cut.
+    /// `place` is the place of a row, `None` for a block. Returns the number of bytes copied.
     pub(super) fn copy_record(
         &mut self,
         key: u64,
@@ -324,7 +328,7 @@ impl Table {
         copied.map_err(|e| e.to_string())
     }
 
-    /// Frees all memory of the share.
+    /// Frees all memory of the table's share.
     ///
     /// # Errors
     /// Never for blocks of this server.

@@ -28,8 +28,9 @@ use super::pending::{OPEN_TASK, Stream, StreamKey, TaskKey};
 use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 
 impl Engine {
-    /// Checks that a push of a task can be held: its thread is a member of the table's domain and, for a table of
-    /// ticks, at the clock of the push. Warm tables, and those with `admit_after`, take no pushes of tasks.
+    /// Checks that a push of a task can be held: its thread is a member of the table's domain and, on a
+    /// table of ticks, at the clock of the push. Warm tables, and those with `admit_after`, refuse pushes
+    /// of tasks.
     pub(super) fn check_task(
         &mut self,
         sender: FrameSender,
@@ -52,7 +53,7 @@ impl Engine {
         }
     }
 
-    /// Holds a push of a task that has been checked.
+    /// Holds a checked push of a task until the task is finished.
     pub(super) fn hold_of_task(
         &mut self,
         sender: FrameSender,
@@ -75,7 +76,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Closes the open task of a thread, or drops it with the delivery that it names.
+    /// Carries out a TASK frame, the mark of a delivery: closes the open task of the thread (`count` 1), or
+    /// drops the open task and the pushes of the delivery (`count` 0).
     pub(super) fn task_frame(
         &mut self,
         sender: FrameSender,
@@ -96,9 +98,9 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies the pushes of a finished task of a thread. Those of tables of ticks become part of the iteration
-    /// that the thread has open. Changes nothing if there are none, or they were applied before. Cost: that of
-    /// all its pushes, in one piece.
+    /// Applies the held pushes of a task that is finished. Pushes of tables of ticks become part of the
+    /// iteration that the thread has open. No effect without such pushes, or when they were applied before.
+    /// Cost: that of all pushes of the task, in one piece.
     pub fn finish_task(&mut self, namespace: NamespaceId, thread: WorkerThread, task: u64) {
         for (key, stream) in self.pending.take_task(namespace, thread, task) {
             match key.domain {
@@ -150,8 +152,8 @@ impl Engine {
     }
 }
 
-/// What to do so that a push of a finished task finds room: its row was deleted while the push was held, and has to
-/// be made again.
+/// Remedy, as text, for a push of a finished task that found no room. Its row was deleted while the push
+/// was held, and has to be created again.
 fn remedy(reason: &RejectReason) -> &'static str {
     let resource = match *reason {
         RejectReason::TableFull { resource, .. } => RowResource::from_code(resource),

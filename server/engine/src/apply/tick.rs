@@ -36,7 +36,7 @@ use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
-/// Rows that a tick looks up, then steps, at a time: their values stay in the core's cache.
+/// Number of rows that a tick looks up and then steps together: their values stay in the core's cache.
 pub(super) const STEP_ROWS: usize = 512;
 
 impl Engine {
@@ -121,8 +121,8 @@ impl Engine {
         }
     }
 
-    /// Ends a thread's membership in every domain: also in those that it never ticked in. Its pushes after its last
-    /// tick count.
+    /// Ends the membership of a thread in every clock domain of its job, also where it never ticked. The
+    /// first thread takes all threads of its worker with it. Pushes after its last tick count.
     fn finish_thread(&mut self, sender: FrameSender, header: &FrameHeader) {
         let FrameSender { thread, namespace } = sender;
         self.note_clocks(namespace, ClockChange::Finish(thread), Some(header));
@@ -135,7 +135,7 @@ impl Engine {
         self.left(namespace, moved);
     }
 
-    /// Lets the held clocks of a job go on, with a new member if there is one.
+    /// Releases the held clocks of a job, with a new member if there is one: its rank and its first clocks.
     pub fn admit_worker(
         &mut self,
         namespace: NamespaceId,
@@ -153,7 +153,8 @@ impl Engine {
         self.pending.changed();
     }
 
-    /// Clocks of the threads of a worker in the domains that have been used: thread, domain, ticks.
+    /// Lists the clocks of a worker's threads in all domains that were ticked in: thread, domain, number of
+    /// ticks.
     pub fn clocks_of(
         &mut self,
         namespace: NamespaceId,
@@ -171,9 +172,9 @@ impl Engine {
         all
     }
 
-    /// Completes the tick of a lost worker's thread if it is the one that is missing here: another applier has
-    /// consumed its CLOCK frame. All of its pushes are here, since they were acknowledged before that frame
-    /// was sent.
+    /// Completes the tick of a lost worker's thread to `clock`, if this applier lacks exactly that tick:
+    /// another applier has consumed its CLOCK frame. All of its pushes are here, since they were
+    /// acknowledged before that frame was sent.
     pub fn complete_tick(
         &mut self,
         namespace: NamespaceId,
@@ -191,8 +192,8 @@ impl Engine {
         self.left(namespace, moved.ok().flatten().into_iter().collect());
     }
 
-    /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
-    /// end are dropped, those of all its threads.
+    /// Removes a lost worker from the clocks of its job, so that no minimum waits for it. Drops the pushes
+    /// of all its threads in iterations that it did not end, and its tasks that are not finished.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.note_clocks(namespace, ClockChange::Remove(rank), None);
         let clocks = self.clocks(namespace);
@@ -216,7 +217,7 @@ impl Engine {
         self.left(namespace, moved);
     }
 
-    /// Drops the tasks of all threads of a worker.
+    /// Drops the held pushes of all tasks of a worker, of all its threads.
     fn drop_tasks(&mut self, namespace: NamespaceId, rank: WorkerId) {
         for (thread, task) in self.pending.tasks_of(namespace, rank) {
             match mutants::on(Mutant::LostTaskApplied) {
@@ -226,7 +227,8 @@ impl Engine {
         }
     }
 
-    /// Handles that members have left: closes iterations, and passes the turns on.
+    /// Follows up on members that have left: closes the iterations that `moved` minimums end, and passes
+    /// turns on.
     fn left(&mut self, namespace: NamespaceId, moved: Vec<Moved>) {
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         let was_idle = !self.is_ticking();
@@ -239,8 +241,8 @@ impl Engine {
         }
     }
 
-    /// Handles a moved clock: queues that the ranks that have had their turn are added to the sums of the
-    /// open iteration, and that the rank is staged that has its turn now.
+    /// Queues the turn of the next rank after a clock has moved. Pushes of the ranks before it are added to
+    /// the sums of the open iteration, then its own frames are staged.
     pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
         let clocks = self.clocks(namespace);
         let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);
@@ -266,7 +268,7 @@ impl Engine {
         }
     }
 
-    /// Applies what a mutant has put off; nothing without one.
+    /// Applies ticks that a mutant has deferred. No effect without that mutant.
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
             for iteration in moved.from..moved.to {
@@ -276,7 +278,7 @@ impl Engine {
         }
     }
 
-    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with sums,
+    /// Lists the tables of a domain that a tick changes even if no push is left to add: those with sums,
     /// deletions or an expiry, and snapshot tables.
     pub(super) fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
@@ -294,7 +296,7 @@ impl Engine {
         tables.map(|t| t.id.0).collect()
     }
 
-    /// Adds the `held` frames for a table of rows to its sums, in their order.
+    /// Adds the `held` frames of a table of rows to its sums, in their order. DELETE frames are noted.
     pub(super) fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
@@ -348,8 +350,8 @@ impl Engine {
         (self.scratch, self.tick.part) = (payload, sum);
     }
 
-    /// Reserves the sums of the rows of a push of iteration `iteration`, so that its tick needs no
-    /// memory. They count within the capacity.
+    /// Reserves a sum for each row of a push of `iteration`, so that its tick needs no memory. The sums
+    /// count within the server's capacity.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -390,8 +392,9 @@ impl Engine {
         sums.reserve(count, key, iteration).map_err(no_memory)
     }
 
-    /// Applies the sums of an iteration of a table of rows, from `at` on, until `rows` are used up. True if
-    /// all are applied. Cost: a search and a step for each row; two buffers of `STEP_ROWS` rows.
+    /// Applies the sums of a table of rows when `iteration` ends, from position `at` on, until `rows` are
+    /// used up. Returns whether all are applied. Cost: a search and a step for each row; two buffers of
+    /// `STEP_ROWS` rows.
     pub(super) fn step_rows(
         &mut self,
         id: u32,
@@ -436,7 +439,8 @@ impl Engine {
         at.op == tick_order().len()
     }
 
-    /// Applies the sums of some slots. The error is the reason why acknowledged pushes are lost.
+    /// Applies the sums in some slots to their rows, as one operation. The error is the reason why
+    /// acknowledged pushes are lost.
     pub(super) fn step_slots(
         &mut self,
         id: u32,
@@ -507,7 +511,7 @@ impl Engine {
     }
 }
 
-/// The pushes of streams by table, in the order of the streams.
+/// Groups the held pushes of streams by table, in the order of the streams.
 pub(super) fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
     let mut tables: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
     let frames = streams.iter().flat_map(Stream::frames);

@@ -29,25 +29,25 @@ use crate::store::ShardId;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
 
-/// Held frames of a table, and the memory with their bytes.
+/// Held frames of a table, and the set of held frames with the memory of their payloads.
 #[derive(Clone, Copy)]
 struct Pushes<'a> {
     pending: &'a Pending,
     held: &'a [Held],
 }
 
-/// The part of one held frame in one block. Sorted in the order of its fields.
+/// Part of one held frame that lies in one block. Segments are sorted in the order of their fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Segment {
     block: u64,
-    /// Index of the operation among those of a tick, see [`order_of`].
+    /// Index of the operation in the order of a tick, see [`order_of`].
     order: u8,
-    /// Index of the frame among those of the iteration.
+    /// Index of the frame among the held frames of the iteration.
     held: usize,
     /// First element in the block, and number of elements.
     first: usize,
     count: usize,
-    /// Offset of its values in the payload.
+    /// Byte offset of its values in the frame's payload.
     at: usize,
 }
 
@@ -57,7 +57,7 @@ impl Segment {
     }
 }
 
-/// Index of an operation in [`tick_order`].
+/// Returns the index of an operation in [`tick_order`].
 pub(super) fn order_of(op: PushOp) -> u8 {
     match tick_order().iter().position(|&at| at == op) {
         Some(place) => place as u8,
@@ -65,24 +65,24 @@ pub(super) fn order_of(op: PushOp) -> u8 {
     }
 }
 
-/// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They grow
-/// to a segment for each block of each held frame and to two blocks. A segment has 56 bytes, which
-/// is less than what `Pending` counts for a frame.
+/// Working memory of a tick, kept from one tick to the next so that a steady step allocates nothing. Grows
+/// to a segment for each block of each held frame and to two blocks. A segment has 56 bytes, less than what
+/// `Pending` counts for a frame.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     segments: Vec<Segment>,
-    /// Reduced values of the current block, and the segment that is added to them.
+    /// Reduced values of the current block, and those of the segment that is added to them.
     values: Vec<u8>,
     pub(super) part: Vec<u8>,
-    /// Keys of the rows of a table of rows that are stepped now.
+    /// Keys of the rows that are stepped now, on a table of rows.
     pub(super) keys: Vec<u64>,
-    /// Elements of the block that take a step: sorted, disjoint, not adjacent.
+    /// Element ranges of the block that take a step: sorted, disjoint, not adjacent.
     runs: Vec<Range<usize>>,
-    /// Threads with pushes in `values`.
+    /// Threads with pushes in `values`, as the divisor of a mean.
     threads: Threads,
 }
 
-/// The rules of one table at one tick.
+/// Element type and reduction of one table in one tick.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     dtype: DType,
@@ -99,7 +99,7 @@ impl Rules {
 }
 
 impl Buffers {
-    /// Cuts held frames at the ends of blocks.
+    /// Cuts the held frames of a range table into segments at the ends of blocks, and sorts them.
     fn cut(&mut self, pending: &Pending, held: &[Held], layout: BlockLayout) {
         self.segments.clear();
         for (place, h) in held.iter().enumerate() {
@@ -137,9 +137,9 @@ impl Buffers {
         self.segments.sort_unstable();
     }
 
-    /// Reduces the segments `of` one block and operation, after the content of `sums`, into
-    /// `values`, and notes which elements they touch. Values of elements that no rank pushed are 0.
-    /// Returns the sum that was taken out.
+    /// Reduces the segments `of` one block and operation into `self.values`, on top of the block's sum in
+    /// `sums`, and notes which elements they touch. Elements that no rank pushed are 0. `used` is the
+    /// number of the block's elements. Returns the sum that was taken out; `None` if there was none.
     fn reduce(
         &mut self,
         pushes: Pushes<'_>,
@@ -187,7 +187,8 @@ impl Buffers {
         before
     }
 
-    /// The segments from `from` on that are of one block and operation.
+    /// Returns the range of segments from index `from` on that are of one block and operation. May be
+    /// empty.
     fn group(&self, from: usize, key: BlockKey) -> Range<usize> {
         let same = |s: &&Segment| (s.block, s.order) == key;
         // At the end, where only sums are left, none.
@@ -195,7 +196,7 @@ impl Buffers {
         from..from + segments.iter().take_while(same).count()
     }
 
-    /// Adds the segments to `sums`.
+    /// Adds all segments to `sums`, block by block.
     fn fold(
         &mut self,
         pushes: Pushes<'_>,
@@ -214,8 +215,8 @@ impl Buffers {
         }
     }
 
-    /// Reduces and stores one block after the other: the segments, after the content of `sums`.
-    /// Each run of elements is a row of the frame of `start`; the rows before `start` are stored. Returns the
+    /// Reduces and stores one block after the other: the segments, on top of `sums`. Each run of elements
+    /// counts as a row; rows before `start.row` were stored before a crash and are skipped. Returns the
     /// number of rows.
     fn step(
         &mut self,
@@ -266,7 +267,7 @@ impl Buffers {
     }
 }
 
-/// Sorts ranges and joins those that overlap or touch.
+/// Sorts element ranges and joins those that overlap or touch.
 fn merge(runs: &mut Vec<Range<usize>>) {
     runs.sort_unstable_by_key(|run| run.start);
     runs.dedup_by(|next, before| {
@@ -279,8 +280,8 @@ fn merge(runs: &mut Vec<Range<usize>>) {
 }
 
 impl Engine {
-    /// Applies the `held` frames of an iteration for a range table, in their order. A snapshot
-    /// table takes its next epoch even if there are none.
+    /// Closes an iteration of a range table: applies its sums and the last `held` frames, in their order. A
+    /// snapshot table takes its next epoch even if there are none. A failure stops the applier.
     pub(super) fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
         if let Err(e) = self.step_blocks(id, iteration, held) {
             self.fail(format_args!(
@@ -289,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// Adds the `held` frames for a range table to its sums, in their order.
+    /// Adds the `held` frames of a range table to its sums, in their order.
     pub(super) fn fold_blocks(&mut self, id: u32, held: &[Held]) {
         let sums = self.sums.get_mut(&id);
         let (Some(table), Some(Sums::Blocks(sums))) = (self.tables.get(&id), sums) else {
@@ -307,8 +308,8 @@ impl Engine {
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
-    /// Reserves memory for the sums of a range table's pushes of kind `op`, and for one thread's pushes. Once
-    /// for each kind; nothing for other tables.
+    /// Reserves memory for the sums of a range table's pushes of operation `op`, and for one thread's held
+    /// pushes. No effect after the first call for an operation, or on other tables.
     pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
         let Some(Table {
             store: Store::Blocks(blocks),

@@ -61,8 +61,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Runs a held function and returns the bytes of elements that it has changed. A function of a table that was
-    /// released meanwhile, or with such an input, has no effect.
+    /// Runs a held function at its tick and returns the bytes of elements that it has changed. Returns 0,
+    /// with no effect, if its table or an input was released meanwhile. A failure stops the applier.
     pub(super) fn run_held_function(&mut self, held: &Held) -> usize {
         let mut payload = Vec::new();
         self.held_functions.payload(held, &mut payload);

@@ -32,51 +32,53 @@ use super::tick_blocks::order_of;
 use super::warm_ticks::InOrder;
 use crate::namespace::{DomainKey, NamespaceId};
 
-/// Rows that one step of a tick adds or steps: 2 to 4 ms, as a batch of pushes takes.
+/// Number of rows that one step of a tick adds or steps. A step takes 2 to 4 ms, like a batch of pushes.
 pub(super) const TICK_ROWS: usize = 2_048;
-/// Bytes of a range that count as one row.
+/// Bytes of a range table that cost as much as one row.
 const ROW_BYTES: usize = 256;
 
-/// What there is to do in an iteration.
+/// Kind of work in an iteration: a turn, or its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Adds the pushes of the ranks before this one, which has its turn from then on.
+    /// Adds the pushes of all ranks below this one, and gives this rank the turn.
     Turn(WorkerId),
-    /// Adds the pushes of all other ranks, and applies the sums.
+    /// Adds the pushes of all ranks that are left, and applies the sums.
     Close,
 }
 
-/// Work in an iteration of a job's domain.
+/// Work that a moved clock has queued in an iteration of a job's domain.
 #[derive(Debug)]
 pub(super) struct TickWork {
     namespace: NamespaceId,
     domain: DomainId,
     iteration: u64,
     kind: Kind,
-    /// Number of the work, in the order of the queue.
+    /// Number of the work in the order of the queue.
     number: u64,
-    /// `None` before its first step.
+    /// Progress after the first step; `None` before it.
     begun: Option<Begun>,
 }
 
-/// Work after its first step.
+/// Progress of queued work after its first step.
 #[derive(Debug)]
 struct Begun {
-    /// The pushes that it adds.
+    /// Held pushes that the work adds.
     streams: Vec<Stream>,
-    /// Tables that are left to do, the current one last, with their pushes.
+    /// Tables that are left, the current one last, each with its held pushes.
     tables: Vec<(u32, Vec<Held>)>,
-    /// Pushes of the iteration that were added before, by table, where a successor needs them.
+    /// Pushes of the iteration that were added before, by table. Only where a successor needs them.
     folded: BTreeMap<u32, Vec<Held>>,
     at: Place,
-    /// Functions that run after all tables, in their order, the streams that they are in, and how many have run.
+    /// Functions that run after all tables, in their order; the streams that hold them; the number that
+    /// have run.
     functions: Vec<Held>,
     function_streams: Vec<Stream>,
     functions_run: usize,
 }
 
 impl Begun {
-    /// The pushes that have not been added. Those that have are sums, or were stepped: they need no slots.
+    /// Iterates over the held pushes that are not added yet. The others are sums, or were stepped: they
+    /// need no slots.
     fn unadded(&self) -> impl Iterator<Item = &Held> {
         let (current, later) = match self.tables.split_last() {
             // After the last frame there are none.
@@ -89,50 +91,50 @@ impl Begun {
     }
 }
 
-/// Position in the current table, which has rows.
+/// Position of the work in the current table, which has rows.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// Number of pushes added.
+    /// Number of held pushes that were added to the sums.
     frame: usize,
     /// Keys that are left to delete, in descending order; `None` before the first step that deletes.
     deletions: Option<Vec<u64>>,
     pub(super) sums: SumsPlace,
-    /// Position in the pushes of a table that outlives its process.
+    /// Position in the held pushes of a table that outlives its process.
     pub(super) in_order: InOrder,
-    /// Whether the sums are applied.
+    /// Whether all sums of the table are applied.
     is_stepped: bool,
-    /// Slot at which the sweep for expired rows goes on.
+    /// Slot at which the search for expired rows continues.
     swept: u64,
 }
 
-/// Position in the sums of a table of rows.
+/// Position of a tick in the sums of a table of rows.
 #[derive(Debug, Default)]
 pub(super) struct SumsPlace {
-    /// Index of the operation in a tick.
+    /// Index of the operation in the order of a tick.
     pub(super) op: usize,
-    /// Slots of it at the beginning of its walk. Later ones have no sums of this iteration.
+    /// Number of its slots at the beginning of the walk. Later slots have no sums of this iteration.
     pub(super) end: Option<usize>,
-    /// Whether its freed slots are being given back.
+    /// Whether the walk has ended and its slots are being swept.
     pub(super) sweeps: bool,
-    /// The slot that comes next.
+    /// Number of the slot that comes next.
     pub(super) slot: usize,
 }
 
-/// Domain of a thread's CLOCK frame that finishes in all of them.
+/// Stands for the domain of a CLOCK frame that ends a thread's membership in all domains.
 const ALL_DOMAINS: DomainId = DomainId(u8::MAX);
 
 impl Engine {
-    /// Sets the number of rows that one step of a tick adds or steps.
+    /// Sets the number of rows that one step of a tick adds or steps; at least 1.
     pub fn set_tick_rows(&mut self, rows: usize) {
         self.tick_rows = rows.max(1);
     }
 
-    /// Whether a step is left to do.
+    /// Whether work of ticks is queued.
     pub fn is_ticking(&self) -> bool {
         !self.ticking.is_empty()
     }
 
-    /// Queues the work of a rank's turn in the open iteration.
+    /// Queues the work of a rank's turn in the open iteration. No effect if it is queued and has not begun.
     pub(super) fn queue_turn(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -151,7 +153,7 @@ impl Engine {
         }
     }
 
-    /// Queues the end of an iteration.
+    /// Queues the work that closes an iteration of a job's domain.
     pub(super) fn queue_close(&mut self, job: DomainKey, iteration: u64) {
         self.queue(job, iteration, Kind::Close);
     }
@@ -168,13 +170,13 @@ impl Engine {
         });
     }
 
-    /// Whether pushes of a job's domain are being added or applied.
+    /// Whether work of ticks is queued for a job's domain.
     pub(super) fn ticks(&self, namespace: NamespaceId, domain: DomainId) -> bool {
         let of_domain = |work: &TickWork| (work.namespace, work.domain) == (namespace, domain);
         self.ticking.iter().any(of_domain)
     }
 
-    /// Whether an iteration of a job is closed in part.
+    /// Whether an iteration of a job is closed in part: some rows are stepped and others not.
     pub(super) fn closes(&self, namespace: NamespaceId) -> bool {
         let has_begun = |work: &TickWork| {
             (work.namespace, work.kind) == (namespace, Kind::Close) && work.begun.is_some()
@@ -182,7 +184,7 @@ impl Engine {
         self.ticking.iter().any(has_begun)
     }
 
-    /// Drops the work of a job that is over.
+    /// Drops the queued work of a job that is over, with its held pushes and functions.
     pub(super) fn forget_ticks(&mut self, namespace: NamespaceId) {
         let (gone, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.ticking)
             .into_iter()
@@ -195,8 +197,8 @@ impl Engine {
         self.half_ticked.retain(|(of, ..), _| *of != namespace);
     }
 
-    /// Frees the slots of sums that only dropped pushes of a lost worker had. Cost: a look at each slot, and
-    /// at each row of the pushes that are held, in one piece.
+    /// Frees the slots of row sums that only dropped pushes of a lost worker had. Cost, in one piece: a
+    /// look at each slot, and at each row of the pushes that are held.
     pub(super) fn recount_sums(&mut self, namespace: NamespaceId, domain: DomainId) {
         let open = self.clock_line(namespace, domain).min;
         let of_domain = |id: &u32| {
@@ -247,7 +249,8 @@ impl Engine {
         self.scratch = payload;
     }
 
-    /// The clock record of a job's domain: its minimum counts the iterations that are closed.
+    /// Returns the clock record of a job's domain. Its minimum counts only iterations that are closed on
+    /// this applier.
     pub fn clock_line(&mut self, namespace: NamespaceId, domain: DomainId) -> ClockLine {
         let mut line = self.clocks(namespace).line(domain);
         let closes = |work: &&TickWork| {
@@ -258,9 +261,9 @@ impl Engine {
         line
     }
 
-    /// The effect of a CLOCK frame with its work queued; `domain`: `None` for all. The frame of a thread
-    /// that moved a minimum waits in its ring until the iterations are closed that were queued when it came
-    /// first, and is offered again. Ticks of others that follow do not hold it.
+    /// Decides whether a CLOCK frame is done after its work is queued: `Effect::Clock`, or `Effect::Wait`
+    /// until the iterations are closed that were queued when it came first. It is then offered again.
+    /// `domain` is `None` for all domains. Later ticks of other threads do not delay it.
     pub(super) fn clock_effect(
         &mut self,
         namespace: NamespaceId,
@@ -283,7 +286,8 @@ impl Engine {
         Effect::Clock
     }
 
-    /// Whether a CLOCK frame of this thread has moved the clock already, and is offered again.
+    /// Whether a CLOCK frame of this thread has moved the clock already and waits in its ring. `domain` is
+    /// `None` for all domains.
     pub(super) fn is_half_ticked(
         &self,
         namespace: NamespaceId,
@@ -294,7 +298,8 @@ impl Engine {
         self.half_ticked.contains_key(&half)
     }
 
-    /// Does one step of the queued work. True if there was any.
+    /// Makes one step of the queued work of ticks, of a bounded number of rows. Returns whether there was
+    /// any.
     pub fn tick_step(&mut self) -> bool {
         let any = self.is_ticking();
         let mut rows = self.tick_rows;
@@ -319,7 +324,7 @@ impl Engine {
         any
     }
 
-    /// Does all of the queued work.
+    /// Makes all steps of the queued work of ticks, without a bound.
     pub(super) fn tick_all(&mut self) {
         while self.tick_step() {}
     }
@@ -359,7 +364,8 @@ impl Engine {
         }
     }
 
-    /// Works until the rows are used up. True if all is done.
+    /// Carries out queued work until `rows` are used up, and subtracts those that it took. Returns whether
+    /// all is done.
     fn work(&mut self, work: &TickWork, begun: &mut Begun, rows: &mut usize) -> bool {
         while let Some((id, held)) = begun.tables.last() {
             if *rows == 0 {
@@ -439,7 +445,8 @@ impl Engine {
     }
 }
 
-/// The number of frames of one step, and at least one: those with `rows` rows, which it takes off.
+/// Returns the number of `held` frames, at least one, that the next step adds: those with `rows` rows in
+/// total. Subtracts these from `rows`.
 fn next_frames(held: &[Held], rows: &mut usize) -> usize {
     let mut frames = 0;
     for held in held {

@@ -30,7 +30,7 @@ use crate::store::redo::{PushName, Redo};
 use crate::store::{ResumeError, ServerMemory, StoreError};
 use tidewater_clocks::{ClockChange, Clocks};
 
-/// An entry of the journal.
+/// Entry of the journal: one change that a successor repeats.
 #[derive(Debug, Serialize, Deserialize)]
 enum Entry {
     /// A table was created.
@@ -39,15 +39,16 @@ enum Entry {
     Released { id: u32, namespace: u64 },
     /// A table has new hyper-parameters.
     Rule { id: u32, optimizer: Optimizer },
-    /// The clocks of a job change; for a frame of this session and number, if any.
+    /// The clocks of a job change. `frame` has session and sequence number of the frame that does it, if
+    /// any.
     Clock {
         namespace: u64,
         change: ClockChange,
         frame: Option<(u64, u64)>,
     },
-    /// The clocks of a job so far.
+    /// Complete clocks of a job, at the beginning of a journal.
     Clocks { namespace: u64, clocks: Box<Clocks> },
-    /// The last frame of a session that changed clocks.
+    /// Sequence number of the last frame of a session that changed clocks.
     ClockFrame { session: u64, seq: u64 },
     /// A job has ended.
     JobEnded { namespace: u64 },
@@ -59,7 +60,7 @@ enum Entry {
     },
 }
 
-/// A table and the places of its memory.
+/// Definition of a table in the journal, with the location of its memory.
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptTable {
     id: u32,
@@ -69,33 +70,34 @@ struct KeptTable {
     place: KeptPlace,
 }
 
-/// A push that a death cut, until its client sends it again.
+/// Push that the crash of the process before this one interrupted. It is kept until its client sends it
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CutPush {
     pub(super) session: u64,
     pub(super) seq: u64,
-    /// Rows, or parts of blocks, that are applied.
+    /// Number of its rows, or parts of blocks, that were applied.
     pub(super) rows: u32,
 }
 
-/// A lost worker, with the iterations of each domain that it had not ended.
+/// Lost worker, and in each domain the first iteration that it had not ended.
 pub(super) type LostWorker = (NamespaceId, WorkerId, Vec<(DomainId, u64)>);
 
-/// The engine of a dead applier, and where it was.
+/// Engine of a dead applier as its successor finds it in memory, and the work that was interrupted.
 #[derive(Debug)]
 pub(super) struct Resumed {
     pub(super) engine: Engine,
-    /// The push that was begun last, with the number of its rows that are applied.
+    /// Push that was begun last, with the number of its rows that were applied.
     pub(super) push: Option<(PushName, u32)>,
-    /// The worker that was being removed when the applier died, or was removed last.
+    /// Worker that the last entry of the journal removes: its removal may be incomplete.
     pub(super) lost: Option<LostWorker>,
 }
 
-/// Tables of a journal, with their rules.
+/// State that the entries of a journal add up to.
 #[derive(Debug, Default)]
 struct Replayed {
     closed: BTreeMap<DomainKey, u64>,
-    /// Of the last entry.
+    /// Lost worker of the last entry.
     lost: Option<LostWorker>,
     clocks: BTreeMap<NamespaceId, Clocks>,
     clock_frames: BTreeMap<u64, u64>,
@@ -105,7 +107,7 @@ struct Replayed {
 }
 
 impl Replayed {
-    /// Makes a change again; `workers` are the members of a job's clocks at first.
+    /// Repeats the change of one journal entry. `workers` are the first members of a job's clocks.
     fn replay(&mut self, entry: Entry, workers: &[WorkerId]) {
         self.lost = None;
         match entry {
@@ -163,14 +165,14 @@ impl Replayed {
 }
 
 impl Engine {
-    /// Writes down a table that outlives the process.
+    /// Writes the definition of a new table to the journal, if the table outlives the process.
     pub(super) fn note_table(&mut self, table: &Table) {
         if let Some(entry) = entry_of(table) {
             self.note(&entry);
         }
     }
 
-    /// Writes down that a table is released.
+    /// Writes the release of a table to the journal, if the table outlives the process.
     pub(super) fn note_release(&mut self, table: &Table) {
         if table.spec.durability == Durability::Warm {
             let (id, namespace) = (table.id.0, table.namespace.0);
@@ -178,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// Writes down new hyper-parameters of a table.
+    /// Writes new hyper-parameters of a table to the journal, if the table outlives the process.
     pub(super) fn note_rule(&mut self, id: TableId, optimizer: Optimizer) {
         let table = self.tables.get(&id.0);
         if table.is_some_and(|table| table.spec.durability == Durability::Warm) {
@@ -189,8 +191,8 @@ impl Engine {
         }
     }
 
-    /// Writes down a change of clocks. For a frame: it counts as carried out from then on, if its session and
-    /// number are given.
+    /// Writes a change of a job's clocks to the journal. `frame` is the CLOCK frame that makes it, if any:
+    /// it counts as carried out from then on. No effect without a journal.
     pub(super) fn note_clocks(
         &mut self,
         namespace: NamespaceId,
@@ -209,12 +211,13 @@ impl Engine {
         self.clock_frames.extend(frame);
     }
 
-    /// Writes down that a job has ended.
+    /// Writes the end of a job to the journal.
     pub(super) fn note_end(&mut self, NamespaceId(namespace): NamespaceId) {
         self.note(&Entry::JobEnded { namespace });
     }
 
-    /// Whether a frame changed clocks in a process before this one, which died before it counted the frame.
+    /// Whether a CLOCK frame has changed the clocks before the crash of the process before this one, which
+    /// had not counted it. True once for each frame.
     pub(super) fn was_carried_out(&mut self, header: &FrameHeader) -> bool {
         let frame = (header.session, header.seq);
         let found = self.cut_clocks.iter().position(|cut| *cut == frame);
@@ -224,7 +227,7 @@ impl Engine {
         found.is_some()
     }
 
-    /// Writes down that an iteration is closed: a successor drops its pushes.
+    /// Writes to the journal that an iteration is closed, so that a successor drops its pushes.
     pub(super) fn note_closed(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_some() {
             self.note(&closed_entry(job, iteration + 1));
@@ -250,7 +253,7 @@ impl Engine {
         }
     }
 
-    /// The journal's entries for the present state.
+    /// Encodes the present state as journal entries, for a new journal.
     fn state_so_far(&self) -> Result<Vec<Vec<u8>>, StoreError> {
         let released = self
             .released
@@ -279,7 +282,8 @@ impl Engine {
         all.chain(clocks).chain(closed).chain(frames).collect()
     }
 
-    /// Names a push in the redo area before its first row is stored.
+    /// Writes the name of a push (lsn, session, sequence number) to the redo area, before its first row is
+    /// stored. No effect without a journal.
     pub(super) fn name_push(&mut self, header: &FrameHeader) {
         if self.journal.is_none() {
             return;
@@ -294,7 +298,8 @@ impl Engine {
         }
     }
 
-    /// Rows of a push that were applied before the death that cut it; 0 for any other.
+    /// Number of rows of a push that were applied before a crash; 0 for any other push. A second call for
+    /// the push returns 0.
     pub(super) fn take_cut(&mut self, header: &FrameHeader) -> u32 {
         let is_it = |cut: &CutPush| (cut.session, cut.seq) == (header.session, header.seq);
         let found = self.cut_pushes.iter().position(is_it);
@@ -305,7 +310,8 @@ impl Engine {
         }
     }
 
-    /// Expects the next frame of a ring with its first `rows` applied.
+    /// Prepares for the next frame of a session's ring, of which the first `rows` rows were applied before
+    /// a crash.
     pub(super) fn expect_cut(&mut self, session: SessionId, state: StateLine, rows: u32) {
         let next = (session.0, state.applied_seq + 1);
         if self.clock_frames.get(&next.0) == Some(&next.1) {
@@ -320,8 +326,8 @@ impl Engine {
         }
     }
 
-    /// The engine of a dead applier: its tables and clocks. Its held pushes are found by
-    /// [`Self::resume_held`].
+    /// Resumes the engine of a dead applier from the server's memory: its tables and clocks. Its held
+    /// pushes are found by [`Self::resume_held`].
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         applier: u32,
@@ -395,7 +401,7 @@ const fn closed_entry(DomainKey { namespace, domain }: DomainKey, iterations: u6
     }
 }
 
-/// The journal's entry for a table; `None` for one that does not outlive its process.
+/// Builds the journal's entry for a table; `None` for one that does not outlive its process.
 fn entry_of(table: &Table) -> Option<Entry> {
     let place = table.kept_place()?;
     Some(Entry::Table(Box::new(KeptTable {
@@ -415,7 +421,7 @@ fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
     })
 }
 
-/// The redo area of a dead applier.
+/// Finds the redo area of a dead applier in the server's memory.
 fn redo_of(memory: &Arc<ServerMemory>, applier: u32) -> Result<Redo, ResumeError> {
     let blocks = memory.private.directory()?;
     let is_it = |words: [u32; 4]| {

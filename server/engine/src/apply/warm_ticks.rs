@@ -29,14 +29,14 @@ use tidewater_clocks::Clocks;
 /// Progress of the tick that the applier carries out, and of the tick that a crashed process had begun.
 #[derive(Debug, Default)]
 pub(super) struct CloseProgress {
-    /// What the redo area has.
+    /// Last tick that was named in the redo area; `None` before the first.
     noted: Option<Closing>,
     /// Position before the crash: table id in the upper half, number of its stepped rows in the lower half.
     before: u64,
 }
 
 impl CloseProgress {
-    /// The tick that a dead applier began last.
+    /// Creates the progress from the tick that a dead applier began last.
     pub(super) const fn resume(noted: Closing) -> Self {
         Self {
             noted: Some(noted),
@@ -44,7 +44,7 @@ impl CloseProgress {
         }
     }
 
-    /// Rows of a table that were stepped before a death; `u32::MAX` for all.
+    /// Number of rows of a table that the tick had stepped before a crash; `u32::MAX` for all of them.
     pub(super) fn rows_done(&self, id: u32) -> u32 {
         let (rows, table) = unpack(self.before);
         if mutants::on(Mutant::ResumedTickFromItsStart) {
@@ -85,17 +85,18 @@ impl CloseProgress {
     }
 }
 
-/// Rows of a table that a tick has stepped.
+/// Count of the rows of a table that a tick has stepped.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
-    /// Number of rows that it has stepped.
+    /// Number of rows that are stepped, by this process and those before it.
     pub(super) done: u32,
-    /// Rows that a process before this one has stepped.
+    /// Number of rows that remain to be skipped, because a process before this one has stepped them.
     left_out: u32,
 }
 
 impl Steps {
-    /// The number of rows to leave out of the next `rows`.
+    /// Returns how many of the next `rows` rows are skipped because they were stepped before a crash.
+    /// Counts them as stepped.
     pub(super) fn pass(&mut self, rows: usize) -> usize {
         let out = rows.min(self.left_out as usize);
         self.left_out -= out as u32;
@@ -104,10 +105,10 @@ impl Steps {
     }
 }
 
-/// Position in the held pushes of a table, of which the rows are stepped in their order.
+/// Position in the held pushes of a table with rows that are stepped in the order of these pushes.
 #[derive(Debug, Default)]
 pub(super) struct InOrder {
-    /// Index of the operation in a tick, of the push, and of its row.
+    /// Indexes of the operation in a tick, of the push, and of its row.
     op: usize,
     frame: usize,
     row: usize,
@@ -115,7 +116,7 @@ pub(super) struct InOrder {
 }
 
 impl Engine {
-    /// Whether a successor needs any of these pushes.
+    /// Whether any of these pushes is of a table that outlives the process, so that a successor needs it.
     pub(super) fn has_warm(&self, streams: &[Stream]) -> bool {
         let is_warm = |held: &Held| self.is_warm(held.header.table);
         self.journal.is_some()
@@ -128,7 +129,8 @@ impl Engine {
         table.is_some_and(|table| table.spec.durability == Durability::Warm)
     }
 
-    /// Begins to close an iteration, or goes on where the process before this one died.
+    /// Notes in the redo area that the close of an iteration begins. If a crashed process had begun it,
+    /// continues at that position. No effect without a journal.
     pub(super) fn begin_close(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_none() {
             return;
@@ -154,15 +156,15 @@ impl Engine {
         }
     }
 
-    /// Ends an iteration: a successor has none of its pushes any more.
+    /// Notes that an iteration is closed, and frees its pushes that were kept for a successor.
     pub(super) fn end_close(&mut self, job: DomainKey, iteration: u64) {
         self.note_closed(job, iteration);
         self.pending.free_folded(job, iteration);
     }
 
-    /// Keys that the iteration that is closed deletes from a table, in descending order. None where a process before
-    /// this one has stepped rows of it: it had deleted all of them. Deletions that are repeated before the first step
-    /// change nothing.
+    /// Takes the keys that the closing iteration deletes from a table, in descending order. Empty if a
+    /// crashed process has stepped rows of it: it had deleted all of them. Deletions that are repeated
+    /// before the first step change nothing.
     pub(super) fn due_deletions(&mut self, id: u32) -> Vec<u64> {
         let due = self.noted_deletions(id);
         match self.is_warm(id) && self.closing.rows_done(id) > 0 {
@@ -171,9 +173,9 @@ impl Engine {
         }
     }
 
-    /// Steps the rows of a table that outlives its process, in the order in which its pushes name them first, until
-    /// `rows` are used up. True if all are stepped, and for every other table. Cost: that of
-    /// [`Self::step_rows`], and a look into the index for each row of each push.
+    /// Steps the rows of a table that outlives its process until `rows` are used up. The order is that in
+    /// which its pushes name them first. Returns true if all are stepped, and for every other table. Cost:
+    /// that of [`Self::step_rows`], and an index search for each row of each push.
     pub(super) fn step_in_order(
         &mut self,
         ((id, iteration), pushes): ((u32, u64), [&[Held]; 2]),
@@ -230,8 +232,9 @@ impl Engine {
         at.op == tick_order().len()
     }
 
-    /// Takes over the held pushes of a dead applier: makes room for their sums, and queues what its clocks have left
-    /// to do. `applied` has the number of the last counted frame of each session.
+    /// Takes over the held pushes of a dead applier: reserves their sums, and queues the work that its
+    /// clocks have left. `applied` has the number of the last counted frame of each session. Pushes of the
+    /// `lost` worker are dropped.
     ///
     /// # Errors
     /// [`ResumeError`] when they are damaged, or there is no memory for their sums.
@@ -301,7 +304,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes room for the sums of a push, as when it was held.
+    /// Reserves the sums of a held push, as when it arrived.
     fn reserve_again(&mut self, held: &Held) -> Result<(), ResumeError> {
         let header = &held.header;
         let Some(op) = header.flags.op.filter(|_| header.kind != FrameKind::Delete) else {

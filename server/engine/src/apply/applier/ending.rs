@@ -9,7 +9,7 @@ use tidewater_protocol::layout::lines::StateLine;
 use super::Applier;
 use crate::apply::command::Reply;
 
-/// A command that waits for the end of a lane, with its answer.
+/// Command that waits until the device has ended a session's lane, with the channel for its answer.
 pub(super) enum Ending {
     Recover(Reply<Option<StateLine>>),
     Drop(Sender<()>),
@@ -25,8 +25,9 @@ impl std::fmt::Debug for Ending {
 }
 
 impl Applier {
-    /// Handles the recoveries and ends of sessions whose lanes have ended; in the order in which they came,
-    /// for each session. True if there was one. An answer is dropped if its caller has gone.
+    /// Carries out the waiting recoveries and drops of rings with lanes that have ended. Returns whether
+    /// there was one. Commands of one session keep the order of their arrival. An answer is dropped if its
+    /// receiver has gone.
     pub(super) fn end_lanes(&mut self) -> bool {
         let before = self.ending.len();
         let mut n = 0;

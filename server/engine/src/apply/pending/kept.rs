@@ -27,16 +27,19 @@ use crate::store::ResumeError;
 use crate::store::memory::{Block, BlockOwner};
 
 const PAGE: u64 = u64::from_le_bytes(*b"held-pge");
-/// Offset of the bytes in use in a page.
+/// Byte offset in a page of the word with its bytes in use.
 const USED_AT: usize = 56;
 
 impl Pending {
-    /// Bytes before the payload of each frame, and before the first frame of a page.
+    /// Bytes of a header before each frame's payload, and before the first frame of a page: 64 where pages
+    /// outlive the process, otherwise 0.
     pub(super) const fn kept_before(&self) -> usize {
         if self.is_kept { LINE_BYTES } else { 0 }
     }
 
-    /// Names the stream of an empty page, and its number in the stream; no stream for pushes of tasks.
+    /// Writes the header of an empty page: the key of its stream, and the number of the page in it. Without
+    /// a name (pushes of tasks) the page stays in no stream for a successor. No effect where pages end with
+    /// the process.
     pub(super) fn begin_page(&self, page: &Block, name: Option<(&StreamKey, usize)>) {
         if !self.is_kept {
             return;
@@ -59,8 +62,9 @@ impl Pending {
         fence(Ordering::Release);
     }
 
-    /// Writes the header of a frame at `at`, of which the payload is there, and counts the frame: `used` bytes of its
-    /// page are in use.
+    /// Writes the header of a frame at offset `at`, in front of its payload, and then counts the frame:
+    /// `used` bytes of its page are in use. Release fences order the stores, so that a successor finds
+    /// complete frames only.
     pub(super) fn keep_frame(&self, page: &Block, at: usize, used: usize, header: &FrameHeader) {
         self.words(at).store_line(0, &header.to_line());
         fence(Ordering::Release);
@@ -70,7 +74,7 @@ impl Pending {
         fence(Ordering::Release);
     }
 
-    /// Takes a page out of its stream.
+    /// Marks a page as in no stream: its bytes in use become 0. No effect where pages end with the process.
     pub(super) fn void_page(&self, page: &Block) {
         if self.is_kept {
             self.words(page.at).store(USED_AT, 0);
@@ -85,7 +89,8 @@ impl Pending {
         }
     }
 
-    /// Keeps streams that are in the sums of an open iteration.
+    /// Keeps the streams that were added to the sums of an open iteration, for a successor. They leave
+    /// their budgets.
     pub(in crate::apply) fn keep_folded(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -100,7 +105,8 @@ impl Pending {
         self.changed();
     }
 
-    /// The streams that are in the sums of an iteration.
+    /// Returns the streams that were added to the sums of an iteration and are kept for a successor. Empty
+    /// if there are none.
     pub(in crate::apply) fn folded(
         &self,
         DomainKey { namespace, domain }: DomainKey,
@@ -110,7 +116,7 @@ impl Pending {
         found.map_or(&[], Vec::as_slice)
     }
 
-    /// Frees the streams that are in the sums of an iteration.
+    /// Frees the kept streams of an iteration that is closed.
     pub(in crate::apply) fn free_folded(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -121,8 +127,9 @@ impl Pending {
         }
     }
 
-    /// Finds the streams that a dead process held. Drops those that are not `open`, frames of tables that are not
-    /// `known`, and the frame that its ring has not counted: `applied` has the last counted frame of each session.
+    /// Finds the streams that a dead process held, in the pages of the server's memory. Drops streams that
+    /// are not `open`, frames of tables that are not `known`, and frames that their ring has not counted.
+    /// `applied` has the number of the last counted frame of each session.
     ///
     /// # Errors
     /// [`ResumeError`] when a page is damaged.
@@ -173,7 +180,8 @@ impl Pending {
         Ok(())
     }
 
-    /// The frames of all streams of ticks that are not in the sums, in their order.
+    /// Returns the held frames of all streams of ticks that are not in the sums yet, by job, domain,
+    /// iteration and thread, then as pushed.
     pub(in crate::apply) fn all_frames(&self) -> Vec<Held> {
         self.streams
             .values()
@@ -182,19 +190,20 @@ impl Pending {
             .collect()
     }
 
-    /// The domains that these streams are of.
+    /// Returns the clock domains that have held streams, each once.
     pub(in crate::apply) fn domains(&self) -> BTreeSet<DomainKey> {
         let keys = self.streams.keys();
         keys.map(|key| DomainKey::new(key.namespace, key.domain))
             .collect()
     }
 
-    /// Number of the applier.
+    /// Number of the applier that holds these frames.
     pub(in crate::apply) const fn applier(&self) -> u32 {
         self.owner.applier
     }
 
-    /// Stream and number of a page; `None` for one without frames.
+    /// Reads the key of a page's stream, and the number of the page in it. `None` for a page without frames
+    /// or with a damaged header.
     fn name_of(&self, page: &Block) -> Option<(StreamKey, u32)> {
         let line = self.words(page.at).as_read().line(0);
         let used = usize::try_from(line[7]).ok()?;
@@ -217,7 +226,8 @@ impl Pending {
         Some((key, number))
     }
 
-    /// Appends the frames of a page to its stream.
+    /// Appends the frames of a page to its stream. Ends at a frame that its ring has not counted, and takes
+    /// that frame off the page.
     fn read_page(
         &self,
         stream: &mut Stream,

@@ -12,32 +12,33 @@ use super::{Budget, Pending, Stream, StreamKey, cost};
 use crate::apply::Refusal;
 use crate::namespace::NamespaceId;
 
-/// Number of the task of pushes with their mark still to come. No delivery has it.
+/// Number of the task of pushes before the mark of their task has arrived. No delivery has this number.
 pub(in crate::apply) const OPEN_TASK: u64 = u64::MAX;
 
-/// Names the held pushes of one task: those for the ticks of one domain, or those that take effect when the task
-/// is finished.
+/// Key of the held pushes of one task: those for the ticks of one domain, or those that take effect when
+/// the task is finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::apply) struct TaskKey {
     /// Job of the task.
     pub namespace: NamespaceId,
-    /// Thread of the worker that has the task.
+    /// Worker thread that has the task.
     pub thread: WorkerThread,
     /// Number of the delivery, or [`OPEN_TASK`].
     pub task: u64,
-    /// Domain of the ticks; `None`: the pushes wait for no tick.
+    /// Clock domain of the ticks; `None` for pushes that take effect as soon as the task is finished.
     pub domain: Option<DomainId>,
 }
 
 impl TaskKey {
-    /// Whether it is of a thread.
+    /// Whether the key is of this job and worker thread.
     fn is_of(&self, namespace: NamespaceId, thread: WorkerThread) -> bool {
         (self.namespace, self.thread) == (namespace, thread)
     }
 }
 
 impl Pending {
-    /// Holds a push of an open task. The budget is one for all tasks of the applier.
+    /// Holds a push of an open task: copies it out of its ring. All tasks of the applier share one budget
+    /// in bytes.
     ///
     /// # Errors
     /// [`RejectReason::PendingFull`](tidewater_protocol::layout::reject::RejectReason::PendingFull) or `NoMemory`;
@@ -60,7 +61,7 @@ impl Pending {
         result
     }
 
-    /// Whether a thread has pushes of tasks that are not finished.
+    /// Whether a worker thread has held pushes of tasks that are not finished.
     pub(in crate::apply) fn has_task(&self, namespace: NamespaceId, thread: WorkerThread) -> bool {
         let first = TaskKey {
             namespace,
@@ -72,7 +73,7 @@ impl Pending {
         next.is_some_and(|(key, _)| key.is_of(namespace, thread))
     }
 
-    /// Takes out the streams of a thread's task.
+    /// Removes the streams of one task of a thread and returns them. Empty if it has none.
     pub(in crate::apply) fn take_task(
         &mut self,
         namespace: NamespaceId,
@@ -89,7 +90,7 @@ impl Pending {
         self.tasks.extract_if(range, |_, _| true).collect()
     }
 
-    /// Closes the open task of a thread: it is the delivery `task` from here on.
+    /// Closes the open task of a thread: its held pushes belong to delivery `task` from now on.
     pub(in crate::apply) fn close_task(
         &mut self,
         namespace: NamespaceId,
@@ -104,7 +105,7 @@ impl Pending {
         }
     }
 
-    /// Drops the pushes of a thread's task.
+    /// Drops the held pushes of one task of a thread.
     pub(in crate::apply) fn drop_task(
         &mut self,
         namespace: NamespaceId,
@@ -115,7 +116,7 @@ impl Pending {
         self.free(gone.into_iter().map(|(_, stream)| stream).collect());
     }
 
-    /// The tasks of a worker, with their threads.
+    /// Returns threads and task numbers of a worker's tasks with held pushes, one pair for each stream.
     pub(in crate::apply) fn tasks_of(
         &self,
         namespace: NamespaceId,
@@ -126,8 +127,9 @@ impl Pending {
         tasks.map(|key| (key.thread, key.task)).collect()
     }
 
-    /// Makes the pushes of a finished task part of an iteration of its thread, before those of the thread that
-    /// are in no task. They stay if the worker is lost. Needs no memory.
+    /// Moves the held pushes of a finished task into an iteration of their thread, in front of its pushes
+    /// of no task. They take effect even if the worker is lost. `staged` says whether the rank has its
+    /// turn. Needs no memory.
     pub(in crate::apply) fn join_iteration(
         &mut self,
         mut stream: Stream,
@@ -161,7 +163,7 @@ impl Pending {
         self.streams.insert(to, open);
     }
 
-    /// Drops the frames of a stream that are not of finished tasks.
+    /// Drops the frames of a stream that are not of finished tasks, and subtracts their bytes.
     pub(super) fn keep_finished(&mut self, stream: &mut Stream) {
         let gone = stream.frames.drain(stream.kept..);
         let bytes = gone
