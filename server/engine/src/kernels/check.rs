@@ -6,7 +6,8 @@ use super::error::KernelError;
 use super::prepare::Options;
 use super::rules::{FTRL_FACTOR, Hyper};
 
-/// The hyper-parameters of `optimizer` and the options.
+/// Checks and collects the numbers of a table's kernel: hyper-parameters of `optimizer` and gradient
+/// options.
 ///
 /// # Errors
 ///

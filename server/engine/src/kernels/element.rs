@@ -6,39 +6,39 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// One element of a row, an integer or a float.
+/// Element type of rows: an integer or a float, with the arithmetic that kernels need.
 pub(super) trait Element: Copy + PartialOrd {
-    /// Its little-endian bytes, `[u8; size]`.
+    /// Little-endian bytes of one element, `[u8; size]`.
     type Bytes: Copy;
 
-    /// Splits `bytes` into complete elements; a trailing part of one is left out.
+    /// Splits `bytes` into the bytes of complete elements. An incomplete one at the end is left out.
     fn split(bytes: &[u8]) -> &[Self::Bytes];
-    /// As [`Element::split`], to write.
+    /// Splits `bytes` into the bytes of complete elements for writing, as [`Element::split`].
     fn split_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
     fn load(bytes: Self::Bytes) -> Self;
     fn store(self) -> Self::Bytes;
 
-    /// The sum of both; integers wrap.
+    /// Returns the sum of both. Integers wrap.
     fn plus(self, other: Self) -> Self;
-    /// The lesser of both; NaN if one is NaN, `self` of equal ones.
+    /// Returns the lesser of both; NaN if one is NaN, `self` if they are equal.
     fn lesser(self, other: Self) -> Self;
-    /// The greater of both; NaN if one is NaN, `self` of equal ones.
+    /// Returns the greater of both; NaN if one is NaN, `self` if they are equal.
     fn greater(self, other: Self) -> Self;
-    /// `self / by`: see [`super::divide`].
+    /// Divides by an f64 and rounds to the element type, see [`super::divide`].
     fn divided(self, by: f64) -> Self;
-    /// The nearest value (ties to even); integers saturate, NaN becomes 0.
+    /// Rounds to the nearest value of the type (ties to even). Integers saturate, and NaN becomes 0.
     fn nearest(value: f64) -> Self;
-    /// `nearest` for floats, the largest integer not above `value` for integers.
+    /// Rounds down to an integer for integer types; for floats as `nearest`.
     fn floor(value: f64) -> Self;
-    /// The smallest element that is not below `bound`.
+    /// Returns the smallest value of the type that is not below `bound`.
     fn not_below(bound: f64) -> Self;
-    /// The largest element that is below `bound`.
+    /// Returns the largest value of the type that is below `bound`.
     fn below(bound: f64) -> Self;
-    /// Whether it is neither NaN nor infinite. Compiles to a mask and a compare on its bits.
+    /// Whether the element is neither NaN nor infinite. Compiles to a mask and a compare on its bits.
     fn is_finite(self) -> bool;
 }
 
-/// An element that has gradients.
+/// Floating-point element type, for rows that take gradients.
 pub(super) trait Float:
     Element
     + Add<Output = Self>
@@ -50,13 +50,13 @@ pub(super) trait Float:
     const ZERO: Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
-    /// The magnitude of `self` with the sign of `sign`.
+    /// Returns the magnitude of `self` with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
-    /// The value as f64, exact.
+    /// Converts the value to f64, exactly.
     fn widen(self) -> f64;
 }
 
-/// Implements the members that have the same text for every element type.
+/// Implements the members of `Element` that have the same text for every type.
 macro_rules! bytes_of {
     ($t:ty) => {
         type Bytes = [u8; size_of::<$t>()];
@@ -230,7 +230,7 @@ mod integers {
 // loop with comparisons of addresses, or keeps it scalar. Slices are cut to one length first, so
 // that no index needs a check.
 
-/// `w[i] = f(w[i], x[i])`.
+/// Sets `w[i] = f(w[i], x[i])` for all elements; the shorter slice bounds their number.
 #[inline(never)]
 pub(super) fn each<T: Element>(w: &mut [u8], x: &[u8], f: impl Fn(T, T) -> T) {
     let (w, x) = (T::split_mut(w), T::split(x));
@@ -241,7 +241,7 @@ pub(super) fn each<T: Element>(w: &mut [u8], x: &[u8], f: impl Fn(T, T) -> T) {
     }
 }
 
-/// `(w[i], s[i]) = f(w[i], s[i], x[i])`.
+/// Sets `(w[i], s[i]) = f(w[i], s[i], x[i])` for all elements: values and one state slot.
 #[inline(never)]
 pub(super) fn each_with_one<T: Element>(
     w: &mut [u8],
@@ -259,7 +259,7 @@ pub(super) fn each_with_one<T: Element>(
     }
 }
 
-/// `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])`.
+/// Sets `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])` for all elements: values and two state slots.
 #[inline(never)]
 pub(super) fn each_with_two<T: Element>(
     w: &mut [u8],
@@ -285,7 +285,8 @@ pub(super) fn each_with_two<T: Element>(
     }
 }
 
-/// `(w[i], [a[i], b[i], c[i]]) = f(w[i], [a[i], b[i], c[i]], x[i])`.
+/// Sets `(w[i], [a[i], b[i], c[i]]) = f(w[i], [a[i], b[i], c[i]], x[i])` for all elements: values and three
+/// state slots.
 #[inline(never)]
 pub(super) fn each_with_three<T: Element>(
     w: &mut [u8],

@@ -2,11 +2,11 @@
 
 use tidewater_protocol::table::DType;
 
-/// A table asks for arithmetic that is not defined. Detected once, when the table is created.
+/// Error of a table with arithmetic that is not defined. Detected once, when the table is created.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A gradient rule on a table of integers.
+    /// Optimizer on a table of integers: gradients need floats.
     #[error(
         "{rule} needs floating-point elements and the table holds {dtype:?}; make it F32 or F64, \
          or use no optimizer and push sums"
@@ -17,7 +17,7 @@ pub enum KernelError {
         /// Element type of the table.
         dtype: DType,
     },
-    /// A hyper-parameter out of its range, as given or once rounded to the table's type.
+    /// Hyper-parameter out of its range, as given or once rounded to the table's type.
     #[error("{rule}: {name} = {value:e} does not fit {dtype:?}; it must be {range}")]
     HyperParameter {
         /// Name of the optimizer.
@@ -31,7 +31,7 @@ pub enum KernelError {
         /// The allowed range, in words.
         range: &'static str,
     },
-    /// An initial distribution that has no values of the table's type.
+    /// Initial distribution that has no values of the table's type.
     #[error("initial values {kind}({first:e}, {second:e}) do not fit {dtype:?}; {remedy}")]
     Init {
         /// Name of the distribution.
@@ -45,7 +45,7 @@ pub enum KernelError {
         /// What to give instead, in words.
         remedy: &'static str,
     },
-    /// A row of no elements, or of too many.
+    /// Row without elements, or with too many.
     #[error("a row of {dim} elements; give it 1 to {max}")]
     Dim {
         /// Number of elements asked for.

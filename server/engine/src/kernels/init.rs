@@ -16,10 +16,10 @@ use super::error::KernelError;
 use super::math::{cos_sin_of_turn, ln};
 use super::philox::{philox4x32, words};
 
-/// The farthest draw of the normal distribution: `sqrt(-2 ln(2^-53))`, rounded up.
+/// Largest magnitude that the standard normal distribution can return: `sqrt(-2 ln(2^-53))`, rounded up.
 const NORMAL_REACH: f64 = 8.6;
 
-/// Checks that `init` has values of type `dtype`. Called once, when a table is created.
+/// Checks that an initial distribution has values of type `dtype`. Called once, when a table is created.
 ///
 /// Parameters must be finite and so must every possible value; `low < high` with a value of the
 /// type in between; `std` not below 0. On integers, a constant and the bounds of a uniform
@@ -93,8 +93,8 @@ fn check_for<T: Element>(
     }
 }
 
-/// Writes the initial values of row `key` of a table with seed `seed`. A uniform value costs about
-/// 15 ns, a normal one 25 ns.
+/// Writes the initial values of row `key` of a table with seed `seed` into the bytes of `row`. Cost: about
+/// 15 ns for a uniform value, 25 ns for a normal one.
 ///
 /// Total: parameters that [`check`] refuses give some values, and no panic.
 pub fn fill_row(init: &Init, seed: u64, key: u64, dtype: DType, row: &mut [u8]) {
@@ -132,16 +132,17 @@ fn fill<T: Element>(init: &Init, seed: u64, key: u64, row: &mut [u8]) {
     }
 }
 
-/// Distance of two neighbouring fractions, 2^-53.
+/// Distance of two neighbouring results of `fraction`, 2^-53.
 const UNIT: f64 = f64::EPSILON / 2.0;
 
-/// The top 53 bits as a fraction in `[0, 1)`; exact.
+/// Converts the top 53 bits of a random word to a fraction in `[0, 1)`, exactly.
 #[allow(clippy::cast_precision_loss)] // 53 bits fit
 fn fraction(bits: u64) -> f64 {
     (bits >> 11) as f64 * UNIT
 }
 
-/// Fills the row with pairs made of 128 random bits each.
+/// Fills the row of `key` with pairs of elements. `pair` makes each from 128 random bits of the Philox
+/// generator.
 fn draw<T: Element>(seed: u64, key: u64, row: &mut [u8], pair: impl Fn([u64; 2]) -> [T; 2]) {
     let [key_low, key_high] = words(key);
     for (block, columns) in (0u64..).zip(T::split_mut(row).chunks_mut(2)) {

@@ -5,8 +5,8 @@
 
 use std::f64::consts::{FRAC_PI_2, LN_2, SQRT_2};
 
-/// `base^exponent` by squaring, from the exponent's highest bit down:
-/// `b^(2k) = (b^k)^2`, `b^(2k+1) = (b^k)^2 b`. At most 128 multiplications.
+/// Computes `base^exponent` by squaring, from the exponent's highest bit down: `b^(2k) = (b^k)^2`,
+/// `b^(2k+1) = (b^k)^2 b`. At most 128 multiplications.
 pub(super) fn power(base: f64, exponent: u64) -> f64 {
     let mut power = 1.0;
     for bit in (0..u64::BITS - exponent.leading_zeros()).rev() {
@@ -18,7 +18,7 @@ pub(super) fn power(base: f64, exponent: u64) -> f64 {
     power
 }
 
-/// `1/3, 1/5, ... 1/21`: `atanh(s) = s (1 + s^2/3 + s^4/5 + ...)`.
+/// Coefficients `1/3, 1/5, ... 1/21` of the series `atanh(s) = s (1 + s^2/3 + s^4/5 + ...)`.
 const ATANH: [f64; 10] = [
     1.0 / 3.0,
     1.0 / 5.0,
@@ -32,7 +32,7 @@ const ATANH: [f64; 10] = [
     1.0 / 21.0,
 ];
 
-/// Natural logarithm of a normal, positive `x`; within 2 units in the last place.
+/// Computes the natural logarithm of a normal, positive `x`, within 2 units in the last place.
 pub(super) fn ln(x: f64) -> f64 {
     const FRACTION: u64 = (1 << 52) - 1;
     const ONE: u64 = 1023 << 52;
@@ -49,7 +49,7 @@ pub(super) fn ln(x: f64) -> f64 {
     exponent * LN_2 + 2.0 * (s + s * tail)
 }
 
-/// `-1/3!, 1/5!, ... 1/17!`.
+/// Coefficients `-1/3!, 1/5!, ... 1/17!` of the series of the sine.
 const SIN: [f64; 8] = [
     -1.0 / 6.0,
     1.0 / 120.0,
@@ -61,7 +61,7 @@ const SIN: [f64; 8] = [
     1.0 / 355_687_428_096_000.0,
 ];
 
-/// `-1/2!, 1/4!, ... 1/16!`.
+/// Coefficients `-1/2!, 1/4!, ... 1/16!` of the series of the cosine.
 const COS: [f64; 8] = [
     -1.0 / 2.0,
     1.0 / 24.0,
@@ -73,7 +73,7 @@ const COS: [f64; 8] = [
     1.0 / 20_922_789_888_000.0,
 ];
 
-/// `(cos, sin)` of `turn` whole turns, `0 <= turn < 1`; absolute error below 3e-16.
+/// Returns `(cos, sin)` of the angle `turn`, in whole turns, `0 <= turn < 1`. Absolute error below 3e-16.
 pub(super) fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
     // The nearest quarter turn, and the rest in [-1/2, 1/2] quarters: both exact.
     let quarter = (4.0 * turn + 0.5).floor();
@@ -92,7 +92,7 @@ pub(super) fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
     }
 }
 
-/// `c[0] + x (c[1] + x (c[2] + ...))`.
+/// Evaluates the polynomial `c[0] + x (c[1] + x (c[2] + ...))` by Horner's rule.
 fn horner(x: f64, coefficients: &[f64]) -> f64 {
     coefficients.iter().rev().fold(0.0, |sum, c| sum * x + c)
 }

@@ -40,8 +40,9 @@ pub use error::KernelError;
 use prepare::{Adjusted, Plain, Prepare};
 use rules::{Hyper, Step};
 
-/// One table's rule, chosen once when the table is created: monomorphic functions behind plain
-/// function pointers, one indirect call a row and none an element.
+/// Effect of pushes on one row of a table: the update rule of its optimizer, chosen once when the table is
+/// created. Monomorphic functions behind plain function pointers: one indirect call a row and none an
+/// element.
 ///
 /// Buffers need no alignment. The caller ensures their lengths ([`RowKernel::row_bytes`],
 /// [`RowKernel::state_bytes`]). Only complete elements that all buffers hold are touched, and debug
@@ -58,20 +59,20 @@ pub struct RowKernel {
     min: Step,
     max: Step,
     gradient: Step,
-    /// The gradient step that takes a factor of its rate, and the number of the rule that the factor
-    /// multiplies.
+    /// Gradient step that takes a factor of its learning rate, and the index of the hyper-parameter that
+    /// the factor multiplies.
     scaled: Step,
     factor_at: usize,
     adopt: Adopt,
     all_finite: fn(&[u8]) -> bool,
 }
 
-/// Makes the state of a new row agree with its initial values.
+/// Function that makes the optimizer state of a new row agree with its initial values.
 type Adopt = fn(&Hyper, &[u8], &mut [u8]);
 
 impl RowKernel {
-    /// The kernel of a table with rows of `dim` elements. It lasts as long as the table; making one
-    /// costs some comparisons.
+    /// Creates the kernel of a table with rows of `dim` elements, without gradient options. It is valid as
+    /// long as the table. Cost: some comparisons.
     ///
     /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `beta1`, `beta2`) in `[0,
     /// 1)`. FTRL's `beta`, `l1` and `l2` must not be below 0, and where `l2` is 0, `beta` must be
@@ -86,7 +87,7 @@ impl RowKernel {
         Self::with_options(optimizer, &GradientOptions::default(), dtype, dim)
     }
 
-    /// The kernel of a table with this definition, for rows or ranges of `dim` elements.
+    /// Creates the kernel of a table from its definition, for rows or ranges of `dim` elements.
     ///
     /// # Errors
     ///
@@ -95,9 +96,9 @@ impl RowKernel {
         Self::with_options(&spec.optimizer, &spec.gradient, spec.dtype, dim)
     }
 
-    /// [`RowKernel::new`] with options of gradients. Bounds must be above 0, the weight decay and
-    /// the first accumulator not below 0. A table without options runs the rules that
-    /// [`RowKernel::new`] chooses.
+    /// Creates a kernel as [`RowKernel::new`], with gradient options. Clipping bounds must be above 0; the
+    /// weight decay and the first accumulator must not be below 0. Without options the update rules are
+    /// those of [`RowKernel::new`].
     ///
     /// # Errors
     ///
@@ -194,15 +195,16 @@ impl RowKernel {
         }
     }
 
-    /// The kernel of the same table for rows or ranges of `dim` elements of its `optimizer`.
+    /// Returns the kernel of the same table for rows or ranges of `dim` elements. `optimizer` is that of
+    /// the table.
     pub(crate) const fn of_length(mut self, optimizer: &Optimizer, dim: usize) -> Self {
         self.row_bytes = dim * self.dtype.size();
         self.state_bytes = optimizer.state_bytes(dim, self.dtype);
         self
     }
 
-    /// The kernel with the learning rate of gradients multiplied by `factor`, which is finite and not
-    /// below 0. Factor 1 has the same bits. Everything else, state included, is as without a factor.
+    /// Returns the kernel with the learning rate of gradients multiplied by `factor`, which is finite and
+    /// not below 0. Factor 1 gives the same bits. Everything else, state included, is as without a factor.
     ///
     /// The rate is `lr`; of AdamW also that of its decay. FTRL has a rate for each element, `1 / ((beta +
     /// sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g` to `z`, and `g^2` to `n`.
@@ -215,24 +217,24 @@ impl RowKernel {
         self
     }
 
-    /// Size of a row's payload in bytes.
+    /// Size of a row's values in bytes.
     pub const fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Size of a row's optimizer state in bytes, [`Optimizer::state_bytes`]: each slot as long as
-    /// the row, one after the other; with Adam, padding to 8 bytes and the step count as a `u64`.
+    /// Size of a row's optimizer state in bytes, [`Optimizer::state_bytes`]: the slots one after the other,
+    /// each as long as the row. With Adam, padding to 8 bytes and the step count as a `u64` follow.
     pub const fn state_bytes(&self) -> usize {
         self.state_bytes
     }
 
-    /// Whether `op` has an effect on this table: a table without an optimizer has no gradients. A
-    /// frame that is refused for this must be refused before any row is applied.
+    /// Whether the table takes pushes of `op`: a table without an optimizer has no gradients. A frame that
+    /// is refused for this must be refused before any row is applied.
     pub const fn accepts(&self, op: PushOp) -> bool {
         self.has_gradient || !matches!(op, PushOp::Gradient)
     }
 
-    /// Applies `values` to the row in `payload` and to its `state`.
+    /// Applies the `values` of one push to the row in `payload` and to its optimizer `state`.
     #[inline]
     pub fn apply(&self, op: PushOp, payload: &mut [u8], state: &mut [u8], values: &[u8]) {
         debug_assert_eq!(payload.len(), self.row_bytes, "payload of another length");
@@ -248,22 +250,22 @@ impl RowKernel {
         step(&self.hyper, payload, state, values);
     }
 
-    /// Writes the state of a new row **with all elements zero**: all zero, for every rule of a table
-    /// without a first accumulator. [`RowKernel::init_row`] makes a row with other initial values;
+    /// Writes the optimizer state of a new row **with all elements zero**: zeroes, for every rule of a
+    /// table without a first accumulator. [`RowKernel::init_row`] is for rows with other initial values;
     /// with this state, FTRL's first gradient would start from zero and forget them.
     pub fn init_state(&self, state: &mut [u8]) {
         state.fill(0);
     }
 
-    /// Makes the new row `key`: its payload from `init` and `seed`, and the state that belongs to
-    /// that payload.
+    /// Writes the new row `key`: its values from `init` and `seed` into `payload`, and the optimizer state
+    /// that belongs to them into `state`.
     pub fn init_row(&self, init: &Init, seed: u64, key: u64, payload: &mut [u8], state: &mut [u8]) {
         init::fill_row(init, seed, key, self.dtype, payload);
         self.init_state(state);
         (self.adopt)(&self.hyper, payload, state);
     }
 
-    /// Whether `values` hold neither NaN nor infinity; true for integers. Reads all of them.
+    /// Whether `values` hold neither NaN nor infinity; always true for integers. Reads all of them.
     #[inline]
     pub fn all_finite(&self, values: &[u8]) -> bool {
         (self.all_finite)(values)
@@ -277,7 +279,7 @@ fn all_finite<T: Element>(values: &[u8]) -> bool {
         .fold(true, |finite, x| finite & T::load(*x).is_finite())
 }
 
-/// `acc += values`, element by element; integers wrap. Lengths should be equal: elements that one
+/// Adds `values` to `acc`, element by element. Integers wrap. Lengths should be equal: elements that one
 /// side lacks are left out.
 pub fn accumulate(dtype: DType, acc: &mut [u8], values: &[u8]) {
     debug_assert_eq!(acc.len(), values.len(), "rows of different lengths");
@@ -289,8 +291,8 @@ pub fn accumulate(dtype: DType, acc: &mut [u8], values: &[u8]) {
     }
 }
 
-/// `values *= by`, element by element; `by` is rounded to the element's type. Integers, which have no
-/// weights, are left as they are.
+/// Multiplies `values` by `by`, element by element; `by` is rounded to the element type first. Integers
+/// stay as they are: pushes of integers have no weights.
 pub fn scale(dtype: DType, values: &mut [u8], by: f64) {
     fn row<T: Float>(values: &mut [u8], by: f64) {
         let by = T::nearest(by);
@@ -305,8 +307,8 @@ pub fn scale(dtype: DType, values: &mut [u8], by: f64) {
     }
 }
 
-/// Whether `values` hold neither NaN nor infinity once they are multiplied by `by` ([`scale`]); true for
-/// integers. Reads all of them.
+/// Whether `values` hold neither NaN nor infinity after a multiplication by `by`, as in [`scale`]; always
+/// true for integers. Reads all of them and changes none.
 pub fn all_finite_scaled(dtype: DType, values: &[u8], by: f64) -> bool {
     fn row<T: Float>(values: &[u8], by: f64) -> bool {
         let by = T::nearest(by);
@@ -321,8 +323,8 @@ pub fn all_finite_scaled(dtype: DType, values: &[u8], by: f64) -> bool {
     }
 }
 
-/// `acc /= by`, element by element: the mean of `by` rows from their sum, or of rows with weights that
-/// are `by` together.
+/// Divides `acc` by `by`, element by element: the mean from a sum of `by` rows, or of rows with weights
+/// that add up to `by`.
 ///
 /// Floats take one IEEE 754 division, the correctly rounded mean of the sum; a product with the rounded
 /// 1/n differs from it in the last bit for some sums, from n = 3 on. Integers are divided in f64 and

@@ -9,7 +9,8 @@ const MULTIPLIER: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
-/// The 128 random bits of `counter` under `key`, words in the reference implementation's order.
+/// Returns the 128 random bits of block `counter` under `key`, with words in the reference implementation's
+/// order.
 #[inline]
 pub(super) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
@@ -30,7 +31,7 @@ fn product(a: u32, b: u32) -> (u32, u32) {
     words(u64::from(a) * u64::from(b)).into()
 }
 
-/// Splits `x` into low and high word.
+/// Splits a 64-bit word into its low and high half, in this order.
 #[allow(clippy::cast_possible_truncation)] // the halves are what is wanted
 pub(super) const fn words(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]

@@ -7,7 +7,7 @@ use tidewater_protocol::table::GradientOptions;
 
 use super::element::Float;
 
-/// The options as kernels take them: a bound that is not set is infinite.
+/// Gradient options of a table as kernels take them. A clipping bound that is not set is infinite.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Options {
     clip_value: f64,
@@ -27,15 +27,16 @@ impl Options {
     }
 }
 
-/// The gradient that a rule takes, for one row.
+/// Adjustment of a row's pushed gradient before the update rule takes it: clipping and L2 penalty.
 pub(super) trait Prepare<T: Float> {
-    /// Reads the row's pushed gradient, as far as an element's value depends on all of them.
+    /// Prepares the adjustment for one row. Reads the row's complete gradient if an option depends on its
+    /// norm.
     fn new(options: &Options, gradient: &[u8]) -> Self;
-    /// The gradient of a parameter `w` from the pushed `g`.
+    /// Returns the adjusted gradient of parameter `w` from the pushed gradient `g`.
     fn of(&self, w: T, g: T) -> T;
 }
 
-/// Gradients as they are pushed.
+/// Adjustment that leaves gradients as they are pushed.
 pub(super) struct Plain;
 
 impl<T: Float> Prepare<T> for Plain {
@@ -49,7 +50,7 @@ impl<T: Float> Prepare<T> for Plain {
     }
 }
 
-/// Gradients of a table with options.
+/// Adjustment of a table with gradient options: clipping by value, clipping by norm, L2 penalty.
 pub(super) struct Adjusted<T> {
     bound: Option<T>,
     scale: Option<T>,
@@ -68,7 +69,8 @@ impl<T: Float> Adjusted<T> {
 }
 
 impl<T: Float> Prepare<T> for Adjusted<T> {
-    /// The norm is summed in f64, in the order of the columns. The scale is rounded to `T` once.
+    /// Prepares the adjustment of one row. The norm is summed in f64, in the order of the columns. The
+    /// scale is rounded to `T` once.
     fn new(options: &Options, gradient: &[u8]) -> Self {
         let bound = options.clip_value.is_finite();
         let bound = bound.then(|| T::nearest(options.clip_value));

@@ -14,29 +14,30 @@ use super::element::{Element, Float, each, each_with_one, each_with_three, each_
 use super::math::power;
 use super::prepare::{Options, Prepare};
 
-/// A table's numbers, as given.
+/// Hyper-parameters and gradient options of a table, in f64 as given.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hyper {
-    /// The rule's hyper-parameters in the order of its fields in `Optimizer`, unused ones 0.
+    /// Hyper-parameters of the optimizer in the order of its fields in `Optimizer`; unused ones are 0.
     pub(super) rule: [f64; PARAMETERS_MAX],
-    /// The options of gradients, and the first accumulator.
+    /// Gradient options of the table, and the first accumulator.
     pub(super) options: Options,
 }
 
-/// `payload`, `state` and `values` of one row, as [`super::RowKernel::apply`] gets them.
+/// Function that applies a push to one row: `payload`, `state` and `values` as in
+/// [`super::RowKernel::apply`].
 pub(super) type Step = fn(&Hyper, &mut [u8], &mut [u8], &[u8]);
 
-/// `w += x`, state untouched.
+/// Sum push: `w += x`. The optimizer state is untouched.
 pub(super) fn sum<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     each(row, values, T::plus);
 }
 
-/// `w = x`, state untouched.
+/// Assign push: `w = x`. The optimizer state is untouched.
 pub(super) fn assign<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     each(row, values, |_: T, x| x);
 }
 
-/// `w = min(w, x)`, state untouched.
+/// Min push: `w = min(w, x)`. The optimizer state is untouched.
 pub(super) fn min<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     match on(Mutant::MinIsMax) {
         true => each(row, values, T::greater),
@@ -44,15 +45,15 @@ pub(super) fn min<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &
     }
 }
 
-/// `w = max(w, x)`, state untouched.
+/// Max push: `w = max(w, x)`. The optimizer state is untouched.
 pub(super) fn max<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     each(row, values, T::greater);
 }
 
-/// The gradient of a table without gradients: no change.
+/// Gradient push of a table without an optimizer: changes nothing.
 pub(super) fn ignore(_: &Hyper, _: &mut [u8], _: &mut [u8], _: &[u8]) {}
 
-/// `w -= lr g`.
+/// Gradient step of SGD: `w -= lr g`.
 pub(super) fn sgd<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -64,7 +65,7 @@ pub(super) fn sgd<T: Float, P: Prepare<T>>(
     each(row, gradient, |w: T, g| w - lr * ready.of(w, g));
 }
 
-/// `v = mu v + g; w -= lr v`.
+/// Gradient step of momentum: `v = mu v + g; w -= lr v`.
 pub(super) fn momentum<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -79,7 +80,7 @@ pub(super) fn momentum<T: Float, P: Prepare<T>>(
     });
 }
 
-/// `v = mu v + g; w -= lr (g + mu v)`.
+/// Gradient step of Nesterov momentum: `v = mu v + g; w -= lr (g + mu v)`.
 pub(super) fn nesterov<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -95,7 +96,7 @@ pub(super) fn nesterov<T: Float, P: Prepare<T>>(
     });
 }
 
-/// `n += g^2; w -= (lr g) / (sqrt(n) + eps)`.
+/// Gradient step of `AdaGrad`: `n += g^2; w -= (lr g) / (sqrt(n) + eps)`.
 pub(super) fn adagrad<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -111,7 +112,8 @@ pub(super) fn adagrad<T: Float, P: Prepare<T>>(
     });
 }
 
-/// `n += mean of g^2; w -= (lr g) / (sqrt(n) + eps)`, with one `n` a row.
+/// Gradient step of row-wise `AdaGrad`: `n += mean of g^2; w -= (lr g) / (sqrt(n) + eps)`, with one `n` a
+/// row.
 ///
 /// The mean is summed in f64, in the order of the columns, and rounded to `T` once.
 pub(super) fn row_adagrad<T: Float, P: Prepare<T>>(
@@ -137,7 +139,7 @@ pub(super) fn row_adagrad<T: Float, P: Prepare<T>>(
     each(row, gradient, |w: T, g| w - (lr * ready.of(w, g)) / below);
 }
 
-/// `v = decay v + (1 - decay) g^2; w -= (lr g) / (sqrt(v) + eps)`.
+/// Gradient step of `RMSProp`: `v = decay v + (1 - decay) g^2; w -= (lr g) / (sqrt(v) + eps)`.
 pub(super) fn rmsprop<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -154,7 +156,7 @@ pub(super) fn rmsprop<T: Float, P: Prepare<T>>(
     });
 }
 
-/// The numbers of a step of Adam.
+/// Numbers of one step of Adam on a row, the same for all of its elements.
 ///
 /// The bias corrections are those of the row's step t, computed in f64 and rounded to `T` once a
 /// row: `rate = lr / (1 - b1^t)` and `spread = sqrt(1 / (1 - b2^t))`.
@@ -169,7 +171,8 @@ struct AdamStep<T> {
 }
 
 impl<T: Float> AdamStep<T> {
-    /// Counts a step in the last word of `state`. Returns its numbers and the slots before the word.
+    /// Counts a step in the last word of `state`. Returns the step's numbers and the slots in front of the
+    /// word. `None` if the state has less than 8 bytes.
     #[inline(always)]
     fn next<'a>(hyper: &Hyper, state: &'a mut [u8]) -> Option<(Self, &'a mut [u8])> {
         let [lr, beta1, beta2, eps, _] = hyper.rule;
@@ -188,22 +191,22 @@ impl<T: Float> AdamStep<T> {
         Some((step, slots))
     }
 
-    /// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`.
+    /// Returns the new moments: `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`.
     #[inline(always)]
     fn moments(&self, m: T, v: T, g: T) -> [T; 2] {
         let m = self.beta1 * m + self.fresh1 * g;
         [m, self.beta2 * v + self.fresh2 * (g * g)]
     }
 
-    /// `(rate m) / (sqrt(v) spread + eps)`.
+    /// Returns the change of a parameter: `(rate m) / (sqrt(v) spread + eps)`.
     #[inline(always)]
     fn change(&self, m: T, v: T) -> T {
         (self.rate * m) / (v.sqrt() * self.spread + self.eps)
     }
 }
 
-/// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= (rate m) / (sqrt(v) spread + eps)`, see
-/// [`AdamStep`].
+/// Gradient step of Adam: `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= (rate m) / (sqrt(v) spread
+/// + eps)`, see [`AdamStep`].
 pub(super) fn adam<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -221,7 +224,8 @@ pub(super) fn adam<T: Float, P: Prepare<T>>(
     });
 }
 
-/// [`adam`] after `w = keep w` with `keep = 1 - lr weight_decay`, computed in f64.
+/// Gradient step of `AdamW`: [`adam`] after `w = keep w` with `keep = 1 - lr weight_decay`, computed in
+/// f64.
 pub(super) fn adamw<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -241,7 +245,8 @@ pub(super) fn adamw<T: Float, P: Prepare<T>>(
     });
 }
 
-/// [`adam`] with `s = max(s, v)` under the root: one pass, and `v` itself is not replaced.
+/// Gradient step of `AMSGrad`: [`adam`] with `s = max(s, v)` under the root. One pass, and `v` itself is
+/// not replaced.
 pub(super) fn amsgrad<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -262,10 +267,10 @@ pub(super) fn amsgrad<T: Float, P: Prepare<T>>(
     });
 }
 
-/// Place of the factor among FTRL's numbers, after its own.
+/// Index of the rate factor among FTRL's numbers, after its hyper-parameters.
 pub(super) const FTRL_FACTOR: usize = 4;
 
-/// FTRL-proximal (`McMahan` et al., KDD 2013):
+/// Gradient step of FTRL-proximal (`McMahan` et al., KDD 2013):
 /// `sigma = (sqrt(n + g^2) - sqrt(n)) / alpha; n += g^2; z += g - sigma w`; then
 /// `w = 0` if `|z| <= l1`, else `-(z - sign(z) l1) / ((beta + sqrt(n)) / alpha + l2)`.
 pub(super) fn ftrl<T: Float, P: Prepare<T>>(
@@ -277,8 +282,9 @@ pub(super) fn ftrl<T: Float, P: Prepare<T>>(
     ftrl_step::<T, P>(hyper, row, state, gradient, |_, g| g);
 }
 
-/// [`ftrl`] with `z += factor g - sigma w`. Without `l1` that is `w -= factor g / ((beta + sqrt(n)) / alpha
-/// + l2)` at the new `n`, but for what `l2` shrinks.
+/// Gradient step of FTRL with a factor of the learning rate: [`ftrl`] with `z += factor g - sigma w`.
+/// Without `l1` that is `w -= factor g / ((beta + sqrt(n)) / alpha + l2)` at the new `n`, but for what `l2`
+/// shrinks.
 pub(super) fn ftrl_scaled<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -311,12 +317,12 @@ fn ftrl_step<T: Float, P: Prepare<T>>(
     });
 }
 
-/// [`sum`] on a table of FTRL.
+/// Sum push on a table of FTRL: [`sum`], and `z` follows `w`.
 pub(super) fn ftrl_sum<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::plus);
 }
 
-/// [`assign`] on a table of FTRL.
+/// Assign push on a table of FTRL: [`assign`], and `z` follows `w`.
 pub(super) fn ftrl_assign<T: Float>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -326,17 +332,17 @@ pub(super) fn ftrl_assign<T: Float>(
     ftrl_write(hyper, row, state, values, |_: T, x| x);
 }
 
-/// [`min`] on a table of FTRL.
+/// Min push on a table of FTRL: [`min`], and `z` follows `w`.
 pub(super) fn ftrl_min<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::lesser);
 }
 
-/// [`max`] on a table of FTRL.
+/// Max push on a table of FTRL: [`max`], and `z` follows `w`.
 pub(super) fn ftrl_max<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::greater);
 }
 
-/// `w = f(w, x)`, and `z` follows where `w` changed.
+/// Writes `w = f(w, x)` on a table of FTRL; `z` follows where `w` changed.
 ///
 /// Otherwise the next gradient would compute `w` from a `z` without the write, and undo it. `n`
 /// stays: it is about gradients.
@@ -357,15 +363,15 @@ fn ftrl_write<T: Float>(
     });
 }
 
-/// Gives a new row its `z`, so that its first gradient starts from its initial `w`.
+/// Sets the `z` of a new row of FTRL, so that its first gradient starts from its initial `w`.
 pub(super) fn ftrl_adopt<T: Float>(hyper: &Hyper, row: &[u8], state: &mut [u8]) {
     let hyper = rounded::<T>(hyper);
     let (z, n) = halves(state, row.len());
     each_with_one(z, n, row, |_, n, w: T| (ftrl_implied(hyper, w, n), n));
 }
 
-/// The `z` for which the rule gives `w`, up to rounding: `-(w ((beta + sqrt(n)) / alpha + l2) +
-/// sign(w) l1)`, and 0 of all those that give `w = 0`.
+/// Returns the `z` for which FTRL gives `w`, up to rounding: `-(w ((beta + sqrt(n)) / alpha + l2) + sign(w)
+/// l1)`. 0 is chosen of all those that give `w = 0`.
 #[inline(always)]
 fn ftrl_implied<T: Float>([alpha, beta, l1, l2, _]: [T; PARAMETERS_MAX], w: T, n: T) -> T {
     let z = -(w * ((beta + n.sqrt()) / alpha + l2) + l1.copysign(w));
@@ -385,12 +391,13 @@ fn rounded<T: Element>(hyper: &Hyper) -> [T; PARAMETERS_MAX] {
     ]
 }
 
-/// Splits the state into a slot of `row_bytes` and the rest; empty when there is not room for it.
+/// Splits optimizer state into a slot of `row_bytes` bytes and the rest. Both are empty if the state is
+/// shorter.
 fn halves(state: &mut [u8], row_bytes: usize) -> (&mut [u8], &mut [u8]) {
     state.split_at_mut_checked(row_bytes).unwrap_or_default()
 }
 
-/// Starts the accumulators of a new row of the `AdaGrad` family at the table's first value.
+/// Sets the accumulators of a new row of the `AdaGrad` family to the table's first accumulator.
 pub(super) fn accumulator_adopt<T: Float>(hyper: &Hyper, _: &[u8], state: &mut [u8]) {
     T::split_mut(state).fill(T::nearest(hyper.options.initial_accumulator).store());
 }
