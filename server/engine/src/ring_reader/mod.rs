@@ -29,11 +29,11 @@ use crate::store::{ResumeError, StoreError};
 pub use record::RingRecord;
 use record::{KeptRing, rings_of};
 
-/// Why a session is ended: its ring is out of step, or another process writes it.
+/// Reason why a session is ended: its ring is out of step, or another process writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The tail went back, too far, or is not a multiple of the line.
+    /// The tail went back, moved too far, or is not a multiple of 64 bytes.
     #[error("tail {tail} is impossible: {consumed} bytes consumed, ring of {ring}")]
     Tail {
         /// Tail that was read.
@@ -43,7 +43,7 @@ pub enum RingError {
         /// Size of the ring in bytes.
         ring: u64,
     },
-    /// The bytes are not a frame.
+    /// The bytes at the read position are not a valid frame.
     #[error("at byte {at}: {why}")]
     Frame {
         /// Position in the ring's stream, in bytes.
@@ -51,7 +51,7 @@ pub enum RingError {
         /// The check that failed.
         why: FrameError,
     },
-    /// A frame of another session.
+    /// The frame carries the nonce of another session.
     #[error("frame at byte {at} carries session {session:#x}")]
     Session {
         /// Position in the ring's stream, in bytes.
@@ -59,15 +59,15 @@ pub enum RingError {
         /// Session in the frame's header.
         session: u64,
     },
-    /// A frame longer than allowed, than the tail, or across the wrap point.
+    /// The frame is longer than allowed, than the tail, or crosses the wrap point.
     #[error("frame at byte {at} of {len} bytes does not fit")]
     Length {
         /// Position in the ring's stream, in bytes.
         at: u64,
-        /// Length in the header, with the header's own.
+        /// Length of the frame in bytes, its header included.
         len: u64,
     },
-    /// A frame below an accepted tail has not arrived.
+    /// A frame below an accepted tail has not arrived in time.
     #[error(
         "the frame at byte {at} has not come {late:?} after its tail: its client writes none, or its \
          device has lost it",
@@ -77,7 +77,7 @@ pub enum RingError {
         /// Position in the ring's stream, in bytes.
         at: u64,
     },
-    /// A gap in the sequence.
+    /// Frames are missing in the sequence.
     #[error("frame {seq} where {expected} is due")]
     Sequence {
         /// Sequence number in the frame.
@@ -87,43 +87,43 @@ pub enum RingError {
     },
 }
 
-/// What [`Ring::next`] found in the ring.
+/// Result of [`Ring::next`]: what the ring has at its read position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// No frame, or none that is complete yet.
+    /// No frame, or one that is not complete yet.
     Empty,
-    /// Padding, or a frame that was applied before: it was stepped over. Reported one by one, so
-    /// that a client that writes nothing else cannot keep its applier from the other rings.
+    /// Padding, or a frame that was applied before, was skipped. Reported one by one, so that a client that
+    /// writes nothing else cannot keep its applier from the other rings.
     Skipped,
-    /// A frame: its payload is in the buffer.
+    /// A complete frame; its payload is in the buffer.
     Frame(FrameHeader),
 }
 
-/// One ring and its state. Used by its applier only.
+/// Server end of one session's push ring, with its lane and progress. Used by its applier only.
 pub struct Ring {
     /// Nonce of the session.
     pub session: SessionId,
-    /// Worker and job of the frames.
+    /// Worker thread and job that push into the ring.
     pub sender: FrameSender,
-    /// The server's end of the lane; `None` while it is broken.
+    /// Server end of the lane to the client; `None` while the lane is broken.
     pub port: Option<Box<dyn ServerLane>>,
-    /// A lane that is being ended: its device may still place bytes in the inbox.
+    /// Lane that is being ended: its device may still place bytes in the inbox.
     ending: Option<Box<dyn ServerLane>>,
-    /// Set while the next frame waits for the turn of its rank: the engine's count of changes when
-    /// the frame was polled.
+    /// Set while the next frame waits for the turn of its rank: the value of `Engine::changes` when the
+    /// frame was polled.
     pub waiting: Option<u64>,
     inbox: Inbox,
     consumed: u64,
-    /// Set while a tail is there without its frame: the deadline for the frame.
+    /// Deadline for the frame below an accepted tail; set while the frame has not arrived.
     late: Option<Deadline>,
-    /// Frames that were not there when their tail was.
+    /// Number of frames that had not arrived when their tail had.
     late_frames: u64,
     state: StateLine,
     published: StateLine,
     rejects: VecDeque<Reject>,
     check_frames: bool,
     status: StatusLine,
-    /// Where the memory outlives the process.
+    /// Copy of the ring's state for a successor, where the memory outlives the process.
     kept: Option<KeptRing>,
 }
 
@@ -137,19 +137,19 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// The owner of a ring.
+/// Session of a ring, its sender, and the kind of its checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOwner {
     /// Nonce of the session.
     pub session: SessionId,
-    /// Worker and job of the frames.
+    /// Worker thread and job that push into the ring.
     pub sender: FrameSender,
     /// Whether frames carry a checksum: where the transport does not place bytes in order.
     pub check_frames: bool,
 }
 
 impl Ring {
-    /// A new ring at sequence 0, with its status record in public memory.
+    /// Creates a ring at sequence number 0, with its status record in public memory.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -170,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// A ring at the position of `state`.
+    /// Creates a ring at the position of `state`, without a lane.
     fn at(
         owner: RingOwner,
         inbox: Inbox,
@@ -198,8 +198,8 @@ impl Ring {
         }
     }
 
-    /// Notes that the ring belongs to an applier: where the memory outlives the process, its successor has the
-    /// ring too.
+    /// Writes to the ring's record that it belongs to this applier. Where the memory outlives the process,
+    /// the applier's successor takes over the ring.
     pub(crate) fn begin(&self, applier: u32) {
         if let Some(kept) = &self.kept {
             kept.begin(RingRecord {
@@ -213,8 +213,9 @@ impl Ring {
         }
     }
 
-    /// The rings of a dead applier, without lanes, each with the number of rows of its next frame that are
-    /// applied. `push` is the push that the applier began last. `inbox` makes the memory of a ring.
+    /// Resumes the rings of a dead applier, without lanes. Each comes with the number of rows of its next
+    /// frame that are applied already. `push` is the push that the applier began last. `inbox` creates the
+    /// inbox of a ring from its record.
     ///
     /// # Errors
     /// [`ResumeError`].
@@ -261,38 +262,40 @@ impl Ring {
         }
     }
 
-    /// Lets the lane do what the client requested; `None` while the lane is broken.
+    /// Polls the lane: carries out what the client requested. Returns whether anything moved; `None` while
+    /// the lane is broken.
     pub fn poll(&mut self, exports: &mut RegionTableView) -> Option<Result<bool, LaneError>> {
         self.port
             .as_mut()
             .map(|port| port.poll(exports, &self.inbox))
     }
 
-    /// The status that the client has or will get.
+    /// Returns the status that the client has or will get: sequence numbers, read position, number of
+    /// refused frames.
     pub const fn state(&self) -> StateLine {
         self.state
     }
 
-    /// Location of the public copy of the status record, for the client.
+    /// Returns region key and address of the public status record, which the client reads.
     pub const fn status(&self) -> Remote {
         self.status.remote()
     }
 
-    /// Whether frames carry a checksum.
+    /// Whether frames of this ring carry a checksum.
     pub const fn check_frames(&self) -> bool {
         self.check_frames
     }
 
-    /// The memory that the client writes.
+    /// Returns the inbox: the memory that the client writes frames to.
     pub const fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// Takes the next frame out of the ring: header checked, payload copied into `payload`. The
-    /// frame is not done before [`Ring::done`] or [`Ring::reject`].
+    /// Reads the next frame of the ring: checks its header and copies its payload into `payload`. The ring
+    /// does not advance over the frame before [`Ring::done`] or [`Ring::reject`].
     ///
     /// # Errors
-    /// [`RingError`]: end the session.
+    /// `RingError`: the caller must end the session.
     pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Next, RingError> {
         // A torn tail has no meaning and will be complete soon.
         let Some(tail) = self.inbox.tail() else {
@@ -344,9 +347,9 @@ impl Ring {
         Ok(Next::Frame(header))
     }
 
-    /// A tail is there and its frame is not: poll again, but not for ever. The tail was written
-    /// after the frame, on a connection that keeps order, so that only the way from the device to
-    /// memory is left. Cost: a reading of the clock.
+    /// Handles a tail with a frame that has not arrived: returns `Next::Empty`, or an error once the frame
+    /// is late by `FRAME_LATE_MAX`. The tail was written after the frame, on a connection that keeps order,
+    /// so that only the way from the device to memory is left. Cost: a reading of the clock.
     fn not_yet(&mut self) -> Result<Next, RingError> {
         let at = self.consumed;
         self.late_frames += u64::from(self.late.is_none());
@@ -357,13 +360,14 @@ impl Ring {
         }
     }
 
-    /// Number of frames that were not there when their tail was: the tail overtook them on the way from the
-    /// device to memory.
+    /// Number of frames that had not arrived when their tail had: the tail overtook them between the device
+    /// and memory.
     pub const fn late_frames(&self) -> u64 {
         self.late_frames
     }
 
-    /// Bytes of the frame in the ring; `None` while it cannot be complete yet.
+    /// Returns the bytes that a frame takes in the ring, header included; `None` while it cannot be
+    /// complete yet.
     fn frame_len(&self, header: &FrameHeader, tail: u64) -> Result<Option<u64>, RingError> {
         let at = self.consumed;
         let ring = self.inbox.ring();
@@ -407,7 +411,8 @@ impl Ring {
         self.state.head_bytes = self.consumed;
     }
 
-    /// Notes that the frame has taken effect (or is held back for a tick).
+    /// Advances the ring over a frame that has taken effect, or is held until a tick, and counts it as
+    /// applied.
     pub fn done(&mut self, header: &FrameHeader) {
         self.state.applied_seq = header.seq;
         self.state.durable_seq = header.seq;
@@ -417,7 +422,7 @@ impl Ring {
         }
     }
 
-    /// Counts a frame for a successor although it is not applied yet: a mutant.
+    /// Counts a frame for a successor before it is applied: for a mutant only.
     pub(crate) fn count_early(&self, header: &FrameHeader) {
         if let Some(kept) = &self.kept {
             kept.count(&StateLine {
@@ -428,8 +433,8 @@ impl Ring {
         }
     }
 
-    /// Refuses the frame: its ticket fails, nothing else does. The reject record is written before
-    /// the status record that counts it.
+    /// Refuses the frame and advances the ring over it: the frame's ticket fails, nothing else does. The
+    /// reject record is written before the status record that counts it.
     ///
     /// # Errors
     /// [`LaneError`] from the lane.
@@ -450,8 +455,8 @@ impl Ring {
         self.post(mailbox_reject_at(reject.seq), &line)
     }
 
-    /// Forgets rejects that the client has seen: it built no frame before the one that used its
-    /// record last was applied. Two that are kept never share a record.
+    /// Drops the rejects of frames that are `FRAMES_IN_FLIGHT_MAX` or more behind the last applied one: the
+    /// client has seen these. Two rejects that are kept never share a record.
     fn forget_rejects(&mut self) {
         let applied = self.state.applied_seq;
         let old = |r: &Reject| r.seq.saturating_add(FRAMES_IN_FLIGHT_MAX) <= applied;
@@ -460,8 +465,8 @@ impl Ring {
         }
     }
 
-    /// Writes into the client's mailbox; nothing while the lane is broken (what matters is sent
-    /// again after the recovery).
+    /// Writes `bytes` at byte `at` of the client's mailbox. No effect while the lane is broken: what
+    /// matters is sent again after the recovery.
     ///
     /// # Errors
     /// [`LaneError`] from the lane.
@@ -472,8 +477,9 @@ impl Ring {
         }
     }
 
-    /// Writes the ring's state to its public copy and to the client's mailbox, and returns whether it
-    /// had changed. The client reads the public copy when its mailbox shows no progress.
+    /// Publishes the ring's state: in the status record in public memory and in the client's mailbox.
+    /// Returns false, and writes nothing, if it has not changed. The client reads the public record when
+    /// its mailbox shows no progress.
     ///
     /// # Errors
     /// [`LaneError`] from the lane.
@@ -488,21 +494,23 @@ impl Ring {
         Ok(true)
     }
 
-    /// Recovery, first half (the lane is destroyed, nothing arrives any more, every complete frame
-    /// has been consumed). Sets the tail to the consumed position and returns the ring's state.
+    /// First half of a recovery: sets the tail to the consumed position and returns the ring's state.
+    /// Before it, the lane is destroyed, nothing arrives any more, and every complete frame has been
+    /// consumed.
     pub fn rewind(&mut self) -> StateLine {
         self.inbox.reset_tail(self.consumed);
         self.state
     }
 
-    /// Replaces the memory by new one, because the client cannot be kept from writing the old: the
-    /// ring continues at its position. Between the two halves of a recovery.
+    /// Replaces the inbox memory between the two halves of a recovery, because the client cannot be kept
+    /// from writing the old one. The ring continues at its position.
     pub fn renew(&mut self, inbox: Inbox) {
         inbox.reset_tail(self.consumed);
         self.inbox = inbox;
     }
 
-    /// Recovery, second half: a new lane. The client gets everything again that it may have missed.
+    /// Second half of a recovery: attaches a new lane. Sends the client again the rejects and the state
+    /// that it may have missed.
     ///
     /// # Errors
     /// [`LaneError`] from the lane.
@@ -522,9 +530,9 @@ impl Ring {
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))
     }
 
-    /// Begins to end the lane, if there is one, and returns whether it has ended: nothing arrives in the
-    /// inbox any more (F11). Never blocks. The ring stays and continues on the next lane;
-    /// [`Ring::release`] ends both.
+    /// Begins to end the lane, if there is one. Returns whether it has ended: nothing arrives in the inbox
+    /// any more (F11). Never blocks. The ring stays and continues on the next lane; [`Ring::release`] ends
+    /// both.
     pub fn end_port(&mut self) -> bool {
         if let Some(port) = self.port.take() {
             self.ending = Some(port);
@@ -536,7 +544,7 @@ impl Ring {
         ended || mutants::on(Mutant::RecoveredWhileEnding)
     }
 
-    /// Ends the lane, if there is one, and waits until it has ended.
+    /// Ends the lane, if there is one, and blocks until it has ended.
     pub fn destroy_port(&mut self) {
         self.end_port();
         if let Some(mut port) = self.ending.take() {
@@ -544,7 +552,7 @@ impl Ring {
         }
     }
 
-    /// Frees the status record.
+    /// Removes the ring: ends its lane, and frees its status record and its record for a successor.
     ///
     /// # Errors
     /// Never for a ring of this memory.

@@ -31,18 +31,18 @@ const CUT_AT: usize = PROGRESS_AT + 48;
 const REJECTS_AT: usize = 2 * LINE_BYTES;
 const BYTES: usize = REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
 
-/// What a successor knows of a ring.
+/// Description of a ring in memory that outlives the process, for a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingRecord {
     /// Nonce of the session.
     pub session: SessionId,
-    /// Worker and job of the frames.
+    /// Worker thread and job that push into the ring.
     pub sender: FrameSender,
     /// Whether frames carry a checksum.
     pub check_frames: bool,
-    /// Bytes of the ring.
+    /// Size of the ring in bytes.
     pub ring_bytes: u64,
-    /// Offset of the public status record.
+    /// Offset of the status record in public memory.
     pub(super) status_at: usize,
     /// Number of the ring's applier.
     pub(crate) applier: u32,
@@ -83,7 +83,7 @@ impl RingRecord {
     }
 }
 
-/// The record of one ring, in private memory.
+/// Record of one ring in private memory that outlives the process.
 #[derive(Debug)]
 pub(super) struct KeptRing {
     private: Arc<Region>,
@@ -91,7 +91,7 @@ pub(super) struct KeptRing {
 }
 
 impl KeptRing {
-    /// Memory for a record, which counts from [`Self::begin`] on.
+    /// Allocates a record. A successor ignores it before [`Self::begin`].
     pub(super) fn new(memory: &ServerMemory) -> Result<Self, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Session,
@@ -105,7 +105,8 @@ impl KeptRing {
         })
     }
 
-    /// Writes what does not change: a successor has the ring from now on.
+    /// Writes the description of the ring, which does not change. A successor takes over the ring from now
+    /// on.
     pub(super) fn begin(&self, record: RingRecord) {
         let words = record.words();
         let checksum = line_checksum(RING, words[0], &words);
@@ -114,7 +115,7 @@ impl KeptRing {
             .store_line(0, &[a, b, c, d, e, f, checksum, 0]);
     }
 
-    /// Counts a frame as applied or refused.
+    /// Stores the progress of the ring: a frame is applied or refused. It counts from the last store on.
     pub(super) fn count(&self, state: &StateLine) {
         if mutants::on(Mutant::AppliedNotRecorded) {
             return;
@@ -128,14 +129,14 @@ impl KeptRing {
         fence(Ordering::Release);
     }
 
-    /// Writes the record of a refusal, before the frame is counted.
+    /// Writes the reject record of a refused frame, before the frame is counted.
     pub(super) fn refuse(&self, reject: &Reject, session: SessionId) {
         let at = REJECTS_AT + (reject.seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES;
         self.at(at, LINE_BYTES)
             .store_line(0, &reject.to_line(session.0));
     }
 
-    /// The frames that are applied or refused.
+    /// Reads the progress of the ring: last applied frame, read position, number of refused frames.
     pub(super) fn state(&self) -> StateLine {
         let words = self.at(PROGRESS_AT, LINE_BYTES).as_read();
         let slot = match words.load(0) > words.load(24) {
@@ -150,7 +151,8 @@ impl KeptRing {
         }
     }
 
-    /// The refusals that the client may not have seen, in their order.
+    /// Reads the rejects that the client may not have seen, by sequence number. `applied` is the number of
+    /// the last applied frame.
     pub(super) fn rejects(&self, session: SessionId, applied: u64) -> Vec<Reject> {
         let words = self.at(REJECTS_AT, BYTES - REJECTS_AT).as_read();
         let all = (0..words.len()).step_by(LINE_BYTES);
@@ -163,18 +165,19 @@ impl KeptRing {
         all
     }
 
-    /// Notes that `rows` of the next frame are applied: the process died in it.
+    /// Notes that `rows` rows of frame `seq`, the next one, are applied: the process died in it.
     pub(super) fn note_cut(&self, seq: u64, rows: u32) {
         self.at(CUT_AT, 8).store(0, pack(rows, seq as u32));
     }
 
-    /// Rows of the frame `seq` that were applied when an earlier process died in it.
+    /// Returns the number of rows of frame `seq` that were applied when an earlier process died in it;
+    /// otherwise 0.
     pub(super) fn cut(&self, seq: u64) -> u32 {
         let (rows, of) = unpack(self.at(CUT_AT, 8).as_read().load(0));
         if of == seq as u32 { rows } else { 0 }
     }
 
-    /// Frees the record: a successor has no such ring.
+    /// Clears and frees the record, so that a successor has no such ring.
     pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
         self.at(0, LINE_BYTES).zero(0, LINE_BYTES);
         memory.private.free(self.block)
@@ -188,8 +191,8 @@ impl KeptRing {
     }
 }
 
-/// The rings of one applier in the memory of a dead process. Those that no applier had yet are freed by
-/// applier 0.
+/// Finds the records of one applier's rings in the memory of a dead process, in the order of the sessions'
+/// numbers. Applier 0 frees the records that belong to no applier yet.
 pub(super) fn rings_of(
     memory: &ServerMemory,
     applier: u32,
