@@ -11,24 +11,25 @@ use tidewater_protocol::mutants::{self, Mutant};
 
 use super::sparse::SparseShard;
 
-/// Counters of the sketch, a byte each: 1 MiB for a table and applier.
+/// Number of counters of the sketch, one byte each: 1 MiB for a table and applier.
 const COUNTERS: usize = 1 << 20;
-/// Counters of a key.
+/// Number of counters that count one key.
 const HASHES: usize = 4;
-/// Counters halved by one push.
+/// Number of counters that one push halves.
 const HALVED: usize = 8;
 
-/// Pushes of keys without a row, on one applier.
+/// Count-min sketch of the pushes of keys without a row, for one table on one applier.
 #[derive(Debug)]
 pub(super) struct Admission {
     pushes: u8,
     counters: Box<[u8]>,
-    /// Next counters to halve.
+    /// Index of the next counter to halve.
     sweep: usize,
 }
 
 impl Admission {
-    /// Admission at this push of a key; 0 and 1: at the first one, without counting.
+    /// Creates the sketch for admission at a key's push number `pushes`. `None` for 0 and 1: keys are
+    /// admitted at their first push, without counting.
     pub(super) fn new(pushes: u8) -> Option<Self> {
         (pushes > 1).then(|| Self {
             pushes,
@@ -37,7 +38,8 @@ impl Admission {
         })
     }
 
-    /// Counts a push of a key without a row. Returns whether the key is admitted.
+    /// Counts a push of a key without a row. Returns whether its count has reached the threshold, so that
+    /// the key gets its row.
     pub(super) fn count(&mut self, key: u64) -> bool {
         for counter in &mut self.counters[self.sweep..self.sweep + HALVED] {
             *counter /= 2;
@@ -56,12 +58,13 @@ impl Admission {
 }
 
 impl SparseShard {
-    /// Whether a key gets its row at a later push than its first one.
+    /// Whether the table has an admission threshold: a key gets its row at a later push than its first one.
     pub const fn counts_pushes(&self) -> bool {
         self.admission.is_some()
     }
 
-    /// Whether a push of a key applies: the key has a row, or this push of it makes one.
+    /// Whether a push of a key is applied: the key has a row, or this push reaches the threshold. Counts
+    /// the push if the key has no row.
     pub fn admit(&mut self, key: u64) -> bool {
         self.find(key).is_some()
             || mutants::on(Mutant::AdmitAtOnce)

@@ -13,10 +13,10 @@ use tidewater_runtime::sync::{Ordering, fence};
 use super::StoreError;
 use super::redo::{PushName, Redo};
 
-/// Offset of the position in the line of a tick.
+/// Byte offset of the position in the close line, the line of a tick.
 const CLOSE_AT: usize = 32;
 
-/// The tick that an applier carries out, and its position.
+/// Tick that an applier carries out, as the redo area names it, and its position.
 ///
 /// Tables are stepped in ascending order, and rows of a table in an order that depends on the held pushes only. So
 /// table and number of its stepped rows say which rows of the tick are done.
@@ -28,17 +28,19 @@ pub(crate) struct Closing {
     pub(crate) domain: u64,
     /// Number of the iteration that ends.
     pub(crate) iteration: u64,
-    /// Number of the last frame before the tick.
+    /// Number (lsn) of the last step before the tick.
     pub(crate) lsn: u64,
-    /// Table (upper half) and number of its rows that are stepped.
+    /// Number of the table (upper half), and number of its rows that are stepped (lower half).
     pub(crate) position: u64,
 }
 
-/// The session in the name of rows that a tick steps; their sequence number is the position before them.
+/// Session number in the name of rows that a tick steps. The sequence number of such a name is the position
+/// in front of the rows.
 pub(crate) const TICK_SESSION: u64 = u64::MAX;
 
 impl Redo {
-    /// Names the iteration that a tick closes, at its first row. Cost: six stores to one line.
+    /// Writes the name of the iteration that a tick closes, before its first row is stepped. Cost: six
+    /// stores to one line.
     ///
     /// # Errors
     /// Never for an area of this memory.
@@ -60,7 +62,7 @@ impl Redo {
         Ok(())
     }
 
-    /// Notes the position of the tick, which never goes back.
+    /// Stores the position of the tick in the redo area. It never goes back.
     ///
     /// # Errors
     /// Never for an area of this memory.
@@ -70,7 +72,7 @@ impl Redo {
         Ok(())
     }
 
-    /// The tick that a dead applier began last, with its position. `push` is the result of
+    /// Reads the tick that a dead applier began last, with its position. `push` is the result of
     /// [`Self::interrupted`]: a name under [`TICK_SESSION`] is that of some rows of a tick.
     ///
     /// # Errors

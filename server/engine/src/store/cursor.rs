@@ -11,7 +11,8 @@ use super::cut::Outlet;
 use super::redo::RowPlace;
 use super::sparse::SparseShard;
 
-/// Position of the iteration. Plain numbers: it stays valid as long as the shard.
+/// Position of an iteration over the rows of a partition. Plain numbers: it stays valid as long as the
+/// shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowCursor {
     run: usize,
@@ -19,16 +20,16 @@ pub struct RowCursor {
 }
 
 impl SparseShard {
-    /// Number of slots that a partition has taken, with rows or without; `None` for a partition of
-    /// another applier. A row keeps its slot until it is removed, so slots number the rows for calls
-    /// that cover a partition in several frames.
+    /// Number of slots that a partition has taken, with rows or without. `None` for a partition of another
+    /// applier. A row keeps its slot until it is removed, so slot numbers address the rows in calls that
+    /// cover a partition in several frames.
     pub fn slots(&self, partition: u32) -> Option<u64> {
         let rows = self.partitions.get(partition as usize)?.as_ref()?;
         Some(rows.runs.iter().map(|run| u64::from(run.len)).sum())
     }
 
-    /// Appends the rows in `slots` of a partition to `places`. Slots without a row are left out. Cost:
-    /// a step for each run of the partition (1,024 slots), a row's header for each slot.
+    /// Appends the places of the rows in a range of slots of a partition to `places`. Slots without a row
+    /// are left out. Cost: a step for each run of the partition (1,024 slots), a row header for each slot.
     pub fn rows_in_slots(&self, partition: u32, slots: Range<u64>, places: &mut Vec<RowPlace>) {
         let rows = self.partitions.get(partition as usize);
         let Some(rows) = rows.and_then(Option::as_ref) else {
@@ -49,20 +50,20 @@ impl SparseShard {
         }
     }
 
-    /// The row in a slot; `None` for a slot without one.
+    /// Returns the place of the row in a slot; `None` for a slot without one.
     fn row_in(&self, slot: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(slot)?;
         (self.find_slot(place.key) == Some(slot)).then_some(place)
     }
 
-    /// Begins a save of all rows.
+    /// Begins a save of all rows of the shard; `outlet` takes the copies.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let spans = self.extents.spans();
         self.rows().begin_cut(outlet, spans);
     }
 
-    /// The next row of a partition; `None` at the end. Cost: one row's header, more over vacant
-    /// slots.
+    /// Returns key and place of the next row of a partition, and advances the cursor. `None` at the end.
+    /// Cost: one row header, more across vacant slots.
     pub fn next_row(&self, partition: u32, cursor: &mut RowCursor) -> Option<(u64, RowPlace)> {
         let rows = self.partitions.get(partition as usize)?.as_ref()?;
         loop {

@@ -17,26 +17,27 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Optimizer;
 use tidewater_runtime::sync::{AtomicBool, AtomicUsize, Ordering};
 
-/// Bytes of records after which a group is handed to the writing thread.
+/// Bytes of copied records after which a group is sent to the writing thread.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// Bytes sent and not written above which cursors wait for the writing thread. They go on at half of it.
+/// Bytes sent and not yet written from which on cursors wait for the writing thread. They continue below
+/// half of it.
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// Memory of the copies of one save, and whether the save goes on. The appliers of a server and the
-/// thread that writes its file share it.
+/// Byte counters that bound the copies of one save, and its cancellation flag. The appliers of a server and
+/// the thread that writes the file share them.
 #[derive(Debug)]
 pub struct SaveMemory {
-    /// Bytes copied and not written: sent ones, and groups that are being filled.
+    /// Bytes copied and not yet written: those sent, and groups that are being filled.
     held: AtomicUsize,
-    /// Bytes sent and not written.
+    /// Bytes sent and not yet written.
     queued: AtomicUsize,
     limit: usize,
     cancelled: AtomicBool,
 }
 
 impl SaveMemory {
-    /// Memory for copies of at most `limit` bytes.
+    /// Creates the counters of a save with a limit of `limit` bytes of copies.
     pub const fn new(limit: usize) -> Self {
         Self {
             held: AtomicUsize::new(0),
@@ -46,27 +47,29 @@ impl SaveMemory {
         }
     }
 
-    /// Bytes that are copied and not written yet.
+    /// Bytes that are copied and not yet written.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Largest number of bytes held.
+    /// Largest number of bytes that may be copied and not yet written.
     pub const fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Whether cursors wait until the writing thread has caught up.
+    /// Whether the cursors must wait until the writing thread has caught up.
     pub(crate) fn is_full(&self) -> bool {
         self.queued.load(Ordering::Relaxed) >= self.window()
     }
 
-    /// Below the limit, so that no save fails by what its cursors alone have copied.
+    /// Bytes in the queue from which on cursors wait. Below the limit, so that no save fails by what its
+    /// cursors alone have copied.
     fn window(&self) -> usize {
         WINDOW_BYTES.min(self.limit / 2)
     }
 
-    /// Counts received bytes as written. True when cursors that wait can go on: then wake the appliers.
+    /// Counts received bytes as written, on the writing thread. Returns true when waiting cursors can
+    /// continue: the caller then wakes the appliers.
     pub fn written(&self, bytes: usize) -> bool {
         self.free(bytes);
         let before = self.queued.fetch_sub(bytes, Ordering::Relaxed);
@@ -78,18 +81,18 @@ impl SaveMemory {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Ends the save: appliers copy nothing more. They notice it in their next step.
+    /// Cancels the save: appliers copy nothing more. They notice it in their next step.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the save was ended early.
+    /// Whether the save was cancelled before its end.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Counts copied bytes. Returns the number that would be held if it is above the limit; nothing was
-    /// counted then.
+    /// Counts `bytes` copied bytes. Above the limit nothing is counted, and the error is the number of
+    /// bytes that would be held.
     fn take(&self, bytes: usize) -> Result<(), usize> {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if held <= self.limit {
@@ -100,17 +103,17 @@ impl SaveMemory {
     }
 }
 
-/// What an applier sends to the thread that writes a save.
+/// Message of an applier to the thread that writes a save.
 #[derive(Debug)]
 pub enum SavePiece {
     /// The applier has made its cut: all copies are of this moment.
     Cut {
         /// Minimum of each domain of the job at the cut.
         clocks: Vec<(DomainId, u64)>,
-        /// Rules of tables that were changed after the table was created.
+        /// Optimizers of tables with hyper-parameters that were changed since the table was created.
         settings: Vec<(TableId, Optimizer)>,
     },
-    /// Copied records. Their bytes count as held until the receiver frees them.
+    /// Copied records. Their bytes count as held until the receiver calls `SaveMemory::written`.
     Records {
         /// Table of the records.
         table: TableId,
@@ -118,12 +121,12 @@ pub enum SavePiece {
         partition: u32,
         /// Number of records in `bytes`.
         records: u64,
-        /// Records as a saved model holds them: key, values, state.
+        /// Records in the form of a saved model: key, values, optimizer state.
         bytes: Vec<u8>,
     },
     /// All records of the applier have been sent.
     Done,
-    /// The applier cannot go on with the save.
+    /// The applier cannot continue the save.
     Failed {
         /// The table at which it failed.
         table: TableId,
@@ -132,7 +135,7 @@ pub enum SavePiece {
     },
 }
 
-/// Where an applier's copies of one table go.
+/// Destination of an applier's copies of one table in a save.
 #[derive(Debug, Clone)]
 pub(crate) struct Outlet {
     pub(crate) table: TableId,
@@ -142,7 +145,7 @@ pub(crate) struct Outlet {
 }
 
 impl Outlet {
-    /// Sends a piece. Without a receiver the save is over, and the applier notices it in its next step.
+    /// Sends a piece to the writing thread. If that thread has gone, cancels the save.
     pub(crate) fn send(&self, piece: SavePiece) {
         if self.out.send((self.applier, piece)).is_err() {
             self.memory.cancel();
@@ -153,36 +156,37 @@ impl Outlet {
 /// Positions of records that are numbered one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Span {
-    /// Position of the first record: an offset in memory, or a number.
+    /// Position of the first record: a byte offset in public memory, or a block number.
     pub(crate) first: u64,
     /// Number of records in the span.
     pub(crate) count: u64,
 }
 
-/// Records of one partition that are on their way to the writing thread.
+/// Copied records of one partition that are not sent yet.
 #[derive(Debug, Default)]
 struct Group {
     records: u64,
     bytes: Vec<u8>,
 }
 
-/// The records of one table that a save copies on one applier.
+/// Copy-before-write state of a save for one table on one applier: which records are claimed, and the
+/// copies.
 #[derive(Debug)]
 pub(crate) struct Cut {
     outlet: Outlet,
-    /// Positions at the cut in ascending order, with the number of the first record of each span.
+    /// Spans of positions at the cut in ascending order, each with the number of its first record.
     spans: Vec<(Span, u64)>,
-    /// Distance between the positions of two records of a span.
+    /// Distance between the positions of two neighbouring records of a span.
     stride: u64,
-    /// One bit for each record: claimed.
+    /// One bit for each record, set when the record is claimed.
     claimed: Vec<u64>,
     /// Copied records by partition, each group below [`PIECE_BYTES`].
     groups: BTreeMap<u32, Group>,
 }
 
 impl Cut {
-    /// A cut with records at `spans`. Cost: zeroed memory of one bit a record, which is touched as
-    /// records are claimed.
+    /// Creates a cut of the records at `spans`, with positions `stride` apart. Cost: zeroed memory of one
+    /// bit a record, which is touched as records are claimed.
     pub(crate) fn new(outlet: Outlet, mut spans: Vec<Span>, stride: u64) -> Self {
         spans.sort_unstable();
         let mut records = 0;
@@ -201,8 +205,9 @@ impl Cut {
         }
     }
 
-    /// Claims the record at a position. True for the first claim of a record of the cut: the caller
-    /// then [copies](Self::copy) it, or knows that it has none to copy.
+    /// Claims the record at a position. Returns true for the first claim of a record of the cut: the caller
+    /// then [copies](Self::copy) it, or knows that there is none to copy. False for a position outside the
+    /// cut.
     pub(crate) fn claim(&mut self, position: u64) -> bool {
         let after = self
             .spans
@@ -221,13 +226,14 @@ impl Cut {
         is_first
     }
 
-    /// Claims a record before it is changed. A record that is claimed here must be copied now.
+    /// Claims a record before a write changes it. If it returns true, the caller must copy the record now.
     pub(crate) fn claim_before_write(&mut self, position: u64) -> bool {
         !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
     }
 
-    /// Adds a record of a partition: its key, values and state. Nothing is added above the limit of the save's
-    /// memory, where the save fails, nor to a save that was ended: it must not be reported as done.
+    /// Adds the copy of a record to the group of its partition: key, values and optimizer state. A full
+    /// group is sent. Above the byte limit the save fails and nothing is added; nothing is added to a
+    /// cancelled save.
     pub(crate) fn copy(&mut self, partition: u32, key: u64, values: &[u8], state: &[u8]) {
         let memory = &self.outlet.memory;
         if memory.is_cancelled() {
@@ -256,7 +262,7 @@ impl Cut {
         }
     }
 
-    /// Sends the copied records of a partition.
+    /// Sends the copied records of a partition to the writing thread; no effect if there are none.
     pub(crate) fn send_group(&mut self, partition: u32) {
         if let Some(Group { records, bytes }) = self.groups.remove(&partition) {
             let table = self.outlet.table;

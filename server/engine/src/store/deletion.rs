@@ -5,9 +5,9 @@ use super::redo::{Progress, Redo};
 use super::sparse::SparseShard;
 
 impl SparseShard {
-    /// Gives a key's row its initial values and state in place: what a deletion and a creation at once
-    /// leave, without memory. Location and generation stay; the version grows by one. True if there is
-    /// a row.
+    /// Resets the row of a key in place to its initial values and state, like a deletion and a creation,
+    /// but without new memory. Location and generation stay; the version grows by one. Returns false if
+    /// there is no row.
     ///
     /// # Errors
     /// Never for a row of this shard.

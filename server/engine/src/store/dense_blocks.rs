@@ -51,10 +51,10 @@ pub(crate) use steps::HAS_RUNS;
 use steps::{StepRun, StepTables};
 use window::{Window, WithinBlock};
 
-/// Smallest and largest block, in bytes, as `DenseLayout::Blocks` documents.
+/// Smallest and largest size of a block in bytes, as `DenseLayout::Blocks` documents.
 const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=256 << 10;
 
-/// Location of the blocks of one partition, for clients.
+/// Location of the blocks of one partition in registered memory, for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlocksDescriptor {
     /// Number of the partition.
@@ -63,22 +63,22 @@ pub struct BlocksDescriptor {
     pub first_block: u64,
     /// Number of blocks; 0 when the table has fewer blocks than partitions.
     pub blocks: u64,
-    /// Address of the first block in the first and second buffer. The distance of two adjacent buffers is
-    /// the same for all.
+    /// Addresses of the first block in the first and the second buffer. The distance of two adjacent
+    /// buffers is the same for all.
     pub payload: [u64; 2],
-    /// Number of buffers; 1 without snapshot.
+    /// Number of buffers: the versions of a snapshot table, otherwise 1.
     pub buffers: usize,
     /// Region key of the payload.
     pub payload_key: RegionKey,
-    /// Address of the version words, one of 8 bytes for each block.
+    /// Address of the version words, 8 bytes for each block.
     pub versions: u64,
-    /// Address of the snapshot record, on a snapshot table.
+    /// Address of the snapshot record; `None` without snapshots.
     pub snapshot: Option<u64>,
     /// Region key of version words and snapshot record.
     pub meta_key: RegionKey,
 }
 
-/// One applier's share of a range table.
+/// Share of a range table on one applier: payload, versions and optimizer state of its blocks.
 #[derive(Debug)]
 pub struct DenseBlocks {
     memory: Arc<ServerMemory>,
@@ -91,17 +91,17 @@ pub struct DenseBlocks {
     kernel: RowKernel,
     window: Window,
     tables: StepTables,
-    /// Runs of the current block.
+    /// Working memory for the runs of the current block.
     runs: Vec<StepRun>,
     line: SnapshotLine,
     rotation: Rotation,
-    /// The save under way: blocks are copied before they change.
+    /// Save that is under way: blocks are copied before they change.
     cut: Option<Box<Cut>>,
 }
 
 impl DenseBlocks {
-    /// A shard that owns `partitions`, with every block of them made. Cost: writes all of its
-    /// memory, so it is called before the shard is handed to its applier.
+    /// Creates the share that owns `partitions`, with all of their blocks initialised. Cost: writes all of
+    /// its memory, so it is called before the share is handed to its applier.
     ///
     /// # Errors
     /// [`ShardError`]; no memory is kept.
@@ -148,8 +148,9 @@ impl DenseBlocks {
         })
     }
 
-    /// The share that a dead process left, registered again. Blocks, state and step counts stay as they are;
-    /// free step tables are not found, and are used again when the table is released.
+    /// Resumes the share that a dead process left and registers its memory again. Blocks, state and step
+    /// counts stay as they are. Free step tables are not found: their memory is used again when the table
+    /// is released.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         shard_id: ShardId,
@@ -190,12 +191,12 @@ impl DenseBlocks {
         })
     }
 
-    /// Where a successor finds the share.
+    /// Returns the location of the share's memory for a successor.
     pub(crate) fn kept_place(&self) -> BlocksKept {
         self.ground.kept_place(self.salt)
     }
 
-    /// Blocks of the share in public and in private memory.
+    /// Lists the memory blocks of the share: in public memory, and in private memory.
     pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
         let BlocksKept {
             payload,
@@ -207,7 +208,7 @@ impl DenseBlocks {
         [vec![payload, meta], private]
     }
 
-    /// Begins a save of all blocks.
+    /// Begins a save of all blocks of the share; `outlet` takes the copies.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let span = |part: &Part| Span {
             first: part.first,
@@ -217,12 +218,13 @@ impl DenseBlocks {
         self.cut = Some(Box::new(Cut::new(outlet, parts, 1)));
     }
 
-    /// The save under way.
+    /// Returns the save that is under way, if any.
     pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         &mut self.cut
     }
 
-    /// Copies a block of the save under way, unless it has been copied. Returns the bytes copied.
+    /// Copies a block into the save under way, unless it has been copied. Returns the number of bytes
+    /// copied.
     ///
     /// # Errors
     /// [`BlocksError::NotOwned`].
@@ -234,7 +236,7 @@ impl DenseBlocks {
         Ok(0)
     }
 
-    /// Copies a block of the save under way that is about to change.
+    /// Copies a block that is about to change into the save under way, unless it has been copied.
     #[cold]
     fn copy_before_write(&mut self, block: u64) -> Result<(), BlocksError> {
         let cut = self.cut.as_mut();
@@ -255,17 +257,18 @@ impl DenseBlocks {
         Ok(values.len() + state.len())
     }
 
-    /// Sizes of the table and its blocks.
+    /// Returns the sizes of the table and its blocks.
     pub const fn layout(&self) -> BlockLayout {
         self.sizes.layout
     }
 
-    /// The table's rule, for whole blocks; [`RowKernel::accepts`] decides which pushes it takes.
+    /// Returns the kernel of the table's optimizer for whole blocks. [`RowKernel::accepts`] decides which
+    /// pushes it takes.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
     }
 
-    /// Replaces the definition by one with other hyper-parameters of the same rule.
+    /// Replaces the table's definition by one with other hyper-parameters of the same optimizer.
     ///
     /// # Errors
     /// [`KernelError`] for numbers out of range; nothing was changed.
@@ -276,7 +279,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Runs `apply` with the rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
+    /// Runs `apply` with the learning rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
     pub(crate) fn at_rate<R>(&mut self, factor: f64, apply: impl FnOnce(&mut Self) -> R) -> R {
         let kernel = self.kernel;
         self.kernel = kernel.at_rate(factor);
@@ -285,12 +288,13 @@ impl DenseBlocks {
         done
     }
 
-    /// Salt of version words and snapshot records.
+    /// Returns the salt of the checksums in version words and snapshot records.
     pub const fn salt(&self) -> u64 {
         self.salt
     }
 
-    /// The partition of this applier that holds all of a range.
+    /// Returns the partition of this applier that holds all of a range of elements. `None` if there is
+    /// none, or the range is empty.
     fn partition_of(&self, first: u64, count: u64) -> Option<usize> {
         let last = first.checked_add(count.checked_sub(1)?)?;
         if last >= self.sizes.layout.elements {
@@ -308,8 +312,8 @@ impl DenseBlocks {
         self.partition_of(first, count).is_some()
     }
 
-    /// Applies a push to the elements from `first_element` on; `values` holds complete elements. On
-    /// a snapshot table the push goes into the epoch that is being built, see
+    /// Applies the `values` of a push to the elements from `first_element` on, which must be in one
+    /// partition of this applier. On a snapshot table the push goes into the epoch that is being built, see
     /// [`Self::begin_epoch`].
     ///
     /// Each block is one step of `progress.row`. To finish a range that was cut after row `r`,
@@ -348,8 +352,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Applies one push, or the reduced pushes of an iteration, to a whole block: one step of the
-    /// rule. `values` are the block's elements in use.
+    /// Applies one push, or the reduced pushes of an iteration, to a whole block as one step of the
+    /// optimizer. `values` are those of the block's elements in use.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -369,8 +373,8 @@ impl DenseBlocks {
         self.apply_range(redo, progress, first, op, values)
     }
 
-    /// First element of a range that is left when `blocks` of its blocks, and all before them, are
-    /// stored: `blocks` is 1 when the first block is.
+    /// Returns the first element of a range that is left when `blocks` of its blocks are stored; `blocks`
+    /// is 1 when only the first block is.
     pub const fn resume_at(&self, first_element: u64, blocks: u32) -> u64 {
         let size = self.sizes.layout.block_elements();
         if blocks == 0 {
@@ -390,7 +394,8 @@ impl DenseBlocks {
             })
     }
 
-    /// First element and elements in use of a block below the table's end.
+    /// Returns the first element of a block and its number of elements in use. Error for a block past the
+    /// table's end.
     fn elements_of(&self, block: u64) -> Result<(u64, u64), BlocksError> {
         let layout = self.sizes.layout;
         let first = block.saturating_mul(layout.block_elements());
@@ -404,8 +409,9 @@ impl DenseBlocks {
         Ok((first, layout.used(block)))
     }
 
-    /// Copies elements from `first` on, of one or more partitions of this applier: they are untorn. On a
-    /// snapshot table they are those of the front, without those of an epoch that is being built.
+    /// Copies elements from `first` on into `out`, of one or more partitions of this applier. They are
+    /// untorn. On a snapshot table they are those of the front, without those of an epoch that is being
+    /// built.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -435,7 +441,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Copies elements of partition `p`, which is this applier's.
+    /// Copies elements from `first` on of partition `p` into `out`; the partition is this applier's.
     fn read_part(&self, p: usize, first: u64, out: &mut [u8]) -> Result<(), BlocksError> {
         let size = self.sizes.layout.element_bytes;
         let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
@@ -468,7 +474,8 @@ impl DenseBlocks {
         Ok((payload, state))
     }
 
-    /// The partitions of the shard, for the table's descriptor.
+    /// Iterates over the descriptors of the partitions of this applier, for the table's description to
+    /// clients.
     pub fn partitions(&self) -> impl Iterator<Item = BlocksDescriptor> {
         (0..).zip(&self.parts).filter_map(|(p, part)| {
             Some(
@@ -478,7 +485,7 @@ impl DenseBlocks {
         })
     }
 
-    /// Frees all memory, zeroed, version words first: a late reader finds no version that is valid.
+    /// Zeroes and frees all memory of the share, version words first: a late reader finds no valid version.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -488,7 +495,7 @@ impl DenseBlocks {
     }
 }
 
-/// Rule for whole blocks, and sizes.
+/// Builds the kernel for whole blocks and the sizes of a range table from its definition.
 fn sizes_of(spec: &TableSpec) -> Result<(RowKernel, Sizes), ShardError> {
     let (layout, snapshot) = shape(spec)?;
     let kernel = RowKernel::of_table(spec, layout.block_elements() as usize)?;
@@ -502,7 +509,7 @@ fn sizes_of(spec: &TableSpec) -> Result<(RowKernel, Sizes), ShardError> {
     Ok((kernel, sizes))
 }
 
-/// The partitions of a table among these, each once, in ascending order.
+/// Returns the valid partition numbers among `partitions`, each once, in ascending order.
 fn sorted(spec: &TableSpec, partitions: impl Iterator<Item = PartitionId>) -> Vec<u32> {
     let mut all: Vec<u32> = partitions
         .map(|p| p.0)
@@ -513,7 +520,7 @@ fn sorted(spec: &TableSpec, partitions: impl Iterator<Item = PartitionId>) -> Ve
     all
 }
 
-/// The table's layout, after every number of it was checked.
+/// Checks the definition of a range table. Returns its layout, and whether it keeps snapshots.
 fn shape(spec: &TableSpec) -> Result<(BlockLayout, bool), ShardError> {
     let refuse = |what, have, remedy| ShardError::Shape {
         table: spec.name.clone(),

@@ -22,7 +22,7 @@ use super::sparse::ShardError;
 use crate::kernels::RowKernel;
 use crate::store::ShardId;
 
-/// Memory of one partition's rows.
+/// Memory of the rows and the optimizer state of one partition.
 #[derive(Debug)]
 struct Slab {
     first: u64,
@@ -32,7 +32,7 @@ struct Slab {
     state: Block,
 }
 
-/// Location of the rows of one partition, for clients.
+/// Location of the rows of one partition in registered memory, for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsDescriptor {
     /// Number of the partition.
@@ -47,15 +47,15 @@ pub struct RowsDescriptor {
     pub rows: u64,
 }
 
-/// Where the rows of a table that outlives its process are, for its successor.
+/// Location of the rows of a table that outlives its process, for a successor.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RowsKept {
     salt: u64,
-    /// Partition, rows and states.
+    /// Number of each partition, with the memory of its rows and of its states.
     slabs: Vec<(u32, Block, Block)>,
 }
 
-/// One applier's share of a dense table with layout `rows`.
+/// Share of a dense table with layout `rows` on one applier.
 #[derive(Debug)]
 pub struct DenseRows {
     memory: Arc<ServerMemory>,
@@ -68,8 +68,8 @@ pub struct DenseRows {
 }
 
 impl DenseRows {
-    /// A shard that owns `partitions`, with every row of them made. Cost: writes all of its memory,
-    /// so it is called before the shard is handed to its applier.
+    /// Creates the share that owns `partitions`, with all of their rows initialised. Cost: writes all of
+    /// its memory, so it is called before the share is handed to its applier.
     ///
     /// # Errors
     /// [`ShardError`]; no memory is kept.
@@ -105,7 +105,7 @@ impl DenseRows {
         Ok(shard)
     }
 
-    /// A shard without partitions.
+    /// Creates a share that owns no partition.
     fn empty(
         memory: &Arc<ServerMemory>,
         spec: &TableSpec,
@@ -126,7 +126,8 @@ impl DenseRows {
         }
     }
 
-    /// The share that a dead process left, registered again. The rows stay as they are.
+    /// Resumes the share that a dead process left and registers its memory again. The rows stay as they
+    /// are.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         spec: &Arc<TableSpec>,
@@ -161,7 +162,7 @@ impl DenseRows {
         Ok(shard)
     }
 
-    /// Where a successor finds the share.
+    /// Returns the location of the share's memory for a successor.
     pub(crate) fn kept_place(&self) -> RowsKept {
         let slabs = (0..).zip(&self.slabs).filter_map(|(partition, slab)| {
             let slab = slab.as_ref()?;
@@ -173,7 +174,7 @@ impl DenseRows {
         }
     }
 
-    /// Blocks of the share in public and in private memory.
+    /// Lists the memory blocks of the share: in public memory, and in private memory.
     pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
         let slabs = || self.slabs.iter().flatten();
         [
@@ -213,7 +214,8 @@ impl DenseRows {
         Ok(())
     }
 
-    /// Writes initial values of all rows, without redo: no reader knows the slab yet.
+    /// Writes initial values and optimizer state of all rows of a partition. Needs no redo record, because
+    /// no reader knows the memory yet.
     fn fill(&self, spec: &TableSpec, partition: PartitionId) -> Result<(), StoreError> {
         let kernel = self.rows.kernel();
         let mut payload = vec![0; kernel.row_bytes()];
@@ -235,12 +237,12 @@ impl DenseRows {
         Ok(())
     }
 
-    /// The writer of the rows, with their sizes, rule and private lines.
+    /// Returns the writer of the rows, with their sizes, kernel and working memory.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
     }
 
-    /// Begins a save of all rows.
+    /// Begins a save of all rows of the share; `outlet` takes the copies.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let span = |slab: &Slab| Span {
             first: slab.payload.at as u64,
@@ -250,23 +252,23 @@ impl DenseRows {
         self.rows.begin_cut(outlet, slabs);
     }
 
-    /// Sizes of the rows in memory.
+    /// Returns the sizes of the rows in public memory.
     pub const fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The kernel with the table's rule.
+    /// Returns the kernel that applies pushes with the table's optimizer.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()
     }
 
-    /// Salt of the rows' checksums.
+    /// Returns the salt of the rows' checksums.
     pub const fn salt(&self) -> u64 {
         self.salt
     }
 
-    /// Whether this applier owns a row's partition, and the partition. No applier owns a row past
-    /// the table's end.
+    /// Returns whether this applier owns a row, and the row's partition. No applier owns a row past the
+    /// table's end; its partition is 0.
     #[inline]
     pub fn owns(&self, row: u64) -> (bool, u32) {
         if row >= self.ranges.count {
@@ -277,7 +279,7 @@ impl DenseRows {
         (slab.is_some_and(Option::is_some), p)
     }
 
-    /// Place of a row; `None` for a row that is not this applier's or past the table's end.
+    /// Returns the place of a row; `None` for a row that is not this applier's or past the table's end.
     #[inline]
     pub fn place(&self, row: u64) -> Option<RowPlace> {
         if row >= self.ranges.count {
@@ -287,7 +289,8 @@ impl DenseRows {
         Some(self.place_in(self.slabs.get(p)?.as_ref()?, row))
     }
 
-    /// `row` is in the slab, so no product overflows: `add` checked the slab's size.
+    /// Computes the place of a row of the slab. No product overflows, because `add` has checked the slab's
+    /// size.
     #[inline]
     const fn place_in(&self, slab: &Slab, row: u64) -> RowPlace {
         let n = (row - slab.first) as usize;
@@ -299,8 +302,8 @@ impl DenseRows {
         }
     }
 
-    /// The next row of a partition in the order of indices; `None` at the end. `cursor` begins at 0
-    /// and never becomes invalid.
+    /// Returns index and place of the next row of a partition, in the order of indices; `None` at the end.
+    /// `cursor` begins at 0 and never becomes invalid.
     pub fn next_row(&self, partition: u32, cursor: &mut u64) -> Option<(u64, RowPlace)> {
         let slab = self.slabs.get(partition as usize)?.as_ref()?;
         if *cursor >= slab.rows {
@@ -311,7 +314,8 @@ impl DenseRows {
         Some((row, self.place_in(slab, row)))
     }
 
-    /// The partitions of the shard, for the table's descriptor.
+    /// Iterates over the descriptors of the partitions of this applier, for the table's description to
+    /// clients.
     pub fn partitions(&self) -> impl Iterator<Item = RowsDescriptor> {
         (0..).zip(&self.slabs).filter_map(|(p, slab)| {
             let slab = slab.as_ref()?;
@@ -325,8 +329,8 @@ impl DenseRows {
         })
     }
 
-    /// Frees all memory, after all rows are void: a late reader finds no valid row, see
-    /// `release_rows`.
+    /// Frees all memory of the share after all of its rows are void, so that a late reader finds no valid
+    /// row, see `release_rows`.
     ///
     /// # Errors
     /// Never for blocks of this memory.

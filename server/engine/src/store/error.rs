@@ -6,11 +6,11 @@ use tidewater_runtime::mem::MemError;
 
 use super::hugepages::{Hugepages, Shortfall};
 
-/// Why an operation of the store failed. Nothing was changed.
+/// Error of an operation of the store. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The server's memory is used up.
+    /// The server's public or private memory is used up.
     #[error(
         "{what} needs {bytes} bytes, but {used} of the {capacity} bytes of {memory} memory are in \
          use; start the server with a larger --capacity"
@@ -27,7 +27,7 @@ pub enum StoreError {
         /// Bytes of the memory.
         capacity: usize,
     },
-    /// A limit of the format is exceeded.
+    /// A number exceeds a limit of the format.
     #[error("{what}: {have} is over the limit of {limit}")]
     Limit {
         /// Name of the number.
@@ -48,12 +48,12 @@ pub enum StoreError {
         /// Number of blocks that the directory holds.
         limit: usize,
     },
-    /// A table has as much of a resource on one applier as the format has room for.
+    /// A table has as much of a resource on one applier as the format allows.
     #[error("the table has {limit} {} on one applier, the most there are; {}", resource.name(), resource.remedy())]
     TableFull {
         /// What is used up.
         resource: RowResource,
-        /// How much of it there is.
+        /// Amount of the resource that the format allows.
         limit: u64,
     },
     /// Hugepages of the requested size are not available.
@@ -64,10 +64,10 @@ pub enum StoreError {
         /// What is missing, and how to get it.
         shortfall: Shortfall,
     },
-    /// Memory could not be mapped or made present.
+    /// Memory could not be mapped, locked or made present.
     #[error(transparent)]
     Mem(#[from] MemError),
-    /// Memory could not be made accessible to clients.
+    /// Memory could not be registered, so that clients could access it.
     #[error(transparent)]
     RegisteredRegion(#[from] ExportError),
 }

@@ -9,22 +9,23 @@ use super::StoreError;
 use super::redo::RowPlace;
 use super::sparse::SparseShard;
 
-/// Bytes of a stamp.
+/// Bytes of a row's expiry stamp.
 const STAMP_BYTES: usize = 8;
 
-/// Expiry of one applier's rows of a table.
+/// Expiry settings and tick count of a sparse table on one applier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expiry {
-    /// Ticks without a push after which a row expires.
+    /// Number of ticks without a push after which a row expires.
     after: u64,
-    /// Ticks completed in the table's domain.
+    /// Number of ticks that the table's domain has completed.
     now: u64,
-    /// Offset of a stamp from the row's state.
+    /// Byte offset of the stamp from the beginning of the row's optimizer state.
     stamp_at: usize,
 }
 
 impl Expiry {
-    /// Expiry after this number of ticks; 0 for none.
+    /// Creates the expiry of rows after `after` ticks without a push; `None` for 0. `state_bytes` is the
+    /// length of a row's optimizer state.
     pub(super) fn new(after: u32, state_bytes: usize) -> Option<Self> {
         (after > 0).then_some(Self {
             after: after.into(),
@@ -33,7 +34,8 @@ impl Expiry {
         })
     }
 
-    /// Private bytes of a row: its state, and its stamp if there is an expiry.
+    /// Private bytes of a row: its optimizer state, and its stamp if rows expire after `after` ticks (0:
+    /// never).
     pub(super) fn private_bytes(after: u32, state_bytes: usize) -> usize {
         match after {
             0 => state_bytes,
@@ -43,19 +45,19 @@ impl Expiry {
 }
 
 impl SparseShard {
-    /// Whether rows expire.
+    /// Whether rows of the table expire.
     pub const fn expires(&self) -> bool {
         self.expiry.is_some()
     }
 
-    /// Sets the number of ticks that the table's domain has completed.
+    /// Sets the number of ticks that the table's domain has completed. No effect without an expiry.
     pub fn set_ticks(&mut self, ticks: u64) {
         if let Some(expiry) = &mut self.expiry {
             expiry.now = ticks;
         }
     }
 
-    /// Stamps rows: a push of them takes effect now. Does nothing without an expiry.
+    /// Stamps rows with the present tick: a push of them takes effect now. No effect without an expiry.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when a place is not of this table.
@@ -71,8 +73,9 @@ impl SparseShard {
         Ok(())
     }
 
-    /// Appends the keys of the rows in `slots` of a partition that have expired. `places` is scratch. Cost: an
-    /// index entry and a stamp for each slot, a step for each run of the partition.
+    /// Appends to `keys` the keys of the expired rows in a range of slots of a partition. `places` is
+    /// working memory. Cost: an index entry and a stamp for each slot, a step for each run of the
+    /// partition.
     ///
     /// # Errors
     /// [`StoreError::Mem`] never for a partition of this shard.

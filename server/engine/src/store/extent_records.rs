@@ -17,7 +17,7 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const EXTENT: u64 = u64::from_le_bytes(*b"extent-p");
 
-/// Blocks, slots and salt of an extent.
+/// Memory blocks, number of slots and salt of one extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExtentRecord {
     pub(super) rows: Block,
@@ -26,7 +26,7 @@ pub(super) struct ExtentRecord {
     pub(super) salt: u64,
 }
 
-/// The records of one table on one applier, in private memory.
+/// Records of the extents of one table on one applier, in private memory, for a successor.
 #[derive(Debug)]
 pub(super) struct ExtentRecords {
     memory: Arc<ServerMemory>,
@@ -34,7 +34,7 @@ pub(super) struct ExtentRecords {
 }
 
 impl ExtentRecords {
-    /// Memory for as many records as a table can have extents.
+    /// Allocates records for as many extents as a table can have.
     pub(super) fn new(memory: &Arc<ServerMemory>, owner: BlockOwner) -> Result<Self, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Meta,
@@ -44,7 +44,7 @@ impl ExtentRecords {
         Ok(Self::attach(memory, block))
     }
 
-    /// The records that a dead process left.
+    /// Attaches the records that a dead process left in `block`.
     pub(super) fn attach(memory: &Arc<ServerMemory>, block: Block) -> Self {
         let memory = Arc::clone(memory);
         Self { memory, block }
@@ -54,7 +54,7 @@ impl ExtentRecords {
         self.block
     }
 
-    /// Writes the record of extent `n`, from 0.
+    /// Writes the record of the extent with number `n`, from 0.
     pub(super) fn write(&self, n: usize, extent: ExtentRecord) -> Result<(), StoreError> {
         let ExtentRecord { rows, records, .. } = extent;
         let words = [
@@ -74,7 +74,7 @@ impl ExtentRecords {
         Ok(())
     }
 
-    /// The record of extent `n`; `None` behind the last one.
+    /// Reads the record of the extent with number `n`, from 0; `None` after the last one.
     pub(super) fn read(&self, n: usize) -> Result<Option<ExtentRecord>, StoreError> {
         if n >= EXTENTS_MAX {
             return Ok(None);
@@ -93,7 +93,7 @@ impl ExtentRecords {
         }))
     }
 
-    /// Frees the memory of all records.
+    /// Frees the memory of all records of the table.
     pub(super) fn release(self) -> Result<(), StoreError> {
         self.memory.private.free(self.block)
     }

@@ -29,13 +29,13 @@ use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 use crate::store::ShardId;
 
-/// Bytes of a table's first extents. All sizes are multiples of it, so that freed extents serve tables
-/// with other rows.
+/// Bytes of row memory of a table's first extents. All sizes are multiples of it, so that freed extents
+/// serve tables with other rows.
 const FIRST_BYTES: usize = 64 << 10;
-/// Divisor of a table's row memory for the size of its next extent: the slack of a table is at most
-/// this part of it.
+/// Divisor of a table's row memory for the size of its next extent. The slack of a table is at most this
+/// part of it.
 const GROWTH_PART: usize = 8;
-/// The next extent is ordered when this part of the last one is left.
+/// Divisor of an extent's slots: when only this part of the last extent is left, the next one is ordered.
 const ORDER_PART: u32 = 8;
 /// Divisor for the size of an extent that the applier makes because the ordered one is late. It is
 /// small, so that the ordered one is used soon, but not so small that a slow helper uses up a
@@ -43,13 +43,13 @@ const ORDER_PART: u32 = 8;
 const LATE_PART: usize = 4;
 /// Least number of slots of an extent.
 const SLOTS_MIN: usize = 16;
-/// Bytes of a key, at the start of a slot's record.
+/// Bytes of the key at the beginning of a slot's record.
 const KEY_BYTES: usize = 8;
-/// Slots of a page of the slot numbers. All slots of a page belong to one extent.
+/// Number of slots in a page of the slot numbers. All slots of a page belong to one extent.
 const PAGE_SLOTS: u32 = 1 << PAGE_BITS;
 const PAGE_BITS: u32 = 10;
 
-/// One extent and its use.
+/// One extent: its memory blocks, its region key, and the number of slots in use.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
     rows: Block,
@@ -58,23 +58,23 @@ pub struct Extent {
     salt: u64,
     slots: u32,
     used: u32,
-    /// Number of slot 0 in the index.
+    /// Number of its first slot in the index.
     base: u32,
 }
 
-/// Sizes and owner of an extent to be made.
+/// Sizes and owner of an extent that is to be created.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     owner: BlockOwner,
     layout: RowLayout,
     /// Bytes of a slot's record in private memory.
     record_bytes: usize,
-    /// Bytes of its rows.
+    /// Bytes of the extent's rows in public memory.
     bytes: usize,
 }
 
 impl Plan {
-    /// The plan of a table's first extent.
+    /// Returns the plan of a table's first extent. `state` is the bytes of a row's private state.
     const fn first(ShardId { table, applier }: ShardId, layout: RowLayout, state: usize) -> Self {
         Self {
             owner: BlockOwner {
@@ -89,8 +89,8 @@ impl Plan {
         }
     }
 
-    /// Makes the extent. With `pace` its pages are made present. Without it (in an applier, which
-    /// has no time for that) the first access makes each present. Nothing is allocated on an error.
+    /// Creates the extent. With `pace`, on the helper thread, its pages are made present. Without it, on an
+    /// applier, the first access makes each page present. Nothing is allocated on an error.
     fn make(
         &self,
         memory: &ServerMemory,
@@ -122,12 +122,13 @@ impl Plan {
         })
     }
 
-    /// Number of rows that its bytes hold.
+    /// Number of rows that the bytes of the plan hold.
     const fn slots(&self) -> u32 {
         (self.bytes / self.layout.stride) as u32
     }
 
-    /// The plan with about this many bytes of rows.
+    /// Returns the plan with about `bytes` bytes of rows: rounded down to a multiple of `FIRST_BYTES`,
+    /// within the limits.
     fn of_bytes(self, bytes: usize) -> Self {
         let least = self.layout.stride * SLOTS_MIN;
         let bytes = bytes.min(EXTENT_BYTES_MAX) / FIRST_BYTES * FIRST_BYTES;
@@ -144,26 +145,26 @@ impl Made for Extent {
     }
 }
 
-/// All extents of a sparse table on one applier.
+/// All extents of a sparse table on one applier, and the table of them that clients read.
 #[derive(Debug)]
 pub struct Extents {
     memory: Arc<ServerMemory>,
     plan: Plan,
     table_salt: u64,
     list: Vec<Extent>,
-    /// Position in `list` of the extent with each page of slot numbers, from page 1 on.
+    /// Index in `list` of the extent that each page of slot numbers belongs to, from page 1 on.
     pages: Vec<u16>,
-    /// Bytes of all rows.
+    /// Bytes of row memory of all extents.
     bytes: usize,
     entries: Block,
     entries_key: RegionKey,
     preallocator: Preallocator,
     coming: Option<Order<Extent>>,
-    /// Of a table that outlives its process.
+    /// Records for a successor, if the table outlives its process.
     kept: Option<ExtentRecords>,
 }
 
-/// Where the extents of a table that outlives its process are, for its successor.
+/// Location of the extents of a table that outlives its process, for a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ExtentsPlace {
     entries: Block,
@@ -172,7 +173,8 @@ pub struct ExtentsPlace {
 }
 
 impl Extents {
-    /// Makes an empty extent table in public memory.
+    /// Creates an empty extent table in public memory. `state_bytes` is the private state of a row in
+    /// bytes.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -205,7 +207,8 @@ impl Extents {
         })
     }
 
-    /// Keeps a record of each extent, so that a successor finds them. For a table without extents.
+    /// Starts to keep a record of each extent, so that a successor finds them. Called before the table has
+    /// extents.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -214,7 +217,8 @@ impl Extents {
         Ok(())
     }
 
-    /// Where a successor finds the extents; `None` for a table that does not outlive its process.
+    /// Returns the location of the extents for a successor; `None` for a table that does not outlive its
+    /// process.
     pub(super) fn location_of_all(&self) -> Option<ExtentsPlace> {
         let kept = self.kept.as_ref()?;
         Some(ExtentsPlace {
@@ -224,8 +228,8 @@ impl Extents {
         })
     }
 
-    /// The extents of a dead process, registered again, with all slots in use. The caller says how many of
-    /// the last extent's are, by [`Self::end_at`].
+    /// Resumes the extents of a dead process: registers them again, with all slots in use. The caller then
+    /// sets how many slots of the last extent are in use, by [`Self::end_at`].
     ///
     /// # Errors
     /// [`StoreError`] when memory or keys are used up, or `place` is none of this memory.
@@ -275,19 +279,19 @@ impl Extents {
         Ok(extents)
     }
 
-    /// Sets the number of slots of the last extent that are in use.
+    /// Sets the number of slots in use in the last extent.
     pub(super) fn end_at(&mut self, used: u32) {
         if let Some(last) = self.list.last_mut() {
             last.used = used.min(last.slots);
         }
     }
 
-    /// Number of slots of each extent.
+    /// Lists the number of slots of each extent.
     pub(super) fn slots_of_all(&self) -> Vec<u32> {
         self.list.iter().map(|extent| extent.slots).collect()
     }
 
-    /// All blocks of the extents: in public and in private memory.
+    /// Lists the memory blocks of the extents: in public memory, and in private memory.
     pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
         let rows = self.list.iter().map(|extent| extent.rows);
         let records = self.list.iter().map(|extent| extent.records);
@@ -298,23 +302,23 @@ impl Extents {
         ]
     }
 
-    /// Salt of the extent table's entries.
+    /// Returns the salt of the entries of the extent table.
     pub const fn table_salt(&self) -> u64 {
         self.table_salt
     }
 
-    /// Private memory, where keys and states of the rows are.
+    /// Returns the private memory, which holds keys and optimizer states of the rows.
     pub(super) fn private(&self) -> &Arc<Region> {
         self.memory.private.region()
     }
 
-    /// Address and key of the extent table.
+    /// Returns address and region key of the extent table, which clients read.
     pub const fn table_addr(&self) -> (u64, RegionKey) {
         (self.entries.at as u64, self.entries_key)
     }
 
-    /// Takes up to `want` consecutive unused slots. Returns the extent's number, the first slot and
-    /// the number of slots. Bounded work unless the helper is late.
+    /// Takes at least one and up to `want` consecutive unused slots of one extent. Returns the extent's
+    /// number, the first slot and the number of slots. Bounded work unless the helper thread is late.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; nothing was taken.
@@ -389,7 +393,8 @@ impl Extents {
         self.add(extent)
     }
 
-    /// Adds an extent to the table, for this applier, for its successor and for clients.
+    /// Adds an extent: to this applier's list, to the records for a successor, and to the table that
+    /// clients read.
     fn add(&mut self, extent: Extent) -> Result<(), StoreError> {
         let base = self.next_number();
         let extent = Extent { base, ..extent };
@@ -428,12 +433,12 @@ impl Extents {
         Ok(())
     }
 
-    /// Number of the next extent's first slot.
+    /// Number that the first slot of the next extent gets.
     const fn next_number(&self) -> u32 {
         (self.pages.len() as u32 + 1) << PAGE_BITS
     }
 
-    /// Refuses an extent beyond a limit of the format.
+    /// Checks that one more extent is within the limits of the format.
     fn check_limits(&self) -> Result<(), StoreError> {
         if self.list.len() >= EXTENTS_MAX {
             return Err(StoreError::TableFull {
@@ -453,7 +458,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Place of a location's row, with the key that its slot holds; `None` for a location that was
+    /// Returns the place of the row at a location, with the key in its slot. `None` for a location that was
     /// never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
@@ -462,13 +467,14 @@ impl Extents {
         Some(self.place_in(extent, loc, key))
     }
 
-    /// Place of a location with a known key: does not read the slot.
+    /// Returns the place of a location with a known key. Does not read the slot. `None` for a location that
+    /// was never given out.
     #[inline]
     pub fn place_of_key(&self, loc: RowLocation, key: u64) -> Option<RowPlace> {
         Some(self.place_in(self.extent_of(loc)?, loc, key))
     }
 
-    /// Prefetches the memory that [`Self::place`] will read.
+    /// Prefetches the slot record that [`Self::place`] will read.
     #[inline]
     pub fn prefetch(&self, loc: RowLocation) {
         if let Some(extent) = self.extent_of(loc) {
@@ -477,7 +483,8 @@ impl Extents {
         }
     }
 
-    /// Location of a slot number, as generation 0; `None` for one that was never given out.
+    /// Converts a slot number to its location, as generation 0. `None` for a number that was never given
+    /// out.
     #[inline]
     pub fn location(&self, number: u32) -> Option<RowLocation> {
         let page = (number >> PAGE_BITS) as usize;
@@ -486,13 +493,13 @@ impl Extents {
         Some(RowLocation::new(0, position + 1, number - extent.base))
     }
 
-    /// Slot number of a location; `None` for a location that was never given out.
+    /// Converts a location to its slot number. `None` for a location that was never given out.
     #[inline]
     pub fn number(&self, loc: RowLocation) -> Option<u32> {
         Some(self.extent_of(loc)?.base + loc.slot())
     }
 
-    /// Key of a slot in the index.
+    /// Returns the key in the slot with this number; the index calls it.
     ///
     /// # Panics
     /// For a number that was never given out: the index holds none.
@@ -532,7 +539,7 @@ impl Extents {
         }
     }
 
-    /// Writes the key of a slot.
+    /// Writes the key of a slot into its record.
     ///
     /// # Errors
     /// [`StoreError::Mem`] for a location that was never given out.
@@ -543,7 +550,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Positions in public memory of all slots.
+    /// Lists the positions of all slots in public memory, one span for each extent.
     pub(super) fn spans(&self) -> Vec<Span> {
         let span = |extent: &Extent| Span {
             first: extent.rows.at as u64,
@@ -552,8 +559,8 @@ impl Extents {
         self.list.iter().map(span).collect()
     }
 
-    /// Frees all memory, after all rows are void: a late reader finds no valid row, see
-    /// `release_rows`.
+    /// Frees all memory of the extents after all of their rows are void, so that a late reader finds no
+    /// valid row, see `release_rows`.
     ///
     /// # Errors
     /// Never for blocks of this memory.

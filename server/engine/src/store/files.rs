@@ -27,22 +27,22 @@ use super::memory::{
 };
 use super::sparse::ShardError;
 
-/// Number of the layout of everything that a successor reads. It changes with each structure of private
+/// Version of the layout of everything that a successor reads. It changes with each structure in private
 /// memory.
 const LAYOUT: u64 = 2;
-/// Offset of the layout record in private memory.
+/// Byte offset of the layout record in private memory.
 const LAYOUT_AT: usize = 128;
-/// Offset of the incarnation of the server that has the memory.
+/// Byte offset in private memory of the incarnation of the server that has the memory.
 const INCARNATION_AT: usize = LAYOUT_AT + 32;
 const LAYOUT_RECORD: u64 = u64::from_le_bytes(*b"warm-lay");
 const COUNTERS: &str = "tidewater-counters";
 
-/// Why a successor cannot go on with the memory of a dead server. It has changed nothing that another try
-/// needs.
+/// Reason why a successor cannot take over the memory of a dead server. The attempt has changed nothing
+/// that another one needs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The superblock is not valid.
+    /// The superblock of a memory is not valid.
     #[error(
         "{memory} memory has no valid superblock: it is not that of a server; start without it"
     )]
@@ -50,7 +50,7 @@ pub enum ResumeError {
         /// Name of the memory.
         memory: &'static str,
     },
-    /// The server that wrote the memory has another layout.
+    /// The server that wrote the memory used another layout.
     #[error(
         "{memory} memory has {what} {found}, this server has {expected}; start the version that wrote it, or \
          start without it from a saved model"
@@ -76,13 +76,13 @@ pub enum ResumeError {
         /// Version of this program.
         expected: u64,
     },
-    /// A successor has the number of the server that died.
+    /// The successor has the same incarnation as the server that died.
     #[error("incarnation {incarnation:#x} is that of the server that died; draw another one")]
     Incarnation {
         /// Incarnation of both servers.
         incarnation: u64,
     },
-    /// What the memory says contradicts itself.
+    /// The contents of the memory contradict themselves.
     #[error(
         "the memory of the dead server is damaged: {what}; start without it from a saved model"
     )]
@@ -90,10 +90,10 @@ pub enum ResumeError {
         /// What is wrong, with its numbers.
         what: String,
     },
-    /// There is no memory for what the successor makes.
+    /// Memory is used up for what the successor allocates.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A table's share could not be made.
+    /// The share of a table could not be created or resumed.
     #[error(transparent)]
     Shard(#[from] ShardError),
 }
@@ -104,7 +104,7 @@ impl From<MemError> for ResumeError {
     }
 }
 
-/// The version of this program, 16 bits a part.
+/// Encodes the version of this program in 16 bits a part.
 fn version() -> u64 {
     let parts = env!("CARGO_PKG_VERSION").split(['.', '-', '+']).take(3);
     parts.fold(0, |all, part| {
@@ -121,22 +121,24 @@ fn version_text(version: u64) -> String {
     )
 }
 
-/// One memory file: its mapping and its descriptor.
+/// One memory file of a server: its mapping in this process and its descriptor.
 #[derive(Debug)]
 pub struct MemoryFile {
-    /// The memory as this process maps it.
+    /// Mapping of the memory in this process.
     pub region: Arc<Region>,
-    /// The descriptor of the memfd.
+    /// Descriptor of the memfd.
     pub fd: OwnedFd,
 }
 
-/// The memory files of one server: all that outlives its process.
+/// The three memory files of one server, which can outlive its process: public memory, private memory,
+/// counters.
 #[derive(Debug)]
 pub struct MemoryFiles([MemoryFile; 3]);
 
 impl MemoryFiles {
-    /// Reserves the files for a capacity of each memory. Also returns why the pages are not hugepages if
-    /// these were wanted. A holder calls it before it forks a server.
+    /// Reserves the files, with `capacity` bytes for public and for private memory each. Also returns why
+    /// their pages are not hugepages, if these were wanted. A holder process calls it before it forks a
+    /// server.
     ///
     /// # Errors
     /// [`StoreError::Hugepages`]; or when the kernel refuses.
@@ -153,7 +155,7 @@ impl MemoryFiles {
         Ok((Self(files), without))
     }
 
-    /// The same files once more: for a process to be forked, while the holder keeps its own.
+    /// Duplicates the descriptors of the files, for a process to be forked, while the holder keeps its own.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when there is no descriptor left.
@@ -167,7 +169,7 @@ impl MemoryFiles {
         Ok(Self([share(a)?, share(b)?, share(c)?]))
     }
 
-    /// The files with number and purpose: 0 public memory, 1 private memory, 2 counters.
+    /// Iterates over the files with number and name: 0 public memory, 1 private memory, 2 counters.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &'static str, &MemoryFile)> {
         let names = [NAMES[0], NAMES[1], COUNTERS];
         let named = (0..).zip(names).zip(&self.0);
@@ -189,7 +191,8 @@ fn out_of_fds(source: io::Error) -> MemError {
 }
 
 impl ServerMemory {
-    /// New memories in files that a holder keeps: tables can outlive the process.
+    /// Creates new server memories in files that a holder process keeps, so that tables can outlive this
+    /// process.
     ///
     /// # Errors
     /// As [`ServerMemory::with`].
@@ -206,11 +209,11 @@ impl ServerMemory {
         Self::assemble(arenas, counters, incarnation, incarnation, true)
     }
 
-    /// Takes over the memories of a server that died. Region keys stay. Every applier of the server is
-    /// resumed before the first one of them steps.
+    /// Takes over the memories of a server that died. Region keys stay valid. Every applier of the server
+    /// is resumed before the first one of them steps.
     ///
     /// # Errors
-    /// [`ResumeError`]: both sides are named where they differ.
+    /// [`ResumeError`]; where found and expected numbers differ, it has both.
     pub fn resume(files: MemoryFiles, incarnation: Incarnation) -> Result<Self, ResumeError> {
         let [public, private, counters] = files.into_parts();
         check_layout(&private.region)?;
@@ -243,8 +246,9 @@ impl ServerMemory {
         Ok(memory)
     }
 
-    /// Frees all blocks of an applier, or those without one, that are not among `kept`: offsets in public
-    /// and in private memory. What clients could read is void before any of it has a new owner.
+    /// Frees all blocks with an owner for which `is_of` is true, unless they are among `kept`: blocks of
+    /// public memory, and of private memory. The public blocks are zeroed before any of them has a new
+    /// owner.
     pub(crate) fn free_others(
         &self,
         is_of: impl Fn(&BlockOwner) -> bool,
@@ -276,7 +280,7 @@ impl ServerMemory {
     }
 }
 
-/// Checks that private memory was written by this layout and version.
+/// Checks that private memory was written with this layout and by this version of the program.
 fn check_layout(private: &Region) -> Result<(), ResumeError> {
     let line = private.words(LAYOUT_AT, LINE_BYTES)?.line(0);
     let memory = NAMES[1];
@@ -300,7 +304,7 @@ fn check_layout(private: &Region) -> Result<(), ResumeError> {
     }
 }
 
-/// Makes the allocator of a memory from its directory.
+/// Rebuilds the allocator of a memory from its directory.
 fn resume_arena(name: &'static str, file: MemoryFile) -> Result<Arena, ResumeError> {
     let old = Superblock::read(&file.region).ok_or(ResumeError::NotMemory { memory: name })?;
     let own = Superblock::of(&file.region, old.incarnation);

@@ -18,16 +18,16 @@ use tidewater_topology::{HugePool, Placement, Topology};
 use super::StoreError;
 use super::memory::reserved_bytes;
 
-/// The page size to use.
+/// Page size that a server wants for its memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Hugepages {
-    /// The choice of a program without a setting: as [`Self::Auto`], without the warning.
+    /// Choice of a program without a setting: as [`Self::Auto`], without the warning.
     #[default]
     Default,
-    /// Hugepages where they hold the whole capacity, else ordinary pages and a warning.
+    /// Hugepages if the pool holds the complete capacity; otherwise ordinary pages and a warning.
     Auto,
-    /// Hugepages of this size, or an error.
+    /// Hugepages of this size, or an error without them.
     Of(Pages),
     /// Ordinary pages of the kernel.
     Off,
@@ -65,22 +65,23 @@ impl fmt::Display for Hugepages {
     }
 }
 
-/// What is missing for memories of hugepages of a size.
+/// Hugepages that are missing for both memories of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Shortfall {
-    /// Size of a page in bytes.
+    /// Size of one page in bytes.
     pub page_bytes: u64,
-    /// Pages that both memories take.
+    /// Number of pages that both memories need.
     pub needed: u64,
-    /// Pages that can be allocated, according to the pool.
+    /// Number of pages that the pool can still provide.
     pub available: u64,
-    /// Pages that the pool would need; `None` if the kernel has no such pool.
+    /// Number of pages that the pool should have; `None` if the kernel has no such pool.
     pub pool: Option<u64>,
 }
 
 impl Shortfall {
-    /// The command that provides them, to be run as root; empty if nothing helps.
+    /// Returns the shell command that provides the pages, to be run as root. Empty if the kernel has no
+    /// such pool.
     pub fn command(&self) -> String {
         let kib = self.page_bytes >> 10;
         let echo =
@@ -110,13 +111,13 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// The chosen pages, and why hugepages were not chosen.
+/// Page size that was chosen, and the reason why it is not hugepages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// Page size that is used.
     #[serde(serialize_with = "by_name")]
     pub pages: Pages,
-    /// What is missing for hugepages, where these were wanted.
+    /// Hugepages that are missing; `None` if they are used or were not wanted.
     pub shortfall: Option<Shortfall>,
 }
 
@@ -124,11 +125,11 @@ fn by_name<S: serde::Serializer>(pages: &Pages, to: S) -> Result<S::Ok, S::Error
     to.serialize_str(pages.name())
 }
 
-/// Chooses the pages of two memories of `capacity` bytes each. Pages of 1 GiB are preferred where
-/// the capacity fills one.
+/// Chooses the page size for two memories of `capacity` bytes each. Pages of 1 GiB are preferred if the
+/// capacity fills one.
 ///
 /// # Errors
-/// What is missing, when the requested size is not available.
+/// The missing pages, when the requested size is not available.
 pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Choice, Shortfall> {
     let huge = |pages| Choice {
         pages,
@@ -157,7 +158,8 @@ pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Ch
     }
 }
 
-/// What the pool of these pages lacks for two memories.
+/// Computes the hugepages of a size that its pool lacks for two memories of `capacity` bytes; `None` if it
+/// has enough.
 fn shortfall(pages: Pages, capacity: usize, pools: &[HugePool]) -> Option<Shortfall> {
     let page_bytes = pages.bytes() as u64;
     let needed = 2 * (reserved_bytes(capacity) as u64).div_ceil(page_bytes);
@@ -172,7 +174,7 @@ fn shortfall(pages: Pages, capacity: usize, pools: &[HugePool]) -> Option<Shortf
     })
 }
 
-/// Page size and NUMA node for both memories.
+/// Page size and NUMA node of both memories of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backing {
     /// Page size that is wanted.
@@ -181,12 +183,12 @@ pub struct Backing {
     pub pools: Vec<HugePool>,
     /// NUMA node that pages should come from.
     pub node: Option<u32>,
-    /// Processors of that node that this process may use.
+    /// Numbers of that node's processors that this process may use.
     pub cpus: Vec<u32>,
 }
 
 impl Backing {
-    /// Takes node and processors from the placement.
+    /// Builds the settings: node and processors from the placement, pools from the topology.
     pub fn new(hugepages: Hugepages, topology: &Topology, placement: &Placement) -> Self {
         let on_node = topology
             .allowed()
@@ -199,9 +201,9 @@ impl Backing {
         }
     }
 
-    /// Makes public and private memory, both of the same pages: hugepages if they were chosen. If
-    /// the pool is emptied meanwhile, or a cgroup forbids its pages, an automatic choice falls back
-    /// to ordinary pages and returns the reason.
+    /// Reserves public and private memory with the same page size: hugepages if they were chosen. If the
+    /// pool is emptied meanwhile, or a cgroup forbids its pages, an automatic choice falls back to ordinary
+    /// pages and returns the reason.
     pub(super) fn reserve(
         &self,
         capacity: usize,
@@ -232,8 +234,8 @@ impl Backing {
         Ok(([ordinary(NAMES[0])?, ordinary(NAMES[1])?], without))
     }
 
-    /// Reserves each memory on a thread on the node that the pages should come from: the kernel
-    /// zeroes them in it.
+    /// Reserves both memories with hugepages, each on a thread of its own on the wanted NUMA node: the
+    /// kernel allocates and zeroes the pages there. `bytes` is the size of one memory.
     fn reserve_huge(&self, bytes: usize, pages: Pages) -> Result<[Reserved; 2], MemError> {
         let failed = |source| MemError::Os {
             call: "thread",
@@ -262,7 +264,8 @@ impl Backing {
         })
     }
 
-    /// Moves the calling thread to the node. If that fails, pages come from its current node.
+    /// Binds the calling thread to the processors of the NUMA node. If that fails, pages come from the
+    /// thread's present node.
     fn settle(&self) {
         let mut set = CpuSet::new();
         for cpu in self.cpus.iter().map(|&cpu| cpu as usize) {
@@ -278,13 +281,13 @@ impl Backing {
     }
 }
 
-/// Names of the memfds in `/proc/PID/maps`.
+/// Names of the memfds of public and private memory, as in `/proc/PID/maps`.
 pub(super) const NAMES: [&str; 2] = ["tidewater-public", "tidewater-private"];
 
-/// A memory and its descriptor.
+/// Mapping of a reserved memory, and its descriptor.
 pub(super) type Reserved = (Region, OwnedFd);
 
-/// Why a server runs without the hugepages that it prefers. For log messages.
+/// Reason why a server runs without the hugepages that it prefers. For log messages.
 #[derive(Debug)]
 pub enum NoHugepages {
     /// The pool has too few pages.

@@ -25,48 +25,49 @@ use super::memory::{Block, BlockOwner, ServerMemory};
 use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, STEP_BYTES, Urgency};
 
 const BUCKET_BYTES: usize = 4;
-/// Buckets of the first table: a page.
+/// Number of buckets of the first table: one page.
 const FIRST_BUCKETS: usize = 1024;
-/// Fill in 32nds at which the next table is ordered, at which it takes over, and which none exceeds.
+/// Fill levels in 32nds: at which the next table is ordered, at which it takes over, and which no table
+/// exceeds.
 const ORDER_AT: usize = 24;
 const MOVE_AT: usize = 27;
 const FULL_AT: usize = 30;
-/// Buckets of the old table moved by one insert: the move ends before the next table is ordered.
+/// Number of buckets of the old table that one insert moves, so that the move ends before the next order.
 const MOVED_PER_INSERT: usize = 8;
-/// Bytes of the next table cleared by one insert without a helper: all of it while the present one
-/// goes from [`ORDER_AT`] to [`MOVE_AT`].
+/// Bytes of the next table that one insert clears without a helper: all of it while the present table fills
+/// from [`ORDER_AT`] to [`MOVE_AT`].
 const CLEARED_PER_INSERT: usize = 80;
-/// Size in bytes from which the helper makes and returns tables: below it one insert's share is
-/// negligible. Smaller tables double, so that there are few of them.
+/// Size in bytes from which the helper thread prepares tables and returns their pages. Smaller tables
+/// double, and one insert's share of them is negligible.
 const ORDERED_BYTES: usize = STEP_BYTES;
 const EMPTY: u32 = 0;
-/// In an old table, the bucket of a key that was removed. Unlike an empty bucket it ends no search.
-/// No slot has this number.
+/// Tombstone: bucket of a key that was removed from an old table. It ends no search. No slot number equals
+/// it.
 const GONE: u32 = u32::MAX;
 
-/// One table of buckets.
+/// One hash table of buckets in private memory.
 #[derive(Debug, Clone, Copy)]
 struct Table {
     block: Block,
     buckets: usize,
-    /// Bits of a bucket that hold the slot number, 1 to 32; the others hold the tag.
+    /// Number of bits of a bucket that hold the slot number, 1 to 32. The others hold the tag.
     bits: u32,
 }
 
-/// State of an index's growth.
+/// State of the growth of an index to its next table.
 #[derive(Debug)]
 enum Growth {
-    /// It does not grow.
+    /// The index does not grow now.
     None,
-    /// The helper makes the next table.
+    /// The helper thread prepares the next table.
     Ordered(Order<Table>),
-    /// Without a helper: the next table, and how many of its bytes are clear.
+    /// Without a helper: the next table, and the number of its bytes that are cleared.
     Ahead(Table, usize),
-    /// The table being emptied, and the next bucket to move.
+    /// The old table that is being emptied, and the next bucket to move.
     Move(Table, usize),
 }
 
-/// The index of one table on one applier. Used by that applier only.
+/// Hash index from keys to slot numbers, for one table on one applier. Used by that applier only.
 ///
 /// Methods take the keys of slots as `keys`: a function from a slot number in the index to the key
 /// of that slot.
@@ -78,15 +79,15 @@ pub struct Index {
     table: Table,
     growth: Growth,
     len: usize,
-    /// Greatest slot number so far.
+    /// Greatest slot number that was added so far.
     slots: u32,
 }
 
 impl Index {
-    /// Greatest slot number.
+    /// Greatest slot number that a bucket can hold.
     pub const SLOT_MAX: u32 = u32::MAX - 1;
 
-    /// An empty index.
+    /// Creates an empty index with one page of buckets.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -110,17 +111,18 @@ impl Index {
         Ok(index)
     }
 
-    /// Number of keys in it.
+    /// Number of keys in the index.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no key.
+    /// Whether the index holds no key.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Slot of a key. Cost: a cache line of buckets, and the key of each bucket with the same tag.
+    /// Returns the slot number of a key, or `None`. Cost: a cache line of buckets, and the key of each
+    /// bucket with its tag.
     #[inline]
     pub fn get(&self, key: u64, keys: impl Fn(u32) -> u64) -> Option<u32> {
         let region = self.memory.private.region();
@@ -134,7 +136,7 @@ impl Index {
         Some(slot)
     }
 
-    /// Slot that a key probably has: that of the first bucket with its tag. Reads no key.
+    /// Returns the slot number that a key probably has, of the first bucket with its tag. Reads no key.
     #[inline]
     pub fn guess(&self, key: u64) -> Option<u32> {
         let region = self.memory.private.region();
@@ -145,8 +147,8 @@ impl Index {
         }
     }
 
-    /// Prefetches the bucket where a search for the key begins, so that searches for many keys do
-    /// not wait for memory one after the other. The value has no meaning.
+    /// Prefetches the bucket where the search for a key begins: cache misses of many searches overlap. The
+    /// value has no meaning.
     #[inline]
     pub fn touch(&self, key: u64) -> u64 {
         let region = self.memory.private.region();
@@ -165,10 +167,10 @@ impl Index {
         }
     }
 
-    /// Adds a key that is not there. `slot` is from 1 to [`Self::SLOT_MAX`]. Bounded work.
+    /// Adds a key that the index does not hold. `slot` is from 1 to [`Self::SLOT_MAX`]. Bounded work.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`] when it must grow and cannot; nothing was added.
+    /// [`StoreError::NoMemory`] when the index must grow and cannot; nothing was added.
     pub fn insert(
         &mut self,
         key: u64,
@@ -180,7 +182,7 @@ impl Index {
         Ok(())
     }
 
-    /// Makes room for [adding](Self::add) one more key, and does that key's share of growing.
+    /// Makes room to [add](Self::add) one more key, and does that key's share of the growth.
     ///
     /// # Errors
     /// As [`Self::insert`].
@@ -188,7 +190,7 @@ impl Index {
         self.grow_some(keys)
     }
 
-    /// Adds a key that is not there, after [`Self::make_room`].
+    /// Adds a key that the index does not hold, after [`Self::make_room`].
     pub(super) fn add(&mut self, key: u64, slot: u32) {
         debug_assert!(!self.is_over(FULL_AT), "no room was made");
         assert!((1..=Self::SLOT_MAX).contains(&slot), "slot {slot}");
@@ -208,7 +210,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Removes a key and returns its slot.
+    /// Removes a key and returns its slot number; `None` if the index did not hold it.
     pub fn remove(&mut self, key: u64, keys: impl Fn(u32) -> u64) -> Option<u32> {
         let region = Arc::clone(self.memory.private.region());
         let buckets = self.table.open(&region)?;
@@ -229,7 +231,7 @@ impl Index {
         found
     }
 
-    /// Removes all keys. Cost: zeroes the table, 4 bytes for each of its [buckets](Self::buckets).
+    /// Removes all keys. Cost: zeroes the present table, 4 bytes for each of its [buckets](Self::buckets).
     ///
     /// # Errors
     /// Never for the memory of this index.
@@ -243,7 +245,7 @@ impl Index {
         Ok(())
     }
 
-    /// Blocks of its tables.
+    /// Iterates over the memory blocks of the index's tables.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
         let other = match &self.growth {
             Growth::None | Growth::Ordered(_) => None,
@@ -252,7 +254,7 @@ impl Index {
         [self.table.block].into_iter().chain(other)
     }
 
-    /// Number of buckets of the table.
+    /// Number of buckets of the present table.
     pub const fn buckets(&self) -> usize {
         self.table.buckets
     }
@@ -272,18 +274,19 @@ impl Index {
         self.memory.private.free(self.table.block)
     }
 
-    /// Whether one key more would make it more than `parts` 32nds full.
+    /// Whether one more key would fill the table to more than `parts` 32nds.
     const fn is_over(&self, parts: usize) -> bool {
         (self.len + 1) * 32 > self.table.buckets * parts
     }
 
-    /// Bits for the slot numbers of a table: room for twice the slots or buckets of now.
+    /// Number of bits for slot numbers in a table of this size: room for twice the present slots or
+    /// buckets.
     fn slot_bits(&self, buckets: usize) -> u32 {
         let most = u32::try_from(buckets).unwrap_or(u32::MAX).max(self.slots);
         (u32::BITS - most.leading_zeros() + 1).min(u32::BITS)
     }
 
-    /// One insert's share of growing.
+    /// Does one insert's share of the growth: orders or clears the next table, or moves buckets.
     fn grow_some(&mut self, keys: impl Fn(u32) -> u64) -> Result<(), StoreError> {
         if matches!(self.growth, Growth::None) && self.is_over(ORDER_AT) {
             self.growth = self.begin()?;
@@ -323,7 +326,7 @@ impl Index {
         Ok(())
     }
 
-    /// Orders the next table, or allocates memory for it.
+    /// Begins the growth: orders the next table from the helper, or allocates its memory.
     fn begin(&self) -> Result<Growth, StoreError> {
         let (owner, buckets) = (self.owner, self.table.grown());
         let make = move |memory: &ServerMemory, pace: &mut Pace| {
@@ -344,7 +347,7 @@ impl Index {
         }
     }
 
-    /// The next larger table, which is yet to be cleared.
+    /// Allocates the next larger table, which is not cleared yet.
     fn next_table(&self) -> Result<Table, StoreError> {
         Table::take(&self.memory, self.owner, self.table.grown())
     }
@@ -382,8 +385,8 @@ impl Index {
         Ok(Growth::None)
     }
 
-    /// Frees an outgrown table. The helper returns the pages of a large one to the system: a table of
-    /// another size has no use for it.
+    /// Frees an outgrown table. The helper returns the pages of a large one to the system, because a table
+    /// of another size has no use for it.
     fn retire(&self, block: Block) -> Result<(), StoreError> {
         let give_back = move |memory: &ServerMemory, pace: &mut Pace| {
             memory.private.free_returning(block, pace)?;
@@ -401,7 +404,7 @@ impl Index {
     }
 }
 
-/// A block without pages: they were returned, and nothing is left to free.
+/// Result of an order that returned the pages of a block: nothing is left to free.
 struct Returned;
 
 impl Made for Returned {
@@ -414,7 +417,7 @@ impl Made for Table {
         let _ = memory.private.free(self.block);
     }
 
-    /// No other table has its size: its pages would stay without use.
+    /// Frees the table and returns its pages to the system: no other table has its size.
     fn discard_late(self, memory: &ServerMemory, pace: &mut Pace) {
         let _ = memory.private.free_returning(self.block, pace);
     }
@@ -430,13 +433,13 @@ impl Table {
         }
     }
 
-    /// A table that is yet to be cleared.
+    /// Allocates a table of `buckets` buckets, which is not cleared yet.
     fn take(memory: &ServerMemory, owner: BlockOwner, buckets: usize) -> Result<Self, StoreError> {
         let block = memory.private.alloc_used(buckets * BUCKET_BYTES, owner)?;
         Ok(Self::new(block, buckets))
     }
 
-    /// Number of buckets of the next larger table.
+    /// Number of buckets of the next larger table: twice as many, or half as many more if it is large.
     const fn grown(&self) -> usize {
         if self.buckets * BUCKET_BYTES < ORDERED_BYTES {
             return self.buckets * 2;
@@ -444,7 +447,7 @@ impl Table {
         (self.buckets + self.buckets / 2).next_multiple_of(16)
     }
 
-    /// Clears up to `share` bytes more. Returns the number of bytes that are clear then.
+    /// Clears up to `share` bytes from byte `from` on. Returns the offset up to which the table is clear.
     fn clear(&self, memory: &ServerMemory, from: usize, share: usize) -> Result<usize, StoreError> {
         let end = from.saturating_add(share).min(self.bytes());
         let words = memory.private.region().words_mut(self.block.at, end)?;
@@ -456,7 +459,7 @@ impl Table {
         self.buckets * BUCKET_BYTES
     }
 
-    /// The bits of a bucket that hold its slot number.
+    /// Mask of the bits of a bucket that hold its slot number.
     const fn slot_mask(&self) -> u32 {
         mask(self.bits)
     }
@@ -475,17 +478,17 @@ const fn mask(bits: u32) -> u32 {
     u32::MAX >> (u32::BITS - bits)
 }
 
-/// The buckets of one table, two a word.
+/// View of the buckets of one table, two in each word.
 #[derive(Clone, Copy)]
 struct Buckets<'a> {
     words: WordsMut<'a>,
     buckets: usize,
-    /// Mask of the slot number in a bucket.
+    /// Mask of the bits of a bucket that hold the slot number.
     slots: u32,
 }
 
 impl Buckets<'_> {
-    /// The bucket where a search begins. The high bits of the hash choose it, the low ones are the
+    /// Returns the bucket where a search begins: the high bits of the hash choose it, the low ones are the
     /// tag.
     #[inline]
     const fn home(&self, hash: u64) -> usize {
@@ -508,7 +511,7 @@ impl Buckets<'_> {
         self.words.store(word, others | u64::from(bucket) << shift);
     }
 
-    /// The slot number of a bucket; `None` if it holds no key.
+    /// Returns the slot number in a bucket; `None` if it holds no key.
     #[inline]
     const fn slot(&self, bucket: u32) -> Option<u32> {
         match bucket {
@@ -517,7 +520,7 @@ impl Buckets<'_> {
         }
     }
 
-    /// The bucket and the slot of a key, or the empty bucket for it.
+    /// Returns bucket and slot number of a key; as the error, the empty bucket where the search ended.
     #[inline]
     fn find(&self, key: u64, keys: &impl Fn(u32) -> u64) -> Result<(usize, u32), usize> {
         let hash = mix64(key);
@@ -551,7 +554,7 @@ impl Buckets<'_> {
         }
     }
 
-    /// Puts a slot into the first empty bucket for a hash.
+    /// Writes a slot number with the tag of the hash into the first empty bucket from the hash's home on.
     fn put(&self, hash: u64, slot: u32) {
         let mut at = self.home(hash);
         while self.get(at) != EMPTY {
@@ -560,7 +563,7 @@ impl Buckets<'_> {
         self.set(at, hash as u32 & !self.slots | slot);
     }
 
-    /// Gives slot numbers `bits` bits; tags lose as many. Cost: all buckets.
+    /// Widens the slot numbers to `bits` bits; tags become as much shorter. Cost: all buckets.
     fn widen(&self, bits: u32) {
         for at in 0..self.buckets {
             let bucket = self.get(at);
@@ -570,7 +573,7 @@ impl Buckets<'_> {
         }
     }
 
-    /// Empties bucket `hole` and moves later entries of the run back, so that no probe ends early.
+    /// Empties bucket `hole` and moves later entries of its run back, so that no search ends too early.
     fn close_gap(&self, mut hole: usize, keys: &impl Fn(u32) -> u64) {
         let distance = |from: usize, to: usize| match to >= from {
             true => to - from,

@@ -21,23 +21,23 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const JOURNAL: u64 = u64::from_le_bytes(*b"journal ");
 const HEADER_BYTES: usize = 24;
-/// Bytes of the smallest block.
+/// Bytes of the smallest block of a journal.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// The journal of one applier.
+/// Write-ahead journal of one applier in private memory, for a successor.
 #[derive(Debug)]
 pub(crate) struct Journal {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
     block: Block,
-    /// Offset of the next entry in the block.
+    /// Byte offset of the next entry in the block.
     at: usize,
     /// Number of the next entry, from 1.
     next: u64,
 }
 
 impl Journal {
-    /// An empty journal.
+    /// Creates an empty journal for an applier.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -55,7 +55,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The journal that a dead process left, with its entries. Frees a block that was not complete.
+    /// Reads the journal that a dead process left: the journal, and its entries in order. The newest
+    /// complete block counts.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         applier: u32,
@@ -84,12 +85,12 @@ impl Journal {
         Ok((journal, read.state))
     }
 
-    /// The block that it is in.
+    /// Returns the memory block that holds the journal.
     pub(crate) const fn block(&self) -> Block {
         self.block
     }
 
-    /// Appends an entry. Returns whether it had room.
+    /// Appends an entry to the journal. Returns false, with nothing written, if its block has no room.
     ///
     /// # Errors
     /// Never for a block of this memory.
@@ -150,18 +151,18 @@ fn checksum(number: u64, entry: &[u8]) -> u64 {
     H64::new([JOURNAL, number, entry.len() as u64, 0]).finish_bytes(entry)
 }
 
-/// Entries of a complete block.
+/// Entries of a journal block that was read.
 struct Read {
-    /// Number of the first entry, and of entries.
+    /// Number of the first entry, and the number of entries.
     first: u64,
     entries: u64,
-    /// Offset behind the last entry.
+    /// Byte offset after the last entry.
     end: usize,
-    /// Entries that hold bytes.
+    /// Contents of the entries that hold bytes, in order.
     state: Vec<Vec<u8>>,
 }
 
-/// The entries of a block; `None` for one that is not complete.
+/// Reads the entries of a journal block; `None` for a block that is not complete.
 fn read(memory: &ServerMemory, block: Block) -> Result<Option<Read>, StoreError> {
     let words = memory.private.region().words(block.at, block.len)?;
     let first = words.load(0);

@@ -31,20 +31,21 @@ use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages};
 use super::prealloc::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
-/// Offset of the first parked flag line in public memory.
+/// Byte offset of the first parked flag line in public memory.
 pub const DOZE_AT: usize = 4096;
 const DIRECTORY_AT: usize = 8192;
 const BLOCKS_AT: usize = DIRECTORY_AT + MEMORY_BLOCKS_MAX * LINE_BYTES;
-/// Bytes returned to the system between two readings of the clock.
+/// Bytes of pages returned to the system between two readings of the clock.
 const RETURNED_BYTES: usize = 1 << 20;
-/// Blocks begin at multiples of this, as slabs need.
+/// Alignment of blocks in bytes, as row slabs need it.
 const BLOCK_ALIGN: usize = 64;
-/// Offset of the number of bytes in use.
+/// Byte offset of the word with the number of bytes in use.
 pub(super) const USED_AT: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
 const ENTRY: u64 = u64::from_le_bytes(*b"mem-dirE");
 
-/// Size of a memory of at least this capacity, in bytes: its directory takes some.
+/// Size in bytes to reserve for a memory of this capacity: whole pages, and at least twice the bytes in
+/// front of its first block.
 pub(super) const fn reserved_bytes(capacity: usize) -> usize {
     let least = 2 * BLOCKS_AT;
     let bytes = if capacity < least { least } else { capacity };
@@ -54,35 +55,36 @@ pub(super) const fn reserved_bytes(capacity: usize) -> usize {
     }
 }
 
-/// Use of a block; its code is in the directory entry.
+/// Use of a memory block. Its code is in the directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockKind {
-    /// Freed, not in use.
+    /// Free block, not in use.
     Free = 0,
-    /// Rows of a sparse table (public) or their keys and optimizer state (private).
+    /// Rows of a sparse table's extent (public), or their keys and optimizer state (private).
     Extent = 1,
-    /// A partition's index (private).
+    /// Hash index of a sparse table on one applier (private).
     Index = 2,
-    /// Rows or blocks of a dense table's partition, or their optimizer state.
+    /// Rows or blocks of a dense table (public), or their optimizer state (private).
     Dense = 3,
-    /// Version words, snapshot lines, extent tables (public).
+    /// Version words, snapshot records, extent tables (public), and records of extents for a successor
+    /// (private).
     Meta = 4,
     /// An applier's redo area (private).
     Redo = 5,
-    /// Sums of an open iteration (private).
+    /// Sums of an open iteration, and pages of held frames that end with the process (private).
     Pending = 6,
     /// Status records of rings (public).
     Ring = 7,
     /// An applier's journal (private).
     Journal = 8,
-    /// The record of one ring, and its refusals (private).
+    /// Record of one ring for a successor, with its refusals (private).
     Session = 9,
-    /// A page of the pushes that are held back for an open iteration (private).
+    /// Page of held pushes that outlive the process (private).
     Held = 10,
 }
 
-/// One applier's share of a table.
+/// Identifies one applier's share of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardId {
     /// Number of the table that it is a part of.
@@ -92,27 +94,27 @@ pub struct ShardId {
 }
 
 impl ShardId {
-    /// The share of `table` that the applier with this number has.
+    /// Creates the identification of the share of `table` on the applier with this number.
     pub const fn new(table: TableId, applier: u32) -> Self {
         Self { table, applier }
     }
 }
 
-/// The owner of a block; part of the directory entry.
+/// Owner of a memory block, as its directory entry has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOwner {
     /// Use of the block.
     pub kind: BlockKind,
-    /// Number of the table, or 0.
+    /// Number of the table; 0 if the block belongs to no table.
     pub table: u32,
     /// Number of the applier.
     pub applier: u32,
-    /// Number of the partition or extent.
+    /// Number of the partition or extent; 0 if the block belongs to none.
     pub part: u32,
 }
 
 impl BlockOwner {
-    /// The owner in a directory entry; `None` for a use that is not known.
+    /// Decodes the owner from a directory entry; `None` for an unknown use.
     pub(crate) fn of_words([kind, table, applier, part]: [u32; 4]) -> Option<Self> {
         use BlockKind::{
             Dense, Extent, Free, Held, Index, Journal, Meta, Pending, Redo, Ring, Session,
@@ -129,7 +131,7 @@ impl BlockOwner {
         })
     }
 
-    /// The owner of a partition's block on an applier.
+    /// Creates the owner of a block of a partition in a table's share.
     pub const fn of(shard: ShardId, kind: BlockKind, part: PartitionId) -> Self {
         Self {
             kind,
@@ -140,10 +142,10 @@ impl BlockOwner {
     }
 }
 
-/// A block of one memory.
+/// Block of the public or the private memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Block {
-    /// Offset in its memory, in bytes.
+    /// Byte offset of the block in its memory.
     pub at: usize,
     /// Length in bytes: at least the requested one.
     pub len: usize,
@@ -151,18 +153,18 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block of a directory entry.
+    /// Creates a block from the numbers of its directory entry.
     pub(super) const fn of_parts(at: usize, len: usize, entry: u32) -> Self {
         Self { at, len, entry }
     }
 
-    /// Number of its directory entry.
+    /// Number of the block's directory entry.
     pub(super) const fn entry(&self) -> u32 {
         self.entry
     }
 }
 
-/// The record at the start of each memory.
+/// Record at the start of each memory, from which another process finds its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) len: u64,
@@ -172,7 +174,7 @@ pub(super) struct Superblock {
 }
 
 impl Superblock {
-    /// The superblock of a memory as this code writes it.
+    /// Builds the superblock of a memory as this version writes it.
     pub(super) fn of(region: &Region, incarnation: Incarnation) -> Self {
         Self {
             len: region.len() as u64,
@@ -182,7 +184,7 @@ impl Superblock {
         }
     }
 
-    /// The superblock in a memory; `None` if its checksum does not match.
+    /// Reads the superblock of a memory; `None` if its checksum does not match.
     pub(super) fn read(region: &Region) -> Option<Self> {
         let line = region.words(0, LINE_BYTES).ok()?.line(0);
         let old = Self {
@@ -213,23 +215,23 @@ struct AllocatorState {
     used: usize,
     entries: u32,
     free: HashMap<usize, Vec<Block>>,
-    /// Free too, and zeroed: no owner has written them.
+    /// Free blocks that are zeroed, because no owner has written them; by length.
     clean: HashMap<usize, Vec<Block>>,
 }
 
-/// One memory and its allocator.
+/// One memory of a server and the allocator of its blocks.
 #[derive(Debug)]
 pub struct Arena {
     name: &'static str,
     region: Arc<Region>,
     fd: OwnedFd,
-    /// Whether blocks are locked when they are handed out.
+    /// Whether blocks are locked in memory when they are allocated.
     locked: bool,
     books: Mutex<AllocatorState>,
 }
 
 impl Arena {
-    /// A memory without blocks, with its superblock.
+    /// Creates a memory without blocks, and writes its superblock.
     pub(super) fn new(
         name: &'static str,
         file: MemoryFile,
@@ -241,7 +243,7 @@ impl Arena {
         Ok(Self::of_file(name, file))
     }
 
-    /// A memory without blocks; stores nothing.
+    /// Creates the allocator of a memory without blocks. Writes nothing into the memory.
     pub(super) fn of_file(name: &'static str, MemoryFile { region, fd }: MemoryFile) -> Self {
         let books = Mutex::new(AllocatorState {
             used: BLOCKS_AT,
@@ -256,24 +258,24 @@ impl Arena {
         }
     }
 
-    /// The memory that is mapped.
+    /// Returns the mapping of the memory.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Its descriptor, for passing on (see `mem::region::read_only_fd`).
+    /// Returns the memory's descriptor, to be passed on (see `mem::region::read_only_fd`).
     pub const fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// Locks the used part in memory, and every block that is handed out from now on.
+    /// Locks the used part of the memory against swapping, and every block that is allocated from now on.
     fn lock(&mut self) -> Result<(), StoreError> {
         self.region.lock(0, self.books().used)?;
         self.locked = true;
         Ok(())
     }
 
-    /// Bytes in use, and bytes reserved.
+    /// Returns the bytes in use and the bytes reserved.
     pub fn usage(&self) -> (usize, usize) {
         (self.books().used, self.region.len())
     }
@@ -285,12 +287,12 @@ impl Arena {
         }
     }
 
-    /// A zeroed block. Not for the data path: takes a lock, zeroes a block that was used before,
-    /// and the pages of a new one are not yet present.
+    /// Allocates a zeroed block. Not for the data path: takes a lock, zeroes a block that was used before,
+    /// and the pages of a new one are not present yet.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full,
-    /// [`StoreError::Mem`] when it cannot be locked.
+    /// [`StoreError::NoMemory`], [`StoreError::Blocks`] when the directory is full, [`StoreError::Mem`]
+    /// when the block cannot be locked.
     pub fn alloc(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
         let (block, used) = self.take(bytes, true)?;
         if used {
@@ -301,8 +303,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// A block as its last owner left it, or fresh: the caller clears it step by step. For
-    /// appliers, which have no time to clear much at once.
+    /// Allocates a block that still has the bytes of its last owner, or is fresh: the caller clears it step
+    /// by step. For appliers, which have no time to clear much at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
@@ -312,8 +314,9 @@ impl Arena {
         Ok(block)
     }
 
-    /// A zeroed block without an earlier owner, if there is room for one: the kernel zeroes it page
-    /// by page as it is touched. For appliers, and blocks that are too large to be zeroed at once.
+    /// Allocates a zeroed block without an earlier owner, if there is room for one: the kernel zeroes each
+    /// page when it is touched. Otherwise as [`Arena::alloc`]. For appliers, and blocks that are too large
+    /// to be zeroed at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
@@ -325,7 +328,7 @@ impl Arena {
         Ok(block)
     }
 
-    /// A zeroed block with all its pages present, made step by step. For the helper.
+    /// Allocates a zeroed block with all its pages present, step by step. For the helper thread.
     ///
     /// # Errors
     /// As [`Arena::alloc`], and [`StoreError::Mem`] when the system has no memory.
@@ -351,7 +354,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// A block, and whether it was used before and is not zero; only `reuse` allows such a block.
+    /// Takes a block off the free lists or from fresh memory. Returns it, and whether it was used before
+    /// and is not zeroed; only `reuse` allows such a block.
     fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
@@ -374,8 +378,8 @@ impl Arena {
         Ok((block, false))
     }
 
-    /// Takes over the blocks of a dead process: those of the first `entries` entries, up to offset `used`,
-    /// of which these are free.
+    /// Takes over the blocks of a dead process: those of the first `entries` directory entries, up to byte
+    /// offset `used`. The blocks `free` are freed.
     pub(super) fn adopt(
         &self,
         entries: u32,
@@ -420,7 +424,7 @@ impl Arena {
         Ok(block)
     }
 
-    /// Frees a block, for reuse by a request of the same size.
+    /// Frees a block, to be used again by a request of the same size.
     ///
     /// # Errors
     /// Never for a block of this arena.
@@ -428,9 +432,8 @@ impl Arena {
         self.put_back(block, |books| &mut books.free)
     }
 
-    /// Frees a zeroed block that was never written: the next request of its size gets it unchanged,
-    /// before any other. So a request that fails for another reason takes no memory, however often
-    /// it is tried.
+    /// Frees a zeroed block that was never written. The next request of its size gets it unchanged, before
+    /// any other. So a request that fails for another reason takes no memory, however often it is repeated.
     ///
     /// # Errors
     /// As [`Self::free`].
@@ -438,8 +441,8 @@ impl Arena {
         self.put_back(block, |books| &mut books.clean)
     }
 
-    /// Frees a block and returns its pages to the system, step by step: it costs no memory until it is
-    /// handed out again. Hugepages stay. For the helper.
+    /// Frees a block and returns its pages to the system, step by step: it takes no memory until it is
+    /// allocated again. Hugepages stay. For the helper thread.
     ///
     /// # Errors
     /// Never for a block of this arena.
@@ -488,14 +491,14 @@ impl Arena {
         Ok(())
     }
 
-    /// Blocks every call that allocates or frees until the guard is dropped.
+    /// Blocks all other allocations and frees of the memory until the guard is dropped.
     #[cfg(test)]
     pub(super) fn stall(&self) -> impl Sized + '_ {
         self.books()
     }
 
-    /// Every block in the directory with its owner, in the order of allocation: how another process
-    /// finds the model.
+    /// Lists every block in the directory with its owner words, in the order of allocation: another process
+    /// finds the model by it.
     ///
     /// # Errors
     /// Never for a memory this code wrote.
@@ -508,7 +511,7 @@ impl Arena {
         Ok(all)
     }
 
-    /// The block of a directory entry in a memory; `None` for one that is not valid.
+    /// Reads the block and its owner from a directory entry; `None` for an entry that is not valid.
     pub(super) fn entry(
         region: &Region,
         entry: u32,
@@ -518,7 +521,8 @@ impl Arena {
     }
 }
 
-/// A directory entry: the block, with kind, table, applier and part; `None` for one that is not valid.
+/// Reads a directory entry: the block, with kind, table, applier and part. `None` for an entry that is not
+/// valid.
 fn entry_words(region: &Region, entry: u32) -> Result<Option<(Block, [u32; 4])>, StoreError> {
     let at = DIRECTORY_AT + entry as usize * LINE_BYTES;
     let line = region.words(at, LINE_BYTES)?.line(0);
@@ -531,24 +535,24 @@ fn entry_words(region: &Region, entry: u32) -> Result<Option<(Block, [u32; 4])>,
     Ok(Some((block, [kind, table, applier, part])))
 }
 
-/// All memories of one server.
+/// All memories of one server: public, private and counters.
 #[derive(Debug)]
 pub struct ServerMemory {
     /// Memory that clients read.
     pub public: Arena,
     /// Memory that clients cannot read.
     pub private: Arena,
-    /// Advisory counters: one ticket record an applier, which clients may add to.
+    /// Advisory counters: one ticket record for each applier, which clients may add to.
     pub counters: Arc<Region>,
-    /// Descriptor of the counters.
+    /// Descriptor of the memfd of the counters.
     pub counters_fd: OwnedFd,
-    /// Region key of the counters.
+    /// Region key by which clients access the counters.
     pub counters_key: RegionKey,
-    /// Registered regions that peers may access.
+    /// Table of the registered regions that clients may access.
     pub exports: Arc<RegionTable>,
-    /// Region keys of public blocks by offset: a block keeps its key for ever.
+    /// Region keys of public blocks, by byte offset. A block keeps its key for ever.
     keys: Mutex<HashMap<usize, RegionKey>>,
-    /// Free public status records.
+    /// Public status records that are free.
     pub(super) free_status: Mutex<Vec<StatusLine>>,
     /// Number of this start of the server.
     pub incarnation: Incarnation,
@@ -557,7 +561,8 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Reserves `capacity` bytes of ordinary pages for each memory; they cost nothing until touched.
+    /// Reserves public and private memory of `capacity` bytes each, with ordinary pages; they cost nothing
+    /// until touched.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -569,9 +574,8 @@ impl ServerMemory {
         Ok(Self::with(capacity, incarnation, &backing)?.0)
     }
 
-    /// Reserves memory with the pages of `backing`. Also returns why they are not hugepages if
-    /// these were wanted. Cost: hugepages are all allocated and zeroed now, both memories at a
-    /// time.
+    /// Reserves the memories with the pages of `backing`. Also returns why they are not hugepages, if these
+    /// were wanted. Cost: hugepages are all allocated and zeroed now, for both memories at the same time.
     ///
     /// # Errors
     /// [`StoreError::Hugepages`]; or when the kernel refuses.
@@ -589,8 +593,8 @@ impl ServerMemory {
         Ok((memory, without))
     }
 
-    /// The memories of a server, with the counters registered. `keys_of` is the incarnation of the server that
-    /// made the memories: keys name the memory, and stay while it does.
+    /// Assembles the memories of a server and registers the counters. `keys_of` is the incarnation of the
+    /// server that created the memories: region keys stay as long as the memory.
     pub(super) fn assemble(
         [public, private]: [Arena; 2],
         counters: MemoryFile,
@@ -622,12 +626,12 @@ impl ServerMemory {
         })
     }
 
-    /// Whether a holder keeps the memories when this process ends, so that tables can outlive it.
+    /// Whether a holder process keeps the memories when this process ends, so that tables can outlive it.
     pub const fn is_held(&self) -> bool {
         self.is_held
     }
 
-    /// Locks both memories, their used parts now and later: they are never swapped.
+    /// Locks both memories against swapping: their present blocks and those allocated later.
     ///
     /// # Errors
     /// [`tidewater_runtime::mem::MemError::Memlock`] when the limit is too low, now or at a later
@@ -637,7 +641,8 @@ impl ServerMemory {
         self.private.lock()
     }
 
-    /// A zeroed public block, and the key by which peers may read it.
+    /// Allocates a zeroed block in public memory and registers it. Returns the block, and the region key by
+    /// which clients may read it.
     ///
     /// # Errors
     /// [`StoreError`] when memory or keys are used up.
@@ -653,7 +658,8 @@ impl ServerMemory {
         }
     }
 
-    /// The key by which peers may read a public block.
+    /// Registers a public block and returns the region key by which clients may read it. A block that has a
+    /// key keeps it.
     ///
     /// # Errors
     /// [`StoreError`] when keys are used up, or a device does not take it; the block is still the
@@ -681,7 +687,8 @@ impl ServerMemory {
         Ok(key)
     }
 
-    /// A random salt that no earlier table or extent had.
+    /// Returns a new pseudo-random salt for checksums. No earlier table or extent of this start of the
+    /// server had it.
     pub fn salt(&self) -> u64 {
         static NEXT: Mutex<u64> = Mutex::new(0);
         let mut next = match NEXT.lock() {

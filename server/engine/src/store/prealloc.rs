@@ -16,19 +16,20 @@ use tidewater_runtime::clock;
 use super::StoreError;
 use super::memory::ServerMemory;
 
-/// Orders that may wait: one for each table on each applier is the normal case.
+/// Number of orders that may wait in each queue. One for each table on each applier is the normal case.
 const ORDERS_MAX: usize = 1024;
-/// Bytes preallocated between two readings of the clock: 30 us, or 200 where pages are slow.
+/// Bytes made present between two readings of the clock: 30 us, or 200 us where pages are slow.
 pub(super) const STEP_BYTES: usize = 64 << 10;
-/// Time of work after which the helper pauses for as long.
+/// Time of work after which the helper thread pauses for as long.
 const WORK: Duration = Duration::from_micros(200);
 
-/// Something that the helper makes, and frees if no applier takes it.
+/// Result of an order that the helper thread creates, and frees if no applier takes it.
 pub(super) trait Made: Send + 'static {
-    /// Frees the memory of the result.
+    /// Frees the memory of a result that is not taken.
     fn discard(self, memory: &ServerMemory);
 
-    /// Frees the memory of a result that came too late, on the helper: it may return pages.
+    /// Frees the memory of a result that came too late, on the helper thread, where it may return pages to
+    /// the system.
     fn discard_late(self, memory: &ServerMemory, _: &mut Pace)
     where
         Self: Sized,
@@ -39,16 +40,17 @@ pub(super) trait Made: Send + 'static {
 
 type Job = Box<dyn FnOnce(&mut Pace) + Send>;
 
-/// Priority of an order.
+/// Urgency of an order, which chooses its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// An applier without it has to make one itself soon.
+    /// Soon: without the result, an applier has to create one itself.
     Soon,
-    /// There is time, and there are many of them.
+    /// Later: there is time, and there are many such orders.
     Later,
 }
 
-/// The helper thread's queues, one for each urgency. Clones share them.
+/// Handle on the helper thread that preallocates memory: its queues, one for each urgency. Clones share
+/// them.
 #[derive(Clone)]
 pub struct Preallocator(Option<[Sender<Job>; 2]>);
 
@@ -61,12 +63,12 @@ impl std::fmt::Debug for Preallocator {
 }
 
 impl Preallocator {
-    /// No helper: appliers make everything when they need it.
+    /// Creates a handle without a helper thread: appliers create everything when they need it.
     pub const fn none() -> Self {
         Self(None)
     }
 
-    /// Starts the helper thread. It ends when the last clone of the value is dropped.
+    /// Starts the helper thread, which ends when the last clone of the handle is dropped.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -87,8 +89,8 @@ impl Preallocator {
         Ok(Self(Some([soon, later])))
     }
 
-    /// Orders something from the helper; `None` when there is no helper, or it has too much to do.
-    /// Never blocks.
+    /// Orders memory from the helper thread, which runs `make`. `None` when there is no helper, or its
+    /// queue is full. Never blocks.
     pub(super) fn order<T: Made>(
         &self,
         memory: &Arc<ServerMemory>,
@@ -122,12 +124,12 @@ impl Preallocator {
     }
 }
 
-/// The helper's time at work since its last pause.
+/// Time that the helper thread has worked since its last pause.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Duration);
 
 impl Pace {
-    /// Does one step, and pauses if enough time has passed.
+    /// Runs one step on the helper thread, and sleeps afterwards if it has worked long enough.
     pub(super) fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
         let start = clock::now();
         let done = step();
@@ -140,16 +142,17 @@ impl Pace {
     }
 }
 
-/// A result of the helper, until it is taken.
+/// Result of an order, until an applier takes it.
 struct Preallocated<T: Made> {
     memory: Arc<ServerMemory>,
     made: Option<T>,
-    /// Orders of the helper for which there is time.
+    /// Queue of the helper thread for jobs that can wait.
     later: Sender<Job>,
 }
 
 impl<T: Made> Drop for Preallocated<T> {
-    /// The applier drops an order that is done, and has made one itself: the helper returns its pages.
+    /// Frees a result that was not taken, because the applier has created one itself: the helper thread
+    /// returns its pages.
     fn drop(&mut self) {
         let Some(made) = self.made.take() else {
             return;
@@ -174,33 +177,33 @@ fn taken<T>(kept: &Mutex<Option<T>>) -> Option<T> {
     kept.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// An order under way. If it is dropped, its result is freed.
+/// Order to the helper thread that is under way. If it is dropped, its result is freed.
 pub(super) struct Order<T: Made>(Receiver<Preallocated<T>>);
 
-/// State of an order.
+/// State of an order to the helper thread.
 pub(super) enum Delivery<T> {
-    /// It is done: the result.
+    /// The order is done; this is its result.
     Here(T),
-    /// It is not done yet.
+    /// The order is not done yet.
     Late,
-    /// It will never be done.
+    /// The order has failed and will never be done.
     Failed,
 }
 
 impl<T: Made> Order<T> {
-    /// Whether the helper has answered.
+    /// Whether the helper thread has answered the order.
     #[cfg(test)]
     pub(super) fn is_done(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Blocks until the order is done; `None` if it never will be. Takes as long as the helper
-    /// needs.
+    /// Blocks until the order is done and returns its result; `None` if it has failed. Takes as long as the
+    /// helper thread needs.
     pub(super) fn wait(self) -> Option<T> {
         self.0.recv().ok()?.made.take()
     }
 
-    /// The result of the order, if it is done.
+    /// Returns the result of the order if it is done. Never blocks.
     pub(super) fn take(&mut self) -> Delivery<T> {
         match self.0.try_recv() {
             Ok(mut preallocated) => preallocated

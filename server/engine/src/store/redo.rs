@@ -28,26 +28,26 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
 const CHECKSUM_AT: usize = 56;
-/// Offset of the number of stored rows in the line that names the push.
+/// Byte offset of the number of stored rows in the line that names the push.
 const STORED_AT: usize = 24;
-/// Set in the row number of a record that makes a row: no push is in it.
+/// Bit set in the row number of a redo record that creates a row: no push is in it.
 const CREATES: u32 = 1 << 31;
 
-/// Location of a row and its optimizer state.
+/// Location of a row and its optimizer state in memory, with the key and the salt of its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowPlace {
-    /// Offset of the row's header in public memory.
+    /// Byte offset of the row's header in public memory.
     pub row_at: usize,
-    /// Offset of its state in private memory.
+    /// Byte offset of its optimizer state in private memory.
     pub state_at: usize,
-    /// Key of its checksum: the row's key or index.
+    /// Key that its checksum includes: the row's key or index.
     pub key: u64,
-    /// Salt of its checksum.
+    /// Salt that its checksum includes.
     pub salt: u64,
 }
 
 impl RowPlace {
-    /// The place of a key without a row, which is neither read nor written.
+    /// Creates the place of a key without a row. It is neither read nor written.
     pub const fn without_row(key: u64) -> Self {
         Self {
             row_at: usize::MAX,
@@ -57,7 +57,7 @@ impl RowPlace {
         }
     }
 
-    /// Whether there is a row.
+    /// Whether there is a row at this place.
     pub const fn has_row(&self) -> bool {
         self.row_at != usize::MAX
     }
@@ -72,7 +72,7 @@ pub struct RowSizes {
     pub state: usize,
 }
 
-/// The words of one row and of its state, which their applier alone writes.
+/// Words of one row and of its optimizer state in shared memory. Only their applier writes them.
 #[derive(Debug, Clone, Copy)]
 pub struct RowWords<'a> {
     place: RowPlace,
@@ -81,7 +81,7 @@ pub struct RowWords<'a> {
 }
 
 impl<'a> RowWords<'a> {
-    /// The words at `place`, for a payload and a state of these lengths.
+    /// Returns the words at `place`, for values and optimizer state of these lengths.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when that is outside the memory.
@@ -98,8 +98,8 @@ impl<'a> RowWords<'a> {
         })
     }
 
-    /// The same within all of public and private memory, for callers with many rows; `None`
-    /// outside.
+    /// Returns the words at `place` within windows of all public and all private memory, for callers with
+    /// many rows. `None` if they lie outside.
     #[inline(always)]
     pub(super) fn within(
         public: WordsMut<'a>,
@@ -114,26 +114,26 @@ impl<'a> RowWords<'a> {
         })
     }
 
-    /// Location of the words.
+    /// Returns the location of the words.
     #[inline(always)]
     pub const fn place(&self) -> RowPlace {
         self.place
     }
 
-    /// The current version of the row.
+    /// Reads the current version of the row.
     #[inline(always)]
     pub fn version(&self) -> RowVersion {
         RowVersion(self.row.as_read().load(0))
     }
 
-    /// Copies payload and state out.
+    /// Copies the row's values and its optimizer state into private buffers.
     #[inline(always)]
     pub fn load(&self, payload: &mut [u8], state: &mut [u8]) {
         self.row.as_read().copy_out(ROW_HEADER_BYTES, payload);
         self.state.as_read().copy_out(0, state);
     }
 
-    /// Stores a row's result, readable, and then its state.
+    /// Stores the values of a row under its new version, and then its optimizer state.
     #[inline(always)]
     pub(super) fn store(&self, head: RowHead, payload: &[u8], state: &[u8]) {
         store_row(self.row, head, payload);
@@ -141,19 +141,19 @@ impl<'a> RowWords<'a> {
     }
 }
 
-/// How far an applier got: frame `lsn`, and the row of it with a result in the redo record. Frames of
+/// Position of an applier: frame `lsn`, and the row of it with its result in the redo record. Frames of
 /// tables without a redo record leave no trace of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Number of the frame in the applier's total order.
+    /// Number of the frame or step in the applier's total order.
     pub lsn: u64,
-    /// Row in the frame; all rows before it are stored completely. The highest bit marks a row that is made
-    /// for the frame, before any row of it is stored.
+    /// Index of the row in the frame; all rows before it are stored completely. The highest bit marks a row
+    /// that is created for the frame, before any row of the frame is stored.
     pub row: u32,
 }
 
 impl Progress {
-    /// The same row, as one that is made and has no push of the frame yet.
+    /// Returns the same position for the creation of the row, before a push of the frame is in it.
     #[must_use]
     pub(super) const fn creating(self) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl Progress {
         }
     }
 
-    /// Rows of the frame that are applied, once the record of this row is finished.
+    /// Number of rows of the frame that are applied, once the record of this row is finished.
     pub const fn rows_applied(self) -> u32 {
         match self.row & CREATES {
             0 => self.row + 1,
@@ -171,18 +171,18 @@ impl Progress {
     }
 }
 
-/// A push, as the redo area names it.
+/// Name of a push in the redo area, by which a successor recognises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushName {
-    /// Number of the frame in the applier's total order.
+    /// Number of the frame (lsn) in the applier's total order.
     pub lsn: u64,
-    /// Nonce of its session.
+    /// Nonce of the session that sent it.
     pub session: u64,
     /// Its sequence number in the session.
     pub seq: u64,
 }
 
-/// One applier's redo area. Used by that applier, or by its successor once it is gone.
+/// Redo area of one applier in private memory. Used by that applier, or by its successor after its death.
 #[derive(Debug)]
 pub struct Redo {
     pub(super) memory: Arc<ServerMemory>,
@@ -190,8 +190,8 @@ pub struct Redo {
 }
 
 impl Redo {
-    /// Allocates an area for one result: a row or block of at most `row_bytes` payload and
-    /// `state_bytes` state.
+    /// Allocates the area for one result: a row or block with at most `row_bytes` of values and
+    /// `state_bytes` of optimizer state.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -214,12 +214,13 @@ impl Redo {
         Ok(Self { memory, block })
     }
 
-    /// The block of the area.
+    /// Returns the memory block of the area.
     pub(crate) const fn block(&self) -> Block {
         self.block
     }
 
-    /// Names the push that the applier begins. The record of a row gives the number of the frame only.
+    /// Writes the name of the push that the applier begins. The record of a row has only the number of the
+    /// frame.
     ///
     /// Its other half is [`Self::interrupted`]. The number is 0 while session and sequence change, so that no
     /// record of an earlier frame is taken for one of this push. Cost: four stores to one line.
@@ -239,8 +240,9 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row that was being stored, and returns the greatest frame number in the area, and the
-    /// push that was begun last with the number of its rows that are applied. It may be done.
+    /// Finishes the row that was being stored when the applier died. Returns the greatest lsn in the area,
+    /// and the push that was begun last with the number of its rows that are applied. That push may be
+    /// complete; `None` if there was none.
     ///
     /// # Errors
     /// As [`Self::finish`].
@@ -263,8 +265,8 @@ impl Redo {
         Ok((newest, (push.lsn > 0).then_some((push, rows))))
     }
 
-    /// Notes that the rows of a frame before that of `progress` are stored: before the record, which says so
-    /// otherwise, is void. A row that is made says nothing of them.
+    /// Notes that the rows of a frame before that of `progress` are stored, before the record, which says
+    /// so otherwise, becomes void. No effect for the creation of a row.
     pub(super) fn note_stored(name: WordsMut<'_>, progress: Progress) {
         if progress.row & CREATES == 0 {
             name.store(STORED_AT, progress.row.into());
@@ -277,12 +279,12 @@ impl Redo {
         Ok(self.memory.private.region().words_mut(at, LINE_BYTES)?)
     }
 
-    /// Attaches the area that a dead applier left.
+    /// Attaches the redo area that a dead applier left in `block`.
     pub const fn attach(memory: Arc<ServerMemory>, block: Block) -> Self {
         Self { memory, block }
     }
 
-    /// Stores a row's result: first in the redo record, then in its place.
+    /// Stores the result of a row: first in the redo record, then at its place.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is outside the memory, [`StoreError::Limit`] when the area
@@ -305,7 +307,7 @@ impl Redo {
         Ok(())
     }
 
-    /// Opens the record for results with these lengths of payload and state.
+    /// Opens the record for results with these lengths of values and optimizer state in bytes.
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller rows.
@@ -336,13 +338,13 @@ impl Redo {
         })
     }
 
-    /// Bytes of the area for a record.
+    /// Bytes of the area that a record can use.
     pub(super) const fn area_len(&self) -> usize {
         self.block.len - 2 * LINE_BYTES
     }
 
-    /// Voids the record: before a row is removed or its memory freed, so that no successor stores
-    /// it again.
+    /// Voids the redo record. Called before a row is removed or its memory freed, so that no successor
+    /// stores the row again.
     ///
     /// # Errors
     /// Never for an area of this memory.
@@ -357,8 +359,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row or block that was being stored when the applier died, if any. Returns how
-    /// far the applier had got.
+    /// Finishes the row or block that was being stored when the applier died. Returns the position that the
+    /// applier had reached; `None` if there is no valid record.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when the record names a place outside the memory.
@@ -403,7 +405,7 @@ impl Redo {
     }
 }
 
-/// An applier's redo record, open for rows of one size.
+/// Redo record of an applier, open for rows of one size.
 #[derive(Debug, Clone, Copy)]
 pub struct RedoLine<'a> {
     line: WordsMut<'a>,
@@ -413,8 +415,8 @@ pub struct RedoLine<'a> {
 }
 
 impl RedoLine<'_> {
-    /// Stores a row's result: first in the redo record, then in its place. Payload and state have
-    /// the lengths that the record was opened for. Cost: two copies of both, and the checksum of a
+    /// Stores the result of a row: first in the redo record, then at its place. Values and optimizer state
+    /// have the lengths that the record was opened for. Cost: two copies of both, and the checksum of a
     /// line.
     #[inline(always)]
     pub fn commit(

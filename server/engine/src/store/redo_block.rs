@@ -25,33 +25,33 @@ const DATA_AT: usize = 2 * LINE_BYTES;
 /// slots is one; the step counts are the last.
 pub(super) const PIECES: usize = 4;
 
-/// Some bytes of a block's optimizer state: offset in private memory and length, both multiples
-/// of 8. Length 0: none.
+/// Piece of a block's optimizer state: byte offset in private memory and length, both multiples of 8.
+/// Length 0 stands for no piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StatePiece {
-    /// Offset in private memory, in bytes.
+    /// Byte offset of the piece in private memory.
     pub at: usize,
     /// Length in bytes; 0 for no piece.
     pub len: usize,
 }
 
-/// Targets of the result of a range of a block. All offsets are multiples of 8.
+/// Targets of the result of a range of one block. All offsets are multiples of 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockPlace {
-    /// Offset of the first payload byte in public memory.
+    /// Byte offset of the first payload byte in public memory.
     pub payload_at: usize,
-    /// Offset of the block's version word in public memory.
+    /// Byte offset of the block's version word in public memory.
     pub version_at: usize,
-    /// The version word while the payload is being written, and after.
+    /// Values of the version word: while the payload is being written, and afterwards.
     pub versions: BlockVersions,
-    /// Locations of the state's bytes, in their order.
+    /// Locations of the pieces of optimizer state, in their order.
     pub pieces: [StatePiece; PIECES],
 }
 
 impl Redo {
-    /// Stores the result of a range of a block: first in the redo record, then in its place under
-    /// the block's version word. `payload` and `state` are whole words; `state` is as long as the
-    /// pieces.
+    /// Stores the result of a range of one block: first in the redo record, then at its place under the
+    /// block's version word. `payload` and `state` are whole words; `state` is as long as the pieces
+    /// together.
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller blocks (nothing was changed),
@@ -66,7 +66,7 @@ impl Redo {
         self.store_result(Some(progress), place, payload, state)
     }
 
-    /// Stores the result of a range of a block, with `progress` behind a redo record.
+    /// Stores the result of a range of one block, with `progress` after a redo record; without it directly.
     ///
     /// # Errors
     /// As [`Self::commit_block`].
@@ -126,7 +126,7 @@ impl Redo {
         Ok(())
     }
 
-    /// Stores a block, readable, and then its state.
+    /// Stores the payload of a range of one block under its version word, and then its optimizer state.
     fn store_block(
         &self,
         place: &BlockPlace,
@@ -147,7 +147,7 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes a block; see [`Redo::finish`].
+    /// Finishes the block that was being stored when the applier died, see [`Redo::finish`].
     pub(super) fn finish_block(&self) -> Result<Option<Progress>, StoreError> {
         let private = self.memory.private.region();
         let area = private.words(self.block.at, self.block.len)?;

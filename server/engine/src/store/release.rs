@@ -6,12 +6,12 @@ use tidewater_runtime::sync::device_release_fence;
 use super::StoreError;
 use super::memory::{Block, ServerMemory};
 
-/// Rows at one stride from the start of a block of public memory.
+/// Rows of a share in one block of public memory, at one stride from its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowSlab {
     pub(super) block: Block,
     pub(super) stride: usize,
-    /// Rows that were ever published.
+    /// Number of rows that were ever published.
     pub(super) rows: usize,
 }
 

@@ -17,24 +17,25 @@ use super::redo::{Progress, Redo, RowPlace, RowSizes, RowWords};
 use super::sparse::FIND_AHEAD;
 use crate::kernels::{KernelError, RowKernel};
 
-/// One applier's access to one table's rows: the kernel and the private lines it works in.
+/// Writer of one table's rows on one applier: its kernel, and the private buffers in which the kernel
+/// works.
 #[derive(Debug)]
 pub struct RowWriter {
     memory: Arc<ServerMemory>,
     layout: RowLayout,
     kernel: RowKernel,
-    /// The kernel of the definition, which makes new rows: their state does not depend on whether
-    /// they are created before or after a change of hyper-parameters.
+    /// Kernel of the table's definition, for new rows. Their state does not depend on whether they are
+    /// created before or after a change of hyper-parameters.
     first: RowKernel,
     spec: Arc<TableSpec>,
     payload: Vec<u8>,
     state: Vec<u8>,
-    /// The save under way: rows are copied before they change.
+    /// Save that is under way: rows are copied before they change.
     cut: Option<Box<Cut>>,
 }
 
 impl RowWriter {
-    /// A writer for the rows of a table.
+    /// Creates the writer for the rows of a table.
     ///
     /// # Errors
     /// [`KernelError`] when the table's rule does not fit its type.
@@ -52,20 +53,19 @@ impl RowWriter {
         })
     }
 
-    /// Begins a save of the rows in `slabs`, each with its place in public memory and its number of
-    /// slots.
+    /// Begins a save of the rows in `slabs`, spans of slots in public memory; `outlet` takes the copies.
     pub(super) fn begin_cut(&mut self, outlet: Outlet, slabs: Vec<Span>) {
         let stride = self.layout.stride as u64;
         self.cut = Some(Box::new(Cut::new(outlet, slabs, stride)));
     }
 
-    /// The save under way.
+    /// Returns the save that is under way, if any.
     pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         &mut self.cut
     }
 
-    /// Copies a row of the save under way, unless it has been copied or was created after the cut.
-    /// Returns the bytes copied.
+    /// Copies a row into the save under way, unless it has been copied or was created after the cut.
+    /// Returns the number of bytes copied.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -77,7 +77,7 @@ impl RowWriter {
         Ok(0)
     }
 
-    /// Copies the rows of the save under way that are about to change.
+    /// Copies rows that are about to change into the save under way, unless they have been copied.
     #[cold]
     fn copy_before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
         for &place in places {
@@ -99,17 +99,17 @@ impl RowWriter {
         Ok(self.payload.len() + self.state.len())
     }
 
-    /// Sizes of the rows in memory.
+    /// Returns the sizes of the rows in public memory.
     pub const fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The kernel with the table's rule.
+    /// Returns the kernel that applies pushes with the table's optimizer.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
     }
 
-    /// Replaces the kernel by one with other hyper-parameters of the same rule.
+    /// Replaces the kernel by one with other hyper-parameters of the same optimizer.
     pub(crate) fn set_kernel(&mut self, kernel: RowKernel) {
         let sizes = RowSizes {
             payload: kernel.row_bytes(),
@@ -119,7 +119,7 @@ impl RowWriter {
         self.kernel = kernel;
     }
 
-    /// Runs `apply` with the rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
+    /// Runs `apply` with the learning rate of gradients multiplied by `factor`, see [`RowKernel::at_rate`].
     pub(crate) fn at_rate<R>(&mut self, factor: f64, apply: impl FnOnce(&mut Self) -> R) -> R {
         let kernel = self.kernel;
         self.kernel = kernel.at_rate(factor);
@@ -128,7 +128,7 @@ impl RowWriter {
         done
     }
 
-    /// Applies one row of a push. `values` is one row long.
+    /// Applies one row of a push to the row at `place`. `values` has the bytes of one row.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -143,9 +143,9 @@ impl RowWriter {
         self.apply_all(redo, progress, &[place], op, values)
     }
 
-    /// Applies rows of a push to `places`, one after the other in the order of `values`; the first
-    /// is row `progress.row` of its frame. Prefetches the next few rows while it applies some.
-    /// Cost: about 35 ns a row of 64 bytes in cache.
+    /// Applies rows of a push to the rows at `places`, in the order of `values`. The first one is row
+    /// `progress.row` of its frame. Prefetches the next few rows while it applies some. Cost: about 35 ns a
+    /// row of 64 bytes in cache.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when a place is not of this table; rows before it are applied.
@@ -231,8 +231,8 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Gives a slot its first row: values by the table's initialiser, state to match. The slot's
-    /// version continues from its last one (a new slot has none).
+    /// Creates the row of a slot: values by the table's initialiser, and the optimizer state that belongs
+    /// to them. The slot's version continues from its last one (a new slot has none).
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -253,7 +253,7 @@ impl RowWriter {
         self.commit(redo, progress.creating(), row)
     }
 
-    /// Gives a row its first values and state again.
+    /// Resets a row to its initial values and optimizer state.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -269,7 +269,8 @@ impl RowWriter {
         self.create(redo, progress, place)
     }
 
-    /// Empties a slot: the next generation, and a checksum that matches no key.
+    /// Removes the row of a slot: stores the next generation, and a checksum that matches no key. Returns
+    /// the new version.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -292,13 +293,13 @@ impl RowWriter {
         Ok(next)
     }
 
-    /// The initial values that a key would have, without creating it.
+    /// Writes the initial values that a key would have into `out`, without creating its row.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
         crate::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
-    /// Copies a row's values out; the caller owns the row, so it is untorn.
+    /// Copies the values of a row into `out`. The caller's applier owns the row, so they are untorn.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -312,7 +313,7 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Copies a row's optimizer state out.
+    /// Copies the optimizer state of a row into `out`.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -327,7 +328,7 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Replaces a row's values and state: a load from a saved model.
+    /// Replaces values and optimizer state of a row, for a load of a saved model.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -348,7 +349,7 @@ impl RowWriter {
         self.commit(redo, progress, row)
     }
 
-    /// Reads the version of a row.
+    /// Reads the current version of a row.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -368,7 +369,7 @@ impl RowWriter {
         }
     }
 
-    /// Stores the private lines as the row's next version, behind a redo record if the table has one.
+    /// Stores the private buffers as the row's next version, after a redo record if the table has one.
     fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
         let (place, ver) = (row.place(), row.version().next());
         let head = RowHead {
@@ -385,7 +386,7 @@ impl RowWriter {
     }
 }
 
-/// The partition of a row of the table.
+/// Returns the partition of a row of the table by its key or index.
 fn partition_of(spec: &TableSpec, key: u64) -> u32 {
     match spec.shape {
         Shape::Sparse { .. } => partition_of_key(key, spec.partitions).0,
@@ -393,7 +394,7 @@ fn partition_of(spec: &TableSpec, key: u64) -> u32 {
     }
 }
 
-/// The arguments of [`RowWriter::apply_all`].
+/// Arguments of one call of [`RowWriter::apply_all`].
 struct Rows<'a> {
     redo: &'a Redo,
     progress: Progress,
@@ -402,7 +403,8 @@ struct Rows<'a> {
     values: &'a [u8],
 }
 
-/// Bytes of a table's rows and states. Where the compiler knows them, copies need no loops.
+/// Lengths of a table's rows and optimizer states in bytes. Where the compiler knows them, copies need no
+/// loops.
 trait Size {
     fn payload(&self) -> usize;
     fn state(&self) -> usize;

@@ -20,18 +20,18 @@ use super::rows::RowWriter;
 use crate::kernels::{KernelError, RowKernel};
 use crate::store::ShardId;
 
-/// Least and greatest number of slots that a partition takes at once: its rows then lie together, in
-/// the order of their creation. In between it takes one for each [`RUN_PART`] rows that it has.
+/// Least and greatest number of slots that a partition takes together, so that its rows lie together in the
+/// order of their creation. In between it takes one slot for each [`RUN_PART`] rows that it has.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
 const RUN_PART: u32 = 16;
 
-/// Keys with places fetched at once: about as many as a core has lines in flight.
+/// Number of keys with places prefetched together: about as many as a core has cache lines in flight.
 pub const FIND_AHEAD: usize = 16;
 
-/// The key of a slot without a row. It is a valid key, too.
+/// Key in the record of a slot without a row. It is a valid key, too.
 pub(super) const NO_KEY: u64 = 0;
 
-/// Consecutive slots of one extent that belong to one partition.
+/// Run of consecutive slots of one extent that belong to one partition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
     pub(super) extent: u16,
@@ -40,25 +40,25 @@ pub(super) struct Run {
     pub(super) used: u32,
 }
 
-/// Rows of one partition.
+/// Rows and slots of one partition of a sparse table.
 #[derive(Debug, Default)]
 pub(super) struct Partition {
-    /// Number of rows.
+    /// Number of rows in the partition.
     pub(super) len: u32,
     pub(super) runs: Vec<Run>,
-    /// Slots of removed rows, oldest first, with their next generation.
+    /// Free slots of removed rows, oldest first, each with its next generation.
     pub(super) vacant: std::collections::VecDeque<RowLocation>,
 }
 
-/// A removed slot is reused only after this many others were removed. A late reader that checks
-/// nothing but the generation (Hogwild) has then long stopped using its cached location.
+/// Number of later removals after which a removed slot may be reused. A late reader that checks only the
+/// generation (Hogwild) has then long stopped using its cached location.
 const QUARANTINE_SLOTS: usize = 64;
 
-/// One applier's share of a sparse table.
+/// Share of a sparse table on one applier: extents, index and partitions.
 #[derive(Debug)]
 pub struct SparseShard {
     pub(super) extents: Extents,
-    /// Slot number of each key.
+    /// Hash index from keys to slot numbers.
     pub(super) index: Index,
     pub(super) partitions: Vec<Option<Partition>>,
     rows: RowWriter,
@@ -67,17 +67,17 @@ pub struct SparseShard {
     pub(super) admission: Option<Admission>,
 }
 
-/// Why a shard could not be made.
+/// Error of creating a table's share on an applier.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// The server's memory is used up.
+    /// Memory is used up, or a limit of the format is exceeded.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The optimizer does not fit the table's type.
+    /// The optimizer does not suit the table's element type.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The table outlives its process, and the memory of this server does not.
+    /// The table must outlive its process, but the memory of this server does not.
     #[error(
         "table {table}: durability is warm, and no holder keeps the memory of this server when its process \
          ends; create it with durability none"
@@ -101,7 +101,7 @@ pub enum ShardError {
 }
 
 impl SparseShard {
-    /// An empty shard that owns `partitions`.
+    /// Creates a share without rows that owns `partitions` of a sparse table.
     ///
     /// # Errors
     /// [`ShardError`]; no memory is kept then.
@@ -142,7 +142,7 @@ impl SparseShard {
         Ok(shard)
     }
 
-    /// A shard of its parts, without rows.
+    /// Assembles a share from its parts, without rows.
     pub(super) fn of_parts(
         extents: Extents,
         index: Index,
@@ -162,32 +162,32 @@ impl SparseShard {
         }
     }
 
-    /// Counts a row that was found in the memory of a dead process.
+    /// Counts one row that was found in the memory of a dead process.
     pub(super) const fn count_row(&mut self) {
         self.len += 1;
     }
 
-    /// Number of rows in all partitions.
+    /// Number of rows in all partitions of this applier.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no row.
+    /// Whether the share holds no row.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The writer of the rows, with their sizes, rule and private lines.
+    /// Returns the writer of the rows, with their sizes, kernel and working memory.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
     }
 
-    /// The kernel with the table's rule.
+    /// Returns the kernel that applies pushes with the table's optimizer.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()
     }
 
-    /// The extents, for the table's descriptor.
+    /// Returns the extents, for the table's description to clients.
     pub const fn extents(&self) -> &Extents {
         &self.extents
     }
@@ -196,7 +196,7 @@ impl SparseShard {
         partition_of_key(key, self.partitions.len() as u32).0 as usize
     }
 
-    /// Whether this applier owns a key's partition, and the partition.
+    /// Returns whether this applier owns a key's partition, and the partition's number.
     #[inline]
     pub fn owns(&self, key: u64) -> (bool, u32) {
         let p = self.partition_of(key);
@@ -206,20 +206,20 @@ impl SparseShard {
         )
     }
 
-    /// Location of a key's row; `None` for a key that has none, or is not this applier's.
+    /// Returns the location of a key's row; `None` for a key without a row, or of another applier.
     #[inline]
     pub fn find(&self, key: u64) -> Option<RowLocation> {
         self.find_slot(key).map(|loc| self.of_generation(loc))
     }
 
-    /// Location of a key's row, as generation 0.
+    /// Returns the location of a key's row, as generation 0; `None` for a key without a row.
     #[inline]
     pub(super) fn find_slot(&self, key: u64) -> Option<RowLocation> {
         let number = self.index.get(key, |number| self.extents.key_of(number))?;
         self.extents.location(number)
     }
 
-    /// The location with the present generation of its slot.
+    /// Returns the location with the present generation of its slot.
     fn of_generation(&self, loc: RowLocation) -> RowLocation {
         let place = self.extents.place_of_key(loc, NO_KEY);
         let ver = place.and_then(|place| self.rows.version(place).ok());
@@ -231,9 +231,8 @@ impl SparseShard {
         )
     }
 
-    /// Prefetches the memory that [`SparseShard::find`] will need for these keys. For a dozen at a
-    /// time: the processor fetches that many lines at once, where searches one by one wait for
-    /// each.
+    /// Prefetches the memory that [`SparseShard::find`] will need for these keys. For about a dozen keys:
+    /// the processor fetches that many cache lines at once, and searches one by one wait for each.
     #[inline]
     pub fn touch(&self, keys: impl Iterator<Item = u64> + Clone) {
         let seen = keys
@@ -248,11 +247,11 @@ impl SparseShard {
         }
     }
 
-    /// Puts the places of `count` rows into `places`, creating missing rows. Each row is given by
-    /// its key and the client's cached location, or [`RowLocation::NONE`].
+    /// Appends the places of `count` rows to `places`, creating missing rows. `row` returns the key of
+    /// each, and the client's cached location or [`RowLocation::NONE`].
     ///
     /// # Errors
-    /// As [`Self::find_or_create`]; those before it have been created.
+    /// As [`Self::find_or_create`]; the rows before the one that failed have been created.
     pub fn find_rows(
         &mut self,
         count: usize,
@@ -289,9 +288,9 @@ impl SparseShard {
         Ok(())
     }
 
-    /// The row at the client's cached location, if it is the key's: a slot has its key for as long
-    /// as it holds the row. An empty slot has key 0. For key 0 itself the row's version decides,
-    /// which costs a read of another line.
+    /// Returns the place at the client's cached location if it is that of the key's row; otherwise `None`.
+    /// A slot has its key for as long as it holds the row, and an empty slot has key 0. For key 0 itself
+    /// the row's version decides, which costs a read of another cache line.
     #[inline]
     pub fn find_hinted(&self, key: u64, hint: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(hint)?;
@@ -305,13 +304,13 @@ impl SparseShard {
         ver.generation() == hint.generation() && ver.is_valid()
     }
 
-    /// Place of a row in memory.
+    /// Returns the place in memory of a row at a location; `None` for a location that was never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         self.extents.place(loc)
     }
 
-    /// Location of a key's row, after creating it if there is none. Bounded work.
+    /// Returns the location of a key's row, after creating the row if there is none. Bounded work.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up or the key is not this applier's; nothing was changed.
@@ -325,7 +324,7 @@ impl SparseShard {
         Ok(self.of_generation(loc))
     }
 
-    /// As [`Self::find_or_create`], with a location of generation 0 or the present one.
+    /// As [`Self::find_or_create`], but the generation of the location may be 0.
     fn slot_or_create(
         &mut self,
         key: u64,
@@ -387,8 +386,8 @@ impl SparseShard {
         Ok(RowLocation::new(0, run.extent, slot))
     }
 
-    /// Removes a key's row; its slot is later reused for another key, as the next generation. True
-    /// if there was one.
+    /// Removes the row of a key; false if there is none. Its slot is later reused for another key, as the
+    /// next generation.
     ///
     /// # Errors
     /// Never for a row of this shard.
@@ -416,7 +415,7 @@ impl SparseShard {
         Ok(true)
     }
 
-    /// Frees all memory of the shard.
+    /// Frees all memory of the share: index and extents.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -426,7 +425,7 @@ impl SparseShard {
     }
 }
 
-/// Rows of each partition of a table: `None` for those of other appliers.
+/// Creates the list of a table's partitions, without rows: `None` for those of other appliers.
 pub(super) fn own_partitions(
     spec: &TableSpec,
     own: impl Iterator<Item = PartitionId>,

@@ -21,28 +21,29 @@ use super::rows::RowWriter;
 use super::sparse::{NO_KEY, Run, SparseShard, own_partitions};
 use crate::store::ShardId;
 
-/// What a slot holds.
+/// Content of a slot of a dead process.
 enum Slot {
-    /// The row of a key.
+    /// Row of this key.
     Row(u64),
-    /// No row: never used, or free now.
+    /// No row: the slot was never used, or is free now. With the slot's version.
     Free(RowVersion),
 }
 
 impl SparseShard {
-    /// Where a successor finds the share; `None` for a table that does not outlive its process.
+    /// Returns the location of the share for a successor; `None` for a table that does not outlive its
+    /// process.
     pub(crate) fn kept_place(&self) -> Option<ExtentsPlace> {
         self.extents.location_of_all()
     }
 
-    /// Blocks of the share in public and in private memory.
+    /// Lists the memory blocks of the share: in public memory, and in private memory.
     pub(crate) fn blocks(&self) -> [Vec<Block>; 2] {
         let [public, mut private] = self.extents.blocks();
         private.extend(self.index.blocks());
         [public, private]
     }
 
-    /// The share that a dead process left. Cost: reads and hashes each row.
+    /// Resumes the share that a dead process left. Cost: reads and hashes each row.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
@@ -77,8 +78,8 @@ impl SparseShard {
         Ok(shard)
     }
 
-    /// Adds the rows of an extent to the index, and all slots before its last used one to runs. Returns the
-    /// number of these slots.
+    /// Adds the rows of an extent to the index, and all slots up to its last used one to runs of
+    /// partitions. Returns the number of these slots.
     fn resume_extent(
         &mut self,
         memory: &ServerMemory,
@@ -152,7 +153,7 @@ impl SparseShard {
         }
     }
 
-    /// What a slot holds; frees one with a row that was cut.
+    /// Reads the content of a slot. Frees a slot with a row that was incomplete when the process died.
     fn read_slot(
         &mut self,
         memory: &ServerMemory,

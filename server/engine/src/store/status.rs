@@ -13,19 +13,19 @@ use tidewater_protocol::wire::control::Remote;
 use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
 
-/// Number of records of a slab.
+/// Number of status records in a slab.
 const SLAB_LINES: usize = 512;
 
-/// Location of one public status record.
+/// Location of one public status record of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusLine {
-    /// Offset in public memory, in bytes.
+    /// Byte offset of the record in public memory.
     pub at: usize,
     key: RegionKey,
 }
 
 impl StatusLine {
-    /// Address and key by which clients read it.
+    /// Returns address and region key by which clients read the record.
     pub const fn remote(&self) -> Remote {
         Remote {
             key: self.key,
@@ -36,7 +36,7 @@ impl StatusLine {
 }
 
 impl ServerMemory {
-    /// Allocates a public record with the content `line`, for one ring.
+    /// Allocates a public status record for one ring, with the content `line`.
     ///
     /// # Errors
     /// [`StoreError`] when memory or keys are used up.
@@ -51,7 +51,7 @@ impl ServerMemory {
         Ok(status)
     }
 
-    /// Frees a record, with a content that no client takes for a state.
+    /// Frees a status record, and clears it so that no client takes it for a state.
     ///
     /// # Errors
     /// Never for a line of this memory.
@@ -61,14 +61,15 @@ impl ServerMemory {
         Ok(())
     }
 
-    /// Takes a certain record out of the free ones: that of a ring which is resumed. `None` if it is not free.
+    /// Takes the status record at byte offset `at` off the free list, for a ring that is resumed. `None` if
+    /// it is not free.
     pub(crate) fn take_status_line(&self, at: usize) -> Option<StatusLine> {
         let mut free = self.free_status_lines();
         let found = free.iter().position(|status| status.at == at)?;
         Some(free.swap_remove(found))
     }
 
-    /// Makes a slab. Returns its first record, and adds the others to `free`.
+    /// Allocates a slab of records. Returns its first record, and adds the others to `free`.
     fn status_slab(&self, free: &mut Vec<StatusLine>) -> Result<StatusLine, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Ring,
@@ -85,7 +86,7 @@ impl ServerMemory {
         Ok(line(0))
     }
 
-    /// Registers the slabs of a dead process; all their records are free.
+    /// Registers the slabs of a dead process again. All their records become free.
     pub(super) fn resume_status_slabs(&self) -> Result<(), StoreError> {
         let mut free = self.free_status_lines();
         for (block, [kind, ..]) in self.public.directory()? {

@@ -2,12 +2,12 @@
 
 use crate::store::StoreError;
 
-/// Why a range of blocks was not written or read. Nothing was changed, unless a range of several
-/// blocks met the end of memory in between.
+/// Error of an operation on a range of blocks. Nothing was changed, unless memory ran out in the middle of
+/// a range of several blocks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlocksError {
-    /// A range that is not inside one partition of this applier.
+    /// The range is not inside one partition of this applier.
     #[error(
         "elements {first}..+{count} of {elements} are not in one partition of this applier; cut \
          the range where partitions begin"
@@ -20,7 +20,7 @@ pub enum BlocksError {
         /// Number of elements of the table.
         elements: u64,
     },
-    /// The number of bytes does not fit the range or block.
+    /// The number of bytes does not suit the range or block.
     #[error(
         "{what}: {have} bytes where {want} are needed; send whole elements of the table's type"
     )]
@@ -32,7 +32,7 @@ pub enum BlocksError {
         /// Bytes that are needed.
         want: usize,
     },
-    /// A call that does not fit the snapshot's epoch.
+    /// The call does not suit the state of the snapshot's epochs.
     #[error("{what}: epoch {have}, expected {expected}; begin an epoch, step, then flip it")]
     Epoch {
         /// Name of the call.
@@ -42,7 +42,7 @@ pub enum BlocksError {
         /// The only epoch that is allowed.
         expected: u64,
     },
-    /// Step counts of a saved block that are not valid.
+    /// The step counts of a saved block are not valid.
     #[error(
         "the step counts of block {block} are not those of its elements; the saved model is damaged: \
          load another"
@@ -51,7 +51,7 @@ pub enum BlocksError {
         /// Number of the block.
         block: u64,
     },
-    /// Memory or redo record refused the operation.
+    /// The memory or the redo area refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

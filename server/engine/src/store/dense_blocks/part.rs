@@ -14,47 +14,48 @@ use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::redo_block::{PIECES, StatePiece};
 use crate::store::sparse::ShardError;
 
-/// Sequence of a block's first version.
+/// Sequence number of a block's first version.
 const FIRST_SEQ: u32 = 2;
 
-/// Sizes that all partitions of a table share.
+/// Sizes of a range table that all of its partitions share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) layout: BlockLayout,
     pub(super) snapshot: bool,
-    /// Copies of the payload: the versions of a snapshot table, else 1.
+    /// Number of copies of the payload: the versions of a snapshot table, otherwise 1.
     pub(super) buffers: usize,
-    /// Elements of state for each element.
+    /// Number of optimizer state elements for each element.
     pub(super) slots: usize,
-    /// Whether a step word follows the slots.
+    /// Whether a step word follows the state slots of a block.
     pub(super) counts: bool,
 }
 
 impl Sizes {
-    /// Distance between the states of two blocks.
+    /// Bytes between the states of two neighbouring blocks.
     pub(super) const fn state_stride(&self) -> usize {
         self.slots * self.layout.block_bytes + if self.counts { 8 } else { 0 }
     }
 
-    /// Payload bytes of `n` blocks, in all buffers.
+    /// Payload bytes of `n` blocks in all buffers together.
     const fn payload_bytes(&self, n: usize) -> usize {
         n * self.layout.block_bytes * self.buffers
     }
 
-    /// Bytes of meta of a partition of `n` blocks.
+    /// Bytes of version words and snapshot record for a partition of `n` blocks.
     const fn meta_bytes(&self, n: usize) -> usize {
         n * 8 + if self.snapshot { LINE_BYTES } else { 0 }
     }
 
-    /// Payload bytes of a block in use, in whole words.
+    /// Payload bytes of a block's elements in use, rounded up to whole words.
     pub(super) const fn used_bytes(&self, block: u64) -> usize {
         (self.layout.used(block) as usize * self.layout.element_bytes).next_multiple_of(8)
     }
 }
 
-/// Memory of all partitions of one applier, one behind the other: payload in one block of public
-/// memory, meta in another. A remote reader of many partitions finds their version words side by
-/// side, and reads all of them, and all of the payload, at once.
+/// Memory of all partitions of a range table on one applier, one after the other: payload and meta (version
+/// words, snapshot records) in a block of public memory each, optimizer state in private memory. A remote
+/// reader of many partitions finds their version words side by side, and reads all of them, and all of the
+/// payload, at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ground {
     payload: Block,
@@ -64,7 +65,7 @@ pub(super) struct Ground {
     state: Block,
 }
 
-/// Where the memory of a range table that outlives its process is, for its successor.
+/// Location of the memory of a range table that outlives its process, for a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BlocksKept {
     pub(super) salt: u64,
@@ -74,7 +75,7 @@ pub struct BlocksKept {
 }
 
 impl Ground {
-    /// The memory that a dead process left, registered again.
+    /// Resumes the memory that a dead process left: registers its public blocks again.
     pub(super) fn resume(memory: &ServerMemory, place: BlocksKept) -> Result<Self, StoreError> {
         let BlocksKept {
             payload,
@@ -91,14 +92,14 @@ impl Ground {
         })
     }
 
-    /// Whether the memory has room for what partitions were given.
+    /// Whether the memory has room for all that partitions were given.
     pub(super) const fn holds(&self, given: Given, sizes: Sizes) -> bool {
         sizes.payload_bytes(given.blocks) <= self.payload.len
             && given.meta <= self.meta.len
             && given.blocks * sizes.state_stride() <= self.state.len
     }
 
-    /// Where a successor finds the memory.
+    /// Returns the location of the memory for a successor.
     pub(super) const fn kept_place(&self, salt: u64) -> BlocksKept {
         BlocksKept {
             salt,
@@ -108,7 +109,7 @@ impl Ground {
         }
     }
 
-    /// Zeroed memory for this number of partitions and blocks.
+    /// Allocates zeroed memory for `parts` partitions with `blocks` blocks in total.
     pub(super) fn new(
         memory: &ServerMemory,
         owner: BlockOwner,
@@ -155,7 +156,7 @@ impl Ground {
         })
     }
 
-    /// Frees the memory, zeroed, version words first.
+    /// Zeroes and frees the memory, version words first.
     pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
         let public = &memory.public;
         for block in [self.meta, self.payload] {
@@ -168,22 +169,22 @@ impl Ground {
     }
 }
 
-/// One partition. It borrows its memory from the applier's [`Ground`].
+/// One partition of a range table on its applier. Its memory is part of the applier's [`Ground`].
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) first: u64,
     pub(super) blocks: u64,
-    /// Offsets of its first block, its meta and its state.
+    /// Byte offsets of its first block, of its meta and of its state.
     payload: usize,
     meta: usize,
     state: usize,
-    /// Epoch of the last store of each block; empty without snapshot.
+    /// Epoch in which each block was stored last. Empty on a table without snapshots.
     pub(super) stored: Vec<u64>,
-    /// Blocks stored in each of the newest epochs, by epoch modulo the number of buffers.
+    /// Numbers of the blocks stored in each of the newest epochs, by epoch modulo the number of buffers.
     pub(super) touched: Vec<Vec<u64>>,
 }
 
-/// Amounts of a [`Ground`] that partitions have.
+/// Amounts of a [`Ground`] that its partitions have been given: blocks, and bytes of meta.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Given {
     blocks: usize,
@@ -191,7 +192,8 @@ pub(super) struct Given {
 }
 
 impl Part {
-    /// The next `blocks` blocks of the applier's memory, for those from `first` on.
+    /// Creates a partition with the next `blocks` blocks of the applier's memory, for block numbers from
+    /// `first` on.
     pub(super) fn new(
         ground: &Ground,
         given: &mut Given,
@@ -218,8 +220,8 @@ impl Part {
         part
     }
 
-    /// Writes initial values and versions of all blocks, in all buffers; without redo: no reader
-    /// knows the memory yet.
+    /// Writes initial values, states and versions of all blocks, in all buffers. Needs no redo record,
+    /// because no reader knows the memory yet.
     pub(super) fn fill(
         &self,
         memory: &ServerMemory,
@@ -268,26 +270,26 @@ impl Part {
         Ok(())
     }
 
-    /// Offset of a block in a buffer.
+    /// Byte offset of a block's payload in a buffer.
     pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, buffer: usize) -> usize {
         let n = buffer as u64 * self.blocks + (block - self.first);
         self.payload + n as usize * sizes.layout.block_bytes
     }
 
-    /// Offset of a block's version word.
+    /// Byte offset of a block's version word.
     pub(super) const fn version_at(&self, sizes: Sizes, block: u64) -> usize {
         let line = if sizes.snapshot { LINE_BYTES } else { 0 };
         self.meta + line + (block - self.first) as usize * 8
     }
 
-    /// Offset of a block's step word.
+    /// Byte offset of a block's step word, in private memory.
     pub(super) const fn step_word_at(&self, sizes: Sizes, block: u64) -> usize {
         let at = self.state + (block - self.first) as usize * sizes.state_stride();
         at + sizes.slots * sizes.layout.block_bytes
     }
 
-    /// Location of the state of bytes `from..to` of a block's payload, without its step counts. In
-    /// whole words.
+    /// Returns the locations of the optimizer state of payload bytes `from..to` of a block, one piece a
+    /// slot, without step counts. In whole words.
     pub(super) fn pieces(
         &self,
         sizes: Sizes,
@@ -305,7 +307,8 @@ impl Part {
         })
     }
 
-    /// Writes the snapshot record. A reader that accepts it sees everything stored before it.
+    /// Writes the snapshot record of the partition. A reader that accepts it sees everything stored before
+    /// it.
     pub(super) fn publish(
         &self,
         memory: &ServerMemory,

@@ -9,47 +9,47 @@ use std::collections::BTreeSet;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// One buffer of a table.
+/// One buffer of a snapshot table.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
-    /// Epoch of the values in the buffer; while one is built, that of the values before.
+    /// Epoch of the values in the buffer. While the buffer is built: the epoch of its values before.
     epoch: u64,
-    /// Whether readers may use the buffer.
+    /// Whether the buffer is complete, so that readers may use it.
     is_complete: bool,
 }
 
-/// The buffers of one applier's share of a snapshot table.
+/// Assignment of epochs to the buffers of a snapshot table on one applier, and the pins of readers.
 #[derive(Debug)]
 pub(super) struct Rotation {
     buffers: Vec<Buffer>,
     front: usize,
     building: usize,
-    /// Pinned epochs, each with a session that pinned it and the version that it was then. After a load
+    /// Pinned epochs: epoch, session that pinned it, and the version that the epoch was then. After a load
     /// the epoch stands for another version.
     pins: BTreeSet<(u64, SessionId, u64)>,
 }
 
-/// Why a version cannot be pinned.
+/// Reason why a version cannot be pinned for a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinRefusal {
-    /// No buffer holds the version.
+    /// No buffer holds the version that was asked for.
     NotKept {
-        /// Oldest version of which all later ones are kept.
+        /// Oldest version such that it and all later ones are kept.
         oldest: u64,
         /// The newest complete version.
         newest: u64,
     },
-    /// As many versions are pinned as can be.
+    /// The largest number of versions is pinned already.
     Full {
         /// Number of pinned versions.
         pinned: u64,
-        /// Most versions that can be pinned.
+        /// Largest number of versions that can be pinned.
         limit: u64,
     },
 }
 
 impl Rotation {
-    /// Buffers with the initial values, as of epoch `front`.
+    /// Creates the rotation of `buffers` buffers with initial values, which are those of epoch `front`.
     pub(super) fn new(buffers: usize, front: u64) -> Self {
         let first = (front % buffers as u64) as usize;
         let initial = |n| Buffer {
@@ -64,17 +64,18 @@ impl Rotation {
         }
     }
 
-    /// Buffer of the front.
+    /// Index of the front buffer: the newest complete one.
     pub(super) const fn front(&self) -> usize {
         self.front
     }
 
-    /// Buffer that is being built, or that of the front.
+    /// Index of the buffer that is being built; that of the front if none is.
     pub(super) const fn building(&self) -> usize {
         self.building
     }
 
-    /// Chooses the buffer of the next epoch: readers lose what it holds.
+    /// Chooses the buffer for the next epoch: the one with the oldest values that is neither front nor
+    /// pinned. Readers lose its values.
     pub(super) fn begin(&mut self) {
         let count = self.buffers.len();
         let free = |&n: &usize| {
@@ -90,12 +91,12 @@ impl Rotation {
         self.building = oldest;
     }
 
-    /// Epoch of the values that the buffer being built had before.
+    /// Epoch of the values that were in the buffer before its building began.
     pub(super) fn base(&self) -> u64 {
         self.buffers[self.building].epoch
     }
 
-    /// Makes the buffer that is being built the front.
+    /// Makes the buffer that was built the front, as the one of `epoch`.
     pub(super) fn flip(&mut self, epoch: u64) {
         self.front = self.building;
         self.buffers[self.front] = Buffer {
@@ -109,8 +110,8 @@ impl Rotation {
         self.buffers.iter().position(holds)
     }
 
-    /// Oldest epoch such that it and all later ones are complete, and the buffers of these, as the
-    /// snapshot record has them.
+    /// Returns the oldest epoch such that it and all later ones are complete, and their buffers' indexes as
+    /// the snapshot record has them: 4 bits each, the front lowest.
     pub(super) fn kept(&self) -> (u64, u64) {
         let mut kept = self.buffers[self.front].epoch;
         let (mut numbers, mut shift) = (self.front as u64, 0);
@@ -127,15 +128,15 @@ impl Rotation {
         self.pins.range(of_epoch).next().is_some() && !mutants::on(Mutant::PinDropped)
     }
 
-    /// Number of pinned epochs.
+    /// Number of epochs that are pinned by any session.
     pub(super) fn pinned(&self) -> usize {
         let epochs: BTreeSet<u64> = self.pins.iter().map(|pin| pin.0).collect();
         epochs.len()
     }
 
-    /// Pins an epoch, which is that of `version`, for a session and returns its buffer. A second pin of the
-    /// session has no effect. `None` for an epoch that no buffer holds; the error has the number of pinned
-    /// epochs and its limit.
+    /// Pins an epoch for a session and returns the index of its buffer. `version` is the version that the
+    /// epoch is now. A second pin of the session has no effect. `None` if no buffer holds the epoch; the
+    /// error has the number of pinned epochs and its limit.
     pub(super) fn pin(
         &mut self,
         epoch: u64,
@@ -151,7 +152,8 @@ impl Rotation {
         Some(Ok(buffer))
     }
 
-    /// Ends the session's pin of a version: one, of the oldest epoch with that version.
+    /// Ends one pin of a session: the one of the oldest epoch with this version. No effect if there is
+    /// none.
     pub(super) fn unpin(&mut self, session: SessionId, version: u64) {
         let mut pins = self.pins.iter();
         let pin = pins.find(|pin| pin.1 == session && pin.2 == version);
@@ -160,7 +162,7 @@ impl Rotation {
         }
     }
 
-    /// Ends all pins of a session.
+    /// Ends all pins of a session, of every version.
     pub(super) fn unpin_all(&mut self, session: SessionId) {
         self.pins.retain(|pin| pin.1 != session);
     }

@@ -18,26 +18,27 @@ use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 
 impl DenseBlocks {
-    /// Whether the table has snapshots.
+    /// Whether the table keeps snapshots: several versions of its values.
     pub const fn is_snapshot(&self) -> bool {
         self.sizes.snapshot
     }
 
-    /// Epoch of the newest complete buffer. At first the clock of the table's domain when the table was
-    /// made; always 0 without snapshots.
+    /// Epoch of the newest complete buffer. It begins with the clock of the table's domain when the table
+    /// was created. Always 0 without snapshots.
     pub const fn front(&self) -> u64 {
         self.line.front
     }
 
-    /// Version of the newest complete buffer: its clock.
+    /// Version of the newest complete buffer: the clock of the table's domain that it stands for.
     pub const fn min_clock(&self) -> u64 {
         self.line.min_clock
     }
 
-    /// Sets the epoch and version of the initial values. Called before a client knows the table.
+    /// Sets epoch and version of the initial values to `min_clock`. Called before a client knows the table.
+    /// No effect without snapshots.
     ///
     /// # Errors
-    /// [`BlocksError::Epoch`] when an epoch was begun before.
+    /// [`BlocksError::Epoch`] when an epoch was begun or set before.
     pub(crate) fn begin_at(&mut self, min_clock: u64) -> Result<(), BlocksError> {
         if !self.sizes.snapshot {
             return Ok(());
@@ -65,8 +66,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. Does nothing when
-    /// it is open, so that a caller may begin it again after a failure.
+    /// Opens the next epoch of a snapshot table, `front + 1`: pushes go into it until [`Self::flip`]. No
+    /// effect if it is open, so that a caller may begin it again after a failure.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
@@ -93,9 +94,9 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Publishes the open epoch. `min_clock` is the domain's clock that it stands for, `applied`
-    /// the pushes in it since the table was made. Cost: a copy of each block that an epoch stored after
-    /// the one with the buffer that is used again, and this one did not.
+    /// Publishes the open epoch to readers. `min_clock` is the domain's clock that it stands for. `applied`
+    /// goes into the snapshot record; callers pass the lsn of the last step in the epoch. Cost: a copy of
+    /// each block that an epoch after the one in the reused buffer stored, and this one did not.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] when another epoch, or none, is open.
@@ -129,8 +130,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Pins a version for a session: its buffer, which is returned, is not overwritten before the session
-    /// ends the pin, or ends. A second pin of a session has no effect.
+    /// Pins a version for a session and returns the index of its buffer. The buffer is not overwritten
+    /// before the session ends the pin, or ends. A second pin of a session has no effect.
     ///
     /// # Errors
     /// [`PinRefusal`].
@@ -149,22 +150,23 @@ impl DenseBlocks {
         }
     }
 
-    /// Ends the session's pin of a version.
+    /// Ends a session's pin of a version. No effect if there is none.
     pub fn unpin(&mut self, version: u64, session: SessionId) {
         self.rotation.unpin(session, version);
     }
 
-    /// Ends all pins of a session.
+    /// Ends all pins of a session, of every version.
     pub fn unpin_all(&mut self, session: SessionId) {
         self.rotation.unpin_all(session);
     }
 
-    /// Number of pinned versions.
+    /// Number of versions that are pinned by any session.
     pub fn pinned(&self) -> usize {
         self.rotation.pinned()
     }
 
-    /// Requires an open epoch: a snapshot's buffers are written only then.
+    /// Checks that an epoch is open on a snapshot table, because its buffers are written only then. `what`
+    /// names the operation in the error.
     pub(super) const fn demand_epoch(&self, what: &'static str) -> Result<(), BlocksError> {
         if self.sizes.snapshot && self.line.building == self.line.front {
             return Err(BlocksError::Epoch {
@@ -178,7 +180,7 @@ impl DenseBlocks {
 }
 
 impl Part {
-    /// Notes that a block was stored in an epoch.
+    /// Records that a block was stored in an epoch. No effect without snapshots.
     pub(super) fn touch(&mut self, sizes: Sizes, block: u64, epoch: u64) {
         if !sizes.snapshot {
             return;
@@ -191,16 +193,17 @@ impl Part {
         }
     }
 
-    /// Blocks stored in an epoch, one of as many as there are buffers.
+    /// Returns the list of blocks stored in an epoch, which is one of the newest: as many as there are
+    /// buffers.
     fn touched_mut(&mut self, epoch: u64) -> &mut Vec<u64> {
         let count = self.touched.len() as u64;
         &mut self.touched[(epoch % count) as usize]
     }
 
     /// Copies the blocks that earlier epochs stored into the buffer of `epoch`, which has the values of
-    /// [`Rotation::base`]. All others are there: stored in this epoch, or the same in both buffers. Cost
-    /// beyond the copies: a look at the blocks that these epochs stored; at all blocks if the base is so
-    /// old, after a pin, that their lists are gone.
+    /// [`Rotation::base`]. All other blocks are there: stored in this epoch, or the same in both buffers.
+    /// Cost besides the copies: a look at the blocks that these epochs stored, or at all blocks if the base
+    /// is so old, after a pin, that their lists are gone.
     fn copy_forward(
         &self,
         memory: &ServerMemory,

@@ -20,18 +20,18 @@ use crate::store::StoreError;
 use crate::store::memory::{Block, BlockOwner, ServerMemory};
 use crate::store::redo_block::StatePiece;
 
-/// Set in a step word that names a table, and in the count of a saved block that has runs.
+/// Bit set in a step word that names a table of runs, and in the count of a saved block that has runs.
 pub(crate) const HAS_RUNS: u64 = 1 << 63;
-/// Largest count; counting stops there.
+/// Largest step count; counting stops there.
 const COUNT_MAX: u64 = (1 << 48) - 1;
 const CLASS_AT: u32 = 58;
-/// Smallest table, as a power of two of words: 15 runs.
+/// Size of the smallest table of runs as a power of two of words: room for 15 runs.
 const CLASS_MIN: u32 = 4;
-/// Number of table sizes; the largest table has 65,536 runs and their number.
+/// Number of table sizes. The largest table has 65,536 runs and their number.
 const CLASSES: usize = 18;
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Elements up to `last` with the same count.
+/// Run of elements with the same step count, up to element `last` of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepRun {
     pub(super) last: usize,
@@ -52,12 +52,13 @@ impl StepRun {
     }
 }
 
-/// Private memory of the step tables of one shard: powers of two of words, reused by size.
+/// Allocator for the step tables of one shard in private memory. Sizes are powers of two of words; freed
+/// tables are reused by size.
 #[derive(Debug)]
 pub(super) struct StepTables {
     owner: BlockOwner,
     chunks: Vec<Block>,
-    /// Unused rest of the newest chunk.
+    /// Byte offset and length of the unused rest of the newest chunk.
     at: usize,
     left: usize,
     free: [Vec<usize>; CLASSES],
@@ -74,8 +75,8 @@ impl StepTables {
         }
     }
 
-    /// The tables that a dead process left in private memory, apart from `state`. What is free in their memory
-    /// is not found.
+    /// Finds the step tables that a dead process left in private memory; `state` is the block of optimizer
+    /// state. Freed tables in this memory are not found again.
     pub(super) fn resume(
         memory: &ServerMemory,
         owner: BlockOwner,
@@ -89,7 +90,7 @@ impl StepTables {
         })
     }
 
-    /// Blocks of the tables.
+    /// Iterates over the memory blocks of the step tables.
     pub(super) fn chunks(&self) -> impl Iterator<Item = Block> {
         self.chunks.iter().copied()
     }
@@ -117,16 +118,16 @@ impl StepTables {
     }
 }
 
-/// The steps of one block, as private memory holds them.
+/// Step counts of one block, as they lie in private memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps {
-    /// Offset of the step word.
+    /// Byte offset of the step word.
     word_at: usize,
     word: u64,
-    /// Offset of the first run's word and number of runs; without a table the step word and 1.
+    /// Byte offset of the first run's word, and number of runs. Without a table: the step word and 1.
     runs_at: usize,
     runs: usize,
-    /// Elements of the block in use.
+    /// Number of elements of the block in use.
     used: usize,
 }
 
@@ -173,12 +174,12 @@ impl Steps {
         })
     }
 
-    /// The largest count of the block.
+    /// Returns the largest step count in the block.
     pub(super) fn most(&self, memory: &ServerMemory) -> Result<u64, StoreError> {
         (0..self.runs).try_fold(0, |most, n| Ok(self.run(memory, n)?.count.max(most)))
     }
 
-    /// Number of the run that an element is in, or the number of runs past the last element.
+    /// Returns the index of the run that an element is in; past the last element, the number of runs.
     pub(super) fn find(&self, memory: &ServerMemory, element: usize) -> Result<usize, StoreError> {
         let (mut low, mut high) = (0, self.runs);
         while low < high {
@@ -191,7 +192,7 @@ impl Steps {
         Ok(low)
     }
 
-    /// Whether a run begins at an element. The end of the block is a boundary.
+    /// Whether a run begins at an element. Also true at the beginning and the end of the block.
     fn begins_at(&self, memory: &ServerMemory, element: usize) -> Result<bool, StoreError> {
         Ok(match element {
             0 => true,
@@ -203,7 +204,7 @@ impl Steps {
         })
     }
 
-    /// The word of a run as it is stored here.
+    /// Encodes a run as the word that is stored for it in this block.
     pub(super) fn stored(&self, run: StepRun) -> u64 {
         match self.word & HAS_RUNS {
             0 => run.count.min(COUNT_MAX),
@@ -211,7 +212,7 @@ impl Steps {
         }
     }
 
-    /// Location of `count` runs from `first` on.
+    /// Returns the location of the words of `count` runs from index `first` on.
     pub(super) const fn piece(&self, first: usize, count: usize) -> StatePiece {
         StatePiece {
             at: self.runs_at + first * 8,
@@ -219,7 +220,7 @@ impl Steps {
         }
     }
 
-    /// Appends all runs to `out`.
+    /// Appends all runs of the block to `out`.
     fn copy(&self, memory: &ServerMemory, out: &mut Vec<StepRun>) -> Result<(), StoreError> {
         (0..self.runs).try_for_each(|n| {
             out.push(self.run(memory, n)?);
@@ -228,13 +229,13 @@ impl Steps {
     }
 }
 
-/// Class and offset in bytes of the table that a step word names.
+/// Returns the size class and the byte offset of the table that a step word names.
 const fn table_of(word: u64) -> (u32, usize) {
     let class = (word & !HAS_RUNS) >> CLASS_AT;
     (class as u32, (word & ((1 << CLASS_AT) - 1)) as usize * 8)
 }
 
-/// Replaces the runs of a block. On an error nothing was changed.
+/// Replaces the runs of a block's step counts. On an error nothing was changed.
 fn replace(
     memory: &ServerMemory,
     tables: &mut StepTables,
@@ -266,7 +267,7 @@ fn replace(
     Ok(())
 }
 
-/// The runs of a saved block's state from its step count on; `None` if they are not valid for a
+/// Decodes the runs of a saved block's state, from its step count on. `None` if they are not valid for a
 /// block of `used` elements.
 fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     let mut word = || {
@@ -292,7 +293,7 @@ fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     (n >= 2 && runs.len() == n && complete && bytes.is_empty()).then_some(runs)
 }
 
-/// Appends runs in the form of a saved block: neighbours with an equal count are one.
+/// Appends the runs in the form of a saved block to `out`. Neighbours with an equal count become one run.
 fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
     runs.dedup_by(|next, before| {
         let same = next.count == before.count;
@@ -312,10 +313,10 @@ fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
 }
 
 impl DenseBlocks {
-    /// Makes runs of step counts end where a gradient for a range begins and ends. No count
-    /// changes. Until the gradient is applied, now or at a tick, it needs no more memory. Does
-    /// nothing for a table with a rule that counts no steps. Cost: a search; for a boundary that is
-    /// not there yet, a copy of the block's runs.
+    /// Splits runs of step counts where a gradient for a range begins and ends. No count changes. Until the
+    /// gradient is applied, now or at a tick, it needs no more memory. No effect on a table with an
+    /// optimizer that counts no steps. Cost: a search; for a boundary that is not there yet, a copy of the
+    /// block's runs.
     ///
     /// # Errors
     /// [`BlocksError::Store`] when memory is used up, [`BlocksError::NotOwned`].
@@ -355,7 +356,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Appends a block's step counts in the form of a saved model.
+    /// Appends a block's step counts to `out`, in the form of a saved model. `part` is the index of its
+    /// partition.
     pub(super) fn save_steps(
         &mut self,
         part: usize,
@@ -372,7 +374,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Replaces a block's step counts by those of a saved model.
+    /// Replaces a block's step counts by those of a saved model. `part` is the index of its partition.
     pub(super) fn load_steps(
         &mut self,
         part: usize,

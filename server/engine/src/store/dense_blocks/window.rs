@@ -22,17 +22,17 @@ use crate::store::memory::ServerMemory;
 use crate::store::redo::{Progress, Redo};
 use crate::store::redo_block::{BlockPlace, PIECES, StatePiece};
 
-/// A range of elements inside one block.
+/// Range of elements inside one block of a range table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WithinBlock {
     pub(super) block: u64,
-    /// First element, in the block.
+    /// Index of its first element in the block.
     from: usize,
     pub(super) count: usize,
 }
 
 impl WithinBlock {
-    /// The first block's share of the `count` elements from `first` on.
+    /// Returns the part of the `count` elements from `first` on that lies in their first block.
     pub(super) fn new(layout: BlockLayout, first: u64, count: usize) -> Self {
         let size = layout.block_elements();
         let from = (first % size) as usize;
@@ -44,29 +44,31 @@ impl WithinBlock {
     }
 }
 
-/// Private lines of one shard. They grow to one block and are kept.
+/// Working memory of one shard for steps on blocks: private copies of payload and state. Grows to one block
+/// and is kept.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) payload: Vec<u8>,
     state: Vec<u8>,
-    /// State of exactly a range, where `state` holds neighbours too; with Adam its step count last.
+    /// Optimizer state of exactly a range, where `state` holds neighbours too. With Adam its step count
+    /// comes last.
     compact: Vec<u8>,
-    /// Step counts of the current runs, as they are stored.
+    /// Step counts of the current runs, encoded as they are stored.
     steps: Vec<u64>,
 }
 
-/// Elements of one block for one step of a kernel.
+/// Elements of one block for one step of a kernel, as byte ranges of the window.
 struct Elements<'a> {
     sizes: Sizes,
-    /// Bytes of each slot in the window.
+    /// Bytes of each state slot in the window.
     wide: usize,
-    /// Their bytes in the payload.
+    /// Byte range of the elements in the payload.
     part: Range<usize>,
-    /// Their bytes in each slot.
+    /// Byte range of the elements in each state slot.
     slot: Range<usize>,
-    /// Values of the push.
+    /// Values of the push for these elements.
     values: &'a [u8],
-    /// Their step count; 0 where there is none.
+    /// Step count of the elements; 0 where there is none.
     count: u64,
 }
 
@@ -102,8 +104,7 @@ impl Window {
         Ok(())
     }
 
-    /// Fills `compact` from `state`, or `state` from `compact`: `range` of each slot of `wide`
-    /// bytes.
+    /// Copies `range` of each slot of `wide` bytes: from `state` to `compact` if `out`, otherwise back.
     fn copy_compact(&mut self, sizes: Sizes, wide: usize, range: &Range<usize>, out: bool) {
         let copy = |a: &mut [u8], b: &mut [u8]| match out {
             true => b.copy_from_slice(a),
@@ -115,7 +116,7 @@ impl Window {
         }
     }
 
-    /// One step of `kernel` on some elements. Returns their step count afterwards.
+    /// Applies one step of `kernel` to some elements of the window. Returns their step count afterwards.
     fn step(&mut self, kernel: &RowKernel, op: PushOp, elements: Elements<'_>) -> u64 {
         let Elements {
             sizes,
@@ -152,7 +153,7 @@ impl Window {
     }
 }
 
-/// The step count after the slots; 0 where there is none, and not used then.
+/// Reads the step count after the slots of a state. 0, which is not used, where there is none.
 fn last_word(state: &[u8]) -> u64 {
     state
         .last_chunk()
@@ -160,7 +161,8 @@ fn last_word(state: &[u8]) -> u64 {
 }
 
 impl DenseBlocks {
-    /// One step on a range of one block.
+    /// Applies a push to a range inside one block: copies it out of shared memory, runs the kernel, stores
+    /// the result. `part` is the index of the partition.
     pub(super) fn update(
         &mut self,
         redo: &Redo,
@@ -243,8 +245,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Copies the optimizer state of a block's elements in use: slots as in
-    /// [`Self::block_lengths`], then the step counts.
+    /// Copies the optimizer state of a block's elements in use into `out`: the slots, with their length
+    /// from [`Self::block_lengths`], then the step counts.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -270,7 +272,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Replaces a block's elements in use and their state: a load from a saved model. On a
+    /// Replaces the elements in use of a block and their optimizer state, for a load of a saved model. On a
     /// snapshot table it is part of the epoch that is being built.
     ///
     /// # Errors
@@ -332,8 +334,8 @@ impl DenseBlocks {
 }
 
 impl Part {
-    /// Buffers that a step on a block reads and writes. On a snapshot table it reads the front, or
-    /// this epoch's buffer if the block is stored there already.
+    /// Returns the byte offsets of the payload that a step on a block reads, and of the one that it writes.
+    /// On a snapshot table it reads the front, or this epoch's buffer if the block is stored there already.
     fn buffers(
         &self,
         sizes: Sizes,
@@ -349,7 +351,7 @@ impl Part {
     }
 }
 
-/// The version words of a block's next write.
+/// Computes the version words of a block's next write: during the write (odd) and after it (even).
 fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<BlockVersions, StoreError> {
     let word = memory.public.region().words(at, 8)?.load(0);
     // The applier alone writes it, tagged; its sequence is even here, or the redo was not finished.
