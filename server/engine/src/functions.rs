@@ -42,10 +42,10 @@ use tidewater_protocol::layout::function::{FUNCTION_NAME_BYTES_MAX, FunctionProb
 use tidewater_protocol::table::DType;
 use zerocopy::IntoBytes as _;
 
-/// Functions of this process's servers.
+/// Registered functions that all servers of this process offer.
 static REGISTERED: OnceLock<Arc<Functions>> = OnceLock::new();
 
-/// Elements of a piece.
+/// Elements of a piece in memory order, by element type; to be read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Elements<'a> {
     /// Elements of a table of f32.
@@ -59,7 +59,7 @@ pub enum Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub const fn dtype(&self) -> DType {
         match self {
             Self::F32(_) => DType::F32,
@@ -69,7 +69,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Bytes of the elements, as they lie in memory.
+    /// Returns the bytes of the elements, as they lie in memory.
     pub fn as_bytes(&self) -> &'a [u8] {
         match self {
             Self::F32(elements) => elements.as_bytes(),
@@ -80,7 +80,7 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// Elements of a piece, to be changed in place.
+/// Elements of a piece in memory order, by element type; to be changed in place.
 #[derive(Debug, PartialEq)]
 pub enum ElementsMut<'a> {
     /// Elements of a table of f32.
@@ -94,7 +94,7 @@ pub enum ElementsMut<'a> {
 }
 
 impl ElementsMut<'_> {
-    /// The same elements, to be read.
+    /// Borrows the same elements for reading.
     pub const fn as_elements(&self) -> Elements<'_> {
         match self {
             Self::F32(elements) => Elements::F32(elements),
@@ -104,7 +104,7 @@ impl ElementsMut<'_> {
         }
     }
 
-    /// Bytes of the elements, as they lie in memory.
+    /// Returns the bytes of the elements for writing, as they lie in memory.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         match self {
             Self::F32(elements) => elements.as_mut_bytes(),
@@ -115,33 +115,33 @@ impl ElementsMut<'_> {
     }
 }
 
-/// Piece of a table that one frame covers.
+/// Part of a table that one frame of a function call covers, without the elements of the target.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
     /// Index of its first element in the table, row-major; 0 in sparse tables.
     pub first_index: u64,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub dim: usize,
     /// Keys of its rows (sparse tables), or their indices (layout `rows`); empty for a range table.
     pub keys: &'a [u64],
-    /// Elements of the other tables of the call, at the same places. In a call with keys: the values
-    /// that came with it, as one input; any number of them.
+    /// Elements of the other tables of the call, at the same positions. In a call with keys: one input with
+    /// the values that came with it, in any number.
     pub inputs: &'a [Elements<'a>],
 }
 
-/// Refusal of a function: arguments or elements are unsuitable. The caller sees the number.
+/// Refusal by a function: arguments or elements are unsuitable. The number reaches the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the function refuses its input with number {0}")]
 pub struct FunctionError(pub u64);
 
-/// Number by which a function says that it does not update, or does not reduce.
+/// Error number of a function that does not provide `update`, or does not provide `reduce`.
 pub const NOT_PROVIDED: u64 = u64::MAX;
 
-/// Function of the user's own. It must give the same result for the same input: no clock, no random
-/// source, no state. A panic is reported to the caller; it changes nothing.
+/// User-defined function that an applier runs on pieces of its tables. It must give the same result for the
+/// same input: no clock, no random source, no state. A panic is reported to the caller and changes nothing.
 pub trait Function: Send + Sync {
-    /// Changes the elements of a piece. They are stored when it returns `Ok`. Missing rows of a call with
-    /// keys are created before it runs, and stay with their initial values if it fails.
+    /// Changes the elements of a piece in `target`. They are stored when it returns `Ok`. Missing rows of a
+    /// call with keys are created before it runs, and keep their initial values if it fails.
     ///
     /// # Errors
     /// [`FunctionError`]; the piece stays as it is.
@@ -155,8 +155,8 @@ pub trait Function: Send + Sync {
         Err(FunctionError(NOT_PROVIDED))
     }
 
-    /// Reads the elements of a piece and appends its result, at most 64 KiB, to `result`. The client
-    /// gets the results of all pieces, in their order in the table.
+    /// Reads the elements of a piece and appends a result of at most 64 KiB to `result`. The client gets
+    /// the results of all pieces, in the order of the pieces in the table.
     ///
     /// # Errors
     /// [`FunctionError`].
@@ -172,7 +172,7 @@ pub trait Function: Send + Sync {
     }
 }
 
-/// Reason for which a function failed on a piece. The caller sees both.
+/// Reason why a function failed on a piece. The caller gets kind and number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionFailure {
     /// Kind of the failure.
@@ -190,10 +190,10 @@ impl From<FunctionError> for FunctionFailure {
     }
 }
 
-/// What an applier runs for a call by name: every [`Function`], or a module with limits of its own.
-/// Promises and cost are those of [`Function`].
+/// Function as an applier runs it for a call by name: every [`Function`], or a loaded module with limits of
+/// its own. Promises and cost are those of [`Function`].
 pub trait ServerFunction: Send + Sync {
-    /// As [`Function::update`].
+    /// Changes the elements of a piece in `target`, as [`Function::update`].
     ///
     /// # Errors
     /// [`FunctionFailure`]; the piece stays as it is.
@@ -204,7 +204,7 @@ pub trait ServerFunction: Send + Sync {
         target: ElementsMut<'_>,
     ) -> Result<(), FunctionFailure>;
 
-    /// As [`Function::reduce`].
+    /// Reads the elements of a piece and appends its result, as [`Function::reduce`].
     ///
     /// # Errors
     /// [`FunctionFailure`].
@@ -238,16 +238,16 @@ impl<F: Function> ServerFunction for F {
     }
 }
 
-/// Makes functions of modules that clients send.
+/// Compiles modules that clients send into server functions.
 pub trait FunctionLoader: Send + Sync {
-    /// Makes a function of a module. Runs on a thread of the server's control, not on an applier's.
+    /// Creates a function from the bytes of a module. Runs on a control thread of the server, not on an
+    /// applier's.
     ///
-    /// # Errors
-    /// Why the module is refused, with a remedy.
+    /// Reason why the module is refused, with a remedy.
     fn load(&self, module: &[u8]) -> Result<Arc<dyn ServerFunction>, Box<dyn Error + Send + Sync>>;
 }
 
-/// Functions of a program, by name.
+/// Set of server functions, by name.
 #[derive(Clone, Default)]
 pub struct Functions(BTreeMap<String, Arc<dyn ServerFunction>>);
 
@@ -258,7 +258,7 @@ impl std::fmt::Debug for Functions {
 }
 
 impl Functions {
-    /// Adds a function. It replaces one of the same name.
+    /// Adds a function and returns the set. It replaces a function of the same name.
     ///
     /// # Panics
     /// If the name does not have 1 to 255 bytes.
@@ -268,7 +268,7 @@ impl Functions {
         self
     }
 
-    /// Adds a function that others hold too. It replaces one of the same name.
+    /// Adds a shared function. It replaces a function of the same name.
     ///
     /// # Panics
     /// If the name does not have 1 to 255 bytes.
@@ -281,38 +281,38 @@ impl Functions {
         self.0.insert(name.to_owned(), function);
     }
 
-    /// Adds functions that others hold too. They replace those of the same name.
+    /// Adds the functions of another set, shared with it. They replace those of the same name.
     pub fn extend(&mut self, others: &Self) {
         let others = others.0.iter();
         let shared = others.map(|(name, function)| (name.clone(), Arc::clone(function)));
         self.0.extend(shared);
     }
 
-    /// Number of functions in it.
+    /// Returns the number of functions.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is no function.
+    /// Whether the set has no function.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The function of a name.
+    /// Finds a function by name; `None` if there is none.
     pub fn find(&self, name: &str) -> Option<&Arc<dyn ServerFunction>> {
         self.0.get(name)
     }
 }
 
-/// The functions of this process were registered before.
+/// Error of a second registration of functions in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "functions were registered before; register all of them in one call, before the first server starts"
 )]
 pub struct AlreadyRegistered;
 
-/// Gives the servers of this process, which start later, their functions. Every server of a job runs
-/// the same program, so that all of them have the same functions.
+/// Registers the functions of all servers that start later in this process. Every server of a job runs the
+/// same program, so that all have the same functions.
 ///
 /// # Errors
 /// [`AlreadyRegistered`] at the second call.
@@ -322,7 +322,7 @@ pub fn register(functions: Functions) -> Result<(), AlreadyRegistered> {
         .map_err(|_| AlreadyRegistered)
 }
 
-/// The functions of this process; none before [`register`].
+/// Returns the functions that are registered in this process; an empty set before [`register`].
 pub fn registered() -> Arc<Functions> {
     REGISTERED.get().cloned().unwrap_or_default()
 }

@@ -5,28 +5,28 @@
 
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 
-/// Number of a namespace on one server process, from its first table or session to the end of its
-/// job. Never reused, so that remains of a job are not taken for the next one of its name.
+/// Number of a job (namespace) on one server process, from its first table or session to its end. Never
+/// reused, so that remains of a job are not taken for the next job of its name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(pub u64);
 
-/// A clock domain of one job.
+/// Clock domain of one job on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DomainKey {
-    /// Namespace of the job on this server.
+    /// Number of the job on this server.
     pub namespace: NamespaceId,
     /// Clock domain of the job.
     pub domain: DomainId,
 }
 
 impl DomainKey {
-    /// The domain `domain` of the job `namespace`.
+    /// Creates the key of a clock domain of a job.
     pub const fn new(namespace: NamespaceId, domain: DomainId) -> Self {
         Self { namespace, domain }
     }
 }
 
-/// The sender of the frames of a ring.
+/// Sender of the frames of a push ring: a worker thread in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameSender {
     /// Thread of a worker in its job.
@@ -36,12 +36,12 @@ pub struct FrameSender {
 }
 
 impl FrameSender {
-    /// Whether the sender is an observer: it is no member of a clock, and changes nothing.
+    /// Whether the sender is an observer: a client that is no member of a clock and changes nothing.
     pub const fn is_observer(&self) -> bool {
         self.thread.rank.observer().is_some()
     }
 
-    /// The first client of a worker, where there is one job only.
+    /// Creates the sender for the first thread of a worker, where there is one job only.
     pub fn first(rank: WorkerId) -> Self {
         Self {
             thread: WorkerThread::first(rank),
