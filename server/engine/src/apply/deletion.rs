@@ -21,8 +21,9 @@ use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 
 impl Engine {
-    /// Deletes the rows of the keys of a DELETE frame; on a table of ticks, holds the frame until its tick
-    /// instead. Keys without a row are skipped. Returns `Wait` if the frame cannot be held yet.
+    /// Deletes the rows of the keys of a DELETE frame. On a table that applies pushes at ticks, holds the
+    /// frame until its tick instead. Keys without a row are skipped. Returns `Wait` if the frame cannot be
+    /// held yet.
     pub(super) fn delete_frame(
         &mut self,
         sender: FrameSender,

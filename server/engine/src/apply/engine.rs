@@ -97,7 +97,7 @@ pub struct Engine {
     pub(super) deletions: BTreeMap<u32, Vec<u64>>,
     /// Indexes of the admitted rows of a push, and its payload with these rows only. Working memory.
     pub(super) admitted: (Vec<u32>, Vec<u8>),
-    /// Journal for a successor, where the memory outlives the process.
+    /// Journal for a process that takes over after a crash, where the memory outlives the process.
     pub(super) journal: Option<Journal>,
     /// Pushes that the crash of the process before this one interrupted.
     pub(super) cut_pushes: Vec<CutPush>,

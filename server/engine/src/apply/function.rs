@@ -167,8 +167,8 @@ impl Engine {
         loaded.insert(name, function);
     }
 
-    /// Runs the function of an UPDATE or REDUCE frame; holds an UPDATE of a table of ticks until its tick.
-    /// A refused function changes no value.
+    /// Runs the function of an UPDATE or REDUCE frame. On a table that applies pushes at ticks, an UPDATE
+    /// is held until its tick. A refused function changes no value.
     pub(super) fn function(
         &mut self,
         sender: FrameSender,

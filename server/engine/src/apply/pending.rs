@@ -81,8 +81,8 @@ enum Budget {
     Staged,
     /// Charged to the budget of tasks that are not finished.
     Task,
-    /// Charged to no budget: the stream is in the sums, and kept for a successor until the iteration is
-    /// closed.
+    /// Charged to no budget: the stream is in the sums. It is kept until the iteration is closed, for a
+    /// process that takes over after a crash.
     Folded,
 }
 

@@ -28,9 +28,9 @@ use super::pending::{OPEN_TASK, Stream, StreamKey, TaskKey};
 use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 
 impl Engine {
-    /// Checks that a push of a task can be held: its thread is a member of the table's domain and, on a
-    /// table of ticks, at the clock of the push. Warm tables, and those with `admit_after`, refuse pushes
-    /// of tasks.
+    /// Checks that a push of a task can be held: its thread is a member of the table's domain. If the table
+    /// applies pushes at ticks, the thread must be at the clock of the push. Warm tables, and those with
+    /// `admit_after`, refuse pushes of tasks.
     pub(super) fn check_task(
         &mut self,
         sender: FrameSender,
@@ -98,7 +98,7 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies the held pushes of a task that is finished. Pushes of tables of ticks become part of the
+    /// Applies the held pushes of a task that is finished. Pushes that wait for a tick become part of the
     /// iteration that the thread has open. No effect without such pushes, or when they were applied before.
     /// Cost: that of all pushes of the task, in one piece.
     pub fn finish_task(&mut self, namespace: NamespaceId, thread: WorkerThread, task: u64) {

@@ -156,7 +156,8 @@ impl Engine {
         }
     }
 
-    /// Notes that an iteration is closed, and frees its pushes that were kept for a successor.
+    /// Notes that an iteration is closed, and frees its pushes that were kept for a process that takes over
+    /// after a crash.
     pub(super) fn end_close(&mut self, job: DomainKey, iteration: u64) {
         self.note_closed(job, iteration);
         self.pending.free_folded(job, iteration);

@@ -123,7 +123,8 @@ pub struct Ring {
     rejects: VecDeque<Reject>,
     check_frames: bool,
     status: StatusLine,
-    /// Copy of the ring's state for a successor, where the memory outlives the process.
+    /// Copy of the ring's state for a process that takes over after a crash, where the memory outlives the
+    /// process.
     kept: Option<KeptRing>,
 }
 
@@ -422,7 +423,8 @@ impl Ring {
         }
     }
 
-    /// Counts a frame for a successor before it is applied: for a mutant only.
+    /// Counts a frame in the ring's record before it is applied, so that a crash loses it. For a mutant
+    /// only.
     pub(crate) fn count_early(&self, header: &FrameHeader) {
         if let Some(kept) = &self.kept {
             kept.count(&StateLine {
@@ -552,7 +554,7 @@ impl Ring {
         }
     }
 
-    /// Removes the ring: ends its lane, and frees its status record and its record for a successor.
+    /// Removes the ring: ends its lane, and frees its public status record and its record for a resumption.
     ///
     /// # Errors
     /// Never for a ring of this memory.

@@ -31,7 +31,7 @@ const CUT_AT: usize = PROGRESS_AT + 48;
 const REJECTS_AT: usize = 2 * LINE_BYTES;
 const BYTES: usize = REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
 
-/// Description of a ring in memory that outlives the process, for a successor.
+/// Description of a ring in memory that outlives the process, for a process that takes over after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingRecord {
     /// Nonce of the session.

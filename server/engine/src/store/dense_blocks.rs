@@ -191,7 +191,7 @@ impl DenseBlocks {
         })
     }
 
-    /// Returns the location of the share's memory for a successor.
+    /// Returns the location of the share's memory for a process that takes over after a crash.
     pub(crate) fn kept_place(&self) -> BlocksKept {
         self.ground.kept_place(self.salt)
     }

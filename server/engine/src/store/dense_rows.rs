@@ -47,7 +47,7 @@ pub struct RowsDescriptor {
     pub rows: u64,
 }
 
-/// Location of the rows of a table that outlives its process, for a successor.
+/// Location of the rows of a table that outlives its process, for a process that takes over after a crash.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RowsKept {
     salt: u64,
@@ -162,7 +162,7 @@ impl DenseRows {
         Ok(shard)
     }
 
-    /// Returns the location of the share's memory for a successor.
+    /// Returns the location of the share's memory for a process that takes over after a crash.
     pub(crate) fn kept_place(&self) -> RowsKept {
         let slabs = (0..).zip(&self.slabs).filter_map(|(partition, slab)| {
             let slab = slab.as_ref()?;

@@ -26,7 +26,8 @@ pub(super) struct ExtentRecord {
     pub(super) salt: u64,
 }
 
-/// Records of the extents of one table on one applier, in private memory, for a successor.
+/// Records of the extents of one table on one applier, in private memory, for a process that takes over
+/// after a crash.
 #[derive(Debug)]
 pub(super) struct ExtentRecords {
     memory: Arc<ServerMemory>,

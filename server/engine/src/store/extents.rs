@@ -160,11 +160,12 @@ pub struct Extents {
     entries_key: RegionKey,
     preallocator: Preallocator,
     coming: Option<Order<Extent>>,
-    /// Records for a successor, if the table outlives its process.
+    /// Records for a process that takes over after a crash, if the table outlives its process.
     kept: Option<ExtentRecords>,
 }
 
-/// Location of the extents of a table that outlives its process, for a successor.
+/// Location of the extents of a table that outlives its process, for a process that takes over after a
+/// crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ExtentsPlace {
     entries: Block,
@@ -217,8 +218,8 @@ impl Extents {
         Ok(())
     }
 
-    /// Returns the location of the extents for a successor; `None` for a table that does not outlive its
-    /// process.
+    /// Returns the location of the extents for a process that takes over after a crash; `None` for a table
+    /// that does not outlive its process.
     pub(super) fn location_of_all(&self) -> Option<ExtentsPlace> {
         let kept = self.kept.as_ref()?;
         Some(ExtentsPlace {
@@ -393,7 +394,7 @@ impl Extents {
         self.add(extent)
     }
 
-    /// Adds an extent: to this applier's list, to the records for a successor, and to the table that
+    /// Adds an extent: to this applier's list, to the records for a resumption, and to the table that
     /// clients read.
     fn add(&mut self, extent: Extent) -> Result<(), StoreError> {
         let base = self.next_number();

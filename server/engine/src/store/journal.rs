@@ -24,7 +24,7 @@ const HEADER_BYTES: usize = 24;
 /// Bytes of the smallest block of a journal.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Write-ahead journal of one applier in private memory, for a successor.
+/// Write-ahead journal of one applier in private memory, for a process that takes over after a crash.
 #[derive(Debug)]
 pub(crate) struct Journal {
     memory: Arc<ServerMemory>,

@@ -67,8 +67,8 @@ pub enum BlockKind {
     Index = 2,
     /// Rows or blocks of a dense table (public), or their optimizer state (private).
     Dense = 3,
-    /// Version words, snapshot records, extent tables (public), and records of extents for a successor
-    /// (private).
+    /// Version words, snapshot records, extent tables (public), and records of extents for a process that
+    /// takes over after a crash (private).
     Meta = 4,
     /// An applier's redo area (private).
     Redo = 5,
@@ -78,7 +78,7 @@ pub enum BlockKind {
     Ring = 7,
     /// An applier's journal (private).
     Journal = 8,
-    /// Record of one ring for a successor, with its refusals (private).
+    /// Record of one ring for a process that takes over after a crash, with its refusals (private).
     Session = 9,
     /// Page of held pushes that outlive the process (private).
     Held = 10,

@@ -30,8 +30,8 @@ enum Slot {
 }
 
 impl SparseShard {
-    /// Returns the location of the share for a successor; `None` for a table that does not outlive its
-    /// process.
+    /// Returns the location of the share for a process that takes over after a crash; `None` for a table
+    /// that does not outlive its process.
     pub(crate) fn kept_place(&self) -> Option<ExtentsPlace> {
         self.extents.location_of_all()
     }

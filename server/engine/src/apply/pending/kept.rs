@@ -38,8 +38,8 @@ impl Pending {
     }
 
     /// Writes the header of an empty page: the key of its stream, and the number of the page in it. Without
-    /// a name (pushes of tasks) the page stays in no stream for a successor. No effect where pages end with
-    /// the process.
+    /// a name (pushes of tasks) the page is in no stream after a crash. No effect where pages end with the
+    /// process.
     pub(super) fn begin_page(&self, page: &Block, name: Option<(&StreamKey, usize)>) {
         if !self.is_kept {
             return;
@@ -89,8 +89,8 @@ impl Pending {
         }
     }
 
-    /// Keeps the streams that were added to the sums of an open iteration, for a successor. They leave
-    /// their budgets.
+    /// Keeps the streams that were added to the sums of an open iteration, for a process that takes over
+    /// after a crash. They leave their budgets.
     pub(in crate::apply) fn keep_folded(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -105,8 +105,8 @@ impl Pending {
         self.changed();
     }
 
-    /// Returns the streams that were added to the sums of an iteration and are kept for a successor. Empty
-    /// if there are none.
+    /// Returns the streams that were added to the sums of an iteration and are kept for a process that
+    /// takes over after a crash. Empty if there are none.
     pub(in crate::apply) fn folded(
         &self,
         DomainKey { namespace, domain }: DomainKey,

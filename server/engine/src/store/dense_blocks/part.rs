@@ -65,7 +65,8 @@ pub(super) struct Ground {
     state: Block,
 }
 
-/// Location of the memory of a range table that outlives its process, for a successor.
+/// Location of the memory of a range table that outlives its process, for a process that takes over after a
+/// crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BlocksKept {
     pub(super) salt: u64,
@@ -99,7 +100,7 @@ impl Ground {
             && given.blocks * sizes.state_stride() <= self.state.len
     }
 
-    /// Returns the location of the memory for a successor.
+    /// Returns the location of the memory for a process that takes over after a crash.
     pub(super) const fn kept_place(&self, salt: u64) -> BlocksKept {
         BlocksKept {
             salt,
