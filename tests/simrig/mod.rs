@@ -25,7 +25,7 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::ring_reader::{Ring, RingOwner};
-use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
 use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimClientLane, SimQueue, SimWaker, World};
@@ -139,9 +139,9 @@ fn start_server(
             };
             let mine = info.placement.owned_by(owner).collect::<Vec<_>>();
             let spec = Arc::new(info.spec.clone());
-            let who = (info.id, a);
+            let shard = ShardId::new(info.id, a);
             let none = Preallocator::none();
-            let table = Table::new(&memory, &none, who, &spec, mine.into_iter()).unwrap();
+            let table = Table::new(&memory, &none, shard, &spec, mine.into_iter()).unwrap();
             applier.engine().add_table(table);
         }
         prepare(applier.engine());

@@ -54,12 +54,10 @@ impl WorkerId {
     }
 }
 
-/// One client thread of a worker. Ordered by rank, then thread: the order in which contributions to an
-/// iteration are added.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 /// Identity of one client thread: rank of the worker process and number of the thread in it. Ordered by rank,
 /// then thread: the order in which contributions to an iteration are added.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 pub struct WorkerThread {
     /// Rank of the worker.
