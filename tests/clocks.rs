@@ -235,7 +235,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
     const READS: u64 = 20;
     for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 1);
-        let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+        let spec = TableBuilder::range::<i64>("t", ELEMENTS as u64, 1)
             .block_bytes(4096)
             .partitions(2)
             .at_clock(Reduce::Sum)
@@ -260,7 +260,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
                     // Every second iteration pushes only a part: the rest is copied forward.
                     let half = if clock % 2 == 0 { ELEMENTS } else { 600 };
                     let ones = vec![1; half];
-                    let ticket = writer.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+                    let ticket = writer.push_range(&table, 0, &ones, PushOp::Sum).unwrap();
                     writer.wait_applied(&ticket).unwrap();
                     writer.tick().unwrap();
                     std::thread::sleep(Duration::from_micros(300));
@@ -276,7 +276,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
             let options = PullOptions::default().mode(PullMode::Snapshot);
             let (mut out, mut last) = (vec![0; ELEMENTS], 0);
             while !done.load(Ordering::Acquire) {
-                let pulled = reader.pull_dense(&table, 0, &mut out, options).unwrap();
+                let pulled = reader.pull_range(&table, 0, &mut out, options).unwrap();
                 let (clock, rest) = (out[0], (out[0] + 1) / 2);
                 assert_eq!(pulled.version, Some(clock as u64), "{transport}");
                 assert!(clock >= last, "{transport}: from clock {last} to {clock}");
@@ -305,7 +305,7 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 2, 2, 1);
         let mut client = cluster.client(0, SyncMode::Bsp);
-        let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+        let spec = TableBuilder::range::<i64>("t", ELEMENTS as u64, 1)
             .block_bytes(4096)
             .partitions(4)
             .at_clock(Reduce::Sum)
@@ -321,7 +321,7 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
             for mode in modes {
                 let mut out = vec![-1; ELEMENTS];
                 let options = PullOptions::default().mode(mode);
-                client.pull_dense(&table, 0, &mut out, options).unwrap();
+                client.pull_range(&table, 0, &mut out, options).unwrap();
                 assert_eq!(
                     out,
                     vec![clock; ELEMENTS],
@@ -329,7 +329,7 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
                 );
             }
             let ones = vec![1; ELEMENTS];
-            let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+            let ticket = client.push_range(&table, 0, &ones, PushOp::Sum).unwrap();
             client.wait_applied(&ticket).unwrap();
             client.tick().unwrap();
         }
@@ -345,7 +345,7 @@ fn readers_wait_for_newer_versions() {
     let timeout = Duration::from_secs(60);
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 2, 1);
-        let ranges = TableBuilder::blocks::<i64>("ranges", ELEMENTS as u64, 1)
+        let ranges = TableBuilder::range::<i64>("ranges", ELEMENTS as u64, 1)
             .block_bytes(4096)
             .partitions(2)
             .at_clock(Reduce::Sum)
@@ -361,7 +361,7 @@ fn readers_wait_for_newer_versions() {
             scope.spawn(|| {
                 for n in 0..VERSIONS {
                     let ones = vec![1; if n % 2 == 0 { ELEMENTS } else { 100 }];
-                    let _ = writer.push_dense(&tables.0, 0, &ones, PushOp::Sum).unwrap();
+                    let _ = writer.push_range(&tables.0, 0, &ones, PushOp::Sum).unwrap();
                     let _ = writer
                         .push_rows(&tables.1, &[0, 1], &[1; 2], PushOp::Sum)
                         .unwrap();
@@ -387,7 +387,7 @@ fn readers_wait_for_newer_versions() {
                     "{counts:?} at {newest}"
                 );
                 let options = options.mode(PullMode::Snapshot);
-                let pulled = reader.pull_dense(&ranges, 0, &mut out, options).unwrap();
+                let pulled = reader.pull_range(&ranges, 0, &mut out, options).unwrap();
                 let version = pulled.version.unwrap();
                 assert!(version >= newest, "{transport}: {version} after {newest}");
                 assert!(out[..100].iter().all(|&x| x as u64 == version));
@@ -422,32 +422,32 @@ fn pulls_return_versions_and_stores() {
         for _ in 0..3 {
             client.tick().unwrap();
         }
-        let blocks = |name| TableBuilder::blocks::<i64>(name, 4_096, 1).block_bytes(4096);
+        let blocks = |name| TableBuilder::range::<i64>(name, 4_096, 1).block_bytes(4096);
         let late = blocks("late").at_clock(Reduce::Sum).snapshot();
         let late = client.create_table::<i64>(late.spec()).unwrap();
         let mut out = vec![0; 4_096];
         for version in 3..6 {
-            let pulled = client.pull_dense(&late, 0, &mut out, options).unwrap();
+            let pulled = client.pull_range(&late, 0, &mut out, options).unwrap();
             assert_eq!(pulled.version, Some(version), "{transport}");
             assert_eq!(pulled.stores, None);
             client.tick().unwrap();
         }
         let plain = client.create_table::<i64>(blocks("plain").spec()).unwrap();
         let ticket = client
-            .push_dense(&plain, 100, &[1; 2], PushOp::Sum)
+            .push_range(&plain, 100, &[1; 2], PushOp::Sum)
             .unwrap();
         client.wait_applied(&ticket).unwrap();
-        let pulled = client.pull_dense(&plain, 0, &mut out, options).unwrap();
+        let pulled = client.pull_range(&plain, 0, &mut out, options).unwrap();
         let stores = pulled.stores.unwrap();
         assert_eq!((stores.smallest, stores.largest), (1, 2), "{transport}");
         let part = client
-            .pull_dense(&plain, 600, &mut out[..900], options)
+            .pull_range(&plain, 600, &mut out[..900], options)
             .unwrap();
         let part = part.stores.unwrap();
         assert_eq!((part.smallest, part.largest), (1, 1), "{transport}");
         assert_eq!(pulled.version, None);
         let gathered = options.mode(PullMode::Gather);
-        let gathered = client.pull_dense(&plain, 0, &mut out, gathered).unwrap();
+        let gathered = client.pull_range(&plain, 0, &mut out, gathered).unwrap();
         assert_eq!(gathered, tidewater::Pulled::default());
 
         let rows = TableBuilder::sparse::<i64>("rows", 1);
@@ -490,7 +490,7 @@ fn write_until(done: &AtomicBool, writer: &mut Client, tables: [&Table<i64>; 2])
     for n in 1u64.. {
         for table in tables {
             let ones = vec![1; if n % 2 == 0 { GROUP_ELEMENTS } else { 100 }];
-            let _ = writer.push_dense(table, 0, &ones, PushOp::Sum).unwrap();
+            let _ = writer.push_range(table, 0, &ones, PushOp::Sum).unwrap();
         }
         writer.tick().unwrap();
         if done.load(Ordering::Acquire) {
@@ -540,7 +540,7 @@ fn groups_are_of_one_version_and_pins_hold() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 2, 1);
         let ranges = |name, versions| {
-            let table = TableBuilder::blocks::<i64>(name, GROUP_ELEMENTS as u64, 1);
+            let table = TableBuilder::range::<i64>(name, GROUP_ELEMENTS as u64, 1);
             let table = table.block_bytes(4096).partitions(2).versions(versions);
             table.at_clock(Reduce::Sum).snapshot()
         };

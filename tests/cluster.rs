@@ -94,7 +94,7 @@ fn tables() -> [TableBuilder; 2] {
     let sparse = TableBuilder::sparse::<f32>("sparse", 4)
         .optimizer(adagrad)
         .init(init, 5);
-    let blocks = TableBuilder::blocks::<f32>("blocks", 100, 50).block_bytes(4096);
+    let blocks = TableBuilder::range::<f32>("blocks", 100, 50).block_bytes(4096);
     [sparse, blocks.optimizer(adagrad)]
 }
 
@@ -120,9 +120,9 @@ fn smallest_rings_serve_all_calls() {
         let rows = client.create_table::<f32>(rows.spec()).unwrap();
         let pushed = client.push_rows(&rows, &keys, &values, PushOp::Sum);
         client.wait_applied(&pushed.unwrap()).unwrap();
-        let range = TableBuilder::blocks::<f32>("range", values.len() as u64, 1).block_bytes(4096);
+        let range = TableBuilder::range::<f32>("range", values.len() as u64, 1).block_bytes(4096);
         let range = client.create_table::<f32>(range.spec()).unwrap();
-        let pushed = client.push_dense(&range, 0, &values, PushOp::Assign);
+        let pushed = client.push_range(&range, 0, &values, PushOp::Assign);
         client.wait_applied(&pushed.unwrap()).unwrap();
         for mode in [PullMode::Consistent, PullMode::Gather] {
             let options = PullOptions {
@@ -133,7 +133,7 @@ fn smallest_rings_serve_all_calls() {
             client.pull_rows(&rows, &keys, &mut out, options).unwrap();
             assert_eq!(out, values, "{transport:?} {mode:?}");
             out.fill(0.0);
-            client.pull_dense(&range, 0, &mut out, options).unwrap();
+            client.pull_range(&range, 0, &mut out, options).unwrap();
             assert_eq!(out, values, "{transport:?} {mode:?}");
         }
         let wide = TableBuilder::rows::<f32>("wide", 2, 3_000);

@@ -142,12 +142,12 @@ fn a_push_of_many_frames_is_refused_once() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
     let mut client = cluster.client(0, SyncMode::Asp);
     let elements = 1 << 19;
-    let spec = TableBuilder::blocks::<f32>("t", elements as u64, 1).partitions(4);
+    let spec = TableBuilder::range::<f32>("t", elements as u64, 1).partitions(4);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     for _ in 0..3 {
         drop(
             client
-                .push_dense(&table, 0, &vec![f32::NAN; elements], PushOp::Sum)
+                .push_range(&table, 0, &vec![f32::NAN; elements], PushOp::Sum)
                 .unwrap(),
         );
     }
@@ -440,14 +440,14 @@ fn a_flush_sends_what_a_failed_push_left() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
     let mut client = cluster.client(0, SyncMode::Asp);
     let elements = 1u64 << 20;
-    let spec = TableBuilder::blocks::<f32>("b", elements, 1).partitions(2);
+    let spec = TableBuilder::range::<f32>("b", elements, 1).partitions(2);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let half = elements / 2;
     stall(&cluster, 1, Duration::from_secs(3));
     client.set_timeout(Duration::from_millis(100));
     let some = [1.0; 4096];
     let full = (0..200).any(|_| {
-        let pushed = client.push_dense(&table, half, &some, PushOp::Sum);
+        let pushed = client.push_range(&table, half, &some, PushOp::Sum);
         pushed.is_err()
     });
     assert!(full, "a ring takes 3 MiB");
@@ -468,7 +468,7 @@ fn a_flush_sends_what_a_failed_push_left() {
     client.flush().unwrap();
     let mut out = [0.0; 100];
     client
-        .pull_dense(&table, half - 100, &mut out, PullOptions::default())
+        .pull_range(&table, half - 100, &mut out, PullOptions::default())
         .unwrap();
     assert_eq!(out, [1.0; 100]);
 }
@@ -481,7 +481,7 @@ fn a_full_ring_holds_no_other_lane() {
     let mut client = cluster.client(0, SyncMode::Asp);
     let mut other = cluster.client(1, SyncMode::Asp);
     let elements = 1u64 << 20;
-    let range = TableBuilder::blocks::<f32>("range", elements, 1).partitions(2);
+    let range = TableBuilder::range::<f32>("range", elements, 1).partitions(2);
     let range = client.create_table::<f32>(range.spec()).unwrap();
     let rows = TableBuilder::rows::<f32>("rows", 2, 64).partitions(2);
     let rows = client.create_table::<f32>(rows.spec()).unwrap();
@@ -490,14 +490,14 @@ fn a_full_ring_holds_no_other_lane() {
     stall(&cluster, 0, Duration::from_secs(3));
     client.set_timeout(Duration::from_millis(100));
     let some = [1.0; 4096];
-    let full = (0..200).any(|_| client.push_dense(&range, 0, &some, PushOp::Sum).is_err());
+    let full = (0..200).any(|_| client.push_range(&range, 0, &some, PushOp::Sum).is_err());
     assert!(full, "a ring takes 3 MiB");
     while client
         .push_rows(&rows, &[0], &[1.0; 64], PushOp::Sum)
         .is_ok()
     {}
     let more = vec![1.0; 4096 + 100];
-    let across = client.push_dense(&range, half - 4096, &more, PushOp::Sum);
+    let across = client.push_range(&range, half - 4096, &more, PushOp::Sum);
     let both = client.push_rows(&rows, &[0, 1], &[1.0; 128], PushOp::Sum);
     for pushed in [across, both] {
         assert!(
@@ -512,7 +512,7 @@ fn a_full_ring_holds_no_other_lane() {
     while (out, row) != ([1.0; 100], [1.0; 64]) {
         assert!(!limit.passed(), "{out:?}, {row:?}");
         let options = PullOptions::default();
-        other.pull_dense(&range, half, &mut out, options).unwrap();
+        other.pull_range(&range, half, &mut out, options).unwrap();
         other.pull_rows(&rows, &[1], &mut row, options).unwrap();
     }
 }

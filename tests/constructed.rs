@@ -116,19 +116,19 @@ fn the_clock_moves_after_its_pushes_took_effect() {
     const LOOKED_AT: usize = 256;
     let cluster = Cluster::start(Shm, 1, 1, 1);
     let mut client = cluster.client(0, SyncMode::Bsp);
-    let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+    let spec = TableBuilder::range::<i64>("t", ELEMENTS as u64, 1)
         .at_clock(Reduce::Sum)
         .partitions(1);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     let ones = vec![1; ELEMENTS];
     let mut out = [0; LOOKED_AT];
     for clock in 1..=50 {
-        let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+        let ticket = client.push_range(&table, 0, &ones, PushOp::Sum).unwrap();
         client.wait_applied(&ticket).unwrap();
         client.tick().unwrap();
         let last = (ELEMENTS - LOOKED_AT) as u64;
         client
-            .pull_dense(&table, last, &mut out, PullOptions::default())
+            .pull_range(&table, last, &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, [clock; LOOKED_AT], "read at clock {clock}");
     }

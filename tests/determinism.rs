@@ -43,7 +43,7 @@ impl Model {
         };
         let sparse = |name| TableBuilder::sparse::<f32>(name, DIM as u32);
         let rows = TableBuilder::rows::<f32>("rows", KEYS, DIM as u32);
-        let blocks = |name| TableBuilder::blocks::<f32>(name, ELEMENTS, 1).block_bytes(4096);
+        let blocks = |name| TableBuilder::range::<f32>(name, ELEMENTS, 1).block_bytes(4096);
         Self {
             keyed: [
                 keyed(sparse("sparse-sgd"), SGD, Reduce::Sum),
@@ -71,7 +71,7 @@ impl Model {
         for table in &self.ranges {
             let mut out = vec![0f32; ELEMENTS as usize];
             client
-                .pull_dense(table, 0, &mut out, PullOptions::default())
+                .pull_range(table, 0, &mut out, PullOptions::default())
                 .unwrap();
             bits.extend(out.iter().map(|v| v.to_bits()));
         }
@@ -105,10 +105,10 @@ impl Model {
             let first = 700 * u64::from(rank);
             let mut w = vec![0f32; 3_000];
             client
-                .pull_dense(table, first, &mut w, PullOptions::default())
+                .pull_range(table, first, &mut w, PullOptions::default())
                 .unwrap();
             let ticket = client
-                .push_dense(table, first, &of(&w), PushOp::Gradient)
+                .push_range(table, first, &of(&w), PushOp::Gradient)
                 .unwrap();
             client.wait_applied(&ticket).unwrap();
         }

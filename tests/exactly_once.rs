@@ -52,7 +52,7 @@ impl Tables {
     fn open(client: &mut Client) -> Self {
         let sparse = TableBuilder::sparse::<i64>("sparse", DIM as u32);
         let rows = TableBuilder::rows::<i64>("rows", ROWS, DIM as u32);
-        let blocks = TableBuilder::blocks::<i64>("blocks", ELEMENTS, 1).block_bytes(4096);
+        let blocks = TableBuilder::range::<i64>("blocks", ELEMENTS, 1).block_bytes(4096);
         let floats = TableBuilder::sparse::<f32>("floats", 1);
         Self {
             sparse: client.create_table(sparse.spec()).unwrap(),
@@ -113,7 +113,7 @@ impl Ledger {
             .pull_rows(&tables.rows, &all, &mut seen.rows, options)
             .unwrap();
         client
-            .pull_dense(&tables.blocks, 0, &mut seen.blocks, options)
+            .pull_range(&tables.blocks, 0, &mut seen.blocks, options)
             .unwrap();
         let shared: Vec<u64> = (0..SHARED).collect();
         client
@@ -171,7 +171,7 @@ impl Pusher<'_> {
                 }
                 let pushed =
                     self.client
-                        .push_dense(&self.tables.blocks, first, &values, PushOp::Sum);
+                        .push_range(&self.tables.blocks, first, &values, PushOp::Sum);
                 (pushed.unwrap(), true)
             }
         };

@@ -53,10 +53,10 @@ fn values(n: usize, seed: u64) -> Vec<f64> {
 }
 
 fn range_table(client: &mut Client, name: &str, values: &[f64]) -> Table<f64> {
-    let table = TableBuilder::blocks::<f64>(name, values.len() as u64, 1).partitions(5);
+    let table = TableBuilder::range::<f64>(name, values.len() as u64, 1).partitions(5);
     let table = client.create_table::<f64>(table.spec()).unwrap();
     let ticket = client
-        .push_dense(&table, 0, values, PushOp::Assign)
+        .push_range(&table, 0, values, PushOp::Assign)
         .unwrap();
     client.wait_applied(&ticket).unwrap();
     table
@@ -65,7 +65,7 @@ fn range_table(client: &mut Client, name: &str, values: &[f64]) -> Table<f64> {
 fn pull(client: &mut Client, table: &Table<f64>, n: usize) -> Vec<f64> {
     let mut out = vec![0.0; n];
     client
-        .pull_dense(table, 0, &mut out, PullOptions::default())
+        .pull_range(table, 0, &mut out, PullOptions::default())
         .unwrap();
     out
 }
@@ -168,11 +168,11 @@ fn update_covers_rows_and_keys() {
 fn reductions_of_edge_cases() {
     let (_cluster, mut client) = cluster(1, 2);
     let all = FunctionArgs::default();
-    let spec = TableBuilder::blocks::<f64>("nan", 1, 2_000).finite_check(false);
+    let spec = TableBuilder::range::<f64>("nan", 1, 2_000).finite_check(false);
     let table = client.create_table::<f64>(spec.spec()).unwrap();
     let negative: Vec<f64> = (1..=2_000).map(|n| -f64::from(n)).collect();
     let ticket = client
-        .push_dense(&table, 0, &negative, PushOp::Assign)
+        .push_range(&table, 0, &negative, PushOp::Assign)
         .unwrap();
     client.wait_applied(&ticket).unwrap();
     let x = Expression::parse("x").unwrap();
@@ -188,7 +188,7 @@ fn reductions_of_edge_cases() {
         1_000.0
     );
     let ticket = client
-        .push_dense(&table, 777, &[f64::NAN], PushOp::Assign)
+        .push_range(&table, 777, &[f64::NAN], PushOp::Assign)
         .unwrap();
     client.wait_applied(&ticket).unwrap();
     for how in [Reduction::Sum, Reduction::Min, Reduction::Max] {
@@ -262,7 +262,7 @@ fn functions_keep_the_order_of_pushes() {
     let ones = vec![1.0; 10_000];
     let mut last = None;
     for _ in 0..10 {
-        let first = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+        let first = client.push_range(&table, 0, &ones, PushOp::Sum).unwrap();
         let mut ticket = client
             .update(&table, &double, &FunctionArgs::default())
             .unwrap();
@@ -318,7 +318,7 @@ fn table_at_tick_refuses_updates() {
         let spec = spec.at_clock(Reduce::Sum).optimizer(Optimizer::None);
         client.create_table::<f64>(spec.spec()).unwrap()
     };
-    let blocks = |name| TableBuilder::blocks::<f64>(name, 1, 10);
+    let blocks = |name| TableBuilder::range::<f64>(name, 1, 10);
     let checked = table(blocks("checked"));
     let snapshot = table(blocks("snapshot").snapshot().finite_check(false));
     let sparse = table(TableBuilder::sparse::<f64>("sparse", 2).finite_check(false));

@@ -38,7 +38,7 @@ fn handles_of_another_client_are_refused() {
         );
         let one = TableBuilder::sparse::<f32>("one", 2);
         let two = TableBuilder::sparse::<f64>("two", 1);
-        let range = TableBuilder::blocks::<f32>("range", 4, 1);
+        let range = TableBuilder::range::<f32>("range", 4, 1);
         let one_a = a.create_table::<f32>(one.spec()).unwrap();
         let two_a = a.create_table::<f64>(two.spec()).unwrap();
         let range_a = a.create_table::<f32>(range.spec()).unwrap();
@@ -54,8 +54,8 @@ fn handles_of_another_client_are_refused() {
                 argument(b.push_rows(&one_a, &[7], &[1.0, 2.0], PushOp::Sum)),
                 argument(b.pull_rows(&one_a, &[7], &mut out, options)),
                 argument(b.start_pull_rows(&one_a, &[7], options)),
-                argument(b.push_dense(&range_a, 0, &[1.0], PushOp::Sum)),
-                argument(b.pull_dense(&range_a, 0, &mut out, options)),
+                argument(b.push_range(&range_a, 0, &[1.0], PushOp::Sum)),
+                argument(b.pull_range(&range_a, 0, &mut out, options)),
                 argument(b.release_table(one_a)),
                 argument(AnyTable::F32(one_a).release(&mut b)),
             ];

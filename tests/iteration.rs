@@ -338,7 +338,7 @@ fn job(workers: u32, pending_bytes: usize) -> Cluster {
 
 /// Creates a vector of `elements` elements that applies pushes at the tick.
 fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f32> {
-    let spec = TableBuilder::blocks::<f32>(name, elements, 1)
+    let spec = TableBuilder::range::<f32>(name, elements, 1)
         .domain(DomainId(domain))
         .at_clock(Reduce::Sum);
     client.create_table::<f32>(spec.spec()).unwrap()
@@ -357,7 +357,7 @@ fn early_push_waits_for_its_turn() {
     let their_keys = early.open_table::<f32>("keys").unwrap();
     for clock in 1..=3 {
         // 2^24 + 1 - 2^24 in f32: the order of the ranks shows.
-        let pushed = early.push_dense(&theirs, 0, &[-16_777_216.0; 1_000], PushOp::Sum);
+        let pushed = early.push_range(&theirs, 0, &[-16_777_216.0; 1_000], PushOp::Sum);
         let pushed = pushed.unwrap();
         let rows = early.push_rows(&their_keys, &[5], &[1.0], PushOp::Sum);
         let rows = rows.unwrap();
@@ -378,7 +378,7 @@ fn early_push_waits_for_its_turn() {
         early.set_clock_timeout(Duration::from_secs(60));
         early.set_timeout(Duration::from_secs(60));
         for ones in [[16_777_216.0; 1_000], [1.0; 1_000]] {
-            let own = first.push_dense(&range, 0, &ones, PushOp::Sum).unwrap();
+            let own = first.push_range(&range, 0, &ones, PushOp::Sum).unwrap();
             first.wait_applied(&own).unwrap();
         }
         let own = first.push_rows(&keys, &[5], &[2.0], PushOp::Sum).unwrap();
@@ -389,7 +389,7 @@ fn early_push_waits_for_its_turn() {
         early.tick().unwrap();
         let mut out = vec![-1.0; 1_000];
         first
-            .pull_dense(&range, 0, &mut out, PullOptions::default())
+            .pull_range(&range, 0, &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, vec![0.0; 1_000], "(2^24 + 1) - 2^24 at clock {clock}");
         let mut out = [-1.0];
@@ -421,10 +421,10 @@ fn deadlines_of_held_pushes_name_awaited_rank() {
         assert!(!text.contains("worker 2"), "{op}: {text}");
     };
     early.set_timeout(Duration::from_millis(200));
-    let one = early.push_dense(&theirs, 0, &[1.0], PushOp::Sum).unwrap();
+    let one = early.push_range(&theirs, 0, &[1.0], PushOp::Sum).unwrap();
     names_turn("wait", early.wait_applied(&one).unwrap_err());
     names_turn("flush", early.flush().unwrap_err());
-    let all = early.push_dense(&theirs, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+    let all = early.push_range(&theirs, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
     names_turn("push", all.unwrap_err());
 }
 
@@ -440,7 +440,7 @@ fn two_domains_are_refused_what_is_needed() {
     early.set_timeout(Duration::from_secs(5));
     for (name, clock) in [("zero", 0), ("one", 0)] {
         let table = early.open_table::<f32>(name).unwrap();
-        let pushed = early.push_dense(&table, 0, &[1.0; 1_000], PushOp::Sum);
+        let pushed = early.push_range(&table, 0, &[1.0; 1_000], PushOp::Sum);
         match early.wait_applied(&pushed.unwrap()) {
             Err(e @ ClientError::Rejected { reject, .. }) => {
                 let RejectReason::PendingFull { needed, limit } = reject.reason else {
@@ -467,7 +467,7 @@ fn early_push_waits_after_collective_calls() {
         other.join().unwrap();
     });
     let table = early.open_table::<f32>("five").unwrap();
-    let pushed = early.push_dense(&table, 0, &[1.0; 1_000], PushOp::Sum);
+    let pushed = early.push_range(&table, 0, &[1.0; 1_000], PushOp::Sum);
     early.set_timeout(Duration::from_millis(200));
     let waited = early.wait_applied(&pushed.unwrap());
     assert!(
@@ -491,7 +491,7 @@ fn push_that_others_wait_for_ends_at_its_deadline() {
                 let mut client = client(cluster, rank, "default", SyncMode::Bsp);
                 let table = vector(&mut client, "range", ELEMENTS as u64, 0);
                 client.set_timeout(Duration::from_secs(1));
-                let pushed = client.push_dense(&table, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+                let pushed = client.push_range(&table, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
                 match (rank, pushed) {
                     (0, pushed) => drop(pushed.unwrap()),
                     (_, Err(ClientError::Deadline { .. })) => {}
@@ -539,7 +539,7 @@ fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u6
     let before = resident();
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     let push = |client: &mut Client, table: &Table<f32>| {
-        let pushed = client.push_dense(table, 0, &ones, PushOp::Sum).unwrap();
+        let pushed = client.push_range(table, 0, &ones, PushOp::Sum).unwrap();
         client.wait_applied(&pushed).unwrap();
         client.tick().unwrap();
     };
@@ -576,7 +576,7 @@ fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u6
     for first in [0, elements / 2, elements - 1_000] {
         let mut out = vec![0.0; 1_000];
         let (client, table) = (&mut clients[3], &tables[3]);
-        let pulled = client.pull_dense(table, first as u64, &mut out, PullOptions::default());
+        let pulled = client.pull_range(table, first as u64, &mut out, PullOptions::default());
         pulled.unwrap();
         assert_eq!(out, vec![RANKS as f32; 1_000], "from element {first}");
     }

@@ -119,7 +119,7 @@ impl Checked {
     ) -> Result<Ticket, ClientError> {
         if self.ranges {
             let first = row * DIM as u64;
-            return client.push_dense_with(&self.table, first, values, op, options);
+            return client.push_range_with(&self.table, first, values, op, options);
         }
         client.push_rows_with(&self.table, &[row], values, op, options)
     }
@@ -127,7 +127,7 @@ impl Checked {
     fn pull_row(&self, client: &mut Client, row: u64) -> [f32; DIM] {
         let (mut out, options) = ([0.0; DIM], PullOptions::default());
         if self.ranges {
-            client.pull_dense(&self.table, row * DIM as u64, &mut out, options)
+            client.pull_range(&self.table, row * DIM as u64, &mut out, options)
         } else {
             client.pull_rows(&self.table, &[row], &mut out, options)
         }
@@ -140,7 +140,7 @@ impl Checked {
         let keys: Vec<u64> = (0..ROWS).collect();
         if self.ranges {
             let options = PullOptions::default();
-            client.pull_dense(&self.table, 0, &mut out, options)
+            client.pull_range(&self.table, 0, &mut out, options)
         } else {
             let options = PullOptions::default();
             client.pull_rows(&self.table, &keys, &mut out, options)
@@ -168,7 +168,7 @@ fn tables(client: &mut Client, change: impl Fn(TableBuilder) -> TableBuilder) ->
                 let builder = match kind {
                     "sparse" => TableBuilder::sparse::<f32>(&name, DIM as u32),
                     "rows" => TableBuilder::rows::<f32>(&name, ROWS, DIM as u32),
-                    _ => TableBuilder::blocks::<f32>(&name, ROWS, DIM as u32).block_bytes(4096),
+                    _ => TableBuilder::range::<f32>(&name, ROWS, DIM as u32).block_bytes(4096),
                 };
                 let builder = change(builder.optimizer(rule).gradient(options).partitions(4));
                 let oracle = || Oracle32::new(rule, options, DIM);
@@ -280,7 +280,7 @@ fn staleness_divides_the_rate() {
             what: format!("{transport}, ranges {ranges}"),
         };
         let dim = DIM as u32;
-        let ranges = TableBuilder::blocks::<f32>("ranges", ROWS, dim).block_bytes(4096);
+        let ranges = TableBuilder::range::<f32>("ranges", ROWS, dim).block_bytes(4096);
         let by_staleness = [
             create(
                 TableBuilder::sparse::<f32>("sparse", dim).by_staleness(),

@@ -175,7 +175,7 @@ fn late_pull_moves_to_next_buffer() {
 const ELEMENTS: u64 = 40_000;
 
 fn ranges(client: &mut Client, name: &str) -> Table<f32> {
-    let spec = TableBuilder::blocks::<f32>(name, ELEMENTS, 1).block_bytes(4 << 10);
+    let spec = TableBuilder::range::<f32>(name, ELEMENTS, 1).block_bytes(4 << 10);
     client.create_table(spec.partitions(6).spec()).unwrap()
 }
 
@@ -188,7 +188,7 @@ fn ranges_finish_later_in_any_order() {
         client.set_timeout(LONG);
         let table = ranges(&mut client, "t");
         let all: Vec<f32> = (0..ELEMENTS).map(|n| n as f32 + 1.0).collect();
-        let ticket = client.push_dense(&table, 0, &all, PushOp::Assign).unwrap();
+        let ticket = client.push_range(&table, 0, &all, PushOp::Assign).unwrap();
         client.wait_applied(&ticket).unwrap();
         let cuts = [
             (0, 40_000),
@@ -206,7 +206,7 @@ fn ranges_finish_later_in_any_order() {
             let before = *client.counters();
             let pulls = cuts.map(|(first, count)| {
                 client
-                    .start_pull_dense(&table, first, count, options)
+                    .start_pull_range(&table, first, count, options)
                     .unwrap()
             });
             client.cancel_pull(pulls[3]).unwrap();
@@ -227,7 +227,7 @@ fn ranges_finish_later_in_any_order() {
             assert!(gone.unwrap_err().to_string().contains("no such pull"));
             assert_eq!(client.counters().pulls - before.pulls, 5);
         }
-        let past = client.start_pull_dense(&table, 39_999, 2, PullOptions::default());
+        let past = client.start_pull_range(&table, 39_999, 2, PullOptions::default());
         let text = past.unwrap_err().to_string();
         assert!(
             text.contains("elements 39999+2 of a table of 40000"),
@@ -235,12 +235,12 @@ fn ranges_finish_later_in_any_order() {
         );
         let rows = TableBuilder::sparse::<f32>("rows", 1);
         let rows = client.create_table::<f32>(rows.spec()).unwrap();
-        let wrong = client.start_pull_dense(&rows, 0, 1, PullOptions::default());
+        let wrong = client.start_pull_range(&rows, 0, 1, PullOptions::default());
         let text = wrong.unwrap_err().to_string();
         assert!(text.contains("use start_pull_rows"), "{text}");
         let wrong = client.start_pull_rows(&table, &[1], PullOptions::default());
         let text = wrong.unwrap_err().to_string();
-        assert!(text.contains("use start_pull_dense"), "{text}");
+        assert!(text.contains("use start_pull_range"), "{text}");
     }
 }
 
@@ -250,16 +250,16 @@ fn later_snapshots_are_of_one_tick() {
     let cluster = Cluster::start(Tcp, 2, 1, 1);
     let mut client = cluster.client(0, SyncMode::Bsp);
     client.set_timeout(LONG);
-    let spec = TableBuilder::blocks::<f32>("t", ELEMENTS, 1).partitions(6);
+    let spec = TableBuilder::range::<f32>("t", ELEMENTS, 1).partitions(6);
     let spec = spec.at_clock(Reduce::Sum).snapshot();
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let options = PullOptions {
         mode: PullMode::Snapshot,
         ..PullOptions::default()
     };
-    let pull = client.start_pull_dense(&table, 3, 30_000, options).unwrap();
+    let pull = client.start_pull_range(&table, 3, 30_000, options).unwrap();
     let ones = vec![1.0; ELEMENTS as usize];
-    let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+    let ticket = client.push_range(&table, 0, &ones, PushOp::Sum).unwrap();
     client.tick().unwrap();
     client.wait_applied(&ticket).unwrap();
     client.wait_until(&table, 1, LONG).unwrap();
@@ -276,11 +276,11 @@ fn late_range_moves_to_next_buffer() {
     client.set_timeout(LONG);
     let table = ranges(&mut client, "t");
     let all: Vec<f32> = (0..ELEMENTS).map(|n| n as f32 + 1.0).collect();
-    let ticket = client.push_dense(&table, 0, &all, PushOp::Assign).unwrap();
+    let ticket = client.push_range(&table, 0, &all, PushOp::Assign).unwrap();
     client.wait_applied(&ticket).unwrap();
     for server in [0, 1] {
         let held = hold(&cluster, server);
-        let pull = client.start_pull_dense(&table, 0, all.len(), PullOptions::default());
+        let pull = client.start_pull_range(&table, 0, all.len(), PullOptions::default());
         let pull = pull.unwrap();
         client.set_timeout(Duration::from_millis(300));
         let mut first = vec![0.5f32; all.len()];
@@ -302,7 +302,7 @@ fn later_ranges(transport: TransportKind, one_in: u64) {
     let cluster = Cluster::start(transport, 2, 1, 2);
     let mut writer = cluster.client(0, SyncMode::Asp);
     writer.set_timeout(LONG);
-    let spec = TableBuilder::blocks::<f32>("t", 16 * BLOCK as u64, 1).block_bytes(4 * BLOCK as u32);
+    let spec = TableBuilder::range::<f32>("t", 16 * BLOCK as u64, 1).block_bytes(4 * BLOCK as u32);
     let spec = spec.partitions(4);
     let table = writer.create_table::<f32>(spec.spec()).unwrap();
     let faults = Faults::new(seed(), one_in.max(1));
@@ -322,7 +322,7 @@ fn later_ranges(transport: TransportKind, one_in: u64) {
             for value in 1.. {
                 let values = vec![(value % 10_000) as f32; 16 * BLOCK];
                 let ticket = writer
-                    .push_dense(&table, 0, &values, PushOp::Assign)
+                    .push_range(&table, 0, &values, PushOp::Assign)
                     .unwrap();
                 writer.wait_applied(&ticket).unwrap();
                 if over.load(Ordering::Relaxed) {
@@ -338,7 +338,7 @@ fn later_ranges(transport: TransportKind, one_in: u64) {
             if open.len() < 6 {
                 let first = rng.below(12 * BLOCK as u64);
                 let count = 1 + rng.below(4 * BLOCK as u64) as usize;
-                let pull = reader.start_pull_dense(&table, first, count, PullOptions::default());
+                let pull = reader.start_pull_range(&table, first, count, PullOptions::default());
                 open.push((pull.unwrap(), first as usize, count));
             }
             if rng.below(2) == 0 {
@@ -458,7 +458,7 @@ fn ranges_of_more_than_4_gib_are_whole() {
     use tidewater::{ClusterConfig, JoinOptions};
     use tidewater_protocol::table::Init;
     let elements = (1u64 << 30) + (1 << 14);
-    let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
+    let spec = TableBuilder::range::<f32>("t", elements / 1024, 1024)
         .block_bytes(256 << 10)
         .init(Init::Constant(3.0), 1)
         .partitions(1);
@@ -482,7 +482,7 @@ fn ranges_of_more_than_4_gib_are_whole() {
             timeout: Duration::from_secs(600),
             ..PullOptions::default()
         };
-        client.pull_dense(&table, 0, &mut out, options).unwrap();
+        client.pull_range(&table, 0, &mut out, options).unwrap();
         let right = out.iter().filter(|v| **v == 3.0).count();
         assert_eq!(right, out.len(), "{mode:?}");
     }
@@ -503,7 +503,7 @@ fn distant_pulls_take_few_round_trips() {
         let mut client = cluster.client_over(0, SyncMode::Asp, &wiring);
         let rows = TableBuilder::sparse::<f32>("rows", 16);
         let rows = client.create_table::<f32>(rows.spec()).unwrap();
-        let range = || TableBuilder::blocks::<f32>("range", ELEMENTS as u64 / 1024, 1024);
+        let range = || TableBuilder::range::<f32>("range", ELEMENTS as u64 / 1024, 1024);
         let ranges = client.create_table::<f32>(range().spec()).unwrap();
         let mut snapshots = range().at_clock(Reduce::Sum).snapshot().spec().clone();
         snapshots.name = "snapshots".into();
@@ -529,14 +529,14 @@ fn distant_pulls_take_few_round_trips() {
         });
         for what in ["range of 4 MiB", "range of 4 MiB again"] {
             time(what, &mut |client| {
-                client.pull_dense(&ranges, 0, &mut all, options).unwrap();
+                client.pull_range(&ranges, 0, &mut all, options).unwrap();
             });
         }
         for what in ["snapshot of 4 MiB", "snapshot of 4 MiB again"] {
             time(what, &mut |client| {
                 let snapshot = options.mode(PullMode::Snapshot);
                 client
-                    .pull_dense(&snapshots, 0, &mut all, snapshot)
+                    .pull_range(&snapshots, 0, &mut all, snapshot)
                     .unwrap();
             });
         }
@@ -552,7 +552,7 @@ fn many_partitions_cost_as_much_as_one() {
         for partitions in [64, 1] {
             let cluster = Cluster::start(Tcp, servers, appliers, 1);
             let mut client = cluster.client(0, SyncMode::Asp);
-            let spec = TableBuilder::blocks::<f32>("range", ELEMENTS as u64 / 1024, 1024);
+            let spec = TableBuilder::range::<f32>("range", ELEMENTS as u64 / 1024, 1024);
             let spec = spec.partitions(partitions);
             let range = client.create_table::<f32>(spec.spec()).unwrap();
             let mut spec = spec.at_clock(Reduce::Sum).snapshot().spec().clone();
@@ -568,7 +568,7 @@ fn many_partitions_cost_as_much_as_one() {
                 let mut times: Vec<Duration> = (0..400)
                     .map(|_| {
                         let begun = clock::now();
-                        client.pull_dense(&table, 0, &mut all, options).unwrap();
+                        client.pull_range(&table, 0, &mut all, options).unwrap();
                         clock::now() - begun
                     })
                     .collect();

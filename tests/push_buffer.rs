@@ -242,11 +242,11 @@ fn wrong_updates_are_reported() {
     );
     let ticket = buffer.flush(&mut client).unwrap();
     client.wait_applied(&ticket).unwrap();
-    let ranges = TableBuilder::blocks::<f32>("ranges", 10, 2);
+    let ranges = TableBuilder::range::<f32>("ranges", 10, 2);
     let ranges = client.create_table::<f32>(ranges.spec()).unwrap();
     let error = PushBuffer::sum(&ranges).add(&mut client, &[1], &[1.0; 2]);
     let text = error.unwrap_err().to_string();
-    assert!(text.contains("use push_dense"), "{text}");
+    assert!(text.contains("use push_range"), "{text}");
 }
 
 #[derive(Clone, Default)]

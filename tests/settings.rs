@@ -44,7 +44,7 @@ impl Checked {
         let builders = [
             TableBuilder::sparse::<f32>("sparse", size.1),
             TableBuilder::rows::<f32>("rows", size.0, size.1),
-            TableBuilder::blocks::<f32>("ranges", size.0, size.1).block_bytes(4096),
+            TableBuilder::range::<f32>("ranges", size.0, size.1).block_bytes(4096),
         ];
         let checked = builders.map(|builder| {
             let spec = change(builder.optimizer(first).partitions(4));
@@ -62,7 +62,7 @@ impl Checked {
     fn push(&self, client: &mut Client, g: &[f32]) {
         let keys: Vec<u64> = (0..ROWS).collect();
         let ticket = if self.ranges {
-            client.push_dense(&self.table, 0, g, PushOp::Gradient)
+            client.push_range(&self.table, 0, g, PushOp::Gradient)
         } else {
             client.push_rows(&self.table, &keys, g, PushOp::Gradient)
         };
@@ -78,7 +78,7 @@ impl Checked {
         let keys: Vec<u64> = (0..ROWS).collect();
         let options = PullOptions::default();
         if self.ranges {
-            client.pull_dense(&self.table, 0, &mut out, options)
+            client.pull_range(&self.table, 0, &mut out, options)
         } else {
             client.pull_rows(&self.table, &keys, &mut out, options)
         }

@@ -204,7 +204,7 @@ fn memory_does_not_grow_with_pushes() {
         let mut client = cluster.client(0, SyncMode::Asp);
         let sparse = TableBuilder::sparse::<f32>("sparse", 8);
         let sparse = client.create_table::<f32>(sparse.spec()).unwrap();
-        let blocks = TableBuilder::blocks::<f32>("blocks", 4_096, 1).block_bytes(4096);
+        let blocks = TableBuilder::range::<f32>("blocks", 4_096, 1).block_bytes(4096);
         let blocks = client.create_table::<f32>(blocks.spec()).unwrap();
         let (mut out, mut start) = (vec![0.0; 64 * 8], 0);
         for n in 0..200_000u64 * times {
@@ -216,7 +216,7 @@ fn memory_does_not_grow_with_pushes() {
             let ticket = match n % 16 {
                 // One in 16 is refused, and no call waits for it.
                 0 => client.push_rows(&sparse, &keys[..1], &[f32::NAN; 8], PushOp::Sum),
-                1 => client.push_dense(&blocks, first, &[0.5; 64], PushOp::Gradient),
+                1 => client.push_range(&blocks, first, &[0.5; 64], PushOp::Gradient),
                 _ => client.push_rows(&sparse, &keys, &[0.5; 64], PushOp::Gradient),
             };
             let ticket = ticket.unwrap();
@@ -265,7 +265,7 @@ fn stream(client: &mut Client, kind: u32) -> ClientError {
     let options = PullOptions::default().mode(mode);
     loop {
         let pulled = if name == "blocks" {
-            client.pull_dense(&table, 0, &mut out, options)
+            client.pull_range(&table, 0, &mut out, options)
         } else {
             client.pull_rows(&table, &keys, &mut out, options)
         };
@@ -317,7 +317,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
         let specs = [
             TableBuilder::sparse::<i64>("sparse", 1).init(init, 0),
             TableBuilder::rows::<i64>("rows", n, 1).init(init, 0),
-            TableBuilder::blocks::<i64>("blocks", n, 1)
+            TableBuilder::range::<i64>("blocks", n, 1)
                 .block_bytes(4096)
                 .init(init, 0)
                 .at_clock(Reduce::Sum)

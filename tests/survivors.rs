@@ -100,7 +100,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
     for lost in 0..WORKERS as usize {
         let cluster = cluster(LostWorker::GoOn);
         let mut all = clients(&cluster, SyncMode::Bsp);
-        let range = TableBuilder::blocks::<f32>("range", ELEMENTS, 1).at_clock(Reduce::Sum);
+        let range = TableBuilder::range::<f32>("range", ELEMENTS, 1).at_clock(Reduce::Sum);
         let rows = TableBuilder::sparse::<f32>("rows", 1).at_clock(Reduce::Sum);
         all[0].create_table::<f32>(range.spec()).unwrap();
         all[0].create_table::<f32>(rows.spec()).unwrap();
@@ -108,7 +108,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
             let range = client.open_table::<f32>("range").unwrap();
             let rows = client.open_table::<f32>("rows").unwrap();
             let values = vec![value; ELEMENTS as usize];
-            let pushed = client.push_dense(&range, 0, &values, PushOp::Sum).unwrap();
+            let pushed = client.push_range(&range, 0, &values, PushOp::Sum).unwrap();
             client.wait_applied(&pushed).unwrap();
             let pushed = client.push_rows(&rows, &[5], &[value], PushOp::Sum);
             client.wait_applied(&pushed.unwrap()).unwrap();
@@ -133,7 +133,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
                 let rows = client.open_table::<f32>("rows").unwrap();
                 let mut out = vec![-1.0; ELEMENTS as usize];
                 let how = PullOptions::default();
-                client.pull_dense(&range, 0, &mut out, how).unwrap();
+                client.pull_range(&range, 0, &mut out, how).unwrap();
                 assert_eq!(
                     out,
                     vec![expected; ELEMENTS as usize],

@@ -101,7 +101,7 @@ fn dense_rows_and_ranges() {
         let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::rows::<i64>("rows", 1000, 3).init(Init::Constant(7.0), 0);
         let rows = client.create_table::<i64>(spec.spec()).unwrap();
-        let spec = TableBuilder::blocks::<f32>("blocks", 1000, 77).block_bytes(4096);
+        let spec = TableBuilder::range::<f32>("blocks", 1000, 77).block_bytes(4096);
         let blocks = client.create_table::<f32>(spec.spec()).unwrap();
         let keys = [999, 0, 500, 0];
         let t = client
@@ -110,7 +110,7 @@ fn dense_rows_and_ranges() {
         client.wait_applied(&t).unwrap();
         let values: Vec<f32> = (0..77_000).map(|v| v as f32).collect();
         let t = client
-            .push_dense(&blocks, 0, &values, PushOp::Assign)
+            .push_range(&blocks, 0, &values, PushOp::Assign)
             .unwrap();
         client.wait_applied(&t).unwrap();
         for mode in MODES {
@@ -127,7 +127,7 @@ fn dense_rows_and_ranges() {
             ] {
                 let mut out = vec![0f32; len];
                 client
-                    .pull_dense(&blocks, first as u64, &mut out, options)
+                    .pull_range(&blocks, first as u64, &mut out, options)
                     .unwrap();
                 assert_eq!(out, values[first..first + len], "{mode:?} {first}+{len}");
             }
@@ -198,7 +198,7 @@ fn least_and_greatest_values_are_kept() {
             match client.pull_rows(table, &[4, 5, 6], &mut out, how) {
                 Ok(_) => out,
                 Err(_) => {
-                    client.pull_dense(table, 4, &mut out, how).unwrap();
+                    client.pull_range(table, 4, &mut out, how).unwrap();
                     out
                 }
             }
@@ -212,7 +212,7 @@ fn least_and_greatest_values_are_kept() {
         let builders = [
             TableBuilder::sparse::<f32>("sparse", 1),
             TableBuilder::rows::<f32>("rows", 10, 1).optimizer(ftrl),
-            TableBuilder::blocks::<f32>("ranges", 10, 1),
+            TableBuilder::range::<f32>("ranges", 10, 1),
         ];
         for (n, builder) in builders.into_iter().enumerate() {
             let table = client
@@ -220,7 +220,7 @@ fn least_and_greatest_values_are_kept() {
                 .unwrap();
             let push = |client: &mut Client, values: [f32; 3], op| {
                 let ticket = match n {
-                    2 => client.push_dense(&table, 4, &values, op),
+                    2 => client.push_range(&table, 4, &values, op),
                     _ => client.push_rows(&table, &[4, 5, 6], &values, op),
                 };
                 client.wait_applied(&ticket.unwrap())
@@ -439,7 +439,7 @@ fn arguments_that_do_not_fit_are_refused_here() {
         assert!(client.push_rows(&table, &[10], &out, PushOp::Sum).is_err());
         assert!(
             client
-                .pull_dense(&table, 0, &mut out, PullOptions::default())
+                .pull_range(&table, 0, &mut out, PullOptions::default())
                 .is_err()
         );
         assert!(client.open_table::<f64>("r").is_err());

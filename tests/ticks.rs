@@ -52,7 +52,7 @@ impl<T: Element + Default> One<T> {
     /// Creates a sparse table, one by rows and one by ranges, each with `change`.
     fn each(client: &mut Client, change: impl Fn(TableBuilder) -> TableBuilder) -> [Self; 3] {
         let of = |table: TableBuilder| change(table).partitions(4);
-        let blocks = TableBuilder::blocks::<T>("blocks", 4 * BLOCK, 1).block_bytes(4096);
+        let blocks = TableBuilder::range::<T>("blocks", 4 * BLOCK, 1).block_bytes(4096);
         let all = [
             (of(TableBuilder::sparse::<T>("sparse", 1)), false),
             (of(TableBuilder::rows::<T>("rows", 4 * BLOCK, 1)), false),
@@ -66,7 +66,7 @@ impl<T: Element + Default> One<T> {
 
     fn push(&self, client: &mut Client, at: u64, value: T, op: PushOp) {
         let ticket = match self.blocks {
-            true => client.push_dense(&self.table, at, &[value], op),
+            true => client.push_range(&self.table, at, &[value], op),
             false => client.push_rows(&self.table, &[at], &[value], op),
         };
         client.wait_applied(&ticket.unwrap()).unwrap();
@@ -75,7 +75,7 @@ impl<T: Element + Default> One<T> {
     fn push_by(&self, client: &mut Client, weight: f64, at: u64, value: T, op: PushOp) {
         let options = PushOptions::default().weight(weight);
         let ticket = match self.blocks {
-            true => client.push_dense_with(&self.table, at, &[value], op, options),
+            true => client.push_range_with(&self.table, at, &[value], op, options),
             false => client.push_rows_with(&self.table, &[at], &[value], op, options),
         };
         client.wait_applied(&ticket.unwrap()).unwrap();
@@ -84,7 +84,7 @@ impl<T: Element + Default> One<T> {
     fn pull(&self, client: &mut Client, at: u64) -> T {
         let (mut out, options) = ([T::default()], PullOptions::default());
         match self.blocks {
-            true => client.pull_dense(&self.table, at, &mut out, options),
+            true => client.pull_range(&self.table, at, &mut out, options),
             false => client.pull_rows(&self.table, &[at], &mut out, options),
         }
         .unwrap();
@@ -390,7 +390,7 @@ fn finished_worker_leaves_every_domain() {
 fn pair(client: &mut Client, blocks: bool) -> [Table<f64>; 2] {
     ["t", "g"].map(|name| {
         let table = match blocks {
-            true => TableBuilder::blocks::<f64>(name, 2 * BLOCK, 1).block_bytes(4096),
+            true => TableBuilder::range::<f64>(name, 2 * BLOCK, 1).block_bytes(4096),
             false => TableBuilder::rows::<f64>(name, BLOCK, 2),
         };
         let table = table.optimizer(Optimizer::None).at_clock(Reduce::Sum);
@@ -419,7 +419,7 @@ fn functions_run_at_the_tick_in_rank_order() {
             let mut out = vec![0.0; elements];
             let rows: Vec<u64> = (0..BLOCK).collect();
             match blocks {
-                true => client.pull_dense(table, 0, &mut out, PullOptions::default()),
+                true => client.pull_range(table, 0, &mut out, PullOptions::default()),
                 false => client.pull_rows(table, &rows, &mut out, PullOptions::default()),
             }
             .unwrap();
@@ -442,7 +442,7 @@ fn functions_run_at_the_tick_in_rank_order() {
                 client.wait_applied(&second).unwrap();
                 let value = [(rank + 1) as f64, round as f64];
                 let pushed = match blocks {
-                    true => client.push_dense(g, 2 * rank as u64, &value, PushOp::Sum),
+                    true => client.push_range(g, 2 * rank as u64, &value, PushOp::Sum),
                     false => client.push_rows(g, &[rank as u64], &value, PushOp::Sum),
                 };
                 client.wait_applied(&pushed.unwrap()).unwrap();
@@ -491,7 +491,7 @@ fn functions_of_a_lost_worker_are_dropped() {
     cluster.servers[0].applier(0).ask(lost).unwrap();
     clients[0].tick().unwrap();
     let mut out = [0.0; 3];
-    let pulled = clients[0].pull_dense(&tables[0][0], 0, &mut out, PullOptions::default());
+    let pulled = clients[0].pull_range(&tables[0][0], 0, &mut out, PullOptions::default());
     pulled.unwrap();
     assert_eq!(out, [1.0; 3]);
 }
@@ -503,7 +503,7 @@ fn inputs_of_other_ticks_are_refused() {
     let cluster = Cluster::start(transport, 1, 1, 1);
     let client = &mut clients(&cluster, 1)[0];
     let table = |client: &mut Client, name, change: fn(TableBuilder) -> TableBuilder| {
-        let table = TableBuilder::blocks::<f64>(name, 8, 1).finite_check(false);
+        let table = TableBuilder::range::<f64>(name, 8, 1).finite_check(false);
         let table = change(table.optimizer(Optimizer::None));
         client.create_table::<f64>(table.spec()).unwrap()
     };

@@ -217,7 +217,7 @@ fn no_block_is_torn(transports: &[TransportKind]) {
         let cluster = Cluster::start(transport, 1, 2, 2);
         let done = AtomicBool::new(false);
         let mut writer = cluster.client(0, SyncMode::Asp);
-        let spec = TableBuilder::blocks::<f32>("t", (BLOCKS * BLOCK) as u64, 1).block_bytes(4096);
+        let spec = TableBuilder::range::<f32>("t", (BLOCKS * BLOCK) as u64, 1).block_bytes(4096);
         let table = writer.create_table::<f32>(spec.spec()).unwrap();
         let mut reader = cluster.client(1, SyncMode::Asp);
         std::thread::scope(|scope| {
@@ -226,7 +226,7 @@ fn no_block_is_torn(transports: &[TransportKind]) {
                 let ones = vec![1f32; BLOCK * 4];
                 while !done.load(Ordering::Acquire) {
                     let first = rng.below(BLOCKS as u64 - 4) * BLOCK as u64;
-                    let pushed = writer.push_dense(&table, first, &ones, PushOp::Sum);
+                    let pushed = writer.push_range(&table, first, &ones, PushOp::Sum);
                     drop(pushed.unwrap());
                 }
                 writer.flush().unwrap();
@@ -256,11 +256,11 @@ fn no_block_is_torn(transports: &[TransportKind]) {
                 match n % 3 {
                     0 => {
                         let len = BLOCKS * BLOCK;
-                        let pull = reader.start_pull_dense(&theirs, 0, len, PullOptions::default());
+                        let pull = reader.start_pull_range(&theirs, 0, len, PullOptions::default());
                         reader.finish_pull(pull.unwrap(), out).unwrap();
                     }
                     _ => {
-                        let pulled = reader.pull_dense(&theirs, 0, out, PullOptions::default());
+                        let pulled = reader.pull_range(&theirs, 0, out, PullOptions::default());
                         pulled.unwrap();
                     }
                 }

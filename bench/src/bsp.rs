@@ -122,7 +122,7 @@ impl<'c> BspStep<'c> {
     /// Errors of the table's creation.
     pub fn new(client: &'c mut Client, bytes: u64, workers: u32) -> Result<Self, BenchError> {
         let elements = (bytes / 4) as usize;
-        let spec = TableBuilder::blocks::<f32>("bench-bsp", bytes / 8, 2)
+        let spec = TableBuilder::range::<f32>("bench-bsp", bytes / 8, 2)
             .optimizer(Optimizer::Sgd { lr: 1.0 })
             .at_clock(Reduce::Sum);
         let table = client.create_table(spec.spec())?;
@@ -156,15 +156,15 @@ impl Work for BspStep<'_> {
         self.pulled_at = self.client.clock();
         let options = PullOptions::default();
         self.client
-            .pull_dense(&self.table, 0, &mut self.out, options)?;
+            .pull_range(&self.table, 0, &mut self.out, options)?;
         let ticket = self
             .client
-            .push_dense(&self.table, 0, &self.gradient, PushOp::Gradient)?;
+            .push_range(&self.table, 0, &self.gradient, PushOp::Gradient)?;
         self.client.tick()?;
         // Held frames count as applied; this detects a rejected frame.
         self.client.wait_applied(&ticket)?;
         // A pull of no elements: waits until all have ticked and their pushes have taken effect.
-        self.client.pull_dense(&self.table, 0, &mut [], options)?;
+        self.client.pull_range(&self.table, 0, &mut [], options)?;
         Ok(())
     }
 

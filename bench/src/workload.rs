@@ -121,7 +121,7 @@ impl WorkloadSpec {
     fn table_spec(&self) -> TableSpec {
         let dim = self.dim as u32;
         let builder = match self.kind {
-            Kind::Dense => TableBuilder::blocks::<f32>(&self.name, u64::from(dim) / 2, 2),
+            Kind::Dense => TableBuilder::range::<f32>(&self.name, u64::from(dim) / 2, 2),
             Kind::Rows => TableBuilder::rows::<f32>(&self.name, self.all_rows, dim),
             Kind::Sparse => TableBuilder::sparse::<f32>(&self.name, dim),
         };
@@ -283,7 +283,7 @@ impl<'a> Workload<'a> {
         options: PullOptions,
     ) -> Result<(), BenchError> {
         if self.spec.kind == Kind::Dense {
-            self.client.pull_dense(&self.table, 0, out, options)?;
+            self.client.pull_range(&self.table, 0, out, options)?;
         } else {
             let keys = &self.batches[batch].keys;
             self.client.pull_rows(&self.table, keys, out, options)?;
@@ -328,7 +328,7 @@ impl<'a> Workload<'a> {
     pub fn push(&mut self, batch: usize) -> Result<Ticket, BenchError> {
         Ok(if self.spec.kind == Kind::Dense {
             self.client
-                .push_dense(&self.table, 0, &self.steps, PushOp::Sum)?
+                .push_range(&self.table, 0, &self.steps, PushOp::Sum)?
         } else {
             let keys = &self.batches[batch].keys;
             self.client
@@ -413,7 +413,7 @@ impl<'a> Workload<'a> {
 
     fn send(&mut self, keys: &[u64], values: &[f32], op: PushOp) -> Result<Ticket, BenchError> {
         Ok(if self.spec.kind == Kind::Dense {
-            self.client.push_dense(&self.table, 0, values, op)?
+            self.client.push_range(&self.table, 0, values, op)?
         } else {
             self.client.push_rows(&self.table, keys, values, op)?
         })

@@ -24,7 +24,7 @@ fn step(client: &mut Client) -> Vec<f32> {
     client.wait_applied(&pushed).unwrap();
     let gradient: Vec<f32> = (0..5000).map(|n| n as f32 / 9.0).collect();
     let pushed = client
-        .push_dense(&blocks, 0, &gradient, PushOp::Gradient)
+        .push_range(&blocks, 0, &gradient, PushOp::Gradient)
         .unwrap();
     client.wait_applied(&pushed).unwrap();
     let mut values = vec![0.0; 24 + 5000];
@@ -33,7 +33,7 @@ fn step(client: &mut Client) -> Vec<f32> {
         .pull_rows(&sparse, &KEYS, rows, PullOptions::default())
         .unwrap();
     client
-        .pull_dense(&blocks, 0, range, PullOptions::default())
+        .pull_range(&blocks, 0, range, PullOptions::default())
         .unwrap();
     values
 }
@@ -142,7 +142,7 @@ fn iterate(client: &mut Client, value: f32) {
     let values = vec![value; 300 * 4];
     let rows = client.push_rows(&sparse, &keys, &values, PushOp::Sum);
     client.wait_applied(&rows.unwrap()).unwrap();
-    let range = client.push_dense(&blocks, 0, &vec![value; 5000], PushOp::Sum);
+    let range = client.push_range(&blocks, 0, &vec![value; 5000], PushOp::Sum);
     client.wait_applied(&range.unwrap()).unwrap();
     client.tick().unwrap();
 }
@@ -202,7 +202,7 @@ fn save_is_of_one_tick_while_others_go_on() {
     let (rows, range) = values.split_at_mut(300 * 4);
     let options = PullOptions::default();
     client.pull_rows(&sparse, &keys, rows, options).unwrap();
-    client.pull_dense(&blocks, 0, range, options).unwrap();
+    client.pull_range(&blocks, 0, range, options).unwrap();
     assert!(values.iter().all(|value| *value == 111.0), "{values:?}");
 }
 

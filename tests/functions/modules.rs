@@ -205,7 +205,7 @@ fn defects_of_modules_reach_their_caller() {
         assert!(matches!(refused, ClientError::Rejected { .. }), "{refused}");
         assert!(refused.to_string().contains(expected), "{name}: {refused}");
         assert!(pull(&mut client, &table, ELEMENTS) == before, "{name}");
-        let ticket = client.push_dense(&other, 0, &[1.0; 100], PushOp::Sum);
+        let ticket = client.push_range(&other, 0, &[1.0; 100], PushOp::Sum);
         client.wait_applied(&ticket.unwrap()).unwrap();
     }
     assert_eq!(pull(&mut client, &other, 100), [5.0; 100]);
@@ -334,7 +334,7 @@ fn measure_pulls_during_endless_loop() {
                 let start = now();
                 let first = times.len() as u64 * 97 % 99_000;
                 client
-                    .pull_dense(&table, first, &mut out, PullOptions::default())
+                    .pull_range(&table, first, &mut out, PullOptions::default())
                     .unwrap();
                 times.push(start.elapsed());
             }

@@ -236,7 +236,7 @@ fn no_row_of_noise_is_believed() {
             .pull_rows(&table, &[1, 2], &mut rows, options)
             .unwrap_err();
         client
-            .pull_dense(&table, 0, &mut rows, options)
+            .pull_range(&table, 0, &mut rows, options)
             .unwrap_err();
         let counters = client.counters();
         assert_eq!(

@@ -203,13 +203,13 @@ pub(crate) fn use_table(client: &mut Client, table: &Table<f32>, random: &mut Ra
     let mut good = 0;
     match random.under(6) {
         0 => good += u32::from(client.pull_rows(table, &keys, &mut rows, options).is_ok()),
-        1 => good += u32::from(client.pull_dense(table, first, &mut range, options).is_ok()),
+        1 => good += u32::from(client.pull_range(table, first, &mut range, options).is_ok()),
         2 => {
             let pushed = client.push_rows(table, &keys, &rows, PushOp::Gradient);
             good += u32::from(pushed.and_then(|t| client.wait_applied(&t)).is_ok());
         }
         3 => {
-            let pushed = client.push_dense(table, first, &range, PushOp::Gradient);
+            let pushed = client.push_range(table, first, &range, PushOp::Gradient);
             good += u32::from(pushed.and_then(|t| client.wait_applied(&t)).is_ok());
         }
         4 => {

@@ -11,10 +11,10 @@ use crate::rig::{BOTH, Rig};
 const LEN: usize = (1 << 20) / 4 + 5_000;
 
 fn range_of_numbers(client: &mut Client) -> (Table<f32>, Vec<f32>) {
-    let spec = TableBuilder::blocks::<f32>("range", LEN as u64, 1);
+    let spec = TableBuilder::range::<f32>("range", LEN as u64, 1);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let values: Vec<f32> = (0..LEN).map(|n| n as f32).collect();
-    let ticket = client.push_dense(&table, 0, &values, PushOp::Sum).unwrap();
+    let ticket = client.push_range(&table, 0, &values, PushOp::Sum).unwrap();
     client.wait_applied(&ticket).unwrap();
     (table, values)
 }
@@ -31,7 +31,7 @@ fn pulls_are_right(rig: &Rig, transport: TransportChoice) {
             let (at, len) = (at, len.min(LEN - at));
             buffer.fill(-1.0);
             let out = &mut buffer[at..at + len];
-            let pulled = client.pull_dense(&table, first as u64, out, options);
+            let pulled = client.pull_range(&table, first as u64, out, options);
             pulled.unwrap();
             assert!(
                 buffer[at..at + len] == values[first..first + len],

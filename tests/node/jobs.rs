@@ -189,7 +189,7 @@ fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
         let names = ["rows", "range", "gone"].map(|name| format!("{name}{n}"));
         let rows = TableBuilder::sparse::<i64>(&names[0], 1);
         let rows = owner.create_table::<i64>(rows.spec()).unwrap();
-        let range = TableBuilder::blocks::<i64>(&names[1], 4, 1);
+        let range = TableBuilder::range::<i64>(&names[1], 4, 1);
         let range = owner.create_table::<i64>(range.spec()).unwrap();
         let gone = TableBuilder::sparse::<i64>(&names[2], 1);
         let gone = owner.create_table::<i64>(gone.spec()).unwrap();
@@ -218,7 +218,7 @@ fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
         assert_eq!(pull(&mut owner, &rows).unwrap(), 5);
         let mut all = [1; 4];
         let options = PullOptions::default();
-        owner.pull_dense(&range, 0, &mut all, options).unwrap();
+        owner.pull_range(&range, 0, &mut all, options).unwrap();
         assert_eq!(all, [0; 4]);
         let id_of_rows = rows.id();
         let made = move |e: &mut Engine| e.table(id_of_rows).unwrap().place(8).is_some();

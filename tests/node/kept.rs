@@ -32,7 +32,7 @@ fn successor_serves_tables_of_its_memory_as_they_were() {
     let mut client = rig.client(TransportChoice::Shm, 0);
     let spec = TableBuilder::sparse::<i64>("t", 1).durability(Durability::Warm);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
-    let blocks = TableBuilder::blocks::<i64>("b", 8, 100).durability(Durability::Warm);
+    let blocks = TableBuilder::range::<i64>("b", 8, 100).durability(Durability::Warm);
     client.create_table::<i64>(blocks.spec()).unwrap();
     let keys: Vec<u64> = (0..1_000).collect();
     let pushed = client.push_rows(&table, &keys, &[5; 1_000], PushOp::Sum);

@@ -40,14 +40,14 @@ fn what_is_pushed_is_what_is_pulled() {
             let frames = rig.handle().with_engine(ApplierId(a), |e| e.lsn()).unwrap();
             assert!(frames > 0, "applier {a} applied nothing");
         }
-        let blocks = TableBuilder::blocks::<f64>(&format!("b{rank}"), 300, 41);
+        let blocks = TableBuilder::range::<f64>(&format!("b{rank}"), 300, 41);
         let blocks = client.create_table::<f64>(blocks.spec()).unwrap();
         let all: Vec<f64> = (0..300 * 41).map(f64::from).collect();
-        let ticket = client.push_dense(&blocks, 0, &all, PushOp::Assign).unwrap();
+        let ticket = client.push_range(&blocks, 0, &all, PushOp::Assign).unwrap();
         client.wait_applied(&ticket).unwrap();
         let mut out = vec![0f64; 300 * 41];
         client
-            .pull_dense(&blocks, 0, &mut out, PullOptions::default())
+            .pull_range(&blocks, 0, &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, all, "{transport:?}");
     }

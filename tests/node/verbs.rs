@@ -370,11 +370,11 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
     config.appliers = 1;
     let rig = Rig::with(config);
     let mut client = rig.client(TransportChoice::Verbs, 0);
-    let spec = TableBuilder::blocks::<f32>("mebibyte", 1 << 18, 1).partitions(64);
+    let spec = TableBuilder::range::<f32>("mebibyte", 1 << 18, 1).partitions(64);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|n| n as f32).collect();
     let op = PushOp::Assign;
-    let ticket = client.push_dense(&table, 0, &values, op).unwrap();
+    let ticket = client.push_range(&table, 0, &values, op).unwrap();
     client.wait_applied(&ticket).unwrap();
     let mut out = vec![0.0; ELEMENTS];
     // The first pull looks up keys.
@@ -382,7 +382,7 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
         out.fill(0.0);
         let before = sent_packets();
         let options = PullOptions::default();
-        client.pull_dense(&table, 0, &mut out, options).unwrap();
+        client.pull_range(&table, 0, &mut out, options).unwrap();
         let packets = sent_packets()
             .zip(before)
             .map(|(after, before)| after - before);

@@ -16,7 +16,7 @@ fn of(encoding: PushEncoding) -> PushOptions {
 
 /// A range table of one element a row, with blocks of 4 KiB.
 fn ranges<T: Element>(client: &mut Client, name: &str, elements: u64) -> Table<T> {
-    let table = TableBuilder::blocks::<T>(name, elements, 1);
+    let table = TableBuilder::range::<T>(name, elements, 1);
     let table = table.block_bytes(4096).optimizer(SGD).partitions(4);
     client.create_table(table.spec()).unwrap()
 }
@@ -31,7 +31,7 @@ fn encoded_pushes_are_smaller() {
     let values: Vec<f32> = (0..ELEMENTS).map(|n| (n as f32 * 0.1).sin()).collect();
     let mut bytes = |encoding| {
         let before = client.counters().bytes_pushed;
-        let pushed = client.push_dense_with(&table, 0, &values, PushOp::Sum, of(encoding));
+        let pushed = client.push_range_with(&table, 0, &values, PushOp::Sum, of(encoding));
         client.wait_applied(&pushed.unwrap()).unwrap();
         (client.counters().bytes_pushed - before) as f64
     };
@@ -66,7 +66,7 @@ fn arrive<T: Element + From<f32> + PartialEq + std::fmt::Debug>(
     let kinds = [
         TableBuilder::sparse::<T>(&name("sparse"), 7),
         TableBuilder::rows::<T>(&name("rows"), 40, 7),
-        TableBuilder::blocks::<T>(&name("ranges"), 40, 7).block_bytes(4096),
+        TableBuilder::range::<T>(&name("ranges"), 40, 7).block_bytes(4096),
     ];
     for (kind, builder) in kinds.into_iter().enumerate() {
         let builder = builder.optimizer(SGD).partitions(2);
@@ -80,7 +80,7 @@ fn arrive<T: Element + From<f32> + PartialEq + std::fmt::Debug>(
                 let options = of(encoding).weight(weight);
                 let given = values.map(T::from);
                 let pushed = match kind {
-                    2 => client.push_dense_with(
+                    2 => client.push_range_with(
                         &table,
                         21,
                         &given[..elements],
@@ -99,7 +99,7 @@ fn arrive<T: Element + From<f32> + PartialEq + std::fmt::Debug>(
         client.tick().unwrap();
         let (mut out, pull) = ([T::from(0.0); 7], PullOptions::default());
         match kind {
-            2 => client.pull_dense(&table, 21, &mut out, pull),
+            2 => client.pull_range(&table, 21, &mut out, pull),
             _ => client.pull_rows(&table, &[3], &mut out, pull),
         }
         .unwrap();
@@ -130,11 +130,11 @@ fn residuals_arrive_with_later_pushes() {
             // Two rows; and a range over two pages of residuals.
             let pushed = client.push_rows_with(&rows, &[9, 4], &values, PushOp::Sum, of(encoding));
             drop(pushed.unwrap());
-            let pushed = client.push_dense_with(&vector, 1021, &values, PushOp::Sum, of(encoding));
+            let pushed = client.push_range_with(&vector, 1021, &values, PushOp::Sum, of(encoding));
             drop(pushed.unwrap());
             let gradient = values.map(|v| -v);
             let pushed =
-                client.push_dense_with(&vector, 1021, &gradient, PushOp::Gradient, of(encoding));
+                client.push_range_with(&vector, 1021, &gradient, PushOp::Gradient, of(encoding));
             drop(pushed.unwrap());
             sum.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
         }
@@ -142,7 +142,7 @@ fn residuals_arrive_with_later_pushes() {
         let (mut out, pull) = ([0.0; 6], PullOptions::default());
         client.pull_rows(&rows, &[9, 4], &mut out, pull).unwrap();
         near(&out, &sum, 0.01, encoding);
-        client.pull_dense(&vector, 1021, &mut out, pull).unwrap();
+        client.pull_range(&vector, 1021, &mut out, pull).unwrap();
         near(&out, &sum.map(|v| 2.0 * v), 0.02, encoding);
     }
 }
@@ -189,7 +189,7 @@ fn encodings_are_of_finite_floats() {
         let values = [1.0, 2.0, 3.0, bad];
         let refused = text(client.push_rows_with(&rows, &[5, 6], &values, sum, bf16));
         assert!(refused.contains("row 6 is not finite"), "{refused}");
-        let refused = text(client.push_dense_with(&vector, 50, &values, sum, bf16));
+        let refused = text(client.push_range_with(&vector, 50, &values, sum, bf16));
         assert!(refused.contains("element 53 is not finite"), "{refused}");
     }
     assert_eq!(client.counters().frames, before, "nothing was sent");
@@ -239,10 +239,10 @@ fn int8_training_reaches_the_loss_of_f32() {
     let mut client = cluster.client(0, SyncMode::Asp);
     let losses = [
         train(&mut client, "exact", |client, table, g| {
-            client.push_dense(table, 0, g, PushOp::Gradient)
+            client.push_range(table, 0, g, PushOp::Gradient)
         }),
         train(&mut client, "feedback", |client, table, g| {
-            client.push_dense_with(table, 0, g, PushOp::Gradient, of(PushEncoding::INT8))
+            client.push_range_with(table, 0, g, PushOp::Gradient, of(PushEncoding::INT8))
         }),
         train(&mut client, "no feedback", |client, table, g| {
             let mut rounded: Vec<f64> = g.iter().map(|&g| g.into()).collect();
@@ -253,7 +253,7 @@ fn int8_training_reaches_the_loss_of_f32() {
                 &mut Vec::new(),
             );
             let rounded: Vec<f32> = rounded.iter().map(|&g| g as f32).collect();
-            client.push_dense(table, 0, &rounded, PushOp::Gradient)
+            client.push_range(table, 0, &rounded, PushOp::Gradient)
         }),
     ];
     let [exact, feedback, none] = losses;
@@ -270,7 +270,7 @@ fn train(
 ) -> f64 {
     const FEATURES: usize = 16;
     const SAMPLES: usize = 64;
-    let table = TableBuilder::blocks::<f32>(name, FEATURES as u64 + 1, 1);
+    let table = TableBuilder::range::<f32>(name, FEATURES as u64 + 1, 1);
     let table = table
         .block_bytes(4096)
         .optimizer(Optimizer::Sgd { lr: 0.5 });
@@ -297,7 +297,7 @@ fn train(
         let pushed = push(client, &table, &g.map(|g| g as f32)).unwrap();
         client.wait_applied(&pushed).unwrap();
         let pull = PullOptions::default();
-        client.pull_dense(&table, 0, &mut w, pull).unwrap();
+        client.pull_range(&table, 0, &mut w, pull).unwrap();
     }
     let squares = samples.iter().map(|x| error(&w, x).powi(2));
     squares.sum::<f64>() / SAMPLES as f64

@@ -172,7 +172,7 @@ impl Worker {
             ..PullOptions::default()
         };
         let mut out = vec![0i64; ELEMENTS];
-        let pulled = self.client.pull_dense(&self.ranges, 0, &mut out, options);
+        let pulled = self.client.pull_range(&self.ranges, 0, &mut out, options);
         let version = pulled.unwrap().version.unwrap();
         let c = self.ticks[1];
         self.board.check_version(version, &out);
@@ -201,7 +201,7 @@ impl Worker {
         }
         let (ones, first) = ([1i64; PUSHED * PART], first_part(self.ticks[1]) * PART);
         let _ = client
-            .push_dense(&self.ranges, first as u64, &ones, PushOp::Sum)
+            .push_range(&self.ranges, first as u64, &ones, PushOp::Sum)
             .unwrap();
     }
 
@@ -302,7 +302,7 @@ fn watch(rig: &Rig, board: &Board, rng: &mut Rng) -> u64 {
             assert!(count as u64 >= due, "{counts:?} at version {newest}");
         }
         let snapshot = options.mode(PullMode::Snapshot);
-        let pulled = client.pull_dense(&ranges, 0, &mut out, snapshot).unwrap();
+        let pulled = client.pull_range(&ranges, 0, &mut out, snapshot).unwrap();
         let version = pulled.version.unwrap();
         assert!(version >= newest, "version {version}, waited for {newest}");
         board.check_version(version, &out);
@@ -327,7 +327,7 @@ fn world(
     let at_once = of("at once");
     let at_clock = of("at clock").at_clock(Reduce::Sum);
     let of_domain = of(DOMAIN_ROWS).at_clock(Reduce::Sum).domain(DOMAINS[1]);
-    let ranges = TableBuilder::blocks::<i64>("ranges", 4, 512)
+    let ranges = TableBuilder::range::<i64>("ranges", 4, 512)
         .domain(DOMAINS[1])
         .block_bytes(4096)
         .snapshot()

@@ -101,7 +101,7 @@ impl Worker {
                 if poisoned {
                     *values.last_mut().unwrap() = f32::INFINITY;
                 }
-                let sent = client.push_dense(&self.blocks, first, &values, PushOp::Sum);
+                let sent = client.push_range(&self.blocks, first, &values, PushOp::Sum);
                 ("blocks", sent)
             }
         };
@@ -212,7 +212,7 @@ fn audit(rig: &Rig, ledger: &Ledger) {
         }
         let mut out = vec![0f32; ELEMENTS as usize];
         w.client
-            .pull_dense(&w.blocks, 0, &mut out, options)
+            .pull_range(&w.blocks, 0, &mut out, options)
             .unwrap();
         for (element, value) in out.iter().enumerate() {
             ledger.check("blocks", element as u64, *value as i64);
@@ -223,7 +223,7 @@ fn audit(rig: &Rig, ledger: &Ledger) {
 fn world(seed: u64, seen: &Arc<Seen>) -> Outcome {
     let sparse = TableBuilder::sparse::<f64>("sparse", DIM as u32).partitions(4);
     let rows = TableBuilder::rows::<i64>("rows", KEYS, 2).partitions(4);
-    let blocks = TableBuilder::blocks::<f32>("blocks", 3, 1024)
+    let blocks = TableBuilder::range::<f32>("blocks", 3, 1024)
         .block_bytes(4096)
         .partitions(2);
     let shape = Shape {

@@ -184,7 +184,7 @@ fn audit(rig: &Rig, sums: &Sums) {
     };
     let due = |sum: &AtomicU64| sum.load(Ordering::Relaxed) as i64;
     let mut out = vec![0; ELEMENTS as usize];
-    w.client.pull_dense(&w.range, 0, &mut out, options).unwrap();
+    w.client.pull_range(&w.range, 0, &mut out, options).unwrap();
     assert_eq!(out, vec![due(&sums.range); ELEMENTS as usize], "range");
     let keys: Vec<u64> = (0..KEYS).collect();
     let mut out = vec![0; KEYS as usize * DIM];
@@ -199,16 +199,16 @@ fn audit(rig: &Rig, sums: &Sums) {
     let sum = w.sum(&w.sparse.clone());
     assert_eq!(sum, out.iter().sum::<i64>());
     let mut out = vec![1.0; 512];
-    w.client.pull_dense(&w.float, 0, &mut out, options).unwrap();
+    w.client.pull_range(&w.float, 0, &mut out, options).unwrap();
     assert_eq!(out, [0.0; 512], "the refused frame");
 }
 
 fn world(seed: u64, sums: &Arc<Sums>) -> Outcome {
-    let range = TableBuilder::blocks::<i64>("range", 1, ELEMENTS as u32);
+    let range = TableBuilder::range::<i64>("range", 1, ELEMENTS as u32);
     let range = range.block_bytes(4096).partitions(2);
     let rows = TableBuilder::rows::<i64>("rows", KEYS, DIM as u32).partitions(4);
     let sparse = TableBuilder::sparse::<i64>("sparse", DIM as u32).partitions(4);
-    let float = TableBuilder::blocks::<f64>("float", 1, 512);
+    let float = TableBuilder::range::<f64>("float", 1, 512);
     let float = float.block_bytes(4096).partitions(1);
     let shape = Shape {
         servers: 2,

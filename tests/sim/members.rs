@@ -61,7 +61,7 @@ impl Plan {
         let (rows, sum) = (open(client, "rows"), open(client, "sum"));
         let (mut row, mut all) = ([0.0_f32], [0.0_f32; ELEMENTS]);
         client.pull_rows(&rows, &[7], &mut row, options).unwrap();
-        client.pull_dense(&sum, 0, &mut all, options).unwrap();
+        client.pull_range(&sum, 0, &mut all, options).unwrap();
         let due = self.expected(clock);
         let found = row.iter().chain(&all);
         let other = found.into_iter().find(|v| v.to_bits() != due.to_bits());
@@ -77,7 +77,7 @@ impl Plan {
             let op = PushOp::Gradient;
             drop(client.push_rows(&rows, &[7], &[gradient], op).unwrap());
             let values = [gradient; ELEMENTS];
-            drop(client.push_dense(&sum, 0, &values, op).unwrap());
+            drop(client.push_range(&sum, 0, &values, op).unwrap());
             client.tick().unwrap();
         }
         self.check(client);
@@ -106,7 +106,7 @@ impl Plan {
 fn world(seed: u64, joined: &Arc<AtomicU64>) -> Outcome {
     let rows = TableBuilder::sparse::<f32>("rows", 1).optimizer(SGD);
     let rows = rows.at_clock(Reduce::Sum).partitions(4);
-    let sum = TableBuilder::blocks::<f32>("sum", ELEMENTS as u64, 1).optimizer(SGD);
+    let sum = TableBuilder::range::<f32>("sum", ELEMENTS as u64, 1).optimizer(SGD);
     let sum = sum.block_bytes(4096).at_clock(Reduce::Sum).partitions(2);
     let shape = Shape {
         servers: 1 + (seed % 2) as u32,

@@ -69,7 +69,7 @@ fn pull_range(
     let options = PullOptions::default().mode(mode);
     let trips = count(|| {
         client
-            .pull_dense(table, first as u64, &mut out, options)
+            .pull_range(table, first as u64, &mut out, options)
             .unwrap()
     });
     let wrong = (first..).zip(&out).find(|&(n, &value)| value != of(n));
@@ -82,7 +82,7 @@ fn measure(client: &mut Client) -> Trips {
     let range = open(client, "range");
     let snapshots = open(client, "snapshots");
     let values: Vec<f32> = (0..ELEMENTS).map(|n| n as f32).collect();
-    let pushed = client.push_dense(&range, 0, &values, PushOp::Assign);
+    let pushed = client.push_range(&range, 0, &values, PushOp::Assign);
     client.wait_applied(&pushed.unwrap()).unwrap();
     let options = PullOptions::default();
     let hogwild = options.mode(PullMode::Hogwild);
@@ -105,8 +105,8 @@ fn measure(client: &mut Client) -> Trips {
 
 fn run(servers: u32, appliers: u16, reads_in_order: bool) -> Trips {
     let rows = TableBuilder::sparse::<f32>("rows", DIM as u32).partitions(64);
-    let range = TableBuilder::blocks::<f32>("range", ELEMENTS as u64 / 1024, 1024).partitions(64);
-    let snapshots = TableBuilder::blocks::<f32>("snapshots", ELEMENTS as u64 / 1024, 1024);
+    let range = TableBuilder::range::<f32>("range", ELEMENTS as u64 / 1024, 1024).partitions(64);
+    let snapshots = TableBuilder::range::<f32>("snapshots", ELEMENTS as u64 / 1024, 1024);
     let snapshots = snapshots.partitions(64).at_clock(Reduce::Sum).snapshot();
     let shape = Shape {
         servers,

@@ -132,7 +132,7 @@ impl Thread {
             let op = PushOp::Gradient;
             drop(client.push_rows(&self.mean, &[7], &[gradient], op).unwrap());
             let values = [gradient; ELEMENTS];
-            drop(client.push_dense(&self.sum, 0, &values, op).unwrap());
+            drop(client.push_range(&self.sum, 0, &values, op).unwrap());
         }
     }
 
@@ -147,7 +147,7 @@ impl Thread {
         client
             .pull_rows(&self.mean, &[7], &mut mean, options)
             .unwrap();
-        client.pull_dense(&self.sum, 0, &mut sum, options).unwrap();
+        client.pull_range(&self.sum, 0, &mut sum, options).unwrap();
         let what = format!("{:?} at clock {clock}", self.plan);
         assert_eq!(mean[0].to_bits(), due.mean.to_bits(), "mean, {what}");
         let other = sum.iter().find(|v| v.to_bits() != due.sum.to_bits());
@@ -215,7 +215,7 @@ fn world(seed: u64) -> Outcome {
     let counts = TableBuilder::rows::<i64>("counts", entries, 1).partitions(2);
     let mean = TableBuilder::sparse::<f32>("mean", 1).optimizer(SGD);
     let mean = mean.at_clock(Reduce::Mean).partitions(4);
-    let sum = TableBuilder::blocks::<f32>("sum", ELEMENTS as u64, 1).optimizer(SGD);
+    let sum = TableBuilder::range::<f32>("sum", ELEMENTS as u64, 1).optimizer(SGD);
     let sum = sum.block_bytes(4096).at_clock(Reduce::Sum).partitions(2);
     let shape = Shape {
         servers: 1,

@@ -32,7 +32,7 @@ fn write(rig: &Rig, rank: u32, mut rng: tidewater_lanes::sim::Rng) {
             1 => client.push_rows(&sparse, &[key], &[value; DIM], PushOp::Assign),
             _ => {
                 let first = rng.below(BLOCKS as u64) * BLOCK as u64;
-                client.push_dense(&blocks, first, &[value; BLOCK], PushOp::Assign)
+                client.push_range(&blocks, first, &[value; BLOCK], PushOp::Assign)
             }
         };
         let ticket = sent.unwrap();
@@ -74,9 +74,9 @@ fn read(rig: &Rig, rank: u32, rejected: &AtomicU64) {
                 one_version("a row", row);
             }
         }
-        client.pull_dense(&blocks, 0, &mut range, options).unwrap();
+        client.pull_range(&blocks, 0, &mut range, options).unwrap();
         blocks_of_one_version("a block", &range);
-        let later = client.start_pull_dense(&blocks, 0, BLOCKS * BLOCK, options);
+        let later = client.start_pull_range(&blocks, 0, BLOCKS * BLOCK, options);
         client.pull_rows(&rows, &keys, &mut out, options).unwrap();
         range.fill(0);
         client.finish_pull(later.unwrap(), &mut range).unwrap();
@@ -89,7 +89,7 @@ fn read(rig: &Rig, rank: u32, rejected: &AtomicU64) {
 fn world(seed: u64, rejected: &Arc<AtomicU64>) -> Outcome {
     let rows = TableBuilder::rows::<i64>("rows", KEYS, DIM as u32).partitions(1);
     let sparse = TableBuilder::sparse::<i64>("sparse", DIM as u32).partitions(2);
-    let blocks = TableBuilder::blocks::<i64>("blocks", BLOCKS as u64, BLOCK as u32)
+    let blocks = TableBuilder::range::<i64>("blocks", BLOCKS as u64, BLOCK as u32)
         .block_bytes(4096)
         .partitions(2);
     let shape = Shape {

@@ -25,8 +25,8 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::ring_reader::{Ring, RingOwner};
-use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ServerMemory, ShardId};
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
 use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimClientLane, SimQueue, SimWaker, World};
 use tidewater_protocol::ids::{

@@ -23,7 +23,7 @@ fn look(observer: &mut Client) -> f32 {
     let table = observer.open_table::<f32>("published").unwrap();
     let mut seen = vec![0.0; ELEMENTS_SEEN as usize];
     let options = PullOptions::default().mode(PullMode::Snapshot);
-    observer.pull_dense(&table, 0, &mut seen, options).unwrap();
+    observer.pull_range(&table, 0, &mut seen, options).unwrap();
     assert!(
         seen.iter().all(|value| *value == seen[0]),
         "{:?}",
@@ -54,7 +54,7 @@ fn observers_come_and_go_and_hold_nothing() {
         let mut publisher = job.client(SyncMode::Bsp).unwrap();
         // No tick waits for another worker.
         publisher.set_clock_timeout(Duration::from_secs(5));
-        let table = TableBuilder::blocks::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
+        let table = TableBuilder::range::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
         let table = table.at_clock(Reduce::Sum).partitions(8);
         let table = publisher.create_table::<f32>(table.spec()).unwrap();
         let mut silent = job.observer().unwrap();
@@ -83,7 +83,7 @@ fn observers_come_and_go_and_hold_nothing() {
                 if tick == TICKS / 2 {
                     drop(lost.take());
                 }
-                drop(publisher.push_dense(&table, 0, &ones, PushOp::Sum)?);
+                drop(publisher.push_range(&table, 0, &ones, PushOp::Sum)?);
                 publisher.tick()
             });
             over.store(true, Ordering::Relaxed);
@@ -95,7 +95,7 @@ fn observers_come_and_go_and_hold_nothing() {
         // The tick that the worker waits for is its own: all others would be members.
         let mut own = vec![0.0; ELEMENTS_SEEN as usize];
         publisher
-            .pull_dense(&table, 0, &mut own, PullOptions::default())
+            .pull_range(&table, 0, &mut own, PullOptions::default())
             .unwrap();
         assert_eq!(publisher.global_clock().unwrap(), u64::from(TICKS));
         assert_eq!(look(&mut silent), f32::from(TICKS));
@@ -117,7 +117,7 @@ fn measure_publisher_with_observers() {
                 ..ClusterConfig::default()
             });
             let mut publisher = job.client(SyncMode::Bsp).unwrap();
-            let table = TableBuilder::blocks::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
+            let table = TableBuilder::range::<f32>("published", ELEMENTS_SEEN, 1).snapshot();
             let table = table.at_clock(Reduce::Sum);
             let table = publisher.create_table::<f32>(table.spec()).unwrap();
             let silent: Vec<Client> = (0..silent).map(|_| job.observer().unwrap()).collect();
@@ -144,7 +144,7 @@ fn measure_publisher_with_observers() {
                 for _ in 0..TICKS {
                     std::thread::sleep(Duration::from_millis(10));
                     let begun = clock::now();
-                    drop(publisher.push_dense(&table, 0, &ones, PushOp::Sum).unwrap());
+                    drop(publisher.push_range(&table, 0, &ones, PushOp::Sum).unwrap());
                     publisher.tick().unwrap();
                     publisher.flush().unwrap();
                     took.push(begun.elapsed());
@@ -177,7 +177,7 @@ fn observers_change_nothing() {
     });
     let mut worker = job.client(SyncMode::Bsp).unwrap();
     let rows = TableBuilder::sparse::<f32>("rows", 2).init(Init::Constant(3.0), 0);
-    let range = TableBuilder::blocks::<f32>("range", 100, 1);
+    let range = TableBuilder::range::<f32>("range", 100, 1);
     let rows = worker.create_table::<f32>(rows.spec()).unwrap();
     worker.create_table::<f32>(range.spec()).unwrap();
     let mut observer = job.observer().unwrap();
@@ -204,7 +204,7 @@ fn observers_change_nothing() {
             .push_rows(&seen, &[7], &[1.0; 2], PushOp::Sum)
             .unwrap_err(),
         observer
-            .push_dense(&ranges, 0, &[1.0], PushOp::Sum)
+            .push_range(&ranges, 0, &[1.0], PushOp::Sum)
             .unwrap_err(),
         observer.set_optimizer(&ranges, rate).unwrap_err(),
         observer.barrier("x", LONG).unwrap_err(),
@@ -248,7 +248,7 @@ fn train(client: &mut Client, to: u64) -> Result<(), ClientError> {
         let values: Vec<f32> = (0..TRAINED as u32)
             .map(|e| gradient(rank, clock, e))
             .collect();
-        drop(client.push_dense(&range, 0, &values, PushOp::Gradient)?);
+        drop(client.push_range(&range, 0, &values, PushOp::Gradient)?);
         let keys = [u64::from(rank), 7, u64::from(clock)];
         drop(client.push_rows(&rows, &keys, &values[..3], PushOp::Gradient)?);
         client.tick()?;
@@ -258,7 +258,7 @@ fn train(client: &mut Client, to: u64) -> Result<(), ClientError> {
 
 fn trained_tables(client: &mut Client) {
     let sgd = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
-    let range = TableBuilder::blocks::<f32>("range", TRAINED as u64, 1);
+    let range = TableBuilder::range::<f32>("range", TRAINED as u64, 1);
     let rows = TableBuilder::sparse::<f32>("rows", 1);
     for table in [range, rows] {
         let table = table.optimizer(sgd).at_clock(Reduce::Sum).partitions(6);
@@ -273,7 +273,7 @@ fn trained_bits(client: &mut Client) -> Vec<u32> {
     let mut values = vec![0.0; TRAINED + keys.len()];
     let options = PullOptions::default();
     client
-        .pull_dense(&range, 0, &mut values[..TRAINED], options)
+        .pull_range(&range, 0, &mut values[..TRAINED], options)
         .unwrap();
     client
         .pull_rows(&rows, &keys, &mut values[TRAINED..], options)
@@ -546,7 +546,7 @@ fn loss_is_followed_at_its_tick() {
                     false => {
                         let range = client.open_table::<f32>("range").unwrap();
                         let values = [9.5; TRAINED];
-                        let pushed = client.push_dense(&range, 0, &values, PushOp::Gradient);
+                        let pushed = client.push_range(&range, 0, &values, PushOp::Gradient);
                         client.wait_applied(&pushed.unwrap()).unwrap();
                         return;
                     }

@@ -23,7 +23,7 @@ fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
     };
     let job = joined(config);
     let mean = TableBuilder::rows::<f32>("mean", 5, 3).at_clock(Reduce::Mean);
-    let range = TableBuilder::blocks::<f32>("range", 3_000, 1).at_clock(Reduce::Sum);
+    let range = TableBuilder::range::<f32>("range", 3_000, 1).at_clock(Reduce::Sum);
     let counts = TableBuilder::rows::<i64>("counts", all.into(), 1);
     let work = |mut client: Client| {
         client.set_clock_timeout(LONG);
@@ -42,7 +42,7 @@ fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
                     .push_rows(&mean, &keys, &gradients[..15], op)
                     .unwrap(),
             );
-            drop(client.push_dense(&range, 0, &gradients, op).unwrap());
+            drop(client.push_range(&range, 0, &gradients, op).unwrap());
             let own = [u64::from(number)];
             drop(client.push_rows(&counts, &own, &[1], PushOp::Sum).unwrap());
             client.tick().unwrap();
@@ -52,7 +52,7 @@ fn bits_of(workers: u32, threads: u32) -> (Vec<u32>, Vec<i64>) {
         let options = PullOptions::default();
         let keys = [0, 1, 2, 3, 4];
         client.pull_rows(&mean, &keys, &mut row, options).unwrap();
-        client.pull_dense(&range, 0, &mut out, options).unwrap();
+        client.pull_range(&range, 0, &mut out, options).unwrap();
         let bits = row
             .iter()
             .chain(&out)

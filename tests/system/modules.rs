@@ -23,11 +23,11 @@ fn servers_run_modules() {
         cluster.servers.push(server.spawn().unwrap());
     }
     let mut client = cluster.client(TransportChoice::Tcp);
-    let table = |name| TableBuilder::blocks::<f64>(name, 10_000, 1);
+    let table = |name| TableBuilder::range::<f64>(name, 10_000, 1);
     let x = client.create_table::<f64>(table("x").spec()).unwrap();
     let y = client.create_table::<f64>(table("y").spec()).unwrap();
     let ones = vec![1.0; 10_000];
-    let ticket = client.push_dense(&x, 0, &ones, PushOp::Assign).unwrap();
+    let ticket = client.push_range(&x, 0, &ones, PushOp::Assign).unwrap();
     client.wait_applied(&ticket).unwrap();
     client.load_function("again", &module).unwrap();
     let args = FunctionArgs {
@@ -41,7 +41,7 @@ fn servers_run_modules() {
     }
     let mut out = vec![0.0; 10_000];
     client
-        .pull_dense(&y, 0, &mut out, PullOptions::default())
+        .pull_range(&y, 0, &mut out, PullOptions::default())
         .unwrap();
     assert_eq!(out, vec![5.0; 10_000]);
 

@@ -48,11 +48,11 @@ fn worker(file: &JobFile, transport: TransportChoice) -> Client {
 
 /// Creates a table with the same value everywhere. Its memory has the same offsets in every namespace.
 fn filled(client: &mut Client, name: &str, value: f32) -> Table<f32> {
-    let spec = TableBuilder::blocks::<f32>(name, LEN as u64, 1);
+    let spec = TableBuilder::range::<f32>(name, LEN as u64, 1);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let values = vec![value; LEN];
     let pushed = client
-        .push_dense(&table, 0, &values, PushOp::Assign)
+        .push_range(&table, 0, &values, PushOp::Assign)
         .unwrap();
     client.wait_applied(&pushed).unwrap();
     table
@@ -234,7 +234,7 @@ fn namespaces_are_closed_to_each_other() {
     }
     let mut values = vec![0.0; LEN];
     owner
-        .pull_dense(&secret, 0, &mut values, PullOptions::default())
+        .pull_range(&secret, 0, &mut values, PullOptions::default())
         .unwrap();
     assert!(values.iter().all(|&v| v == SECRET));
     owner.finish().unwrap();
@@ -254,7 +254,7 @@ fn coordinator_is_a_service_of_numbered_servers() {
         let table = filled(&mut client, "w", value);
         let mut seen = vec![0.0; LEN];
         client
-            .pull_dense(&table, 0, &mut seen, PullOptions::default())
+            .pull_range(&table, 0, &mut seen, PullOptions::default())
             .unwrap();
         assert!(seen.iter().all(|&v| v == value));
         client.finish().unwrap();

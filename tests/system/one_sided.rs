@@ -36,7 +36,7 @@ struct Model {
 impl Model {
     fn create(client: &mut Client) -> Self {
         let rows = TableBuilder::sparse::<f32>("rows", DIM as u32);
-        let blocks = TableBuilder::blocks::<f32>("blocks", ELEMENTS as u64, 1).block_bytes(4096);
+        let blocks = TableBuilder::range::<f32>("blocks", ELEMENTS as u64, 1).block_bytes(4096);
         Self {
             rows: client.create_table(rows.spec()).unwrap(),
             blocks: client.create_table(blocks.spec()).unwrap(),
@@ -52,7 +52,7 @@ impl Model {
         client.wait_applied(&ticket).unwrap();
         let values = vec![round as f32; ELEMENTS];
         let ticket = client
-            .push_dense(&self.blocks, 0, &values, PushOp::Assign)
+            .push_range(&self.blocks, 0, &values, PushOp::Assign)
             .unwrap();
         client.wait_applied(&ticket).unwrap();
     }
@@ -78,7 +78,7 @@ impl Model {
     fn check_blocks(&self, client: &mut Client, round: u32) {
         let mut out = vec![-1.0; ELEMENTS];
         client
-            .pull_dense(&self.blocks, 0, &mut out, PullOptions::default())
+            .pull_range(&self.blocks, 0, &mut out, PullOptions::default())
             .unwrap();
         assert!(out.iter().all(|&value| value == round as f32));
     }

@@ -157,7 +157,7 @@ fn saves_to_a_full_disk() {
     assign(&mut client, 1.0);
     client.save(path, LIMIT).unwrap();
     let (manifest, before) = (read_manifest(&dir).unwrap(), rows(&dir));
-    let spec = TableBuilder::blocks::<f32>("large", 1 << 10, 256);
+    let spec = TableBuilder::range::<f32>("large", 1 << 10, 256);
     let large = client.create_table::<f32>(spec.spec()).unwrap();
     let error = client.save(path, LIMIT).unwrap_err().to_string();
     let parts = [

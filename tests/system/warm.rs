@@ -34,7 +34,7 @@ impl Tables {
         let warm = |table: TableBuilder| table.durability(Durability::Warm);
         let sparse = warm(TableBuilder::sparse::<i64>("sparse", 1));
         let rows = warm(TableBuilder::rows::<i64>("rows", ROWS, 1));
-        let range = warm(TableBuilder::blocks::<i64>("range", 1, ROWS as u32));
+        let range = warm(TableBuilder::range::<i64>("range", 1, ROWS as u32));
         Self {
             sparse: client.create_table(sparse.spec()).unwrap(),
             rows: client.create_table(rows.spec()).unwrap(),
@@ -49,7 +49,7 @@ impl Tables {
         let tickets = [
             client.push_rows(&self.sparse, keys, &ones, PushOp::Sum),
             client.push_rows(&self.rows, &all, &ones, PushOp::Sum),
-            client.push_dense(&self.range, 0, &ones, PushOp::Sum),
+            client.push_range(&self.range, 0, &ones, PushOp::Sum),
         ];
         for ticket in tickets {
             client.wait_applied(&ticket.unwrap()).unwrap();
@@ -64,7 +64,7 @@ impl Tables {
         let pulled = client.pull_rows(&self.sparse, keys, sparse, options);
         pulled.unwrap();
         client.pull_rows(&self.rows, &all, rows, options).unwrap();
-        client.pull_dense(&self.range, 0, range, options).unwrap();
+        client.pull_range(&self.range, 0, range, options).unwrap();
         out
     }
 
@@ -188,7 +188,7 @@ const ADAM: Optimizer = Optimizer::Adam {
 fn trained_tables(client: &mut Client) -> [Table<f32>; 3] {
     let sparse = TableBuilder::sparse::<f32>("sparse", 1);
     let rows = TableBuilder::rows::<f32>("rows", ROWS, 1);
-    let range = TableBuilder::blocks::<f32>("range", 1, ROWS as u32);
+    let range = TableBuilder::range::<f32>("range", 1, ROWS as u32);
     [sparse, rows, range].map(|table| {
         let table = table.optimizer(ADAM).at_clock(Reduce::Mean);
         let table = table.durability(Durability::Warm);
@@ -221,7 +221,7 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
             let [of_sparse, of_rows, of_range] = &mut values;
             client.pull_rows(&sparse, &all, of_sparse, options).unwrap();
             client.pull_rows(&rows, &all, of_rows, options).unwrap();
-            client.pull_dense(&range, 0, of_range, options).unwrap();
+            client.pull_range(&range, 0, of_range, options).unwrap();
             if iteration == ITERATIONS {
                 break;
             }
@@ -238,7 +238,7 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
                     .unwrap(),
             );
             drop(client.push_rows(&rows, &all, &b, PushOp::Gradient).unwrap());
-            drop(client.push_dense(&range, 0, &c, PushOp::Gradient).unwrap());
+            drop(client.push_range(&range, 0, &c, PushOp::Gradient).unwrap());
             client.tick().unwrap();
         }
         client.finish().unwrap();

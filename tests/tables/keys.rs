@@ -212,7 +212,7 @@ fn tables_without_keys_refuse() {
         let mut client = cluster.client(0, SyncMode::Asp);
         let rows = TableBuilder::rows::<i64>("rows", 10, 2);
         let rows = client.create_table::<i64>(rows.spec()).unwrap();
-        let ranges = TableBuilder::blocks::<i64>("ranges", 2_000, 2);
+        let ranges = TableBuilder::range::<i64>("ranges", 2_000, 2);
         let ranges = client.create_table::<i64>(ranges.spec()).unwrap();
         let sparse = TableBuilder::sparse::<i64>("sparse", 2);
         let sparse = client.create_table::<i64>(sparse.spec()).unwrap();

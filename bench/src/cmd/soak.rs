@@ -267,7 +267,7 @@ struct Saver {
 impl Saver {
     /// Creates the other table.
     fn start(mut client: Client, args: &SaveArgs, every: Duration) -> Result<Self, BenchError> {
-        let other = TableBuilder::blocks::<f32>("other", args.model_bytes / 4, 1);
+        let other = TableBuilder::range::<f32>("other", args.model_bytes / 4, 1);
         client.create_table::<f32>(other.spec())?;
         let on = Arc::new(AtomicBool::new(false));
         let ((turns, turn), (finished, saved)) = (channel::<()>(), channel());

@@ -27,7 +27,7 @@ program begin
     call MPI_Comm_rank(MPI_COMM_WORLD, rank)
     call MPI_Comm_size(MPI_COMM_WORLD, size)
     call must(tw_begin(tw_session_options(sync=TW_BSP), rank, size, 2, c_funloc(broadcast), c_null_ptr, session))
-    call must(tw_table_create(session, tw_table_options(name=c_loc(name), kind=TW_RANGES, dtype=TW_I64, rows=1, &
+    call must(tw_table_create(session, tw_table_options(name=c_loc(name), kind=TW_RANGE, dtype=TW_I64, rows=1, &
         cols=1, effect=TW_CLOCK_SUM), table))
     do t = 1, 10
         call must(tw_push_range(session, table, 0_int64, [int(rank, int64)], TW_SUM, ticket))

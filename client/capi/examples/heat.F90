@@ -86,7 +86,7 @@ contains
     end subroutine
 
     subroutine create_tables()
-        model = clocked("model", TW_RANGES, 1_int64, 9_int64)
+        model = clocked("model", TW_RANGE, 1_int64, 9_int64)
         edges = clocked("edges", TW_ROWS, 2*workers, n)
         log = clocked("log", TW_ROWS, steps, 2_int64)
         histogram = created("histogram", TW_SPARSE, TW_I64, 0_int64, 1_int64, TW_IMMEDIATE)
@@ -114,7 +114,7 @@ contains
         options%rows = rows
         options%cols = int(cols, int32)
         options%effect = effect
-        if (kind == TW_RANGES) then
+        if (kind == TW_RANGE) then
             options%optimizer = TW_ADAGRAD
             options%hyper(1:2) = [0.05_real64, 1e-10_real64]
         end if

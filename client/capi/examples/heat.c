@@ -85,7 +85,7 @@ static void create_tables(struct job *job, const struct strip *strip)
 
     model.name = "model";
     model.dtype = TW_F64;
-    model.kind = TW_RANGES;
+    model.kind = TW_RANGE;
     model.rows = 1;
     model.cols = WEIGHTS;
     model.effect = TW_CLOCK_SUM;

@@ -61,7 +61,7 @@ private:
     static tw_table_options model_options()
     {
         auto options = rows("model", 1, 9);
-        options.kind = TW_RANGES;
+        options.kind = TW_RANGE;
         options.optimizer = TW_ADAGRAD;
         options.hyper[0] = 0.05;
         options.hyper[1] = 1e-10;

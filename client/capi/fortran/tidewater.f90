@@ -19,7 +19,7 @@ module tidewater
         TW_ERR_LOST = 8, TW_ERR_PROTOCOL = 9, TW_ERR_ENVIRONMENT = 10, TW_ERR_THREAD = 11, &
         TW_ERR_FORKED = 12, TW_ERR_PANIC = 13
     integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
-    integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
+    integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGE = 3
     integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3, TW_MIN = 4, TW_MAX = 5
     integer(c_int), parameter :: TW_EXACT = 0, TW_BF16 = 1, TW_F16 = 2, TW_INT8 = 3
     integer(c_int), parameter :: TW_REDUCE_SUM = 1, TW_REDUCE_MIN = 2, TW_REDUCE_MAX = 3, &

@@ -88,7 +88,7 @@ typedef enum {
     // `rows` x `cols`, pulled and pushed row by row, by index.
     TW_ROWS = 2,
     // `rows` x `cols`, pulled and pushed by ranges of elements.
-    TW_RANGES = 3,
+    TW_RANGE = 3,
 } tw_kind;
 
 // What a push does.
@@ -420,9 +420,9 @@ typedef struct {
     int32_t effect;
     // Clock domain of the table.
     uint32_t domain;
-    // Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
+    // Bytes of a block of TW_RANGE: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
     uint32_t block_bytes;
-    // Not 0: TW_RANGES at the clock can be pulled with TW_SNAPSHOT.
+    // Not 0: TW_RANGE at the clock can be pulled with TW_SNAPSHOT.
     int32_t snapshot;
     // Not 0: NaN and infinity are let in.
     int32_t allow_not_finite;
@@ -432,7 +432,7 @@ typedef struct {
     double weight_decay;
     // Largest magnitude of an element of a gradient. 0: any.
     double clip_value;
-    // Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGES.
+    // Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGE.
     double clip_norm;
     // Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
     double initial_accumulator;
@@ -514,7 +514,7 @@ typedef struct {
 
 // A range of a table in tw_pull_group.
 typedef struct {
-    // A TW_RANGES table with `snapshot`.
+    // A TW_RANGE table with `snapshot`.
     tw_table table;
     // First element of the range.
     uint64_t first;
@@ -564,7 +564,7 @@ typedef struct {
     const double *parameters;
     // Number of parameters, at most 16.
     size_t parameter_count;
-    // Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
+    // Not 0: only `count` elements of TW_RANGE, or rows of TW_ROWS, from `first` on.
     int32_t has_range;
     // Unused; must be zero.
     int32_t reserved;
@@ -824,7 +824,7 @@ tw_status tw_pull_rows(tw_session *session,
                        int32_t dtype,
                        const tw_pull_options *options);
 
-// Pulls elements `first ..` of a TW_RANGES table, row after row, into `out`, which has room for `elements`
+// Pulls elements `first ..` of a TW_RANGE table, row after row, into `out`, which has room for `elements`
 // of type `dtype`. `options` may be null. On failure `out` holds anything.
 tw_status tw_pull_range(tw_session *session,
                         tw_table table,
@@ -842,7 +842,7 @@ tw_status tw_pull_group(tw_session *session,
                         size_t count,
                         const tw_pull_options *options);
 
-// Pins a version of a TW_RANGES table with `snapshot`: that at `version`, or the newest if it is null.
+// Pins a version of a TW_RANGE table with `snapshot`: that at `version`, or the newest if it is null.
 // `*pinned`, which may be null, becomes its number. tw_pull_pinned reads it until tw_unpin, or the end of the
 // session, however slow this process is; no tick waits for it. TW_ERR_ARGUMENT names the versions that are
 // kept; TW_ERR_REJECTED says that as many are pinned as can be.
@@ -873,7 +873,7 @@ tw_status tw_pull_start(tw_session *session,
                         const tw_pull_options *options,
                         tw_pull *pull);
 
-// Starts a pull of `elements` elements of TW_RANGES from element `first` on, which tw_pull_wait ends; otherwise like
+// Starts a pull of `elements` elements of TW_RANGE from element `first` on, which tw_pull_wait ends; otherwise like
 // tw_pull_start. Up to 16 MiB travel meanwhile; what is longer, and versions of tables with snapshots, are read by
 // tw_pull_wait.
 tw_status tw_pull_range_start(tw_session *session,
@@ -923,7 +923,7 @@ tw_status tw_push_rows_with(tw_session *session,
                             const tw_push_options *options,
                             tw_ticket *ticket);
 
-// Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
+// Pushes elements `first ..` of a TW_RANGE table: `elements` values of type `dtype`. As tw_push_rows.
 tw_status tw_push_range(tw_session *session,
                         tw_table table,
                         uint64_t first,
@@ -1124,7 +1124,7 @@ tw_status tw_table_schedule(tw_session *session,
                             uint64_t iteration,
                             tw_ticket *ticket);
 
-// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGES table with one column, without optimizer,
+// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGE table with one column, without optimizer,
 // that may hold NaN and infinity. Or opens the equal one of that name. tw_push_range with TW_ASSIGN sets elements;
 // tw_flush, then tw_pull_range reads them; tw_table_release frees them.
 tw_status tw_vector_create(tw_session *session,

@@ -267,7 +267,7 @@ private:
     tw_ticket it_;
 };
 
-/* Elements of a TW_RANGES table, or rows of a TW_ROWS table. */
+/* Elements of a TW_RANGE table, or rows of a TW_ROWS table. */
 struct range {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
@@ -724,7 +724,7 @@ private:
             auto options = defaults<tw_table_options>();
             const std::string name = space.name + "/" + std::to_string(space.tables.size());
             options.name = name.c_str();
-            options.kind = TW_RANGES;
+            options.kind = TW_RANGE;
             options.rows = space.dim;
             options.cols = 1;
             options.optimizer = TW_OPTIMIZER_NONE;

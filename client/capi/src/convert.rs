@@ -299,7 +299,7 @@ fn shape(options: &tw_table_options) -> Result<Shape, Failure> {
     let shape = choice!("kind", options.kind, {
         TW_SPARSE => Shape::Sparse { dim: cols },
         TW_ROWS => dense(DenseLayout::Rows),
-        TW_RANGES => dense(blocks),
+        TW_RANGE => dense(blocks),
     })?;
     if matches!(shape, Shape::Sparse { .. }) && rows != 0 {
         let text = "rows is not 0, but rows of TW_SPARSE are created at first touch";
@@ -313,7 +313,7 @@ pub(crate) const fn kind_code(shape: &Shape) -> i32 {
         Shape::Sparse { .. } => tw_kind::TW_SPARSE,
         Shape::Dense { layout, .. } => match layout {
             DenseLayout::Rows => tw_kind::TW_ROWS,
-            DenseLayout::Blocks { .. } => tw_kind::TW_RANGES,
+            DenseLayout::Blocks { .. } => tw_kind::TW_RANGE,
         },
     };
     kind as i32
@@ -362,9 +362,9 @@ pub(crate) fn buffer(
     shape: &Shape,
 ) -> Result<AnyPushBuffer, Failure> {
     use tw_op::*;
-    if kind_code(shape) == tw_kind::TW_RANGES as i32 {
+    if kind_code(shape) == tw_kind::TW_RANGE as i32 {
         return Err(Failure::argument(format_args!(
-            "the table is TW_RANGES; buffers are for TW_SPARSE and TW_ROWS"
+            "the table is TW_RANGE; buffers are for TW_SPARSE and TW_ROWS"
         )));
     }
     if options.reserved != 0 {
@@ -648,12 +648,12 @@ mod tests {
     fn a_table_of_zeros_but_for_what_is_needed_is_the_builders() {
         let options = tw_table_options {
             dtype: tw_dtype::TW_F32 as i32,
-            kind: tw_kind::TW_RANGES as i32,
+            kind: tw_kind::TW_RANGE as i32,
             rows: 7,
             cols: 3,
             ..tw_table_options::zero()
         };
-        let builder = tidewater::TableBuilder::blocks::<f32>("t", 7, 3);
+        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
         assert_eq!(&table_spec("t", &options).unwrap(), builder.spec());
         let adjusted = tw_table_options {
             optimizer: tw_optimizer::TW_ADAGRAD as i32,

@@ -67,7 +67,7 @@ pub enum tw_kind {
     /// `rows` x `cols`, pulled and pushed row by row, by index.
     TW_ROWS = 2,
     /// `rows` x `cols`, pulled and pushed by ranges of elements.
-    TW_RANGES = 3,
+    TW_RANGE = 3,
 }
 
 /// What a push does.
@@ -402,9 +402,9 @@ pub struct tw_table_options {
     pub effect: i32,
     /// Clock domain of the table.
     pub domain: u32,
-    /// Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
+    /// Bytes of a block of TW_RANGE: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
     pub block_bytes: u32,
-    /// Not 0: TW_RANGES at the clock can be pulled with TW_SNAPSHOT.
+    /// Not 0: TW_RANGE at the clock can be pulled with TW_SNAPSHOT.
     pub snapshot: i32,
     /// Not 0: NaN and infinity are let in.
     pub allow_not_finite: i32,
@@ -414,7 +414,7 @@ pub struct tw_table_options {
     pub weight_decay: f64,
     /// Largest magnitude of an element of a gradient. 0: any.
     pub clip_value: f64,
-    /// Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGES.
+    /// Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGE.
     pub clip_norm: f64,
     /// Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
     pub initial_accumulator: f64,
@@ -481,7 +481,7 @@ pub struct tw_pull_options {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_group_range {
-    /// A TW_RANGES table with `snapshot`.
+    /// A TW_RANGE table with `snapshot`.
     pub table: tw_table,
     /// First element of the range.
     pub first: u64,
@@ -549,7 +549,7 @@ pub struct tw_function_options {
     pub parameters: *const f64,
     /// Number of parameters, at most 16.
     pub parameter_count: usize,
-    /// Not 0: only `count` elements of TW_RANGES, or rows of TW_ROWS, from `first` on.
+    /// Not 0: only `count` elements of TW_RANGE, or rows of TW_ROWS, from `first` on.
     pub has_range: i32,
     /// Unused; must be zero.
     pub reserved: i32,

@@ -102,7 +102,7 @@ pub(crate) fn pull_range(
     options: PullOptions,
 ) -> Result<Pulled, Failure> {
     with_both!(table, out, ValuesMut, (table, out) =>
-        client.pull_dense(&table, first, out, options))
+        client.pull_range(&table, first, out, options))
 }
 
 pub(crate) fn group_range(
@@ -149,10 +149,10 @@ pub(crate) fn start_pull_range(
     options: PullOptions,
 ) -> Result<AnyPull, ClientError> {
     let ticket = match &table {
-        AnyTable::F32(table) => client.start_pull_dense(table, first, elements, options),
-        AnyTable::F64(table) => client.start_pull_dense(table, first, elements, options),
-        AnyTable::I32(table) => client.start_pull_dense(table, first, elements, options),
-        AnyTable::I64(table) => client.start_pull_dense(table, first, elements, options),
+        AnyTable::F32(table) => client.start_pull_range(table, first, elements, options),
+        AnyTable::F64(table) => client.start_pull_range(table, first, elements, options),
+        AnyTable::I32(table) => client.start_pull_range(table, first, elements, options),
+        AnyTable::I64(table) => client.start_pull_range(table, first, elements, options),
     }?;
     Ok(AnyPull { ticket, table })
 }
@@ -178,7 +178,7 @@ pub(crate) fn push_range(
     options: PushOptions,
 ) -> Result<Ticket, Failure> {
     with_both!(table, values, Values, (table, values) =>
-        client.push_dense_with(&table, first, values, op, options))
+        client.push_range_with(&table, first, values, op, options))
 }
 
 /// Adds updates of rows to a push buffer.

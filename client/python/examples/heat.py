@@ -66,7 +66,7 @@ class Tables:
     def __init__(self, session):
         f8 = {"dtype": np.float64, "effect": "clock_sum"}
         learning = ("adagrad", 0.05, 1e-10)
-        self.model = session.table("model", "ranges", rows=1, cols=WEIGHTS, optimizer=learning, **f8)
+        self.model = session.table("model", "range", rows=1, cols=WEIGHTS, optimizer=learning, **f8)
         # Rows 2r and 2r + 1: top and bottom row of worker r.
         self.edges = session.table("edges", "rows", rows=2 * session.workers, cols=N, **f8)
         # Row t: loss and heat of step t.

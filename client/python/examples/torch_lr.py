@@ -24,7 +24,7 @@ def rows_of(rank):
 def main():
     with tidewater.Session(sync="bsp") as session:
         table = session.table(
-            "w", "ranges", dtype="float32", rows=1, cols=FEATURES, optimizer=("adagrad", 0.5, 1e-8), effect="clock_mean"
+            "w", "range", dtype="float32", rows=1, cols=FEATURES, optimizer=("adagrad", 0.5, 1e-8), effect="clock_mean"
         )
         x, y = rows_of(session.rank)
         w = torch.zeros(FEATURES)

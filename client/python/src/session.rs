@@ -304,9 +304,9 @@ impl Session {
         let shape = match kind {
             "sparse" => Shape::Sparse { dim: cols },
             "rows" => dense(DenseLayout::Rows),
-            "ranges" => dense(blocks),
+            "range" => dense(blocks),
             _ => {
-                let what = format!("kind is '{kind}'; it is one of 'sparse', 'rows', 'ranges'");
+                let what = format!("kind is '{kind}'; it is one of 'sparse', 'rows', 'range'");
                 return Err(pyo3::exceptions::PyValueError::new_err(what));
             }
         };

@@ -240,7 +240,7 @@ impl Table {
         match (&self.spec.shape, self.is_ranges()) {
             (Shape::Sparse { .. }, _) => "sparse",
             (_, false) => "rows",
-            (_, true) => "ranges",
+            (_, true) => "range",
         }
     }
 
@@ -301,7 +301,7 @@ impl Table {
             let to = array.slice(keys.unwrap_or_default())?;
             session.with(py, |client| match keys {
                 Some(keys) => client.pull_rows(&table, keys, to, options),
-                None => client.pull_dense(&table, first, to, options),
+                None => client.pull_range(&table, first, to, options),
             })?
         });
         let stores = pulled
@@ -344,7 +344,7 @@ impl Table {
         let ticket = with_table!(table.any, (table, T) => {
             session.with(py, |client| match keys {
                 Some(keys) => client.start_pull_rows::<T>(&table, keys, options),
-                None => client.start_pull_dense::<T>(&table, first, count, options),
+                None => client.start_pull_range::<T>(&table, first, count, options),
             })?
         });
         Ok(Pull::new(
@@ -432,7 +432,7 @@ impl Table {
             let from = array.slice()?;
             session.with(py, |client| match keys {
                 Some(keys) => client.push_rows_with(&table, keys, from, op, options),
-                None => client.push_dense_with(&table, first, from, op, options),
+                None => client.push_range_with(&table, first, from, op, options),
             })?
         });
         Ok(Ticket::new(self.session.clone_ref(py), pushed))

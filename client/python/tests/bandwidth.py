@@ -24,7 +24,7 @@ def best(call):
 
 
 with tidewater.Session(*sys.argv[1:3], namespace="bandwidth", workers=1) as s:
-    t = s.table("t", "ranges", dtype=np.float32, rows=16, cols=BYTES // 4 // 16)
+    t = s.table("t", "range", dtype=np.float32, rows=16, cols=BYTES // 4 // 16)
     array = np.ones(BYTES // 4, dtype=np.float32)
     t.push(array, op="assign").wait()
     print(f"python {s.transport} pull 1048576 {best(lambda: t.pull(out=array)):.0f} MB/s")

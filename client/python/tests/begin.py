@@ -18,7 +18,7 @@ else:
 
 with tidewater.begin(comm, servers=2, sync="bsp", join_timeout=60, rdma_traffic_class=106) as s:
     assert (s.rank, s.workers, s.servers) == (comm.rank, comm.size, 2)
-    t = s.table("counter", "ranges", dtype=np.int64, rows=1, cols=1, effect="clock_sum")
+    t = s.table("counter", "range", dtype=np.int64, rows=1, cols=1, effect="clock_sum")
     for _ in range(10):
         t.push(np.array([s.rank], dtype=np.int64))
         s.tick()

@@ -13,7 +13,7 @@ import tidewater
 N = 100_000
 
 with tidewater.Session(*sys.argv[1:3], namespace="functions-python", workers=1) as s:
-    x = s.table("x", "ranges", dtype=np.float64, rows=N, cols=1)
+    x = s.table("x", "range", dtype=np.float64, rows=N, cols=1)
     s.update(x, "index")
     s.call_update(x, "scale", struct.pack("<d", 0.5)).wait()
     assert (x.pull().ravel() == np.arange(N) / 2).all()

@@ -121,7 +121,7 @@ def test_torch_takes_tasks():
 
 def test_ranges_clocks_and_snapshots():
     with session(sync="bsp") as s:
-        t = s.table("m", "ranges", dtype="f8", rows=50, cols=40, effect="clock_sum", snapshot=True)
+        t = s.table("m", "range", dtype="f8", rows=50, cols=40, effect="clock_sum", snapshot=True)
         ticket = t.push(np.ones(100), first=1000)
         ticket.wait()
         assert ticket.done()
@@ -136,7 +136,7 @@ def test_ranges_clocks_and_snapshots():
         assert repr(pulled) == "Pulled(version=1, stores=None)"
         assert t.wait_newer(0) == t.wait_until(1, timeout=5) == 1
         raises(TimeoutError, 'version 2 of table "m"', lambda: t.wait_newer(1, timeout=0.02))
-        kept = s.table("k", "ranges", dtype="i4", rows=9, cols=9, effect="clock_sum", snapshot=True, versions=3)
+        kept = s.table("k", "range", dtype="i4", rows=9, cols=9, effect="clock_sum", snapshot=True, versions=3)
         version = kept.pin()
         kept.push(np.ones(81, dtype="i4")).wait()
         s.tick()
@@ -154,7 +154,7 @@ def test_ranges_clocks_and_snapshots():
 
 def test_pulls_write_where_the_array_is():
     with session() as s:
-        t = s.table("t", "ranges", dtype=np.float32, rows=256, cols=1024)
+        t = s.table("t", "range", dtype=np.float32, rows=256, cols=1024)
         t.push(np.full(256 * 1024, 3, dtype=np.float32)).wait()
         out = np.zeros((256, 1024), dtype=np.float32)
         half = out[128:]
@@ -251,7 +251,7 @@ def test_tensors_by_dlpack_are_not_copied():
     for versioned in (False, True)[: 1 + VERSIONED]:
         with session() as s:
             t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
-            m = s.table("m", "ranges", dtype=np.int64, rows=100, cols=7)
+            m = s.table("m", "range", dtype=np.int64, rows=100, cols=7)
             array = np.arange(8, dtype=np.float32).reshape(2, 4)
             t.push(Tensor(array, versioned), [3, 4]).wait()
             into = np.zeros((4, 4), dtype=np.float32)
@@ -323,7 +323,7 @@ class Lying:
 
 def test_tensors_that_cannot_be_are_refused():
     with session() as s:
-        t = s.table("t", "ranges", dtype=np.float32, rows=4, cols=8)
+        t = s.table("t", "range", dtype=np.float32, rows=4, cols=8)
         array = np.ones(32, dtype=np.float32)
         t.push(Lying(array, (4, 8)), op="assign").wait()
         assert t.pull().sum() == 32
@@ -410,7 +410,7 @@ print("still alive")
 def test_wrong_keys_places_and_tables_are_named():
     with session() as s:
         t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
-        m = s.table("m", "ranges", dtype=np.int64, rows=10, cols=4)
+        m = s.table("m", "range", dtype=np.int64, rows=10, cols=4)
         good, range_ = np.zeros((2, 4), np.float32), np.zeros(4, np.int64)
         raises(TypeError, "values is a NoneType", lambda: t.push(None, [1, 2]))
         raises(TypeError, "values holds bool", lambda: t.push(good.astype(bool), [1, 2]))
@@ -439,7 +439,7 @@ def test_wrong_keys_places_and_tables_are_named():
 
 
 def _range_table(s, name, values, dtype=np.float64):
-    t = s.table(name, "ranges", dtype=dtype, rows=len(values), cols=1, optimizer="none", allow_not_finite=True)
+    t = s.table(name, "range", dtype=dtype, rows=len(values), cols=1, optimizer="none", allow_not_finite=True)
     t.push(np.asarray(values, dtype=dtype), op="assign").wait()
     return t
 
@@ -482,7 +482,7 @@ def test_wrong_functions_are_named():
     with session() as s:
         x, other = _range_table(s, "x", np.ones(10)), _range_table(s, "o", np.ones(11))
         narrow = _range_table(s, "n", np.ones(10), np.float32)
-        late = s.table("l", "ranges", dtype="f8", rows=10, cols=1, optimizer="none", effect="clock_sum")
+        late = s.table("l", "range", dtype="f8", rows=10, cols=1, optimizer="none", effect="clock_sum")
         raises(ValueError, "byte 4", lambda: s.update(x, "x + "))
         raises(ValueError, "byte 0: unknown name `frob`", lambda: s.reduce(x, "frob(x)"))
         raises(ValueError, "2 inputs", lambda: s.update(x, "x + y"))
@@ -497,7 +497,7 @@ def test_wrong_functions_are_named():
         raises(TypeError, "range(first, end)", lambda: s.reduce(x, "x", range=3))
         raises(ValueError, "reduction is 'mean'; it is one of 'sum'", lambda: s.reduce(x, "x", "mean"))
         assert (x.pull() == 1).all(), "a refused call changes nothing"
-        finite = s.table("f", "ranges", dtype="f8", rows=4, cols=1)
+        finite = s.table("f", "range", dtype="f8", rows=4, cols=1)
         raises(tidewater.Error, "NaN", lambda: s.update(finite, "sqrt(0 - 1)").wait())
         raises(tidewater.Error, "functions", lambda: s.call_update(x, "missing", b"a").wait())
         raises(tidewater.Error, "functions", lambda: s.call_reduce(x, "missing"))
@@ -704,7 +704,7 @@ def test_keys_are_stored_listed_and_deleted():
 
 def test_pulls_finish_later():
     with session() as s:
-        r = s.table("r", "ranges", dtype=np.float32, rows=500, cols=4)
+        r = s.table("r", "range", dtype=np.float32, rows=500, cols=4)
         all = np.arange(2000, dtype=np.float32)
         r.push(all, op="assign").wait()
         t = s.table("t", "sparse", dtype=np.float64, cols=2)
@@ -798,7 +798,7 @@ def test_push_buffers_merge_updates():
         raises(ValueError, "op is 'assign'; a buffer merges", lambda: tidewater.PushBuffer(t, "assign"))
         raises(TypeError, "values holds float64, the table int64", lambda: b.add(np.zeros((1, 2)), [1]))
         raises(ValueError, "(1, 2)", lambda: b.add(np.zeros((1, 3), np.int64), [1]))
-        ranges = s.table("r", "ranges", dtype=np.float64, rows=4, cols=1)
+        ranges = s.table("r", "range", dtype=np.float64, rows=4, cols=1)
         raises(ValueError, "is by ranges; PushBuffer is for", lambda: tidewater.PushBuffer(ranges))
         raises(ValueError, "is by ranges; CachedTable is for", lambda: tidewater.CachedTable(ranges, 5))
 

@@ -305,7 +305,7 @@ def test_wrong_tensors_and_tables_are_named():
         raises(ValueError, "padding_idx is 10", lambda: Embedding(s, "p", 10, 2, padding_idx=10))
         raises(ValueError, "not limited", lambda: Embedding(s, "p", None, 2, padding_idx=-1))
         raises(TypeError, "not copied or pickled", lambda: copy.deepcopy(e))
-        ranges = s.table("r", "ranges", dtype=np.float32, rows=10, cols=2)
+        ranges = s.table("r", "range", dtype=np.float32, rows=10, cols=2)
         raises(ValueError, "by ranges, 2 x float32", lambda: Embedding(s, ranges, 10, 2))
         rows = s.table("d", "rows", dtype=np.float64, rows=10, cols=2)
         raises(ValueError, "has 10 rows", lambda: Embedding(s, rows, 11, 2))

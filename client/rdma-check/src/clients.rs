@@ -112,7 +112,7 @@ fn pull_latency(client: &mut Client, time: Duration) -> Result<(f64, u64), Clien
 
 /// Measures ranges; leaves the time of a row at 0.
 fn ranges(client: &mut Client, time: Duration) -> Result<Speed, ClientError> {
-    let spec = TableBuilder::blocks::<f32>("range", RANGE as u64, 1);
+    let spec = TableBuilder::range::<f32>("range", RANGE as u64, 1);
     let table = client.create_table::<f32>(spec.spec())?;
     let (ones, mut out) = (vec![1.0_f32; PUSH], client.buffer::<f32>(RANGE)?);
     let (began, deadline) = (clock::now(), Deadline::after(time));
@@ -120,7 +120,7 @@ fn ranges(client: &mut Client, time: Duration) -> Result<Speed, ClientError> {
     while rounds == 0 || !deadline.passed() {
         let mut last = Vec::with_capacity(RANGE / PUSH);
         for first in (0..RANGE).step_by(PUSH) {
-            last.push(client.push_dense(&table, first as u64, &ones, PushOp::Sum)?);
+            last.push(client.push_range(&table, first as u64, &ones, PushOp::Sum)?);
             if last.len() % WINDOW == 0 {
                 for ticket in last.drain(..) {
                     client.wait_applied(&ticket)?;
@@ -135,7 +135,7 @@ fn ranges(client: &mut Client, time: Duration) -> Result<Speed, ClientError> {
     while pulls == 0 || !deadline.passed() {
         out.fill(-1.0);
         let began = clock::now();
-        client.pull_dense(&table, 0, &mut out, PullOptions::default())?;
+        client.pull_range(&table, 0, &mut out, PullOptions::default())?;
         spent += clock::now().duration_since(began);
         wrong += out.iter().filter(|value| **value != rounds as f32).count() as u64;
         pulls += 1;

@@ -33,20 +33,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let mut client = job.client(SyncMode::Asp)?;
-    let spec = TableBuilder::blocks::<f32>("t", 16, (BYTES / 4 / 16) as u32);
+    let spec = TableBuilder::range::<f32>("t", 16, (BYTES / 4 / 16) as u32);
     let table = client.create_table::<f32>(spec.spec())?;
     let mut array = vec![1.0f32; BYTES / 4];
-    let ticket = client.push_dense(&table, 0, &array, PushOp::Assign)?;
+    let ticket = client.push_range(&table, 0, &array, PushOp::Assign)?;
     client.wait_applied(&ticket)?;
     let pull = best(&mut client, |client| {
-        let pulled = client.pull_dense(&table, 0, &mut array, PullOptions::default());
+        let pulled = client.pull_range(&table, 0, &mut array, PullOptions::default());
         pulled.map(|_| ())
     })?;
     if array.iter().any(|&x| x != 1.0) {
         return Err("a value is wrong".into());
     }
     let push = best(&mut client, |client| {
-        let ticket = client.push_dense(&table, 0, &array, PushOp::Assign)?;
+        let ticket = client.push_range(&table, 0, &array, PushOp::Assign)?;
         client.wait_applied(&ticket)
     })?;
     let carrier = client.transport().map_or("-".into(), |t| t.to_string());

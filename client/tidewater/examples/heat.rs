@@ -68,7 +68,7 @@ fn simulate(mut client: Client) -> Result<(), ClientError> {
     let mut seed = 1;
     let mut weights = [0.0; WEIGHTS];
     for t in 0..STEPS {
-        client.pull_dense(&tables.model, 0, &mut weights, PullOptions::default())?;
+        client.pull_range(&tables.model, 0, &mut weights, PullOptions::default())?;
         neighbours(&mut client, &tables.edges, &mut strip, rank, workers)?;
         seed = strip.light(seed);
         let seen = strip.step(&weights);
@@ -88,7 +88,7 @@ fn tables(client: &mut Client, workers: usize) -> Result<Tables, ClientError> {
         lr: 0.05,
         eps: 1e-10,
     };
-    let model = TableBuilder::blocks::<f64>("model", 1, WEIGHTS as u32);
+    let model = TableBuilder::range::<f64>("model", 1, WEIGHTS as u32);
     let model = model.optimizer(learning).at_clock(Reduce::Sum);
     let edges = TableBuilder::rows::<f64>("edges", 2 * workers as u64, N as u32);
     let log = TableBuilder::rows::<f64>("log", STEPS as u64, 2);
@@ -201,7 +201,7 @@ fn push(
     rank: usize,
 ) -> Result<(), ClientError> {
     let gradient = &seen.gradient;
-    let mut pushed = client.push_dense(&tables.model, 0, gradient, PushOp::Gradient)?;
+    let mut pushed = client.push_range(&tables.model, 0, gradient, PushOp::Gradient)?;
     let log = [seen.loss, seen.heat];
     pushed.merge(&client.push_rows(&tables.log, &[t as u64], &log, PushOp::Sum)?);
     let edges = [strip.row(1), strip.row(strip.rows)].concat();
@@ -223,7 +223,7 @@ fn count(client: &mut Client, table: &Table<i64>, strip: &Strip) -> Result<(), C
 /// Prints the results of the job, in lines of a name and a number.
 fn report(client: &mut Client, tables: &Tables) -> Result<(), ClientError> {
     let mut weights = [0.0; WEIGHTS];
-    client.pull_dense(&tables.model, 0, &mut weights, PullOptions::default())?;
+    client.pull_range(&tables.model, 0, &mut weights, PullOptions::default())?;
     let mut log = [0.0; 4];
     let rows = [0, STEPS as u64 - 1];
     client.pull_rows(&tables.log, &rows, &mut log, PullOptions::default())?;

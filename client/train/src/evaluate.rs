@@ -264,7 +264,7 @@ impl Evaluator {
         if rows == 0 {
             return Ok(None);
         }
-        let spec = TableBuilder::blocks::<f64>(NAME, rows, COLUMNS as u32)
+        let spec = TableBuilder::range::<f64>(NAME, rows, COLUMNS as u32)
             .optimizer(Optimizer::None)
             .domain(ASIDE);
         Ok(Some(Self {
@@ -322,7 +322,7 @@ impl Evaluator {
                 row += 1;
             }
             let at = (row - batch.len() as u64) * COLUMNS as u64;
-            let ticket = client.push_dense(&self.table, at, &cells, PushOp::Assign)?;
+            let ticket = client.push_range(&self.table, at, &cells, PushOp::Assign)?;
             join(&mut sent, ticket);
         }
         if let Some(sent) = sent {
@@ -339,7 +339,7 @@ impl Evaluator {
             let rows = (self.rows - row).min(READ_ROWS as u64);
             cells.truncate(rows as usize * COLUMNS);
             let options = PullOptions::default();
-            client.pull_dense(&self.table, row * COLUMNS as u64, &mut cells, options)?;
+            client.pull_range(&self.table, row * COLUMNS as u64, &mut cells, options)?;
             for &[probability, label] in cells.as_chunks::<COLUMNS>().0 {
                 measure.add(probability, label > 0.5)?;
             }

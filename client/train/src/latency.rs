@@ -69,17 +69,17 @@ impl Latencies {
     /// the others keep their own. All workers call it, once a run.
     pub(crate) fn join(&mut self, client: &mut Client) -> Result<(), ClientError> {
         let counts = self.counts();
-        let spec = TableBuilder::blocks::<i64>(NAME, counts.len() as u64, 1)
+        let spec = TableBuilder::range::<i64>(NAME, counts.len() as u64, 1)
             .block_bytes(4096)
             .domain(ASIDE)
             .partitions(1);
         let table: Table<i64> = client.create_table(spec.spec())?;
-        let ticket = client.push_dense(&table, 0, &counts, PushOp::Sum)?;
+        let ticket = client.push_range(&table, 0, &counts, PushOp::Sum)?;
         client.wait_applied(&ticket)?;
         meet(client)?;
         if client.rank().0 == 0 {
             let mut sums = counts;
-            client.pull_dense(&table, 0, &mut sums, PullOptions::default())?;
+            client.pull_range(&table, 0, &mut sums, PullOptions::default())?;
             self.set_counts(&sums);
             client.release_table(table)?;
         }

@@ -258,13 +258,13 @@ impl<T: Float, F: FnMut(&[T], &mut [T]) -> f64> Evaluation<T, F> {
         let pulled = PullOptions::default();
         self.space
             .client()
-            .pull_dense(weights, 0, &mut at, pulled)?;
+            .pull_range(weights, 0, &mut at, pulled)?;
         let cost = (self.part)(&at, &mut gradient);
         let mut client = self.space.client();
         let rank = client.rank().0;
         let mine = &self.gradients[rank as usize];
         let row = [u64::from(rank)];
-        let mut ticket = client.push_dense(mine, 0, &gradient, PushOp::Assign)?;
+        let mut ticket = client.push_range(mine, 0, &gradient, PushOp::Assign)?;
         ticket.merge(&client.push_rows(&self.costs, &row, &[cost], PushOp::Assign)?);
         // The number says that the others can be read.
         client.wait_applied(&ticket)?;

@@ -30,7 +30,7 @@ impl<T: Float> Vector<T> {
             let (first, last) = (indices[run[0]], indices[run[run.len() - 1]]);
             near.clear();
             near.resize((last - first) as usize + 1, T::default());
-            client.pull_dense(&self.table(), first, &mut near, PullOptions::default())?;
+            client.pull_range(&self.table(), first, &mut near, PullOptions::default())?;
             run.iter()
                 .for_each(|&n| out[n] = near[(indices[n] - first) as usize]);
         }

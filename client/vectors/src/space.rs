@@ -350,7 +350,7 @@ impl<T: Float> Inner<T> {
 
     /// Definition of a table that lies like the vectors.
     fn builder(&self, name: &str) -> TableBuilder {
-        TableBuilder::blocks::<T>(name, self.dim, 1)
+        TableBuilder::range::<T>(name, self.dim, 1)
             .optimizer(Optimizer::None)
             .finite_check(false)
             .partitions(self.partitions)
@@ -565,7 +565,7 @@ impl<T: Float> Vector<T> {
         self.space.take_failure()?;
         let mut client = self.space.client.borrow_mut();
         client.flush()?;
-        client.pull_dense(&self.lease.table, first, out, PullOptions::default())?;
+        client.pull_range(&self.lease.table, first, out, PullOptions::default())?;
         Ok(())
     }
 
@@ -586,7 +586,7 @@ impl<T: Float> Vector<T> {
 
     fn store(&self, values: &[T]) -> Result<(), ClientError> {
         let mut client = self.space.client.borrow_mut();
-        let _ticket = client.push_dense(&self.lease.table, 0, values, PushOp::Assign)?;
+        let _ticket = client.push_range(&self.lease.table, 0, values, PushOp::Assign)?;
         Ok(())
     }
 }

@@ -79,9 +79,9 @@ pub(super) fn contests(comparison: &mut Comparison<'_>, transport: &str) -> Resu
 }
 
 fn table(client: &mut Client, name: &str, value: f32) -> Result<Table<f32>, BenchError> {
-    let spec = TableBuilder::blocks::<f32>(name, ELEMENTS as u64, 1).block_bytes(256 << 10);
+    let spec = TableBuilder::range::<f32>(name, ELEMENTS as u64, 1).block_bytes(256 << 10);
     let table = client.create_table::<f32>(spec.spec())?;
-    let ticket = client.push_dense(&table, 0, &vec![value; ELEMENTS], PushOp::Assign)?;
+    let ticket = client.push_range(&table, 0, &vec![value; ELEMENTS], PushOp::Assign)?;
     client.wait_applied(&ticket)?;
     Ok(table)
 }

@@ -59,7 +59,7 @@ pub unsafe extern "C" fn tw_pull_rows(
     })
 }
 
-/// Pulls elements `first ..` of a TW_RANGES table, row after row, into `out`, which has room for `elements`
+/// Pulls elements `first ..` of a TW_RANGE table, row after row, into `out`, which has room for `elements`
 /// of type `dtype`. `options` may be null. On failure `out` holds anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_pull_range(
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn tw_pull_group(
     })
 }
 
-/// Pins a version of a TW_RANGES table with `snapshot`: that at `version`, or the newest if it is null.
+/// Pins a version of a TW_RANGE table with `snapshot`: that at `version`, or the newest if it is null.
 /// `*pinned`, which may be null, becomes its number. tw_pull_pinned reads it until tw_unpin, or the end of the
 /// session, however slow this process is; no tick waits for it. TW_ERR_ARGUMENT names the versions that are
 /// kept; TW_ERR_REJECTED says that as many are pinned as can be.
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn tw_pull_start(
     })
 }
 
-/// Starts a pull of `elements` elements of TW_RANGES from element `first` on, which tw_pull_wait ends; otherwise like
+/// Starts a pull of `elements` elements of TW_RANGE from element `first` on, which tw_pull_wait ends; otherwise like
 /// tw_pull_start. Up to 16 MiB travel meanwhile; what is longer, and versions of tables with snapshots, are read by
 /// tw_pull_wait.
 #[unsafe(no_mangle)]
@@ -423,7 +423,7 @@ pub unsafe extern "C" fn tw_push_rows_with(
     })
 }
 
-/// Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
+/// Pushes elements `first ..` of a TW_RANGE table: `elements` values of type `dtype`. As tw_push_rows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_push_range(
     session: *mut tw_session,

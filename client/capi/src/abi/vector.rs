@@ -14,7 +14,7 @@ use crate::raw;
 use crate::session::run;
 use crate::types::{tw_status, tw_table};
 
-/// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGES table with one column, without optimizer,
+/// Creates a vector of `elements` zeroes, TW_F32 or TW_F64: a TW_RANGE table with one column, without optimizer,
 /// that may hold NaN and infinity. Or opens the equal one of that name. tw_push_range with TW_ASSIGN sets elements;
 /// tw_flush, then tw_pull_range reads them; tw_table_release frees them.
 #[unsafe(no_mangle)]
@@ -34,8 +34,8 @@ pub unsafe extern "C" fn tw_vector_create(
         // SAFETY: the contract of the module.
         let name = unsafe { raw::text(name, "name") }?;
         let table = match convert::dtype(dtype)? {
-            DType::F32 => TableBuilder::blocks::<f32>(name, elements, 1),
-            DType::F64 => TableBuilder::blocks::<f64>(name, elements, 1),
+            DType::F32 => TableBuilder::range::<f32>(name, elements, 1),
+            DType::F64 => TableBuilder::range::<f64>(name, elements, 1),
             DType::I32 | DType::I64 => {
                 let text = "a vector holds TW_F32 or TW_F64; of integers, create a table";
                 return Err(Failure::argument(text));

@@ -197,7 +197,7 @@ fn wrong_buffers_are_refused() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
     let table = create(session, &table_options(c"t", I64, tw_kind::TW_ROWS, 4, 1));
-    let ranges = create(session, &table_options(c"r", I64, tw_kind::TW_RANGES, 4, 1));
+    let ranges = create(session, &table_options(c"r", I64, tw_kind::TW_RANGE, 4, 1));
     let mut buffer = 7;
     // SAFETY: an open session; pointers are null or valid.
     unsafe {
@@ -205,7 +205,7 @@ fn wrong_buffers_are_refused() {
             tw_buffer_create(session, table, &raw const options, &raw mut buffer)
         };
         let options = buffer_options();
-        fails(create(ranges, options), TW_ERR_ARGUMENT, "TW_RANGES");
+        fails(create(ranges, options), TW_ERR_ARGUMENT, "TW_RANGE");
         fails(create(0, options), TW_ERR_HANDLE, "the table is zero");
         let assign = tw_buffer_options { op: 2, ..options };
         fails(
@@ -259,7 +259,7 @@ fn schedules_set_rates() {
     let options = tw_table_options {
         optimizer: tw_optimizer::TW_SGD as i32,
         hyper: [1.0, 0.0, 0.0, 0.0],
-        ..table_options(c"t", F64, tw_kind::TW_RANGES, 1, 1)
+        ..table_options(c"t", F64, tw_kind::TW_RANGE, 1, 1)
     };
     let table = create(session, &options);
     let rate = |schedule: &tw_schedule, iteration| {

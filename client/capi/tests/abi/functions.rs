@@ -34,7 +34,7 @@ fn function_options() -> tw_function_options {
 
 /// Two range tables that lie alike, with ones in the first.
 fn ones_and_zeros(session: *mut tw_session) -> (tw_table, tw_table) {
-    let kind = tw_kind::TW_RANGES;
+    let kind = tw_kind::TW_RANGE;
     let a = create(session, &table_options(c"a", F64, kind, ELEMENTS as u64, 1));
     let b = create(session, &table_options(c"b", F64, kind, ELEMENTS as u64, 1));
     // SAFETY: an open session; null is allowed.
@@ -160,7 +160,7 @@ fn wrong_functions_are_statuses() {
     let (a, b) = ones_and_zeros(session);
     let other = create(
         session,
-        &table_options(c"f", F32, tw_kind::TW_RANGES, ELEMENTS as u64, 1),
+        &table_options(c"f", F32, tw_kind::TW_RANGE, ELEMENTS as u64, 1),
     );
     let mut ticket = 7;
     let mut update = |text: *const _, options: *const _| {

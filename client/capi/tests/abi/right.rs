@@ -22,7 +22,7 @@ fn what_is_pushed_is_what_is_pulled_in_every_way() {
     let sparse = create(session, &table_options(c"s", F64, tw_kind::TW_SPARSE, 0, 2));
     let ranges = create(
         session,
-        &table_options(c"r", F32, tw_kind::TW_RANGES, 3, 1000),
+        &table_options(c"r", F32, tw_kind::TW_RANGE, 3, 1000),
     );
     let keys = [7u64, 1 << 40, 7];
     let values = [1.0f64, 2.0, 3.0, 4.0, 5.0, 6.0];
@@ -161,7 +161,7 @@ fn started_pulls(session: *mut tw_session, table: tw_table, key: u64) {
 fn ranges_are_pulled_later() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
-    let options = table_options(c"r", F64, tw_kind::TW_RANGES, 100, 1);
+    let options = table_options(c"r", F64, tw_kind::TW_RANGE, 100, 1);
     let table = create(session, &options);
     let rows = create(session, &table_options(c"s", F64, tw_kind::TW_SPARSE, 0, 1));
     let all: Vec<f64> = (0..100).map(f64::from).collect();
@@ -214,7 +214,7 @@ fn settings_hold_for_later_gradients() {
         optimizer: tw_optimizer::TW_SGD as i32,
         hyper: [1.0, 0.0, 0.0, 0.0],
         clip_value: 2.0,
-        ..table_options(c"set", F64, tw_kind::TW_RANGES, 1, 1)
+        ..table_options(c"set", F64, tw_kind::TW_RANGE, 1, 1)
     };
     let table = create(session, &options);
     let half = tw_table_options {
@@ -401,7 +401,7 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
         effect: tw_effect::TW_CLOCK_SUM as i32,
         snapshot: 1,
         block_bytes: 4096,
-        ..table_options(c"model", F64, tw_kind::TW_RANGES, 4, 500)
+        ..table_options(c"model", F64, tw_kind::TW_RANGE, 4, 500)
     };
     let table = create(session, &options);
     let ones = vec![1.0f64; 2000];
@@ -500,7 +500,7 @@ fn versions_are_pinned_and_grouped() {
         effect: tw_effect::TW_CLOCK_SUM as i32,
         snapshot: 1,
         versions,
-        ..table_options(name, F64, tw_kind::TW_RANGES, 4, 500)
+        ..table_options(name, F64, tw_kind::TW_RANGE, 4, 500)
     };
     let (plain, kept) = (
         create(session, &of(c"plain", 0)),
@@ -657,7 +657,7 @@ fn infos_and_names() {
         rank: 2,
         ..rig.options()
     });
-    let table = create(session, &table_options(c"t", I64, tw_kind::TW_RANGES, 5, 7));
+    let table = create(session, &table_options(c"t", I64, tw_kind::TW_RANGE, 5, 7));
     // SAFETY: the structs have numbers only, which may be zero.
     let (mut me, mut it): (tw_session_info, tw_table_info) = unsafe { std::mem::zeroed() };
     me.size = size_of::<tw_session_info>();
@@ -670,7 +670,7 @@ fn infos_and_names() {
     assert_eq!((me.rank, me.workers, me.servers), (2, 3, 2));
     assert_eq!(me.transport, tw_transport::TW_SHM as i32);
     assert_eq!((it.rows, it.cols, it.dtype), (5, 7, I64));
-    assert_eq!(it.kind, tw_kind::TW_RANGES as i32);
+    assert_eq!(it.kind, tw_kind::TW_RANGE as i32);
     assert_eq!(
         it.partitions, 1,
         "one block has one partition, and none is empty"

@@ -189,7 +189,7 @@ contains
         text = tw_text(name)
         options%name = c_loc(text)
         options%dtype = dtype
-        options%kind = TW_RANGES
+        options%kind = TW_RANGE
         options%rows = elements
         options%cols = 1
         call check(tw_table_create(session, options, table) == TW_OK, "create")

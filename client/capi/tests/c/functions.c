@@ -26,7 +26,7 @@ static tw_table table_of(tw_session *session, const char *name)
     tw_table_options options = {.size = sizeof options};
     options.name = name;
     options.dtype = TW_F64;
-    options.kind = TW_RANGES;
+    options.kind = TW_RANGE;
     options.rows = ELEMENTS;
     options.cols = 1;
     CHECK(tw_table_create(session, &options, &table) == TW_OK);

@@ -162,7 +162,7 @@ int main(int argc, char **argv)
     tw::session session(options);
     constexpr std::uint64_t elements = 100000;
     auto made = tw::defaults<tw_table_options>();
-    made.kind = TW_RANGES;
+    made.kind = TW_RANGE;
     made.rows = elements;
     made.cols = 1;
     made.name = "x";

@@ -126,7 +126,7 @@ class Session:
     def table(
         self,
         name: str,
-        kind: Literal["sparse", "rows", "ranges"],
+        kind: Literal["sparse", "rows", "range"],
         *,
         dtype: npt.DTypeLike,
         cols: int,
@@ -184,7 +184,7 @@ class Session:
         `x`, `y` and `z` are the elements of up to three `inputs` at the same place, `p0` to `p15` the
         `parameters`, `index` the element's index, row-major (in sparse tables, its column). Without inputs, `x`
         is the target. Inputs have the target's dtype, shape, block size and partitions; a sparse table is only
-        combined with itself. `range` limits the call to elements of kind "ranges", or rows of kind "rows".
+        combined with itself. `range` limits the call to elements of kind "range", or rows of kind "rows".
 
         Ordered like a push and applied exactly once. A piece of at most 256 KiB changes completely or not at all.
         ValueError with the byte of a wrong expression, for missing parameters, unlike inputs, a range outside the
@@ -328,7 +328,7 @@ class Table:
     @property
     def name(self) -> str: ...
     @property
-    def kind(self) -> Literal["sparse", "rows", "ranges"]: ...
+    def kind(self) -> Literal["sparse", "rows", "range"]: ...
     @property
     def cols(self) -> int: ...
     @property

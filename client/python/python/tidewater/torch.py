@@ -279,7 +279,7 @@ class Optimizer:
             kept = {"partitions": min(blocks, _PARTITIONS), **options}
             table = session.table(
                 f"{name}/{of}",
-                "ranges",
+                "range",
                 dtype=_DTYPES[parameter.dtype],
                 rows=rows,
                 cols=parameter.numel() // rows,
@@ -418,7 +418,7 @@ def _check_table(
         raise ValueError(f'{", ".join(options)}: options of a new table; "{table.name}" exists')
     if table.session is not session:
         raise ValueError(f'the table "{table.name}" is of another session')
-    if table.kind == "ranges" or table.dtype not in _DTYPES.values() or table.cols != embedding_dim:
+    if table.kind == "range" or table.dtype not in _DTYPES.values() or table.cols != embedding_dim:
         raise ValueError(
             f'the table "{table.name}" is by {table.kind}, {table.cols} x {table.dtype}; an embedding of dimension '
             f"{embedding_dim} needs that many columns of float32 or float64, and kind sparse or rows"

@@ -146,7 +146,7 @@ class VectorSpace:
         """Creates or opens a table that lies like the vectors."""
         return self._session.table(
             f"{self._name}/{name}",
-            "ranges",
+            "range",
             dtype=self._dtype,
             rows=self._dim,
             cols=1,

@@ -103,7 +103,7 @@ pub(crate) fn pull(
     lanes.counters.bytes_pulled += out.len() as u64;
     let Some((layout, _)) = table.blocks() else {
         return Err(ClientError::Argument {
-            op: "pull_dense",
+            op: "pull_range",
             table: table.name().to_owned(),
             what: "the table has rows; pull them with pull_rows".into(),
         });
@@ -247,7 +247,7 @@ fn cut(
     pieces: &mut Vec<RangePart>,
 ) -> Result<(), ClientError> {
     let argument = |what: String| ClientError::Argument {
-        op: "pull_dense",
+        op: "pull_range",
         table: table.name().to_owned(),
         what,
     };
@@ -365,7 +365,7 @@ impl BlockPull<'_> {
     /// Address of the snapshot record of a piece's partition.
     pub(super) fn record_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         piece.part.snapshot.ok_or_else(|| ClientError::Argument {
-            op: "pull_dense",
+            op: "pull_range",
             table: self.table.name().to_owned(),
             what: "the table has no snapshots; create it with .snapshot()".into(),
         })
@@ -751,7 +751,7 @@ mod tests {
     fn ranges_past_4_gib_are_read_whole() {
         let elements = 3u64 << 30;
         for (first, count) in [(0, elements), (5, (1 << 30) + (1 << 14)), (elements - 9, 9)] {
-            let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024);
+            let spec = TableBuilder::range::<f32>("t", elements / 1024, 1024);
             let spec = spec.block_bytes(256 << 10).partitions(1);
             let table = TableState::of_blocks(spec.spec());
             let (mut pieces, mut windows) = (Vec::new(), Vec::new());

@@ -296,7 +296,7 @@ impl Lanes {
                 "a block of {block} bytes, of which a server copies no part; a reply takes {room}, \
                  which follows from ring_bytes: give more"
             );
-            return Err(table.wrong("pull_dense", what));
+            return Err(table.wrong("pull_range", what));
         }
         let mut requests = RangeRequests {
             table,

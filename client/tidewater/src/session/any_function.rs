@@ -93,7 +93,7 @@ impl AnyTable {
     /// # fn main() -> Result<(), tidewater::ClientError> {
     /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
     /// # let mut client = job.client_of(0, SyncMode::Asp)?;
-    /// let spec = TableBuilder::blocks::<f64>("x", 1, 4);
+    /// let spec = TableBuilder::range::<f64>("x", 1, 4);
     /// let table = AnyTable::create(&mut client, spec.spec())?;
     /// let args = AnyFunctionArgs::default();
     /// table.update(&mut client, "index + 1", &args)?;

@@ -41,10 +41,10 @@ impl Client {
             return Err(state.wrong(op, sizes(out.len(), keys, table.dim)));
         }
         if options.mode == PullMode::Snapshot {
-            return Err(state.wrong(op, "snapshots are of ranges; use pull_dense".into()));
+            return Err(state.wrong(op, "snapshots are of ranges; use pull_range".into()));
         }
         if state.is_blocks() {
-            return Err(state.wrong(op, "the table is by ranges; use pull_dense".into()));
+            return Err(state.wrong(op, "the table is by ranges; use pull_range".into()));
         }
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         pull::pull_rows(
@@ -74,7 +74,7 @@ impl Client {
         let options = self.creates_nothing(options);
         let state = self.tables.find(op, table.named())?;
         if state.is_blocks() || options.mode == PullMode::Snapshot {
-            let what = "rows are pulled here; use start_pull_dense for ranges".into();
+            let what = "rows are pulled here; use start_pull_range for ranges".into();
             return Err(state.wrong(op, what));
         }
         if !is_countable(keys) {
@@ -105,15 +105,15 @@ impl Client {
     /// # fn main() -> Result<(), ClientError> {
     /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
     /// # let mut client = job.client_of(0, SyncMode::Asp)?;
-    /// let table = client.create_table::<f32>(TableBuilder::blocks::<f32>("w", 1000, 1).spec())?;
-    /// let pull = client.start_pull_dense(&table, 100, 500, PullOptions::default())?;
+    /// let table = client.create_table::<f32>(TableBuilder::range::<f32>("w", 1000, 1).spec())?;
+    /// let pull = client.start_pull_range(&table, 100, 500, PullOptions::default())?;
     /// let mut elements = [1f32; 500]; // compute meanwhile
     /// client.finish_pull(pull, &mut elements)?;
     /// assert_eq!(elements, [0.0; 500]);
     /// # client.finish()
     /// # }
     /// ```
-    pub fn start_pull_dense<T: Element>(
+    pub fn start_pull_range<T: Element>(
         &mut self,
         table: &Table<T>,
         first: u64,
@@ -202,14 +202,14 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table; deadlines; a server's refusal.
-    pub fn pull_dense<T: Element>(
+    pub fn pull_range<T: Element>(
         &mut self,
         table: &Table<T>,
         first: u64,
         out: &mut [T],
         options: PullOptions,
     ) -> Result<Pulled, ClientError> {
-        let state = self.tables.find_mut("pull_dense", table.named())?;
+        let state = self.tables.find_mut("pull_range", table.named())?;
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         let deadline = Deadline::after(options.timeout);
         pull::pull_blocks(

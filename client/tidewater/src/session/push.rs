@@ -190,7 +190,7 @@ impl Client {
     ) -> Result<(), ClientError> {
         let state = self.tables.find(op, table.named())?;
         if state.is_blocks() {
-            return Err(state.wrong(op, "the table is by ranges; use push_dense".into()));
+            return Err(state.wrong(op, "the table is by ranges; use push_range".into()));
         }
         if keys.len().checked_mul(table.dim) != Some(elements) || !is_countable(keys) {
             return Err(state.wrong(op, sizes(elements, keys, table.dim)));
@@ -216,21 +216,21 @@ impl Client {
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table. A deadline when a ring stays full,
     /// which names the ranks with an earlier turn in the iteration.
-    pub fn push_dense<T: Element>(
+    pub fn push_range<T: Element>(
         &mut self,
         table: &Table<T>,
         first: u64,
         values: &[T],
         op: PushOp,
     ) -> Result<Ticket, ClientError> {
-        self.push_dense_with(table, first, values, op, PushOptions::default())
+        self.push_range_with(table, first, values, op, PushOptions::default())
     }
 
-    /// [`Client::push_dense`] with a weight or an encoding of the values.
+    /// [`Client::push_range`] with a weight or an encoding of the values.
     ///
     /// # Errors
-    /// As [`Client::push_dense`]; [`ClientError::Argument`] for options as [`Client::push_rows_with`].
-    pub fn push_dense_with<T: Element>(
+    /// As [`Client::push_range`]; [`ClientError::Argument`] for options as [`Client::push_rows_with`].
+    pub fn push_range_with<T: Element>(
         &mut self,
         table: &Table<T>,
         first: u64,
@@ -250,7 +250,7 @@ impl Client {
         op: PushOp,
         options: PushOptions,
     ) -> Result<Ticket, ClientError> {
-        let op_name = "push_dense";
+        let op_name = "push_range";
         self.check_worker(op_name)?;
         let state = self.tables.find(op_name, table.named())?;
         let checked = options.check(&state.spec, op);
@@ -300,7 +300,7 @@ impl Client {
         form: &PushForm,
         deadline: Deadline,
     ) -> Result<Ticket, ClientError> {
-        let op_name = "push_dense";
+        let op_name = "push_range";
         let state = self.tables.find(op_name, table)?;
         let Some((layout, ranges)) = state.blocks() else {
             unreachable!("{} has been found to be by ranges", state.name());

@@ -163,15 +163,15 @@ impl Client {
     /// # fn main() -> Result<(), ClientError> {
     /// # let Joined::Worker(job) = JoinOptions::embedded(1, 1).join()? else { return Ok(()) };
     /// let mut client = job.client(SyncMode::Asp)?;
-    /// let spec = TableBuilder::blocks::<f32>("weights", 4, 4).at_clock(Reduce::Sum).snapshot();
+    /// let spec = TableBuilder::range::<f32>("weights", 4, 4).at_clock(Reduce::Sum).snapshot();
     /// let table = client.create_table::<f32>(spec.spec())?;
-    /// client.push_dense(&table, 0, &[1.0; 16], PushOp::Sum)?;
+    /// client.push_range(&table, 0, &[1.0; 16], PushOp::Sum)?;
     /// client.tick()?;
     ///
     /// let version = client.wait_newer(&table, 0, Duration::from_secs(30))?;
     /// let mut weights = [0.0; 16];
     /// let options = PullOptions::default().mode(PullMode::Snapshot);
-    /// let pulled = client.pull_dense(&table, 0, &mut weights, options)?;
+    /// let pulled = client.pull_range(&table, 0, &mut weights, options)?;
     /// assert!(pulled.version >= Some(version));
     /// # Ok(())
     /// # }

@@ -127,7 +127,7 @@ impl TableBuilder {
     }
 
     /// Range table of `rows x cols`, pulled and pushed by ranges of elements.
-    pub fn blocks<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
+    pub fn range<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
         let layout = DenseLayout::Blocks {
             block_bytes: 16 << 10,
             snapshot: false,

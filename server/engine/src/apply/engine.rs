@@ -335,7 +335,7 @@ impl Engine {
         }
         match header.kind {
             FrameKind::PushRows => self.push_rows(sender, header, payload),
-            FrameKind::PushDense => self.push_dense(sender, header, payload),
+            FrameKind::PushDense => self.push_range(sender, header, payload),
             FrameKind::Gather => self.gather(sender.namespace, header, payload),
             FrameKind::Resolve => self.resolve(sender.namespace, header, payload),
             FrameKind::Clock => self.clock(sender, header),

@@ -285,7 +285,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn push_dense(
+    pub(super) fn push_range(
         &mut self,
         sender: FrameSender,
         header: &FrameHeader,

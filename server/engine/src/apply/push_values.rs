@@ -131,7 +131,7 @@ impl Engine {
         decoded.clear();
         let header = self.decode_push(sender, header, payload, &mut decoded);
         let done = header.and_then(|header| match header.kind {
-            FrameKind::PushDense => self.push_dense(sender, &header, &decoded),
+            FrameKind::PushDense => self.push_range(sender, &header, &decoded),
             FrameKind::PushRows => self.push_rows(sender, &header, &decoded),
             _ => Err(wrong_operation(&header)),
         });

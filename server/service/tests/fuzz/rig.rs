@@ -189,7 +189,7 @@ fn push_rows(table: u32, dtype: DType, dim: usize, op: PushOp, locs: bool, keys:
     Frame { header, payload }
 }
 
-fn push_dense(table: u32, dtype: DType, first: u64, count: usize) -> Frame {
+fn push_range(table: u32, dtype: DType, first: u64, count: usize) -> Frame {
     let mut payload = first.to_le_bytes().to_vec();
     payload.resize(8 + count * dtype.size(), 0);
     let mut header = header(FrameKind::PushDense, table, count);
@@ -272,17 +272,17 @@ pub(crate) fn corpus() -> Vec<Frame> {
         all.push(weighted(push_rows(SPARSE, f32, 4, op, false, &keys), 0.25));
         all.push(weighted(push_rows(HELD, f32, 2, op, false, &keys), 0.0));
     }
-    all.push(weighted(push_dense(SNAPSHOT, f32, 4, 64), 3.0));
+    all.push(weighted(push_range(SNAPSHOT, f32, 4, 64), 3.0));
     all.push(encoded(
-        push_dense(SNAPSHOT, f32, 4, 64),
+        push_range(SNAPSHOT, f32, 4, 64),
         PushEncoding::INT8,
         8,
     ));
     all.push(push_rows(SPARSE, f32, 4, PushOp::Sum, false, &[]));
     all.push(push_rows(RELEASED, f32, 2, PushOp::Sum, false, &keys));
-    all.push(push_dense(BLOCKS, DType::I32, 0, 7));
-    all.push(push_dense(BLOCKS, DType::I32, 1500, 1100));
-    all.push(push_dense(SNAPSHOT, f32, 4, 64));
+    all.push(push_range(BLOCKS, DType::I32, 0, 7));
+    all.push(push_range(BLOCKS, DType::I32, 1500, 1100));
+    all.push(push_range(SNAPSHOT, f32, 4, 64));
     for create in [false, true] {
         all.push(ask(Gather, SPARSE, create, &keys, keys.len()));
         all.push(ask(Resolve, SPARSE, create, &keys, keys.len()));

@@ -45,14 +45,14 @@ impl Client {
     /// # fn main() -> Result<(), tidewater::ClientError> {
     /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
     /// # let mut client = job.client_of(0, SyncMode::Asp)?;
-    /// let table = TableBuilder::blocks::<f64>("x", 1, 4);
+    /// let table = TableBuilder::range::<f64>("x", 1, 4);
     /// let table = client.create_table::<f64>(table.spec())?;
     /// let ramp = Expression::parse("p0 * index")?;
     /// let args = FunctionArgs { parameters: &[0.5], ..FunctionArgs::default() };
     /// let ticket = client.update(&table, &ramp, &args)?;
     /// client.wait_applied(&ticket)?;
     /// let mut values = [0.0; 4];
-    /// client.pull_dense(&table, 0, &mut values, PullOptions::default())?;
+    /// client.pull_range(&table, 0, &mut values, PullOptions::default())?;
     /// assert_eq!(values, [0.0, 0.5, 1.0, 1.5]);
     /// # client.finish()
     /// # }

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn pieces_cover_a_range_once() {
         let elements = 200_000;
-        let spec = TableBuilder::blocks::<f64>("t", elements, 1).partitions(2);
+        let spec = TableBuilder::range::<f64>("t", elements, 1).partitions(2);
         let table = TableState::of_blocks(spec.spec());
         for range in [0..elements, 5..70_000, 99_999..100_400, 7..7] {
             let pieces = dense_pieces(&table, range.clone()).unwrap();
