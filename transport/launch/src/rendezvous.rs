@@ -53,7 +53,7 @@ pub enum RendezvousError {
         /// Origin of the record.
         origin: String,
         /// Result of the last try.
-        source: ReachError,
+        source: Box<ReachError>,
     },
     /// The coordinator refuses: a process is missing, or two have one rank.
     #[error("rank {rank} of {size}: {refusal}")]
@@ -204,7 +204,7 @@ pub fn register_by(
                 size,
                 record: record.to_string(),
                 origin,
-                source,
+                source: Box::new(source),
             },
         })?;
     let lost = |source| RendezvousError::Lost {
