@@ -243,6 +243,7 @@ pub trait FunctionLoader: Send + Sync {
     /// Creates a function from the bytes of a module. Runs on a control thread of the server, not on an
     /// applier's.
     ///
+    /// # Errors
     /// Reason why the module is refused, with a remedy.
     fn load(&self, module: &[u8]) -> Result<Arc<dyn ServerFunction>, Box<dyn Error + Send + Sync>>;
 }

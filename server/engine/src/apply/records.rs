@@ -140,6 +140,7 @@ impl Engine {
     /// Begins to load saved records into a table. On a snapshot table this opens an epoch that no reader
     /// sees before [`Self::end_restore`].
     ///
+    /// # Errors
     /// The table is not there, or it has an open epoch already.
     pub fn begin_restore(&mut self, id: TableId) -> Result<(), RecordError> {
         if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
