@@ -39,15 +39,18 @@ pub unsafe extern "C" fn tw_clock(
         let session = unsafe { raw::session(session) }?;
         let what = "the place for a clock";
         // SAFETY: the contract of the module.
+        let mine = unsafe { raw::optional_out(mine, what) }?;
+        // SAFETY: the contract of the module.
         let everybodys = unsafe { raw::optional_out(everybodys, what) }?;
-        let own = session.with(|open| {
+        session.with(|open| {
             if let Some(everybodys) = everybodys {
                 *everybodys = open.client.global_clock()?;
             }
-            Ok(open.client.clock())
-        })?;
-        // SAFETY: the contract of the module.
-        unsafe { raw::answer_value(mine, what, own) }
+            if let Some(mine) = mine {
+                *mine = open.client.clock();
+            }
+            Ok(())
+        })
     })
 }
 
