@@ -10,7 +10,7 @@
 # Installs nothing, unless CI_INSTALL=1: then, as root on Debian, the packages of ci/packages.tsv that are missing.
 # A stage's temporary files are removed, and settings of the host that it changed are put back, however it ends.
 # Exit code 0: everything required ran and passed. What a stage prints is in target/ci-logs/STAGE.log;
-# of one that failed the telling lines are shown at the end, above the table.
+# of one that failed the relevant lines follow the table.
 #
 # This script does what must be done before cargo runs: stage `setup`. `cargo xtask ci` does the rest.
 source "$(dirname "$0")/lib.sh"
