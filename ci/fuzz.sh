@@ -18,7 +18,7 @@ grep -q $'\tfuzz\t' "$TEST_BINARIES" || nothing_to_run "no test target named fuz
 scratch_dir
 CORPUS=$SCRATCH/corpus
 mkdir "$CORPUS"
-TIDEWATER_FUZZ_EXPORT=$CORPUS run_test_binaries include fuzz --nocapture
+TIDEWATER_FUZZ_EXPORT=$CORPUS xtask test --binaries "$TEST_BINARIES" --target fuzz --show
 
 if ! cargo +nightly --version >/dev/null 2>&1; then
     note "without cargo fuzz: no nightly toolchain"

@@ -3,7 +3,7 @@
 # the same test passes without it. A suite that cannot find these would not find a real one.
 #
 # A test runs alone in its process: once without a mutant, then once with each of its own. JOBS tests run side by side,
-# except those of SERIAL (ci/lib.sh). With its mutant a test mostly waits, for what does not come: hence two for each core.
+# except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence two for each core.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/mutants.sh
 JOBS=$((2 * $(nproc)))

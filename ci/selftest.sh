@@ -3,7 +3,7 @@
 # name and file; and that it has nothing against what is allowed.
 source "$(dirname "$0")/lib.sh"
 passed=0 failed=0
-REPORT_TO=${CI_REPORT:-} # the checks run here report to nobody
+REPORT_TO=${CI_REPORT:-} # the checks run here report nowhere
 unset CI_REPORT
 scratch_dir
 ORIGINAL=$SCRATCH/original
@@ -19,7 +19,6 @@ fresh_copy() {
     else
         cp -a "$ORIGINAL" "$COPY"
     fi
-    say "$FAKE" >"$COPY/fake.sh"
     WANTED=()
 }
 
@@ -96,31 +95,31 @@ finds_planted() {
     done
 }
 
-# all_sh WANTED_CODE TEXT: ci/all.sh of the copy, with the stages of $COPY/budget.toml.
+# all_sh WANTED_CODE TEXT WHAT: ci/all.sh of the copy, with a stage `setup` of this text and a cargo that does BUILD.
 all_sh() {
     local code=0
-    (cd "$COPY" && CI_BUDGET=budget.toml ./ci/all.sh) >"$OUT" 2>&1 || code=$?
+    mkdir -p "$COPY/target/ci" "$SCRATCH/all"
+    ln -sf "$XTASK" "$COPY/target/ci/xtask"
+    printf '#!/usr/bin/env bash\n%s\n' "$BUILD" >"$SCRATCH/all/cargo"
+    printf '#!/usr/bin/env bash\n%s\n' "$SETUP" >"$COPY/ci/setup.sh"
+    chmod +x "$SCRATCH/all/cargo"
+    cat >"$COPY/budget.toml" <<'TOML'
+[run]
+budget_s = 60
+hard_s = 60
+full_factor = 1
+[stage.setup]
+script = "ci/setup.sh"
+does = "test"
+budget_s = 5
+timeout_s = 20
+sets_up = true
+tries = 2
+TOML
+    (cd "$COPY" && PATH=$SCRATCH/all:$PATH CI_BUDGET=budget.toml ./ci/all.sh) >"$OUT" 2>&1 || code=$?
     if [[ $code -eq $1 ]] && grep -qE -- "$2" "$OUT"; then outcome ok "all.sh: $3"; else
         outcome no "all.sh: $3 (exit code $code)"
     fi
-}
-
-# stage NAME SCRIPT_BODY [LINE_OF_TOML...]: a stage for all_sh.
-stage() {
-    local name=$1
-    { say '#!/usr/bin/env bash' && say 'source ci/lib.sh' && say "$FLAKY" && say "$2"; } >"$COPY/ci/t_$name.sh"
-    chmod +x "$COPY/ci/t_$name.sh"
-    shift 2
-    {
-        say "[stage.$name]" && say "script = \"ci/t_$name.sh\"" && say "does = \"test\""
-        say "budget_s = 5" && say "timeout_s = 20"
-        printf '%s\n' "$@"
-    } >>"$COPY/budget.toml"
-}
-
-no_stages() {
-    fresh_copy
-    printf '[run]\nbudget_s = 60\nhard_s = 60\nfull_factor = 1\n' >"$COPY/budget.toml"
 }
 
 # Each in a file of its own, all in one run: what the check says of one file does not depend on another.
@@ -179,86 +178,18 @@ test_sources() {
         <<<$'[dependencies.tidewater-topology]\nworkspace = true'
 }
 
-# flaky TEST...: text for a stage that runs a test binary in which these tests fail at the first run, as each of TARGETS.
-FLAKY='flaky() {
-    printf "%s\n" "#!/usr/bin/env bash" "FAILS=\"$*\"" "source $PWD/fake.sh" >fake && chmod +x fake
-    for target in ${TARGETS:-t}; do printf "c\t%s\t%s\t%s\n" "$target" "$PWD" "$PWD/fake"; done >binaries
-    printf "c t a::listed\tabc\twhy\n" >flakes
-    rm -f again
-    FLAKES=$PWD/flakes TEST_BINARIES=$PWD/binaries
-    run_test_binaries exclude none
-}'
-FAKE='if [[ ${1:-} == --exact ]]; then echo "running 1 test"; echo "test result: ok. 1 passed; 0 failed; 0 ignored;"; exit 0; fi
-echo "running 2 tests"; echo "failures:"; for t in $FAILS; do echo "    a::$t"; done
-set -- $FAILS; (($# > 0)) || { echo "test result: ok. 2 passed; 0 failed; 0 ignored;"; exit 0; }
-echo "test result: FAILED. $((2 - $#)) passed; $# failed; 0 ignored;"; exit 101'
-
-# changed_host: what a stage changes of the host is put back. It needs root, and a pool of hugepages or ip.
-changed_host() {
-    local netns=tw-selftest-$$
-    ip netns add "$netns" 2>/dev/null || return 0
-    ip netns del "$netns"
-    no_stages && stage host "ip netns add $netns"
-    all_sh 0 '^host +ok' "a stage that leaves a network namespace"
-    if [[ ! -e /run/netns/$netns ]]; then outcome ok "all.sh: puts it back"; else
-        outcome no "all.sh: puts it back"
-        ip netns del "$netns"
-    fi
-}
-
+# What ci/all.sh does itself; the tests of xtask have the rest.
 test_all_sh() {
-    no_stages && stage good 'report g 3 0 1' 'required = true' 'groups = "g"'
-    stage optional 'nothing_to_run "not here"' 'required = false'
-    all_sh 0 '^3 passed, 0 failed$' "a good run"
-    no_stages && stage bad 'report g 3 2 0; exit 1'
-    stage after : 'needs = "bad"'
-    all_sh 1 '^3 passed, 3 failed$' "a failed stage and the one it blocks"
-    no_stages && stage telling 'say "test a::b ... FAILED"; seq 1 999; report g 3 1 0; exit 1'
-    all_sh 1 '^1:test a::b \.\.\. FAILED$' "a failed test by its name"
-    if grep -qx 500 "$OUT"; then outcome no "all.sh: keeps to the reason"; else
-        outcome ok "all.sh: keeps to the reason"
-    fi
-    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && say "failures:" && say "    a::b" && exit 1; fi' 'sets_up = true' 'tries = 2'
-    all_sh 0 '^shaky: tests that failed: a::b$' "names what failed at a first try"
-    no_stages && stage quiet 'seq 1 999; exit 1'
-    all_sh 1 '^999$' "the last lines of a stage that failed without a word"
-    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && echo error: bad luck && exit 1; fi' 'sets_up = true' 'tries = 2'
-    all_sh 0 '^shaky +ok, 2nd try ' "a stage that passed at its second try"
+    fresh_copy
+    BUILD=: SETUP='touch seen; printf "note\tfetched\n" >>"$CI_REPORT"' all_sh 0 '^setup +ok +.* fetched$' "a good setup"
+    rm -f "$COPY/seen"
+    BUILD=: SETUP='[[ -e seen ]] || { touch seen; echo error: bad luck; exit 1; }' all_sh 0 '^setup +ok, 2nd try ' "a second try of setup"
     if grep -q '^1:error: bad luck' "$OUT"; then outcome ok "all.sh: what its first try said"; else
         outcome no "all.sh: what its first try said"
     fi
-    no_stages && stage bad 'exit 1' 'sets_up = true' 'tries = 2'
-    all_sh 1 '^bad +FAILED ' "a stage that failed twice"
-    no_stages && stage check : 'tries = 2'
-    all_sh 1 '^error: stage check: tries is for stages that set up' "a second try of a check"
-    no_stages && stage tests 'flaky listed'
-    all_sh 0 '^repeated, as ci/flakes.tsv allows: c t a::listed$' "a listed flake is repeated, and shown"
-    all_sh 0 '^tests .* 2 tests, 1 REPEATED' "a listed flake is counted"
-    no_stages && stage tests 'flaky other'
-    all_sh 1 '^FAILED: tests' "a test that is not listed is not repeated"
-    no_stages && stage tests 'flaky listed other'
-    all_sh 1 '^FAILED: tests' "a listed flake beside another failure is not repeated"
-    no_stages && stage tests 'TEST_JOBS=2 SERIAL=("c v"); TARGETS="t u v w"; flaky'
-    all_sh 0 '^tests +ok .* 8 tests$' "test binaries side by side, one of them alone"
-    no_stages && stage tests 'TEST_JOBS=2; TARGETS="t u"; flaky listed'
-    all_sh 1 '^tests +FAILED .* 4 tests, 1 FAILED, 1 REPEATED$' "a failure and a listed flake side by side"
-    no_stages && stage temporary 'mktemp -d >seen; exit 1'
-    all_sh 1 '^FAILED: temporary' "a stage that leaves a temporary file"
-    if [[ -s $COPY/seen && ! -e $(<"$COPY/seen") ]]; then outcome ok "all.sh: removes it"; else
-        outcome no "all.sh: removes it"
-    fi
-    changed_host
-    no_stages && stage empty 'nothing_to_run "not here"' 'required = true'
-    all_sh 1 'RAN NOTHING: empty' "a required stage that ran nothing"
-    no_stages && stage hollow 'report g 0 0 5' 'groups = "g"'
-    all_sh 1 'RAN NOTHING: hollow' "a required group of which every test was ignored"
-    no_stages && stage slow 'sleep 30' 'timeout_s = 1'
-    all_sh 1 'TIMED OUT: slow' "a stage that hangs"
-    no_stages && stage litter 'setsid sleep 86399 >/dev/null 2>&1 &'
-    all_sh 1 'LEFT PROCESSES: litter' "a stage that leaves a process behind"
-    if grep -lsxz 86399 /proc/[0-9]*/cmdline; then outcome no "all.sh: ends what was left behind"; else
-        outcome ok "all.sh: ends what was left behind"
-    fi
+    BUILD=: SETUP='exit 3' all_sh 1 '^FAILED: setup; log: ' "a setup that fails twice"
+    BUILD='exit 101' SETUP='echo no network; exit 1' all_sh 1 '^no network$' "a setup without which nothing can be built"
+    if grep -qx '0 passed, 1 failed' "$OUT"; then outcome ok "all.sh: counts it"; else outcome no "all.sh: counts it"; fi
 }
 
 # A fake cargo "builds" this test binary: it fails as told when its defect is planted.
@@ -332,7 +263,8 @@ git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost commit -qm copy
 test_homes
 test_tidy
 cargo build --quiet --locked --profile ci --package xtask
-XTASK=$REPO_ROOT/target/ci/xtask test_sources
+export XTASK=$REPO_ROOT/target/ci/xtask
+test_sources
 test_all_sh
 test_mutants
 CI_REPORT=$REPORT_TO report selftest "$passed" "$failed" 0

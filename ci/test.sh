@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# Unit, integration and documentation tests, and each benchmark once. The test target `fuzz` has
-# a stage of its own. As many test binaries run side by side as there are cores: the longest of them mostly wait.
+# Unit, integration and documentation tests, and each benchmark once. The test target `fuzz` has a stage of its own.
+# Each test is a process (ci/test-classes.tsv has the exceptions); its output is in target/ci-logs/tests.txt.
 source "$(dirname "$0")/lib.sh"
-TEST_JOBS=$(nproc)
-trap 'end_jobs && exit 130' INT
-build_tests
 failed=0
-run_test_binaries exclude fuzz || failed=1
+xtask test --except fuzz || failed=$?
+((failed < 128)) || exit "$failed" # interrupted
 
 scratch_dir
 log=$SCRATCH/log.txt

@@ -7,6 +7,6 @@ export TIDEWATER_READS=1000000 # of which 10^4 to 10^6 are rejected
 build_tests
 scratch_dir
 log=$SCRATCH/log.txt
-run_test_binaries include conformance torn_rows --nocapture --test-threads 2 2>&1 | tee "$log"
+xtask test --binaries "$TEST_BINARIES" --target conformance --limit 600 --show -- torn_rows --nocapture --test-threads 2 2>&1 | tee "$log"
 reads=$(grep -oE '(shm|tcp|sim): accepted [0-9]+, of them torn 0, rejected [1-9][0-9]*' "$log" | wc -l)
 [[ $reads -eq 3 ]] || die "not all of shm, tcp and sim said what they read"

@@ -29,6 +29,7 @@ mod namespaces;
 mod one_sided;
 mod pages;
 mod proc;
+mod program;
 mod restarts;
 mod rig;
 mod saves;

@@ -13,6 +13,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicU32, Ordering};
 
 use crate::proc::{Process, marked, socket_exists};
+use crate::program::program;
 
 /// Longer than any wait in these tests, on a machine that is ten times too busy.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -30,19 +31,6 @@ pub(crate) fn trainer() -> &'static Path {
 /// Path of the program `tidewater`.
 pub(crate) fn tidewater() -> PathBuf {
     program("tidewater")
-}
-
-/// Path of a program of the same build: the folder above the test programs. Cargo builds programs of
-/// other crates only when the whole workspace is built.
-fn program(name: &str) -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let path = own.parent().unwrap().with_file_name(name);
-    assert!(
-        path.is_file(),
-        "{} is missing; build it: cargo build --workspace --bins, with the profile and features of this test",
-        path.display()
-    );
-    path
 }
 
 /// A command without the variables of this process's job, if it is in one, and with `mark`.

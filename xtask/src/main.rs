@@ -1,4 +1,4 @@
-//! Checks of the project's sources that no other tool does. `cargo xtask --help` lists them.
+//! Checks of the project's sources that no other tool does, and what runs its tests. `cargo xtask --help` lists them.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,
@@ -6,6 +6,8 @@
     reason = "a command-line program"
 )]
 
+mod binaries;
+mod ci;
 mod crates;
 mod failure;
 mod features;
@@ -14,9 +16,11 @@ mod licences;
 mod lines;
 mod metadata;
 mod modules;
+mod processes;
 mod prose;
 mod quick;
 mod references;
+mod runner;
 mod tree;
 mod words;
 
@@ -26,7 +30,7 @@ use clap::{Parser, Subcommand};
 
 use failure::Result;
 
-/// Checks of the project's sources
+/// Checks of the project's sources, and what runs its tests
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -50,14 +54,20 @@ enum Task {
     Licences,
     /// Format, types, clippy and tests of the changed crates, and 15 seeds of the simulator
     Quick(quick::Options),
+    /// Builds what is tested, and lists its test binaries in target/PROFILE-tests.tsv
+    Build(runner::BuildOptions),
+    /// Tests, each in a process of its own
+    Test(runner::Options),
+    /// Every check and test: the stages of ci/budget.toml. `ci/all.sh` sets up what it needs
+    Ci(ci::Options),
 }
 
 fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     match run(command) {
-        Ok(report) => {
+        Ok((report, code)) => {
             print!("{report}");
-            ExitCode::SUCCESS
+            code
         }
         Err(failure) => {
             eprintln!("error: {failure}");
@@ -66,9 +76,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<String> {
+/// What the task prints at its end, and the exit code.
+fn run(task: Task) -> Result<(String, ExitCode)> {
     let root = tree::root()?;
-    match task {
+    let report = match task {
         Task::Words(options) => words::run(&root, options),
         Task::Modules(options) => modules::run(&root, options),
         Task::Lines(options) => lines::run(&root, &options),
@@ -76,5 +87,9 @@ fn run(task: Task) -> Result<String> {
         Task::Features => features::run(&root),
         Task::Licences => licences::run(&root),
         Task::Quick(options) => quick::run(&root, &options),
-    }
+        Task::Build(options) => runner::build(&root, &options),
+        Task::Test(options) => return Ok((String::new(), runner::run(&root, options)?)),
+        Task::Ci(options) => return Ok((String::new(), ci::run(&root, &options)?)),
+    };
+    Ok((report?, ExitCode::SUCCESS))
 }

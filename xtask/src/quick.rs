@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::binaries::{self, Binary};
 use crate::failure::{Failure, Result};
-use crate::metadata::{self, Metadata, list, text};
-use crate::tree;
+use crate::metadata::{self, Metadata, text};
+use crate::{runner, tree};
 
-/// Features of the one build, as in ci/lib.sh.
-const FEATURES: [&str; 2] = ["mutants", "verbs-dlopen"];
+const PROFILE: &str = "quick";
 /// Seeds of the simulator.
 const SEEDS: &str = "15";
 /// Test target of the simulator.
@@ -40,15 +40,6 @@ struct Package {
 
 /// Packages by name.
 type Packages = BTreeMap<String, Package>;
-
-/// Test program that cargo built.
-#[derive(Debug, PartialEq, Eq)]
-struct Program {
-    /// Folder of its package.
-    folder: PathBuf,
-    target: String,
-    path: PathBuf,
-}
 
 /// Steps with their seconds.
 struct Steps<'r> {
@@ -82,8 +73,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<String> {
 
 impl Steps<'_> {
     fn all(&mut self, packages: &Packages, chosen: &[String]) -> Result<()> {
-        let everything = ["--workspace", "--features", &FEATURES.join(",")].map(str::to_owned);
-        self.run("format", cargo("fmt").args(["--all", "--check"]))?;
+        let wanted = binaries::features(self.root)?;
+        let everything = ["--workspace", "--features", &wanted.join(",")].map(str::to_owned);
+        self.run("format", binaries::cargo("fmt").args(["--all", "--check"]))?;
         self.run(
             "types",
             build("check").args(&everything).arg("--all-targets"),
@@ -93,7 +85,7 @@ impl Steps<'_> {
             chosen.iter().for_each(|name| {
                 clippy.args(["--package", name]);
             });
-            let features = features(packages, chosen);
+            let features = features(packages, chosen, &wanted);
             if !features.is_empty() {
                 clippy.args(["--features", &features]);
             }
@@ -102,77 +94,24 @@ impl Steps<'_> {
                 clippy.args(["--all-targets", "--", "-D", "warnings"]),
             )?;
         }
-        let programs = self.programs(&everything)?;
-        for name in chosen {
-            let Some(package) = packages.get(name) else {
-                continue;
-            };
-            let folder = self.root.join(&package.folder);
-            let own = programs.iter().filter(|program| program.folder == folder);
-            self.tests(
-                &format!("tests of {name}"),
-                own.filter(|program| ![FUZZ, SIMULATOR].contains(&program.target.as_str())),
-            )?;
-        }
-        let simulator: Vec<_> = programs
-            .iter()
-            .filter(|program| program.target == SIMULATOR)
-            .collect();
+        // As in the step before, all packages: other features would be other artifacts.
+        let built = self.timed("build", |root| {
+            println!("--- build");
+            binaries::build(root, PROFILE, &["--lib", "--bins", "--tests", "--examples"])
+        })?;
+        let (simulator, others): (Vec<_>, Vec<_>) =
+            built.into_iter().partition(|own| own.target == SIMULATOR);
         if simulator.is_empty() {
             return Err(Failure::NothingRead("test target `sim`"));
         }
-        self.tests("simulator", simulator.into_iter())
-    }
-
-    /// Builds all test programs as one, so that features and therefore artifacts are those of the step before.
-    fn programs(&mut self, everything: &[String]) -> Result<Vec<Program>> {
-        let mut command = build("build");
-        command
-            .args(everything)
-            .args(["--lib", "--bins", "--tests", "--examples"]);
-        command
-            .args(["--message-format", "json-render-diagnostics"])
-            .stdout(Stdio::piped());
-        self.timed("build", |root| {
-            println!("--- build");
-            let failed = |source| Failure::Start {
-                program: "cargo".to_owned(),
-                source,
-            };
-            let child = command.current_dir(root).spawn().map_err(failed)?;
-            let out = child.wait_with_output().map_err(failed)?;
-            if !out.status.success() {
-                return Err(Failure::Command {
-                    command: tree::shown(&command),
-                    message: out.status.to_string(),
-                });
-            }
-            Ok(String::from_utf8_lossy(&out.stdout)
-                .lines()
-                .filter_map(program)
-                .collect())
-        })
-    }
-
-    /// Runs test programs one after another; all of them, also if one fails.
-    fn tests<'p>(&mut self, step: &str, programs: impl Iterator<Item = &'p Program>) -> Result<()> {
-        self.timed(step, |_| {
-            let mut failed = Vec::new();
-            for program in programs {
-                println!("--- {step}: {}", program.target);
-                let mut command = Command::new(&program.path);
-                command
-                    .current_dir(&program.folder)
-                    .env("CARGO_MANIFEST_DIR", &program.folder);
-                command.arg("--quiet").stdin(Stdio::null());
-                if program.target == SIMULATOR {
-                    command.env("TIDEWATER_SEEDS", SEEDS);
-                }
-                if let Err(failure) = succeeds(&mut command) {
-                    failed.push(failure);
-                }
-            }
-            failed.into_iter().next().map_or(Ok(()), Err)
+        let of_chosen = |own: &Binary| chosen.contains(&own.crate_name) && own.target != FUZZ;
+        let own: Vec<_> = others.into_iter().filter(of_chosen).collect();
+        if !own.is_empty() {
+            self.timed("tests", |root| runner::run_quick(root, &own, Vec::new()))?;
+        }
+        self.timed("simulator", |root| {
+            let seeds = vec![("TIDEWATER_SEEDS", SEEDS.to_owned())];
+            runner::run_quick(root, &simulator, seeds)
         })
     }
 
@@ -203,15 +142,9 @@ impl Steps<'_> {
     }
 }
 
-fn cargo(subcommand: &str) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.arg(subcommand);
-    command
-}
-
 fn build(subcommand: &str) -> Command {
-    let mut command = cargo(subcommand);
-    command.args(["--quiet", "--locked", "--profile", "quick"]);
+    let mut command = binaries::cargo(subcommand);
+    command.args(["--quiet", "--locked", "--profile", PROFILE]);
     command
 }
 
@@ -303,46 +236,19 @@ fn owners(paths: &[&str], packages: &Packages) -> Vec<String> {
 }
 
 /// Features of the one build that the chosen packages have.
-fn features(packages: &Packages, chosen: &[String]) -> String {
+fn features(packages: &Packages, chosen: &[String], wanted: &[String]) -> String {
     let mut found = Vec::new();
     for name in chosen {
         let own = packages.get(name).map(|package| &package.features);
-        let has = |feature: &&&str| own.is_some_and(|own| own.contains(**feature));
+        let has = |feature: &&String| own.is_some_and(|own| own.contains(*feature));
         found.extend(
-            FEATURES
+            wanted
                 .iter()
                 .filter(has)
                 .map(|feature| format!("{name}/{feature}")),
         );
     }
     found.join(",")
-}
-
-/// Test program in a line of cargo's messages.
-fn program(line: &str) -> Option<Program> {
-    let message: Value = serde_json::from_str(line).ok()?;
-    if text(&message, "reason") != Some("compiler-artifact")
-        || message.pointer("/profile/test").and_then(Value::as_bool) != Some(true)
-    {
-        return None;
-    }
-    let target = message.get("target")?;
-    let is_library = list(target, "kind")
-        .iter()
-        .filter_map(Value::as_str)
-        .any(|kind| kind.ends_with("lib"));
-    let name = if is_library {
-        "lib"
-    } else {
-        text(target, "name")?
-    };
-    Some(Program {
-        folder: Path::new(text(&message, "manifest_path")?)
-            .parent()?
-            .to_owned(),
-        target: name.to_owned(),
-        path: text(&message, "executable")?.into(),
-    })
 }
 
 #[cfg(test)]
@@ -392,34 +298,13 @@ mod tests {
 
     #[test]
     fn features_are_those_a_crate_has() {
-        let chosen = |name: &str| features(&workspace(), &[name.to_owned()]);
+        let wanted = ["mutants", "verbs-dlopen", "wasm"].map(str::to_owned);
+        let chosen = |name: &str| features(&workspace(), &[name.to_owned()], &wanted);
         assert_eq!(
             chosen("tidewater-engine"),
             "tidewater-engine/mutants,tidewater-engine/verbs-dlopen"
         );
         assert_eq!(chosen("tidewater-service"), "tidewater-service/mutants");
         assert_eq!(chosen("xtask"), "");
-    }
-
-    #[test]
-    fn test_programs_are_read_from_messages() {
-        let message = |test: bool, kind: &str| {
-            serde_json::json!({
-                "reason": "compiler-artifact", "manifest_path": "/r/a/Cargo.toml", "executable": "/r/t/x",
-                "profile": {"test": test}, "target": {"kind": [kind], "name": "x"},
-            })
-            .to_string()
-        };
-        let found = |target: &str| {
-            Some(Program {
-                folder: "/r/a".into(),
-                target: target.into(),
-                path: "/r/t/x".into(),
-            })
-        };
-        assert_eq!(program(&message(true, "test")), found("x"));
-        assert_eq!(program(&message(true, "cdylib")), found("lib"));
-        assert_eq!(program(&message(false, "bin")), None);
-        assert_eq!(program("no json"), None);
     }
 }
