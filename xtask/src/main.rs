@@ -6,6 +6,7 @@
     reason = "a command-line program"
 )]
 
+mod coverage;
 mod crates;
 mod failure;
 mod features;
@@ -48,6 +49,8 @@ enum Task {
     Features,
     /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
     Licences,
+    /// Line coverage by module from a file in lcov's format, next to the table of docs/TESTING.md
+    Coverage(coverage::Options),
     /// Format, types, clippy and tests of the changed crates, and 15 seeds of the simulator
     Quick(quick::Options),
 }
@@ -75,6 +78,7 @@ fn run(task: Task) -> Result<String> {
         Task::Crates(options) => crates::run(&root, options),
         Task::Features => features::run(&root),
         Task::Licences => licences::run(&root),
+        Task::Coverage(options) => coverage::run(&root, &options),
         Task::Quick(options) => quick::run(&root, &options),
     }
 }
