@@ -233,13 +233,13 @@ mod tests {
     }
 
     fn modules(lcov: &str) -> BTreeMap<String, Covered> {
-        by_module(&tree(), &parse(lcov, "/root").unwrap())
+        by_module(&tree(), &parse(lcov, "/tree").unwrap())
     }
 
     #[test]
     fn files_add_up_by_top_level_module() {
         let found = modules(
-            "SF:/root/a/src/b.rs\nDA:1,0\nend_of_record\nSF:/root/a/src/b/c.rs\nDA:1,7\nDA:2,0\nend_of_record\n",
+            "SF:/tree/a/src/b.rs\nDA:1,0\nend_of_record\nSF:/tree/a/src/b/c.rs\nDA:1,7\nDA:2,0\nend_of_record\n",
         );
         assert_eq!(found["a/src/b"], Covered { lines: 3, hit: 1 });
         assert_eq!(found.len(), 1);
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn tests_and_foreign_files_do_not_count() {
         let found = modules(
-            "SF:/root/a/src/lib.rs\nDA:1,1\nDA:4,0\nSF:/root/a/src/b/tests.rs\nDA:1,0\n\
-             SF:/root/tests/all.rs\nDA:1,0\nSF:/elsewhere/x.rs\nDA:1,0\n",
+            "SF:/tree/a/src/lib.rs\nDA:1,1\nDA:4,0\nSF:/tree/a/src/b/tests.rs\nDA:1,0\n\
+             SF:/tree/tests/all.rs\nDA:1,0\nSF:/elsewhere/x.rs\nDA:1,0\n",
         );
         assert_eq!(found.len(), 1);
         assert_eq!(found["a/src/lib"], Covered { lines: 1, hit: 1 });
@@ -258,19 +258,19 @@ mod tests {
     #[test]
     fn repeated_file_keeps_greater_counts() {
         let found =
-            modules("SF:/root/a/src/b.rs\nDA:1,0\nDA:2,3\nSF:/root/a/src/b.rs\nDA:1,1\nDA:2,0\n");
+            modules("SF:/tree/a/src/b.rs\nDA:1,0\nDA:2,3\nSF:/tree/a/src/b.rs\nDA:1,1\nDA:2,0\n");
         assert_eq!(found["a/src/b"], Covered { lines: 2, hit: 2 });
     }
 
     #[test]
     fn malformed_line_is_named() {
-        let text = parse("SF:a\nDA:1;2\n", "/root").unwrap_err().to_string();
+        let text = parse("SF:a\nDA:1;2\n", "/tree").unwrap_err().to_string();
         assert!(text.contains("line 2") && text.contains("DA:1;2"), "{text}");
     }
 
     #[test]
     fn module_below_limit_without_reason_is_listed() {
-        let found = modules("SF:/root/a/src/b.rs\nDA:1,0\nSF:/root/a/src/lib.rs\nDA:1,1\n");
+        let found = modules("SF:/tree/a/src/b.rs\nDA:1,0\nSF:/tree/a/src/lib.rs\nDA:1,1\n");
         let document = "## Other\n| `a/src/x` | 1 |\n## Coverage\n| `a/src/b` | 1 | 0 | why |\n## Next\n| `a/src/y` |\n";
         let names = named(document);
         assert_eq!(names, BTreeSet::from(["a/src/b"]));
