@@ -76,3 +76,4 @@ mutants=("$@")
         printf '\n'
     done
 } | tee "$OUT"
+note "$(awk -F '\t' 'NR > 2 { n++; if (/seen:|hangs/) seen++ } END { print seen + 0 " of " n + 0 " mutants are seen by a broad test" }' "$OUT")"

@@ -255,6 +255,51 @@ mutants_of_one_test() {
     mutants_sh '' '^mutants: 0/0 caught$' 1
 }
 
+# says CODE TEXT WHAT COMMAND...: the command, run in the copy, has this exit code and prints the text (grep -E).
+says() {
+    local code=0 wanted=$1 text=$2 what=$3
+    shift 3
+    (cd "$COPY" && "$@") >"$OUT" 2>&1 || code=$?
+    if [[ $code -eq $wanted ]] && grep -qE -- "$text" "$OUT"; then outcome ok "$what"; else
+        outcome no "$what: must say $text with exit code $wanted (exit code $code)"
+    fi
+}
+
+# A fake cargo "builds" a simulator in which every twentieth seed fails, unless SOUND is set.
+test_seeds() {
+    local kept=$COPY/target/failed-seeds.tsv
+    fresh_copy
+    mkdir -p "$SCRATCH/seeds"
+    cat >"$SCRATCH/seeds/cargo" <<'SH'
+#!/usr/bin/env bash
+echo '{"reason":"compiler-artifact","package_id":"path+file:///x#tidewater-tests@0.1.0","manifest_path":"/tmp/Cargo.toml","target":{"kind":["test"],"name":"sim"},"profile":{"test":true},"executable":"'"$(dirname "$0")"'/sim"}'
+SH
+    cat >"$SCRATCH/seeds/sim" <<'SH'
+#!/usr/bin/env bash
+[[ -n ${SOUND:-} ]] || ((TIDEWATER_SEED % 20)) || { printf 'failures:\n    a::b\ntest result: FAILED.\n'; exit 101; }
+SH
+    chmod +x "$SCRATCH/seeds"/*
+    says 0 '38 held, 2 did not, at [0-9a-f]+\+?: a::b [0-9]+, a::b [0-9]+ \(target' "fresh.sh: names the seeds that fail" \
+        env PATH="$SCRATCH/seeds:$PATH" ci/fresh.sh
+    if [[ $(grep -cE $'^[0-9a-f]+\\+?\ttidewater-tests sim\ta::b\t[0-9]+$' "$kept") == 2 ]]; then
+        outcome ok "fresh.sh: keeps commit, target, test and seed"
+    else outcome no "fresh.sh: keeps commit, target, test and seed"; fi
+    says 1 'and 2 kept ones: ' "fresh.sh --hours: fails on a kept seed" env PATH="$SCRATCH/seeds:$PATH" ci/fresh.sh --hours 0.0006
+    says 0 ' [0-9] kept ones: [0-9] held, 0 did not$' "fresh.sh --hours: kept seeds that hold" \
+        env PATH="$SCRATCH/seeds:$PATH" SOUND=1 ci/fresh.sh --hours 0.0001
+}
+
+# Parts that fail, and parts without their tools.
+test_nightly() {
+    fresh_copy
+    printf '#!/usr/bin/env bash\nsource ci/lib.sh\nnothing_to_run "no tools; $*"\n' >"$COPY/ci/coverage.sh"
+    printf '#!/usr/bin/env bash\nexit 3\n' >"$COPY/ci/asan.sh"
+    says 1 '^coverage +nothing +[0-9]+  no tools' "nightly.sh: a part without tools" ci/nightly.sh --only coverage --only asan
+    says 1 '^FAILED: asan; log: ' "nightly.sh: a part that fails" ci/nightly.sh --only asan
+    says 0 '  no tools; a b$' "nightly.sh: arguments of a part" ci/nightly.sh --only coverage -- a b
+    says 1 'for one part' "nightly.sh: arguments need a part" ci/nightly.sh -- a
+}
+
 mkdir -p "$ORIGINAL"
 git_files . | xargs -0 cp --parents -t "$ORIGINAL"
 git -C "$ORIGINAL" init -q
@@ -267,5 +312,7 @@ export XTASK=$REPO_ROOT/target/ci/xtask
 test_sources
 test_all_sh
 test_mutants
+test_seeds
+test_nightly
 CI_REPORT=$REPORT_TO report selftest "$passed" "$failed" 0
 ((failed == 0))

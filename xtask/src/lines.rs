@@ -59,11 +59,11 @@ fn over_limit<'a>(tree: &Tree, areas: &BTreeMap<&'a str, Count>, limit: usize) -
 
 /// Lines by area; areas without code are left out.
 fn count(tree: &Tree) -> BTreeMap<&str, Count> {
-    let test_files = declared_test_modules(tree);
+    let tests = TestFiles::of(tree);
     let mut areas: BTreeMap<&str, Count> = BTreeMap::new();
     for file in &tree.files {
         let mut lines = lines(file);
-        if is_test_file(&file.path) || test_files.iter().any(|path| covers(path, &file.path)) {
+        if tests.contains(&file.path) {
             lines.tests += std::mem::take(&mut lines.code);
         }
         if lines != Count::default() {
@@ -75,14 +75,30 @@ fn count(tree: &Tree) -> BTreeMap<&str, Count> {
     areas
 }
 
-/// Whether the path lies in a folder of tests, or is a file of them by its name.
-fn is_test_file(path: &str) -> bool {
-    path.ends_with("/tests.rs")
-        || path
-            .split('/')
-            .rev()
-            .skip(1)
-            .any(|folder| folder == "tests")
+/// Files that hold nothing but tests.
+pub(crate) struct TestFiles {
+    /// Modules declared under `#[cfg(test)]`, as paths without extension.
+    declared: Vec<String>,
+}
+
+impl TestFiles {
+    /// Test files of the tree.
+    pub(crate) fn of(tree: &Tree) -> Self {
+        Self {
+            declared: declared_test_modules(tree),
+        }
+    }
+
+    /// Whether the path lies in a folder of tests, is a file of them by its name, or is declared as one.
+    pub(crate) fn contains(&self, path: &str) -> bool {
+        path.ends_with("/tests.rs")
+            || path
+                .split('/')
+                .rev()
+                .skip(1)
+                .any(|folder| folder == "tests")
+            || self.declared.iter().any(|module| covers(module, path))
+    }
 }
 
 /// Whether the module without its extension (`a/b`) is the file, or a folder above it.
@@ -135,16 +151,21 @@ fn lines(file: &SourceFile) -> Count {
     }
 }
 
-fn rust_lines(text: &str) -> Count {
+/// Lines of a Rust source that are under `#[cfg(test)]`.
+pub(crate) fn test_lines(text: &str) -> BTreeSet<usize> {
     let code = lexer::code(text);
-    let tests: BTreeSet<usize> = lexer::test_items(&code)
+    lexer::test_items(&code)
         .into_iter()
         .filter_map(|range| code.get(range))
         .flat_map(|item| {
             let last = item.last().map_or(0, lexer::Token::last_line);
             item.first().map_or(1, |token| token.line)..=last
         })
-        .collect();
+        .collect()
+}
+
+fn rust_lines(text: &str) -> Count {
+    let tests = test_lines(text);
     let all = occupied(text);
     let in_tests = all.iter().filter(|line| tests.contains(line)).count();
     Count {

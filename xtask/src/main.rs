@@ -8,6 +8,7 @@
 
 mod binaries;
 mod ci;
+mod coverage;
 mod crates;
 mod failure;
 mod features;
@@ -52,6 +53,8 @@ enum Task {
     Features,
     /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
     Licences,
+    /// Line coverage by module from a file in lcov's format, next to the table of docs/TESTING.md
+    Coverage(coverage::Options),
     /// Format, types, clippy and tests of the changed crates, and 15 seeds of the simulator
     Quick(quick::Options),
     /// Builds what is tested, and lists its test binaries in target/PROFILE-tests.tsv
@@ -86,6 +89,7 @@ fn run(task: Task) -> Result<(String, ExitCode)> {
         Task::Crates(options) => crates::run(&root, options),
         Task::Features => features::run(&root),
         Task::Licences => licences::run(&root),
+        Task::Coverage(options) => coverage::run(&root, &options),
         Task::Quick(options) => quick::run(&root, &options),
         Task::Build(options) => runner::build(&root, &options),
         Task::Test(options) => return Ok((String::new(), runner::run(&root, options)?)),
