@@ -218,7 +218,8 @@ impl Client {
         self.lanes.servers()
     }
 
-    /// Transport that carries the lanes to the servers.
+    /// Transport of the lanes to server 0; `None` without servers. Other servers may be reached by another
+    /// transport, for example those of this host by shared memory.
     pub fn transport(&mut self) -> Option<TransportKind> {
         self.lanes.link(0).map(|link| link.transport())
     }

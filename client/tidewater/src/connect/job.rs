@@ -83,8 +83,8 @@ pub struct Job {
 pub(super) enum Held {
     /// Coordinator and servers are elsewhere.
     Nothing,
-    /// Registration of a launched worker. Until it has a client the coordinator sees by it that the
-    /// process lives.
+    /// Registration of a launched worker. It shows the coordinator that the process lives until the worker
+    /// has a client.
     Membership { _membership: Box<Membership> },
     /// Membership, and perhaps the coordinator and a server.
     #[cfg(feature = "embedded")]

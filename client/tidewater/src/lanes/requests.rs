@@ -41,7 +41,7 @@ struct Pending {
     number: usize,
     tag: u64,
     seq: u64,
-    /// Replacements of the lane before the request.
+    /// Number of times that the lane had been replaced when the request was built.
     replaced: u64,
 }
 

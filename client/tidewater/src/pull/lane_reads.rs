@@ -317,7 +317,8 @@ impl LaneReads {
     }
 }
 
-/// Reads on one lane; recovers it as often as needed until the deadline.
+/// Runs `read` on a lane. If the lane breaks, recovers it and runs `read` again, until the deadline. A read
+/// that is late or refused is an error at once.
 fn recovering(
     lanes: &mut Lanes,
     lane: usize,

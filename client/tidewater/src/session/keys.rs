@@ -214,9 +214,12 @@ impl Client {
     /// Lists stored keys from a cursor on, in no order, and moves the cursor. Returns the number of keys
     /// written to `keys`: all of it except at the end of the scan, where it is less, at last 0.
     ///
-    /// A key that is stored for all of the scan is returned exactly once. A key that is created or deleted
-    /// during the scan may or may not be returned; one that is deleted and created again may be returned
-    /// twice. Cost: a request to the server for each partition or 2,048 slots, one after the other.
+    /// A key that is stored throughout the scan is returned exactly once. A key that is created or deleted
+    /// during the scan may or may not be returned. One that is deleted and created again may be returned
+    /// twice.
+    ///
+    /// Cost: requests to the servers, one after the other. Each covers slots of one partition: at most
+    /// 2,048, and no more than `keys` has room left for or one reply holds.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table that is not sparse, and for no room in `keys`; deadlines; a

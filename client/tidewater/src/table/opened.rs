@@ -47,7 +47,7 @@ impl Tables {
         self.slots.iter().flatten()
     }
 
-    /// The table of a number in the cluster.
+    /// Finds an open table by its number in the cluster.
     pub(crate) fn by_id(&self, id: TableId) -> Option<&TableState> {
         self.open().find(|table| table.id == id)
     }

@@ -324,8 +324,9 @@ impl NetServerLink {
         Ok((side, offer.map_err(unfit_for)?))
     }
 
-    /// Opens a lane after its server's end is made, and reads its status once. The first lane of a session
-    /// proves the path for all.
+    /// Opens the client's end of a lane after the server has made its end. On the first lane of a session
+    /// it also proves, for all lanes, that the path carries packets of all lengths. Every lane then reads
+    /// its status record once.
     fn opened(
         &mut self,
         side: &VerbsSide,
