@@ -13,7 +13,7 @@ pub(super) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VER
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
 pub(super) const CHUNK: u64 = 1;
 const END: u64 = 2;
-/// Enters the checksum of every line.
+/// Seed word of the checksums of lines and payloads in a part file.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
 
 /// A line as the file holds it.
@@ -46,7 +46,7 @@ pub(super) struct End {
     pub(super) running: u64,
 }
 
-/// Any line after the first.
+/// A line of a part file after its head: the header of a chunk, or the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
     Chunk(Chunk),
@@ -83,7 +83,7 @@ impl Head {
 }
 
 impl Line {
-    /// Encodes it as line `number` of the file of this nonce.
+    /// Encodes the line as number `number` of the file with this nonce, with its checksum.
     pub(super) fn encode(self, number: u64, nonce: u64) -> Bytes {
         match self {
             Self::Chunk(c) => {
@@ -94,7 +94,8 @@ impl Line {
         }
     }
 
-    /// `None` for anything but line `number` of the file of this nonce, within limits.
+    /// Decodes line `number` of the file with this nonce. `None` for any other bytes, and for a chunk
+    /// beyond the limits.
     pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
         let [kind, a, b, c, d, stored_number, stored_nonce] = open(bytes)?;
         if (stored_number, stored_nonce) != (number, nonce) {

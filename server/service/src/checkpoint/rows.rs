@@ -419,8 +419,9 @@ impl SavedModel {
     }
 }
 
-/// Fills a server's share of a table that was created with the saved definition, from the files of
-/// all servers of the saved model. Reads the chunks of this table and server only.
+/// Fills this server's share of a table from a saved model. The table must have been created with the saved
+/// definition. Searches the files of all servers of the model, and reads only the chunks of the table's
+/// partitions that `server` owns now.
 ///
 /// # Errors
 /// [`CheckpointError`] names the file and the failed check; the table is then partly filled, and

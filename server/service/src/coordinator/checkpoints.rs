@@ -148,7 +148,7 @@ impl Durable {
 }
 
 impl Coordinator {
-    /// Takes checkpoints of all jobs, and resumes each job from its newest one.
+    /// Orders checkpoints of all jobs by `policy`, and starts each job from its newest complete checkpoint.
     pub fn keep_checkpoints(&mut self, policy: CheckpointPolicy) {
         self.checkpoint = Some(policy);
     }

@@ -238,7 +238,9 @@ impl Listening {
         self
     }
 
-    /// Takes checkpoints of each job, and resumes it from the newest complete one.
+    /// Makes the coordinator order checkpoints of each job by `policy`, and start each job from its newest
+    /// complete checkpoint. Workers that join wait until it is loaded. A damaged checkpoint is left out for
+    /// the one before; if there are checkpoints and none can be loaded, the job is refused.
     #[must_use]
     pub fn with_checkpoints(mut self, policy: CheckpointPolicy) -> Self {
         self.checkpoint = Some(policy);

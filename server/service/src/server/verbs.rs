@@ -53,8 +53,9 @@ struct ServedPort {
     domains: HashMap<String, Arc<JobDomain>>,
 }
 
-/// The protection domain of a job on a device. A thread apart registers the server's memory with it; lanes wait for it in
-/// their queue.
+/// Protection domain of one job on one RDMA device, or the refusal if it could not be made. A separate
+/// thread makes it and registers the server's memory with it. Requests for lanes stay queued until that
+/// thread has ended.
 #[derive(Debug, Default)]
 struct JobDomain(OnceLock<Result<Arc<Domain>, Refusal>>);
 
@@ -103,8 +104,8 @@ impl JobDomain {
     }
 }
 
-/// The thread that makes a domain. Its end sets a domain that is not made, so that no lane waits for ever after a
-/// panic, and wakes the control thread.
+/// Drop guard of the thread that makes a domain. After a panic it stores a refusal, so that no lane waits
+/// forever. It always wakes the control thread.
 struct Started {
     job: Arc<JobDomain>,
     ended: Arc<AtomicBool>,
@@ -212,8 +213,9 @@ impl Verbs {
         Ok(())
     }
 
-    /// Prepares a session of a job: its client came to the address `local`. For the first of a job on a device
-    /// a thread registers all memory that the server exports.
+    /// Prepares the verbs resources of a session. `local` is the server address to which the client has
+    /// connected. The first session of a job on a device starts a thread that registers all exported memory
+    /// of the server.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
@@ -357,12 +359,12 @@ impl VerbsSession {
         domain.is_ok_and(|domain| domain.open_port().device().has_failed())
     }
 
-    /// Whether lanes can be made now, or never.
+    /// Whether the registration of the server's memory has ended, with success or failure.
     pub(super) fn is_ready(&self) -> bool {
         self.domain.is_done()
     }
 
-    /// The ports of the session's lanes.
+    /// RDMA ports that the session's lanes connect, by GID: the client's and this server's.
     pub(super) const fn path(&self) -> VerbsPath {
         self.path
     }
