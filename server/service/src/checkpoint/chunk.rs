@@ -1,25 +1,25 @@
-//! The lines of a part file: 64 bytes each; the last word is a checksum of the others. Pure and
-//! total.
+//! The 64-byte lines of a part file of a checkpoint. The last of a line's eight words is a checksum of the
+//! other seven. Encoding and decoding do no I/O and never panic.
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::{H64, line_checksum};
 use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
-/// Version in which part files and the manifest are written.
+/// Format version that this program writes into part files and manifests.
 pub(super) const FORMAT_VERSION: u64 = 2;
-/// Versions that can be read. In version 1 all elements of a block have one step count, which
-/// version 2 writes in the same way.
+/// Format versions that this program reads. In version 1 all elements of a block have one step count; version
+/// 2 encodes that case in the same way.
 pub(super) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
 pub(super) const CHUNK: u64 = 1;
 const END: u64 = 2;
-/// Seed word of the checksums of lines and payloads in a part file.
+/// Seed word of the checksums of lines and chunk payloads in a part file.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
 
-/// A line as the file holds it.
+/// A line of a part file in its encoded form: `LINE_BYTES` (64) bytes, eight little-endian words.
 pub(super) type Bytes = [u8; LINE_BYTES];
 
-/// The first line of a part.
+/// First line of a part file: format version, number of the server that wrote it, nonce of the save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) version: u64,
@@ -27,7 +27,8 @@ pub(super) struct Head {
     pub(super) nonce: u64,
 }
 
-/// The line before a chunk's payload.
+/// Header line before a chunk's payload: the table, the partition, the number of records, and the payload's
+/// length in bytes and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) table: u32,
@@ -37,7 +38,8 @@ pub(super) struct Chunk {
     pub(super) check: u64,
 }
 
-/// The last line of a part.
+/// Last line of a part file: the number of chunks and records in the file, and the running checksum over all
+/// chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) chunks: u64,
@@ -46,19 +48,21 @@ pub(super) struct End {
     pub(super) running: u64,
 }
 
-/// A line of a part file after its head: the header of a chunk, or the end of the file.
+/// A decoded line of a part file after the first one: the header of a chunk, or the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
     Chunk(Chunk),
     End(End),
 }
 
-/// Checksum of a chunk's payload.
+/// Computes the checksum of a chunk's payload, keyed with the nonce of the save, the number of the chunk's
+/// line and the payload's length.
 pub(super) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
     H64::new([nonce, number, payload.len() as u64, LINE]).finish_bytes(payload)
 }
 
-/// The running checksum after one more chunk.
+/// Returns the running checksum `running` of a part file extended by one more chunk header. The first value
+/// is the nonce.
 pub(super) fn fold(running: u64, chunk: &Chunk) -> u64 {
     let place = u64::from(chunk.table) << 32 | u64::from(chunk.partition);
     H64::new([running, place, chunk.records, chunk.check]).finish(&[chunk.bytes])
@@ -71,7 +75,8 @@ impl Head {
         seal([MAGIC, what, self.nonce, 0, 0, 0, 0])
     }
 
-    /// `None` for bytes that are no head of any version.
+    /// Decodes the first line of a part file. `None` if its checksum or magic does not match. Accepts any
+    /// format version; the caller checks it.
     pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
         let [magic, what, nonce, rest @ ..] = open(bytes)?;
         (magic == MAGIC && rest == [0; 4]).then_some(Self {
@@ -83,7 +88,7 @@ impl Head {
 }
 
 impl Line {
-    /// Encodes the line as number `number` of the file with this nonce, with its checksum.
+    /// Encodes line `number` of the part file of the save `nonce`. The line holds both, and its checksum.
     pub(super) fn encode(self, number: u64, nonce: u64) -> Bytes {
         match self {
             Self::Chunk(c) => {
@@ -94,8 +99,8 @@ impl Line {
         }
     }
 
-    /// Decodes line `number` of the file with this nonce. `None` for any other bytes, and for a chunk
-    /// beyond the limits.
+    /// Decodes line `number` of the part file of the save `nonce`. `None` if checksum, number, nonce or kind
+    /// do not match, or if the sizes in a chunk header exceed the limits.
     pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
         let [kind, a, b, c, d, stored_number, stored_nonce] = open(bytes)?;
         if (stored_number, stored_nonce) != (number, nonce) {
@@ -125,7 +130,7 @@ impl Line {
     }
 }
 
-/// Makes the line of these words, with its checksum.
+/// Encodes seven words as a line: little-endian, followed by their checksum as the eighth word.
 pub(super) fn seal(words: [u64; 7]) -> Bytes {
     let mut bytes = [0; LINE_BYTES];
     let check = line_checksum(LINE, words[0], &words);
@@ -138,7 +143,7 @@ pub(super) fn seal(words: [u64; 7]) -> Bytes {
     bytes
 }
 
-/// The words of a line with a matching checksum.
+/// Decodes a line into its seven words before the checksum. `None` if the checksum does not match.
 pub(super) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
     let mut words = [0; 8];
     for (word, at) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

@@ -18,16 +18,16 @@ use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
 use super::part::PartReader;
 use super::rows;
 
-/// Name and function of each decoder. New entries go to the end: the `fuzz/` crate names an entry
-/// by its position.
+/// Name and function of each decoder of saved models, for the fuzzers. New entries go to the end: the `fuzz/`
+/// crate names an entry by its position.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("model-manifest", manifest),
     ("model-part", part),
     ("model-records", records),
 ];
 
-/// Decodes a manifest. Also takes the bytes for a model without its envelope, and decodes that with
-/// the right checksum.
+/// Decodes the bytes as a manifest file. If that fails, parses them as the JSON model without envelope,
+/// encodes it with the right checksum and decodes the result.
 fn manifest(bytes: &[u8]) {
     let path = Path::new(MANIFEST_NAME);
     let parse = |text: &[u8]| Manifest::from_text(text, path).ok();
@@ -52,13 +52,13 @@ fn manifest(bytes: &[u8]) {
     );
 }
 
-/// Reads a part unchanged, and with the right checksums.
+/// Decodes the bytes as a part file twice: unchanged, and with all checksums corrected.
 fn part(bytes: &[u8]) {
     read_part(bytes);
     read_part(&sealed(bytes));
 }
 
-/// Reads a part to its end or to its first error.
+/// Opens the bytes as a part file and reads its chunks, to the last or to the first error.
 fn read_part(bytes: &[u8]) {
     let line = |at: usize| {
         let line = bytes.get(at..)?.first_chunk();
@@ -93,7 +93,8 @@ fn read_part(bytes: &[u8]) {
     debug_assert!(taken <= bytes.len(), "{taken} bytes for what is not there");
 }
 
-/// The part with the checksums, numbers and nonces that its other words call for.
+/// Returns a copy of a part file's bytes with correct checksums, line numbers and nonces in all lines. Ends
+/// at the first incomplete line.
 fn sealed(bytes: &[u8]) -> Vec<u8> {
     let mut out = bytes.to_vec();
     let words_at = |at: usize| {
@@ -135,7 +136,8 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decodes records of a chunk: the first byte names one of a few tables, the second the partition.
+/// Decodes the payload of one chunk. The first byte selects one of the tables of `specs`, the second the
+/// partition; the rest is the payload.
 fn records(bytes: &[u8]) {
     let [table, partition, payload @ ..] = bytes else {
         return;
@@ -155,7 +157,8 @@ fn records(bytes: &[u8]) {
     }
 }
 
-/// One table definition of each kind.
+/// Four table definitions for the fuzzers: sparse, dense rows, dense blocks, and a small dense table without
+/// optimizer.
 pub fn specs() -> [TableSpec; 4] {
     let spec = |name: &str, shape, dtype, optimizer| TableSpec {
         name: name.into(),

@@ -1,4 +1,4 @@
-//! The file system calls of a save, behind a trait: tests interrupt a save at each.
+//! The file system calls of a save, behind a trait, so that tests can interrupt a save at each call.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -6,33 +6,33 @@ use std::path::Path;
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// The changes that a save makes to a directory. No other code changes it.
+/// The file system operations by which a save changes a directory. Saves change directories in no other way.
 pub trait Disk: Send {
-    /// Makes a new file for writing; one of that name is an error.
+    /// Creates a new file and opens it for writing. Fails if a file of that name exists.
     ///
     /// # Errors
     /// Error of the operating system.
     fn create(&mut self, path: &Path) -> io::Result<File>;
 
-    /// Appends bytes to a file made by [`Disk::create`].
+    /// Appends all bytes to a file that [`Disk::create`] returned.
     ///
     /// # Errors
     /// Error of the operating system; a prefix may be written.
     fn write(&mut self, file: &mut File, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes a file's bytes durable.
+    /// Makes a file's content durable (fsync).
     ///
     /// # Errors
     /// Error of the operating system: the bytes may be lost.
     fn sync(&mut self, file: &File, path: &Path) -> io::Result<()>;
 
-    /// Renames a file within its directory, atomically, and replaces a file of the new name.
+    /// Renames a file within its directory, atomically. An existing file of the new name is replaced.
     ///
     /// # Errors
     /// Error of the operating system.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Makes a directory's names durable.
+    /// Makes the entries of a directory durable: fsync of the directory after files were created or renamed.
     ///
     /// # Errors
     /// Error of the operating system.
@@ -45,7 +45,7 @@ pub trait Disk: Send {
     fn remove(&mut self, path: &Path) -> io::Result<()>;
 }
 
-/// The real file system of the host.
+/// [`Disk`] that calls the operating system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OsDisk;
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
-/// A save or load that failed. A failed save leaves the previous one as it was.
+/// Reason why a save or load of a model failed. After a failed save the directory still holds the model
+/// saved before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -36,7 +37,7 @@ pub enum CheckpointError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// A save did not end in time.
+    /// The appliers did not deliver their records within the time limit of a save.
     #[error(
         "appliers {appliers:?} did not finish the save within {seconds} s; look whether workers have \
          reached the clock of the caller, and whether the file system hangs"
@@ -47,21 +48,21 @@ pub enum CheckpointError {
         /// Time limit in seconds.
         seconds: u64,
     },
-    /// The save was ended by an order of the coordinator.
+    /// The coordinator cancelled the save, or the save was dropped.
     #[error("the save into {} was ended: another save, a table or the end of the job came between", .path.display())]
     Cancelled {
         /// Directory of the save.
         path: PathBuf,
     },
-    /// No checkpoint of a directory is complete.
+    /// Every checkpoint of a job is cut or damaged, although at least one was complete before.
     #[error("{}: none of the checkpoints is complete ({what}); remove the directory to begin again", .path.display())]
     NoCheckpoint {
-        /// Directory of the checkpoints.
+        /// Directory of the job's checkpoints.
         path: PathBuf,
-        /// Why the newest is not.
+        /// Error of the newest checkpoint.
         what: String,
     },
-    /// There is no saved model, or a file of it is missing.
+    /// The directory has no manifest, or a file that the manifest names is missing.
     #[error("{} is missing: the directory holds no complete saved model; restore it from a copy", .path.display())]
     Missing {
         /// Path of the missing file.
@@ -73,7 +74,7 @@ pub enum CheckpointError {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// The file's format version is not known to this program.
+    /// This program cannot read the file's format version.
     #[error("{} has format version {found}, this program reads {expected}; use the release that wrote it", .path.display())]
     Version {
         /// Path of the file.
@@ -83,7 +84,7 @@ pub enum CheckpointError {
         /// Latest format version that this program reads.
         expected: u64,
     },
-    /// A file has the wrong length.
+    /// A part file is shorter or longer than its manifest says.
     #[error("{} has {found} bytes where the manifest says {expected}: it was cut; restore it from a copy", .path.display())]
     Length {
         /// Path of the file.
@@ -93,7 +94,7 @@ pub enum CheckpointError {
         /// Bytes that the manifest gives.
         expected: u64,
     },
-    /// Bytes are not the ones that were written.
+    /// A checksum or a length within a part file does not match its content.
     #[error("{} is damaged at byte {at}: {what}; restore it from a copy", .path.display())]
     Damaged {
         /// Path of the file.
@@ -111,7 +112,7 @@ pub enum CheckpointError {
         /// The value, and the rule that it breaks.
         what: String,
     },
-    /// The model has no such table, or one with another definition.
+    /// The saved model has no table of this name, or its definition differs from the requested one.
     #[error("{} holds no table \"{table}\" with this definition: {what}", .path.display())]
     Table {
         /// Path of the manifest.
@@ -121,7 +122,7 @@ pub enum CheckpointError {
         /// How the definition differs.
         what: String,
     },
-    /// A record could not be read from, or put into, its table.
+    /// A server's table store failed to return or to accept a record.
     #[error("table {table}: {what}")]
     Store {
         /// Number of the table.
@@ -129,7 +130,7 @@ pub enum CheckpointError {
         /// Text of the store's error.
         what: String,
     },
-    /// The applier that owns the rows has ended.
+    /// The thread of the applier that owns the rows has ended.
     #[error("applier {applier} has ended; look at the server's log")]
     ApplierGone {
         /// Number of the applier.
@@ -138,7 +139,8 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Wraps a failed system call; an absent file becomes [`Self::Missing`].
+    /// Returns a closure for `map_err` that wraps an I/O error with the operation's name and the path. Always
+    /// makes [`Self::Io`].
     pub(crate) fn io(
         operation: &'static str,
         path: impl AsRef<Path>,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-/// The operation of a system call.
+/// Operation that a system call performs on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// `openat` of a new file.
@@ -28,24 +28,24 @@ pub(crate) enum Kind {
     Remove,
 }
 
-/// A system call that waits for its verdict.
+/// An intercepted system call. Its thread is blocked until the supervisor decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) kind: Kind,
-    /// The file; for a rename the old name.
+    /// Path of the file that the call uses; for a rename the old path.
     pub(crate) path: PathBuf,
-    /// For a rename the new name.
+    /// New path of a rename; `None` for other calls.
     pub(crate) to: Option<PathBuf>,
 }
 
-/// The supervisor's decision on a call.
+/// The supervisor's decision on an intercepted call: let it pass, or make it fail with an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Pass,
     Fail(Errno),
 }
 
-/// The calls that are handed over, and the layout of their arguments.
+/// System calls that the filter intercepts, and where their path or descriptor arguments are.
 const CALLS: &[(libc::c_long, Arguments)] = &[
     (libc::SYS_openat, Arguments::Open { path: 1, flags: 2 }),
     (libc::SYS_write, Arguments::Descriptor(Kind::Write)),
@@ -64,7 +64,7 @@ const CALLS: &[(libc::c_long, Arguments)] = &[
     (libc::SYS_open, Arguments::Open { path: 0, flags: 1 }),
 ];
 
-/// Which arguments of a call are paths.
+/// Which arguments of a system call are paths, descriptors or flags, by argument index.
 #[derive(Clone, Copy)]
 enum Arguments {
     Descriptor(Kind),
@@ -73,7 +73,8 @@ enum Arguments {
     Remove { path: usize },
 }
 
-/// Runs `f` on a thread of its own; this thread calls `decide` before each of its calls.
+/// Runs `f` on a new thread and returns its result. The calling thread supervises: `decide` is called for
+/// each intercepted file system call of `f`. A panic of `f` continues in the caller.
 pub(crate) fn under<T: Send>(
     mut decide: impl FnMut(&Call) -> Verdict,
     f: impl FnOnce() -> T + Send,
@@ -106,7 +107,8 @@ pub(crate) fn under<T: Send>(
     })
 }
 
-/// Filters the calling thread from now on. Returns the descriptor that receives its calls.
+/// Installs a seccomp filter on the calling thread, for the rest of its life. Returns the descriptor on which
+/// a supervisor receives the intercepted calls.
 fn install() -> io::Result<OwnedFd> {
     let statement = |code: c_uint, k: c_uint| libc::sock_filter {
         code: code as u16,
@@ -160,7 +162,8 @@ fn install() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The next call; `None` if its thread was interrupted meanwhile.
+/// Receives the next intercepted call; blocks. `None` if the kernel reports an error, as when the thread of
+/// the call was interrupted.
 fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
     // SAFETY: all-zero bytes are a value of this struct of numbers, and the kernel wants zeroes.
     let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -197,8 +200,8 @@ fn respond(listener: &OwnedFd, id: u64, verdict: Verdict) {
     assert_eq!(done, 0, "{}", io::Error::last_os_error());
 }
 
-/// Decodes a call. Its thread waits, in this process, so the memory behind its arguments does not
-/// change.
+/// Decodes an intercepted call into its operation and paths. Reads the arguments from this process's memory:
+/// the calling thread is blocked, so they do not change.
 fn call(notice: &libc::seccomp_notif) -> Call {
     let number = libc::c_long::from(notice.data.nr);
     let (_, arguments) = CALLS.iter().find(|(known, _)| *known == number).unwrap();

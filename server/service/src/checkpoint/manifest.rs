@@ -1,4 +1,4 @@
-//! The manifest: which files are the model, and their content.
+//! The manifest of a saved model: its tables, and the part files that hold their rows.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,13 +17,14 @@ use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;
 use super::error::CheckpointError;
 
-/// File name in a model's directory.
+/// Name of the manifest file in the directory of a saved model.
 pub const MANIFEST_NAME: &str = "manifest.json";
 const TEMPORARY_NAME: &str = "manifest.json.tmp";
-/// Seed of the manifest's checksum.
+/// Seed word of the manifest's checksum.
 const CHECK: u64 = u64::from_le_bytes(*b"manifest");
 
-/// A saved table, with its number and definition.
+/// A table of a saved model: its number in the part files, its definition, and its optimizer if that was
+/// changed later.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedTable {
@@ -31,12 +32,13 @@ pub struct SavedTable {
     pub id: u32,
     /// Definition of the table.
     pub spec: TableSpec,
-    /// The rule at the save, if its hyper-parameters were set after the table was created.
+    /// Optimizer with the hyper-parameters at the save, if they were changed after the table was created;
+    /// else `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<Optimizer>,
 }
 
-/// A part file of a saved model.
+/// Manifest entry of a part file: the server that wrote it, its name, size, checksum, and clocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedFile {
@@ -50,11 +52,12 @@ pub struct SavedFile {
     pub bytes: u64,
     /// Running checksum over its chunks.
     pub check: u64,
-    /// Clocks at which it was written: the least of the server's appliers.
+    /// Clock of each domain at which the rows were copied: the lowest of the server's appliers.
     pub clocks: Vec<DomainClock>,
 }
 
-/// A saved model: its tables and the files that hold them.
+/// Content of a manifest: the namespace of the job, the saved tables, and the part files that hold their
+/// rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -64,12 +67,13 @@ pub struct Manifest {
     pub tables: Vec<SavedTable>,
     /// Part files, one a server.
     pub files: Vec<SavedFile>,
-    /// Milliseconds since 1970 at which it was taken, if it is a checkpoint.
+    /// Time of the cut in milliseconds since 1970, for a checkpoint; `None` for a save that a worker
+    /// requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_ms: Option<u64>,
 }
 
-/// The content of the manifest file.
+/// JSON object of the manifest file: format version, checksum and model.
 #[derive(Debug, Serialize, Deserialize)]
 struct Envelope<M> {
     tidewater_model: u64,
@@ -77,14 +81,14 @@ struct Envelope<M> {
     model: M,
 }
 
-/// The fields of every version.
+/// The part of the manifest file that every format version has: the version itself.
 #[derive(Debug, Deserialize)]
 struct AnyVersion {
     tidewater_model: u64,
 }
 
 impl Manifest {
-    /// Makes the manifest of these tables and files.
+    /// Makes a manifest of these tables and part files, without a time.
     pub const fn new(namespace: String, tables: Vec<SavedTable>, files: Vec<SavedFile>) -> Self {
         Self {
             namespace,
@@ -94,14 +98,14 @@ impl Manifest {
         }
     }
 
-    /// Number of rows and blocks in all files.
+    /// Number of rows and blocks in all part files, as the manifest states it.
     pub fn rows(&self) -> u64 {
         self.files
             .iter()
             .fold(0, |sum, file| sum.saturating_add(file.rows))
     }
 
-    /// The clocks of the model: in each domain the least of all files.
+    /// Clock of the model in each domain: the lowest of all part files.
     pub fn clocks(&self) -> Vec<DomainClock> {
         let mut all: Vec<DomainClock> = Vec::new();
         for entry in self.files.iter().flat_map(|file| &file.clocks) {
@@ -113,8 +117,8 @@ impl Manifest {
         all
     }
 
-    /// Validates and reads a manifest's text; errors name it `path`. The files that it names are
-    /// validated when they are read.
+    /// Parses a manifest's text and checks its size, version, checksum and values. `path` is named in errors.
+    /// Does not open the part files.
     ///
     /// # Errors
     /// [`CheckpointError`] names the file and the failed check.
@@ -149,7 +153,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Why the manifest is not valid, if it is not.
+    /// Checks the manifest's values: limits, table definitions, unique numbers and names, file names,
+    /// domains. The error text names the first violation.
     pub(super) fn validate(&self) -> Result<(), String> {
         if self.tables.len() > TABLES_MAX || self.files.len() > SERVERS_MAX as usize {
             return Err(format!(
@@ -194,14 +199,15 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checksum of the model's one canonical text.
+    /// Computes the checksum of the model's compact JSON, keyed with the format version, as 16 hexadecimal
+    /// digits.
     fn check(&self, version: u64) -> io::Result<String> {
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         let hash = H64::new([CHECK, version, text.len() as u64, 0]).finish_bytes(&text);
         Ok(format!("{hash:016x}"))
     }
 
-    /// The manifest's text, with the checksum.
+    /// Encodes the manifest file's text: pretty-printed JSON with format version and checksum.
     pub(super) fn to_text(&self) -> io::Result<String> {
         let envelope = Envelope {
             tidewater_model: FORMAT_VERSION,
@@ -212,8 +218,8 @@ impl Manifest {
     }
 }
 
-/// Notes rules that differ from their table's definition. Servers agree on them where a save has one
-/// point in time; where they do not, the first answer counts.
+/// Adds optimizer settings that servers reported to the manifest's tables. If two servers report different
+/// settings for a table, the first one stays. Unknown tables are skipped.
 pub(crate) fn note_settings(tables: &mut [SavedTable], settings: &[TableSetting]) {
     for setting in settings {
         let table = tables.iter_mut().find(|table| table.id == setting.table.0);
@@ -223,8 +229,7 @@ pub(crate) fn note_settings(tables: &mut [SavedTable], settings: &[TableSetting]
     }
 }
 
-/// Reads and validates a directory's manifest. The files that it names are validated when they are
-/// read.
+/// Reads, parses and validates the manifest of a directory. Does not open the part files.
 ///
 /// # Errors
 /// [`CheckpointError`] names the file and the failed check.
@@ -240,8 +245,8 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
     Manifest::from_text(&text, &path)
 }
 
-/// Makes `manifest` the model of `dir`, durably, after its parts are; then removes the files of
-/// older saves.
+/// Makes `manifest` the model of the directory `dir`: checks that its parts are there with their full
+/// lengths, replaces the manifest file atomically, makes that durable, and then removes parts of older saves.
 ///
 /// # Errors
 /// A part is missing or short, or the file system fails. The directory then still holds the
@@ -280,7 +285,7 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
     Ok(())
 }
 
-/// Checks that a part is there with its full length. Returns its path.
+/// Checks that a part file exists with the length that the manifest gives. Returns its path.
 pub(super) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, CheckpointError> {
     let path = dir.join(&file.file);
     let found = match fs::metadata(&path) {
@@ -301,7 +306,8 @@ pub(super) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, Check
     Ok(path)
 }
 
-/// Removes parts that `manifest` does not name. The next save sweeps what stays.
+/// Removes the part files of `dir` that `manifest` does not name, temporary ones too. Failures are logged;
+/// the next save tries again.
 fn sweep(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
@@ -318,7 +324,7 @@ fn sweep(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) {
     }
 }
 
-/// Name of a server's part of the save with this nonce.
+/// File name of a server's part in the save `nonce`, without directory.
 pub(super) fn part_name(nonce: u64, server: u32) -> String {
     format!("part-{nonce:016x}-{server}.tidewater")
 }
@@ -333,7 +339,7 @@ fn is_part_name(name: &str) -> bool {
     parse() == Some(true)
 }
 
-/// Removes parts of a save that failed, as far as that is possible.
+/// Removes the named part files of a failed save. Failures are logged.
 pub(crate) fn abandon(disk: &mut dyn Disk, dir: &Path, files: &[String]) {
     for name in files.iter().filter(|name| is_part_name(name)) {
         if let Err(error) = disk.remove(&dir.join(name)) {

@@ -1,4 +1,5 @@
-//! One server's file of a save: written in order, read by the index of its chunks, every byte validated.
+//! A part file, which holds one server's rows of a save: a writer, and a reader with an index of the chunks.
+//! Every byte read is validated by a checksum.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +16,8 @@ use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{SavedFile, part_length, part_name};
 
-/// A part that is being written. It gets its name when it is finished; one that is dropped before
-/// is removed.
+/// Writer of a server's part file. The file has a temporary name until [`PartWriter::finish`]; a writer
+/// dropped before that removes it.
 pub struct PartWriter {
     disk: Box<dyn Disk>,
     dir: PathBuf,
@@ -32,7 +33,7 @@ pub struct PartWriter {
     finished: bool,
 }
 
-/// The chunk that is being filled.
+/// The chunk to which records are appended, in memory until it is written.
 #[derive(Default)]
 struct Open {
     table: u32,
@@ -51,7 +52,8 @@ impl std::fmt::Debug for PartWriter {
 }
 
 impl PartWriter {
-    /// Begins the part of a server. `nonce` must never have been used before.
+    /// Creates a server's part file under a temporary name and writes its first line. `nonce` must never have
+    /// been used before.
     ///
     /// # Errors
     /// The file cannot be made.
@@ -90,8 +92,9 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// Appends records of one partition, with their keys: up to 64 KiB, and one record more. Those of a
-    /// partition should come together. Cost: a copy; a write for each MiB.
+    /// Appends `records` encoded records of one partition, with their keys, to the open chunk. A chunk is
+    /// written when it exceeds `CHUNK_BYTES` or when table or partition change, so records of a partition
+    /// should come together.
     ///
     /// # Errors
     /// Error of the file system.
@@ -112,7 +115,8 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Ends the file, makes it durable and gives it its name.
+    /// Writes the last chunk and line, makes the file durable and renames it to its final name. Returns its
+    /// manifest entry, with server 0 and no clocks; the caller sets them.
     ///
     /// # Errors
     /// Error of the file system.
@@ -200,9 +204,9 @@ impl Drop for PartWriter {
     }
 }
 
-/// The bytes of a part: a file, or memory.
+/// Random access to the bytes of a part file: a file, or a slice in memory.
 pub trait Source {
-    /// Fills `out` with the bytes from `at` on.
+    /// Fills `out` with the bytes that start at byte `at`.
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] when there are fewer; errors of the system.
@@ -224,7 +228,7 @@ impl Source for &[u8] {
     }
 }
 
-/// Where a chunk of records is in a part.
+/// Position and checksum of a chunk of records in a part file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkIndex {
     /// Number of the table in the model.
@@ -233,15 +237,15 @@ pub struct ChunkIndex {
     pub partition: u32,
     /// Number of records in the payload.
     pub records: u64,
-    /// Position of the payload, in bytes, and its length.
+    /// Position of the payload in the file, in bytes.
     pub at: u64,
     bytes: u64,
     check: u64,
-    /// Number of the chunk's line.
+    /// Number of the chunk's header line, counted from the first line (0).
     number: u64,
 }
 
-/// A part of a saved model: the index of its chunks, and its file.
+/// Reader of a part file of a saved model: the file, and the index of its chunks.
 #[derive(Debug)]
 pub struct PartReader<S = File> {
     path: PathBuf,
@@ -251,7 +255,7 @@ pub struct PartReader<S = File> {
 }
 
 impl PartReader {
-    /// Opens a part that a manifest names, and reads its index.
+    /// Opens a part file that a manifest names, checks its length and reads the index of its chunks.
     ///
     /// # Errors
     /// The part is missing, was cut, is damaged or of another version.
@@ -263,8 +267,8 @@ impl PartReader {
 }
 
 impl<S: Source> PartReader<S> {
-    /// Reads and validates the lines of a part, from the first to the last; errors name it `path`. Cost:
-    /// a read of 64 bytes for each chunk, and 56 bytes of memory.
+    /// Reads and validates all lines of a part file against its manifest entry `expected`. Errors name the
+    /// file `path`. Cost: a read of 64 bytes and 56 bytes of memory for each chunk; payloads are not read.
     ///
     /// # Errors
     /// The part is damaged or of another version.
@@ -337,12 +341,13 @@ impl<S: Source> PartReader<S> {
         }
     }
 
-    /// The index of all chunks, in their order.
+    /// Index of all chunks in the order of the file.
     pub fn chunks(&self) -> &[ChunkIndex] {
         &self.chunks
     }
 
-    /// Reads the payload of a chunk of this part into `payload` and validates it. Cost: one read.
+    /// Reads the payload of a chunk of this part file into `payload`, replacing its content, and validates
+    /// its checksum. Cost: one read.
     ///
     /// # Errors
     /// The payload is damaged, or the file cannot be read.
@@ -356,7 +361,7 @@ impl<S: Source> PartReader<S> {
         Ok(())
     }
 
-    /// An error at a position.
+    /// Makes the error that this part file is damaged at byte `at`; `what` names the failed check.
     pub(super) fn damaged(&self, at: u64, what: &'static str) -> CheckpointError {
         CheckpointError::Damaged {
             path: self.path.clone(),

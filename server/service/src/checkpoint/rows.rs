@@ -1,4 +1,4 @@
-//! Copies rows from appliers to a part, and from parts to appliers.
+//! Copies rows from a server's appliers into a part file, and from part files into appliers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,23 +27,23 @@ use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::save::SaveOrder;
 use tidewater_engine::store::cut::{SaveMemory, SavePiece};
 
-/// The appliers of a server, as a save or load reaches them.
+/// Access of a save or load to the applier threads of one server.
 pub trait Appliers {
     /// Number of appliers of the server.
     fn count(&self) -> u16;
 
-    /// Runs `f` on an applier's thread between two frames and waits for its end; `false` if the
-    /// applier has ended.
+    /// Runs `f` on an applier's thread between two frames and blocks until it has run. `false` if the applier
+    /// has ended.
     fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool;
 
-    /// Makes an applier look for work: a save goes on where it waited. Does not wait for it. (Appliers
-    /// without threads step here until a save waits.)
+    /// Wakes an applier so that it continues copying for a save. Does not wait for it. An implementation
+    /// without threads steps the applier here.
     fn wake(&self, applier: ApplierId);
 
-    /// Largest number of bytes that the copies of a save hold in memory.
+    /// Maximum number of bytes of a save's copies that wait in memory to be written.
     fn save_bytes(&self) -> usize;
 
-    /// Lets the clocks of a job go on that are held. Appliers without a coordinator hold none.
+    /// Lets the held clocks of a job advance again. Does nothing where no coordinator can hold clocks.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -52,7 +52,8 @@ pub trait Appliers {
     }
 }
 
-/// Runs `f` on an applier's thread and returns its result.
+/// Runs `f` on an applier's thread, blocks until it ends and returns its result. Fails with `ApplierGone` if
+/// the applier has ended.
 fn ask<T: Send + 'static>(
     appliers: &dyn Appliers,
     applier: u16,
@@ -68,44 +69,46 @@ fn ask<T: Send + 'static>(
     result.ok_or(CheckpointError::ApplierGone { applier })
 }
 
-/// A save as one server carries it out.
+/// Parameters of one server's share of a save: tables, clocks, directory and nonce.
 #[derive(Debug, Clone, Copy)]
 pub struct SaveRequest<'a> {
-    /// Server that writes its part.
+    /// Number of the server that writes its part.
     pub server: ServerId,
-    /// Tables of the job.
+    /// Tables to save.
     pub tables: &'a [TableInfo],
-    /// Clocks of the cut, by domain: each applier makes its cut when its minimums have reached them.
+    /// Clocks of the cut, by domain. Each applier makes its cut when its minimum clocks have reached them.
     pub clocks: &'a [DomainClock],
-    /// Directory of the model.
+    /// Directory into which the part file is written.
     pub dir: &'a Path,
-    /// A random number: it must never have been used before.
+    /// Random number that names the save; it must never have been used before.
     pub nonce: u64,
 }
 
-/// A server's part of a save: its file, and the rules that differ from the definition of their table.
+/// Result of a server's share of a save: the part file's manifest entry, changed optimizer settings, and the
+/// time of the cut.
 #[derive(Debug)]
 pub struct SavedShare {
     /// File that was written.
     pub file: SavedFile,
-    /// Rules set after their table was created.
+    /// Optimizer settings that were changed after their table was created.
     pub settings: Vec<TableSetting>,
-    /// Milliseconds since 1970 at the first cut of an applier.
+    /// Time of the first cut of an applier, in milliseconds since 1970.
     pub cut_ms: u64,
 }
 
-/// A save that the appliers have begun, before there is a file: they copy as much as fits into memory.
-/// Dropping it ends the save.
+/// A save that the appliers have begun and for which no file is written yet: they copy rows until the memory
+/// limit is reached. Dropping it cancels the save.
 #[derive(Debug)]
 pub struct BegunSave {
     pieces: Receiver<(u16, SavePiece)>,
     memory: Arc<SaveMemory>,
-    /// Whether the wait for the cuts has no limit.
+    /// Whether the appliers may take any time to reach their cuts.
     is_patient: bool,
 }
 
 impl BegunSave {
-    /// Ends the save from another thread: [`write_part`] fails within the interval of its polls, 100 ms.
+    /// Returns the shared state of the save, with which another thread can cancel it. [`write_part`] then
+    /// fails within 100 ms.
     pub fn cancel_handle(&self) -> Arc<SaveMemory> {
         Arc::clone(&self.memory)
     }
@@ -117,12 +120,12 @@ impl Drop for BegunSave {
     }
 }
 
-/// Longest time from the end of a save by another thread until the writing thread notices it.
+/// Interval at which the writing thread checks whether another thread has cancelled the save.
 const CANCEL_POLL: Duration = Duration::from_millis(100);
 
-/// Writes a server's part of a save, on the calling thread. All appliers copy their shares at the same
-/// time, in steps between frames, and go on with everything else; see `tidewater_engine::apply::save`.
-/// Memory: the copies that wait to be written, at most [`Appliers::save_bytes`], and one chunk.
+/// Writes a server's part of a save, on the calling thread, and blocks until the part is durable. All
+/// appliers copy their rows at the same time, in steps between frames, and keep serving; see
+/// `tidewater_engine::apply::save`. Memory: at most [`Appliers::save_bytes`] of copies, and one chunk.
 ///
 /// # Errors
 /// [`CheckpointError`]; nothing of the part is left then, if it can be removed.
@@ -137,8 +140,9 @@ pub fn save_part(
     finish_part(appliers, writer, request, begun)
 }
 
-/// Orders all appliers to save: when this returns, none of them passes the clocks of the request without
-/// its cut. `is_patient`: the wait for these clocks has no limit.
+/// Orders all appliers of a server to save. When this returns, no applier passes the request's clocks without its
+/// cut, the moment of which it copies the rows. With `is_patient` the appliers may take any time to reach these
+/// clocks.
 ///
 /// # Errors
 /// [`CheckpointError::ApplierGone`].
@@ -162,7 +166,7 @@ pub fn begin_save(
     }
 }
 
-/// Writes the part of a save that was begun, as [`save_part`] does.
+/// Writes the part of a save that [`begin_save`] has begun, on the calling thread, as [`save_part`] does.
 ///
 /// # Errors
 /// As [`save_part`]; [`CheckpointError::Cancelled`].
@@ -280,7 +284,8 @@ fn write_copies(
     })
 }
 
-/// Orders the copies of all appliers. Returns the channel on which they come.
+/// Orders every applier to copy its share. Returns the channel on which the copies arrive, each with its
+/// applier's number.
 fn begin_copies(
     appliers: &dyn Appliers,
     request: &SaveRequest<'_>,
@@ -310,14 +315,14 @@ fn wake_all(appliers: &dyn Appliers) {
     (0..appliers.count()).for_each(|applier| appliers.wake(ApplierId(applier)));
 }
 
-/// What the appliers have reported at their cuts.
+/// Collected reports of the appliers at their cuts.
 #[derive(Default)]
 struct Share {
-    /// The least of each domain.
+    /// Lowest clock of each domain.
     clocks: Vec<DomainClock>,
-    /// The first of each table.
+    /// First reported optimizer setting of each table.
     settings: Vec<TableSetting>,
-    /// Time of the first cut.
+    /// Time of the first cut, in milliseconds since 1970.
     cut_ms: Option<u64>,
 }
 
@@ -341,7 +346,7 @@ impl Share {
     }
 }
 
-/// A saved model that is being loaded: its manifest, and the index of each of its files.
+/// A saved model opened for loading: its manifest, and the chunk index of each part file.
 #[derive(Debug)]
 pub struct SavedModel {
     dir: PathBuf,
@@ -350,8 +355,8 @@ pub struct SavedModel {
     parts: Vec<IndexedPart>,
 }
 
-/// Device, inode, time of the last change in seconds and nanoseconds of a manifest: a commit replaces
-/// the file.
+/// Identity of a manifest file, which every commit changes: device, inode, and change time in seconds and
+/// nanoseconds.
 type Identity = (u64, u64, i64, i64);
 
 fn identity(dir: &Path) -> Result<Identity, CheckpointError> {
@@ -366,12 +371,13 @@ fn identity(dir: &Path) -> Result<Identity, CheckpointError> {
 #[derive(Debug)]
 struct IndexedPart {
     reader: PartReader,
-    /// Chunks of each table, as indexes in those of the reader.
+    /// For each table number, positions of its chunks in the reader's index.
     tables: BTreeMap<u32, Vec<usize>>,
 }
 
 impl SavedModel {
-    /// Reads the manifest of a directory and the index of each part, once for all of the tables.
+    /// Opens the saved model of a directory: reads its manifest and the chunk index of each part file, once
+    /// for all tables.
     ///
     /// # Errors
     /// [`CheckpointError`] names the file and the failed check.
@@ -397,12 +403,14 @@ impl SavedModel {
         })
     }
 
-    /// Whether this is the model of a directory as it is now.
+    /// Whether `dir` is the directory of this model and its manifest file has not been replaced since it was
+    /// opened.
     pub fn is_current(&self, dir: &Path) -> bool {
         self.dir == dir && identity(dir).is_ok_and(|now| now == self.identity)
     }
 
-    /// The saved table of this definition.
+    /// Finds the saved table of this name. An error if there is none, or if its definition differs from
+    /// `spec`.
     fn table(&self, spec: &TableSpec) -> Result<&SavedTable, CheckpointError> {
         let refuse = |what: String| CheckpointError::Table {
             path: self.dir.join(MANIFEST_NAME),
@@ -419,8 +427,8 @@ impl SavedModel {
     }
 }
 
-/// Fills this server's share of a table from a saved model. The table must have been created with the saved
-/// definition. Searches the files of all servers of the model, and reads only the chunks of the table's
+/// Fills this server's share of a table from a saved model; blocks until it is done. The table must have been
+/// created with the saved definition. Reads, from the part files of all servers of the model, only chunks of
 /// partitions that `server` owns now.
 ///
 /// # Errors
@@ -477,22 +485,22 @@ fn owns_any(table: &TableInfo, owner: Owner) -> bool {
     table.placement.owned_by(owner).next().is_some()
 }
 
-/// Chunks on their way to appliers. Small ones go together: an applier that sleeps takes longer to wake
-/// than to store them.
+/// Collects chunks for each applier and stores them in batches: waking a sleeping applier takes longer than
+/// storing a small chunk.
 struct Filler<'a> {
     appliers: &'a dyn Appliers,
     id: TableId,
     spec: Arc<TableSpec>,
-    /// Chunks of each applier.
+    /// Chunks not yet stored, by applier.
     waiting: BTreeMap<u16, Batch>,
 }
 
-/// Chunks that an applier stores at once.
+/// Chunks that one applier stores in one step.
 #[derive(Default)]
 struct Batch {
-    /// Partition and payload of each.
+    /// Partition and payload of each chunk.
     chunks: Vec<(u32, Vec<u8>)>,
-    /// Length of all payloads.
+    /// Length of all payloads in bytes.
     bytes: usize,
 }
 
@@ -506,7 +514,8 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Reads a chunk for an applier, and stores it now or later.
+    /// Reads and validates a chunk for an applier. Stores the applier's batch if it has at least
+    /// `CHUNK_BYTES`, else keeps it.
     fn fill(
         &mut self,
         applier: u16,
@@ -543,7 +552,7 @@ impl<'a> Filler<'a> {
         stored.map_err(|what| CheckpointError::Store { table: id.0, what })
     }
 
-    /// Stores what is left.
+    /// Stores the remaining batches of all appliers.
     fn finish(mut self) -> Result<(), CheckpointError> {
         while let Some((&applier, _)) = self.waiting.first_key_value() {
             self.store(applier)?;
@@ -552,10 +561,12 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// A record of a chunk: key, values, state.
+/// A decoded record of a chunk: key (or row index or block number), bytes of the values, bytes of the
+/// optimizer state.
 pub(super) type Record<'a> = (u64, &'a [u8], &'a [u8]);
 
-/// The records of a chunk; `None` if the bytes are not complete records of this partition.
+/// Decodes a chunk's payload into records of the table `spec`. `None` if the bytes are not complete records
+/// of this partition.
 pub(super) fn records<'a>(
     spec: &TableSpec,
     partition: PartitionId,

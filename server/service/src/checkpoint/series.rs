@@ -1,4 +1,4 @@
-//! The checkpoints of a job: numbered models in one directory.
+//! The checkpoints of a job: numbered saved models, each in a directory of its own.
 //!
 //! ```text
 //! DIR/NAMESPACE/checkpoint-0000000007/manifest.json   a saved model, complete when its manifest is there
@@ -19,22 +19,22 @@ use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{MANIFEST_NAME, Manifest, part_length, read_manifest};
 
-/// Name of the file that says when the job was last seen.
+/// Name of the file that records when the job was last alive.
 const ALIVE_NAME: &str = "alive";
 const PREFIX: &str = "checkpoint-";
-/// Most bytes of the alive file that are read.
+/// Maximum size of an alive file that is read, in bytes. A larger file is ignored.
 const ALIVE_BYTES_MAX: u64 = 64 << 10;
 
-/// When a job was last seen.
+/// Content of the alive file of a job: when the job was last alive, and its clocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Alive {
-    /// Milliseconds since 1970 at the last sign.
+    /// Time of the last note, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
-    /// The furthest clocks of its workers, with those of the checkpoint that it continued from.
+    /// Highest clocks of the job's workers, plus those of the checkpoint from which it continued.
     pub(crate) clocks: Vec<DomainClock>,
 }
 
-/// The newest complete checkpoint of a directory.
+/// The newest complete checkpoint of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Newest {
     /// Number of the checkpoint.
@@ -45,23 +45,23 @@ pub struct Newest {
     pub manifest: Manifest,
 }
 
-/// What a directory of checkpoints holds.
+/// Result of searching a job's directory for checkpoints.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Found {
     /// The newest complete checkpoint; `None` if none was ever completed.
     pub newest: Option<Newest>,
-    /// A number that is higher than that of any checkpoint.
+    /// Number of the next checkpoint: one above the highest number that exists.
     pub next: u64,
-    /// Checkpoints that are newer than `newest`, and are cut or damaged: why.
+    /// Error texts of checkpoints newer than `newest` that are cut or damaged.
     pub skipped: Vec<String>,
-    /// Milliseconds since 1970 at the last sign of the job; `None` if there is none.
+    /// Time at which the job was last alive, in milliseconds since 1970; `None` without an alive file.
     pub seen_ms: Option<u64>,
-    /// Clocks of the job then.
+    /// Clocks of the job at that time.
     pub seen: Vec<DomainClock>,
 }
 
-/// Directory of the checkpoints of a job. Bytes of the namespace that a file name should not have are
-/// written as `%XX`.
+/// Path of the directory of a job's checkpoints in `dir`. Bytes of the namespace other than letters, digits,
+/// `-`, `_` and inner `.` become `%XX`.
 pub(crate) fn dir_of_job(dir: &str, namespace: &str) -> String {
     let mut path = dir.to_owned();
     path.push('/');
@@ -76,19 +76,20 @@ pub(crate) fn dir_of_job(dir: &str, namespace: &str) -> String {
     path
 }
 
-/// Directory of a checkpoint in the directory of its job.
+/// Path of checkpoint `number` in the directory `job` of its job.
 pub(crate) fn dir_of(job: &str, number: u64) -> String {
     format!("{job}/{PREFIX}{number:010}")
 }
 
-/// Number of the checkpoint that this directory is, if it is one.
+/// Parses the checkpoint number from a directory's name. `None` if the name is not that of a checkpoint.
 fn number_of(dir: &Path) -> Option<u64> {
     let digits = dir.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     let number = digits.parse().ok()?;
     (format!("{number:010}") == digits).then_some(number)
 }
 
-/// Numbers of the checkpoints of a job, complete or not, the newest first.
+/// Lists the numbers of a job's checkpoints, complete or not, highest first. Empty if the directory does not
+/// exist.
 fn numbers(job: &Path) -> Result<Vec<u64>, CheckpointError> {
     let entries = match fs::read_dir(job) {
         Ok(entries) => entries,
@@ -104,7 +105,8 @@ fn numbers(job: &Path) -> Result<Vec<u64>, CheckpointError> {
     Ok(all)
 }
 
-/// Reads the manifest of a checkpoint, and checks that its files have their lengths.
+/// Reads the manifest of a checkpoint and checks that its part files exist with their lengths. Does not read
+/// the parts.
 fn complete(dir: &Path) -> Result<Manifest, CheckpointError> {
     let manifest = read_manifest(dir)?;
     if mutants::on(Mutant::CutCheckpointTaken) {
@@ -119,8 +121,8 @@ fn complete(dir: &Path) -> Result<Manifest, CheckpointError> {
 /// Finds the newest complete checkpoint of a job with a number below `before`.
 ///
 /// # Errors
-/// The directory cannot be read; a checkpoint is of another version, or cannot be read. Or there are
-/// checkpoints that were complete once, and none of them is now: a job must not begin again by itself.
+/// The directory or a checkpoint cannot be read, or has an unknown format version. Also if checkpoints have
+/// manifests and none of them is complete: the job must not silently start from nothing.
 pub(crate) fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
     let all = numbers(Path::new(job))?;
     let alive = read_alive(Path::new(job));
@@ -159,8 +161,8 @@ pub(crate) fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
     }
 }
 
-/// Removes the checkpoints of a job but for the newest `keep` complete ones and those that are newer
-/// than `current`, which is complete. What cannot be removed stays, with a warning.
+/// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay,
+/// and so do those with higher numbers than `current`. Failures are logged.
 pub(crate) fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
         return;
@@ -181,7 +183,7 @@ pub(crate) fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     }
 }
 
-/// Removes a checkpoint, its manifest first.
+/// Removes a checkpoint's directory; the manifest goes first, so that no manifest stays without its parts.
 fn remove(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
     let manifest = dir.join(MANIFEST_NAME);
     if manifest.exists() {
@@ -194,7 +196,7 @@ fn remove(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
     fs::remove_dir(dir)
 }
 
-/// Replaces the alive file of a job. It is not synced: it matters only within its run's host's life.
+/// Replaces the alive file of a job, without fsync: it need not survive a crash of the host.
 pub(crate) fn write_alive(job: &Path, alive: &Alive) -> io::Result<()> {
     let text = serde_json::to_vec(alive).map_err(io::Error::other)?;
     let temporary = job.join("alive.tmp");
@@ -202,7 +204,7 @@ pub(crate) fn write_alive(job: &Path, alive: &Alive) -> io::Result<()> {
     fs::rename(&temporary, job.join(ALIVE_NAME))
 }
 
-/// The alive file of a job. `None` if there is none, or if it is damaged: it says only how much is lost.
+/// Reads the alive file of a job. `None` if it is missing, too large or damaged.
 fn read_alive(job: &Path) -> Option<Alive> {
     let path = job.join(ALIVE_NAME);
     let length = fs::metadata(&path).ok()?.len();
