@@ -22,26 +22,27 @@ use super::membership::Event;
 use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
 
-/// A worker that is being admitted to a running job.
+/// Admission of a worker to a running job: state between its Join request and the answer.
 #[derive(Debug)]
 pub(super) struct Admission {
     namespace: String,
     asker: Asker,
     rank: WorkerId,
-    /// The furthest tick of each domain that a server has reported.
+    /// Highest tick of each domain that a server has reported.
     clocks: BTreeMap<DomainId, u64>,
-    /// Servers that have not answered the order under way.
+    /// Servers that have not answered the current order.
     missing: BTreeSet<ServerId>,
-    /// Clocks with which it begins, once servers are ordered to admit it.
+    /// First clocks of the worker, once servers are ordered to admit it; `None` before.
     admitted: Option<Vec<DomainClock>>,
-    /// Why the worker is not admitted.
+    /// Reason why the worker is refused, if it is.
     refused: Option<Refusal>,
-    /// Whether the worker has that answer.
+    /// Whether the worker has already been sent the refusal.
     answered: bool,
 }
 
 impl Coordinator {
-    /// Queues a worker for its job's next admission. Its Join is answered when all servers have it.
+    /// Queues a worker for admission to its running job. The coordinator answers its Join when all servers
+    /// have admitted it. Refused if the peer already waits.
     pub(super) fn queue_admission(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
         let asks_again = |a: &Asker| a.peer == asker.peer;
         let under_way = self.admissions.values().map(|a| a.asker);
@@ -59,8 +60,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Holds the clocks of a job for the worker that has waited longest, unless one is being admitted. Before
-    /// all servers have joined no process can tick, and the worker waits.
+    /// Begins the admission of the worker that has waited longest: orders all servers to hold the job's
+    /// clocks. Does nothing while another admission runs or servers are missing.
     pub(super) fn next_admission(&mut self, namespace: &str) {
         if !self.is_complete() {
             return;
@@ -102,7 +103,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's clocks, which it holds now.
+    /// Handles a server's answer to HoldClocks: its clocks, or a refusal. After the last answer the worker is
+    /// admitted.
     pub(super) fn clocks_held(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;
@@ -128,7 +130,8 @@ impl Coordinator {
         }
     }
 
-    /// Ends the hold of a job's clocks: with the new member, unless it has gone meanwhile.
+    /// Ends the hold of a job's clocks after all servers have answered. Admits the worker, unless a server
+    /// refused or its connection has ended.
     fn admit_worker(&mut self, number: u64) {
         let servers = self.joined_servers();
         let Some(admission) = self.admissions.get_mut(&number) else {
@@ -168,7 +171,8 @@ impl Coordinator {
         self.order_admission(number, &namespace, admitted);
     }
 
-    /// Orders the servers that have not answered to let a job's clocks go on.
+    /// Orders all joined servers to let a job's clocks advance, with the new member `admitted` if there is
+    /// one.
     fn order_admission(
         &mut self,
         number: u64,
@@ -186,13 +190,15 @@ impl Coordinator {
         }
     }
 
-    /// The worker of an admission and its clocks, once servers are ordered to admit it.
+    /// Rank and first clocks of the worker of an admission; `None` before the servers are ordered to admit
+    /// it.
     pub(super) fn admitted(&self, number: u64) -> Option<(WorkerId, Vec<DomainClock>)> {
         let admission = self.admissions.get(&number)?;
         Some((admission.rank, admission.admitted.clone()?))
     }
 
-    /// Enters an admission that a restart has interrupted: a part of the servers may have admitted the worker.
+    /// Restores an admission that a restart of the coordinator has interrupted: some servers may already have
+    /// admitted the worker.
     pub(super) fn resume_admission(
         &mut self,
         namespace: &str,
@@ -220,7 +226,8 @@ impl Coordinator {
         self.admissions.insert(number, admission);
     }
 
-    /// Makes the admission of a worker answer the Join with which it has returned. Returns whether there is one.
+    /// Makes the interrupted admission of a worker answer `asker`, the Join of the returned worker. Returns
+    /// whether such an admission exists.
     pub(super) fn take_over_admission(
         &mut self,
         namespace: &str,
@@ -232,7 +239,8 @@ impl Coordinator {
         own.map(|admission| admission.asker = asker).is_some()
     }
 
-    /// Orders the admissions that a restart has interrupted, once all servers are back.
+    /// Sends the admission orders of interrupted admissions again, once all servers are back after a restart
+    /// of the coordinator.
     pub(super) fn order_admissions(&mut self) {
         let servers: BTreeSet<ServerId> = self.joined_servers().into_iter().collect();
         let interrupted = self.admissions.iter_mut();
@@ -251,7 +259,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server's clocks go on. When all do, the worker gets its answer.
+    /// Handles a server's answer that it lets the job's clocks advance. After the last one the worker's Join
+    /// is answered and the next admission begins.
     pub(super) fn clocks_go_on(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;
@@ -297,15 +306,15 @@ impl Coordinator {
         self.next_admission(&namespace);
     }
 
-    /// Forgets a peer that waits for its admission.
+    /// Removes a peer from the admission queues of all jobs.
     pub(super) fn leave_queue(&mut self, id: PeerId) {
         for job in self.jobs.values_mut() {
             job.waiting.retain(|asker| asker.peer != id);
         }
     }
 
-    /// Takes the workers out that wait to be admitted to a job that fails or ends. One that is being admitted
-    /// is answered here too: no server may be left for the rest.
+    /// Removes the workers that wait for admission to a job that fails or ends, and returns their requests.
+    /// An admission under way is marked as refused and answered too.
     pub(super) fn drop_admissions(&mut self, namespace: &str) -> Vec<Asker> {
         let mut askers: Vec<Asker> = match self.jobs.get_mut(namespace) {
             Some(job) => job.waiting.drain(..).collect(),
@@ -321,7 +330,7 @@ impl Coordinator {
         askers
     }
 
-    /// Ends the admissions that wait for a lost server: their jobs fail with it.
+    /// Ends the admissions that wait for a lost server, and refuses their workers.
     pub(super) fn admit_without(&mut self, server: ServerId) {
         let waits = |a: &Admission| a.missing.contains(&server);
         let those = self.admissions.iter().filter(|(_, a)| waits(a));
@@ -338,7 +347,7 @@ impl Coordinator {
         }
     }
 
-    /// Notes that the clocks of a job are held no more.
+    /// Clears a job's current admission, if it is this one.
     fn end_admission(&mut self, namespace: &str, number: u64) {
         let job = self.jobs.get_mut(namespace);
         if let Some(job) = job.filter(|job| job.admitting == Some(number)) {

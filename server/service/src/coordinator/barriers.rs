@@ -1,4 +1,4 @@
-//! The barriers of one job.
+//! The named barriers of one job: arrivals, outcomes and timeouts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,23 +16,24 @@ use super::state::Asker;
 pub(super) struct Waiter {
     pub(super) worker: WorkerId,
     pub(super) asker: Asker,
-    /// Time limit of its wait, on the coordinator's clock.
+    /// Time on the coordinator's clock at which its wait times out.
     pub(super) deadline: Duration,
-    /// Its number for the others at a barrier of members.
+    /// The worker's round number, which the other workers receive at a barrier of members.
     pub(super) round: u64,
 }
 
-/// The workers for which a barrier opens.
+/// Condition under which a barrier opens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// This many workers, whichever they are.
+    /// When this many workers have arrived, whichever they are.
     Count(u32),
-    /// Those of the list, or if it is empty the members of the job at the clocks of the barrier.
+    /// When the workers of the list have arrived; an empty list stands for the members of the job at the
+    /// barrier's clocks.
     Members(Vec<WorkerId>),
 }
 
 impl Opens {
-    /// Number of workers; 0 for all members.
+    /// Number of workers that the barrier waits for; 0 stands for all members.
     pub(super) const fn number(&self) -> u64 {
         match self {
             Self::Count(count) => *count as u64,
@@ -51,32 +52,32 @@ impl fmt::Display for Opens {
     }
 }
 
-/// Clocks of a barrier of members; empty for one of a count.
+/// Clocks that identify a barrier of members, by domain; empty for a barrier with a count.
 pub(super) type At = BTreeMap<DomainId, u64>;
 
-/// A worker with a wait that timed out.
+/// A worker at a barrier after the timeout of its wait, with the barrier's name and state.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Expired {
     pub(super) waiter: Waiter,
     pub(super) name: String,
     pub(super) opens: Opens,
     pub(super) at: At,
-    /// Workers that were there, including this one.
+    /// Workers that had arrived, including this one.
     pub(super) present: Vec<WorkerId>,
 }
 
-/// The outcome of a barrier for the workers that are there.
+/// Decision on a barrier, given the workers that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Every worker that it waits for is there.
+    /// Every worker that it waits for has arrived.
     Opens,
-    /// Some workers have yet to come.
+    /// Some workers have not arrived yet.
     Waits,
-    /// More workers have left than it can do without.
+    /// Too few workers are left for it to open.
     Fails,
 }
 
-/// A barrier that opened or failed.
+/// A barrier that has opened or failed, with the workers to answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Settled {
     pub(super) name: String,
@@ -87,7 +88,7 @@ pub(super) struct Settled {
 }
 
 impl Settled {
-    /// The workers for which it has opened, by rank.
+    /// Rank and round of each worker at the barrier, in order of ranks.
     pub(super) fn arrivals(&self) -> Vec<Arrival> {
         let waiting = self.waiting.iter();
         let mut arrivals: Vec<Arrival> = waiting
@@ -107,22 +108,23 @@ struct Barrier {
     waiting: Vec<Waiter>,
 }
 
-/// All barriers with a waiting worker, by name and clocks; one that opens is forgotten.
+/// All barriers at which a worker waits, by name and clocks. A barrier is removed when it opens or fails.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(BTreeMap<(String, At), Barrier>);
 
-/// Clocks of a list, by domain.
+/// Converts a list of clocks to a map by domain.
 pub(super) fn at_of(clocks: &[DomainClock]) -> At {
     clocks.iter().map(|at| (at.domain, at.clock)).collect()
 }
 
 impl Barriers {
-    /// Number of workers that wait.
+    /// Number of workers that wait, over all barriers.
     pub(super) fn waiting(&self) -> usize {
         self.0.values().map(|barrier| barrier.waiting.len()).sum()
     }
 
-    /// Notes a worker's arrival. [`Self::settle`] then decides which workers continue.
+    /// Adds a waiting worker to the barrier `name` at the clocks `at`. Refused if it contradicts the others'
+    /// `opens`, or beyond `BARRIERS_MAX`. [`Self::settle`] then decides whether it opens.
     pub(super) fn arrive(
         &mut self,
         name: &str,
@@ -165,8 +167,8 @@ impl Barriers {
         Ok(())
     }
 
-    /// Removes the barriers that open or fail, as `outcome` decides from what each waits for, its clocks and
-    /// the workers there. The caller runs it whenever a worker arrives, joins or leaves.
+    /// Removes and returns the barriers that open or fail. `outcome` decides, given a barrier's condition,
+    /// clocks and arrived workers. The caller runs it whenever a worker arrives, joins or leaves.
     pub(super) fn settle(
         &mut self,
         outcome: impl Fn(&Opens, &At, &[WorkerId]) -> Outcome,
@@ -189,7 +191,7 @@ impl Barriers {
         settled
     }
 
-    /// Removes a worker that is gone.
+    /// Removes a worker from all barriers.
     pub(super) fn leave(&mut self, worker: WorkerId) {
         for barrier in self.0.values_mut() {
             barrier.waiting.retain(|waiter| waiter.worker != worker);
@@ -197,7 +199,8 @@ impl Barriers {
         self.0.retain(|_, barrier| !barrier.waiting.is_empty());
     }
 
-    /// Removes workers that have waited too long; the others at the barrier wait on.
+    /// Removes and returns the workers with deadlines up to `now`. The other workers at their barriers
+    /// continue to wait.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Expired> {
         let mut expired = Vec::new();
         for ((name, at), barrier) in &mut self.0 {
@@ -217,7 +220,7 @@ impl Barriers {
         expired
     }
 
-    /// Removes all waiters, to refuse them: the job ends.
+    /// Removes all barriers and returns their waiting workers, so that the caller can refuse them.
     pub(super) fn clear(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.0)
             .into_values()
@@ -225,7 +228,7 @@ impl Barriers {
             .collect()
     }
 
-    /// The next time at which [`Self::expire`] has something to do.
+    /// Earliest deadline of a waiting worker; `None` if no worker waits.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.0
             .values()

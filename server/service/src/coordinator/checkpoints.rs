@@ -30,23 +30,23 @@ use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
 use super::tables::Stage;
 use crate::checkpoint::series::dir_of;
 
-/// Time between two notes that a job is alive.
+/// Interval at which the alive file of a job is written.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// Time until a checkpoint is tried again that has failed.
+/// Pause before a failed checkpoint is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Time until one is tried again that has given way, or that cannot begin now.
+/// Pause before a checkpoint is tried again that gave way to another operation, or could not begin.
 const RETRY_SOON: Duration = Duration::from_millis(100);
 
-/// How often checkpoints are taken.
+/// When checkpoints of a job are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Every {
-    /// This time after the one before is complete.
+    /// This time after the previous checkpoint is complete.
     Time(Duration),
     /// At each multiple of this number of ticks of domain 0.
     Ticks(u64),
 }
 
-/// Where and how often checkpoints of jobs are taken.
+/// Policy of periodic checkpoints: directory, interval and number kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointPolicy {
     /// Absolute directory that all servers and the coordinator see; each namespace has a folder in it.
@@ -57,7 +57,7 @@ pub struct CheckpointPolicy {
     pub keep: usize,
 }
 
-/// How far a job is resumed.
+/// Progress of loading a job's newest checkpoint before its workers join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resume {
     /// Not all servers have joined.
@@ -68,30 +68,30 @@ pub(super) enum Resume {
     Done,
 }
 
-/// Checkpoints of one job.
+/// Checkpoint state of one job.
 #[derive(Debug)]
 pub(super) struct Durable {
-    /// Number of the job, in orders that read its clocks.
+    /// Number of the job in orders that read its clocks.
     pub(super) id: u64,
     /// Directory of its checkpoints.
     pub(super) dir: String,
     pub(super) resume: Resume,
     /// Workers that wait for the end of the resume.
     pub(super) joining: Vec<(Asker, Join)>,
-    /// The checkpoint that is being loaded, and then the one that was.
+    /// The checkpoint that is being loaded or was loaded.
     pub(super) resumed: Option<Resumed>,
     /// Checkpoints that could not be loaded.
     pub(super) skipped: u32,
     /// Number of the next checkpoint.
     pub(super) next: u64,
-    /// When it is due.
+    /// Time on the coordinator's clock at which the next checkpoint is due.
     pub(super) due: Duration,
-    /// The operation of the checkpoint under way, and whether it is to give way.
+    /// Operation number of the checkpoint under way, if any.
     pub(super) op: Option<u64>,
     pub(super) gives_way: bool,
     /// Saves and loads of workers that wait for the end of the checkpoint.
     pub(super) waiting: Vec<(Asker, Request)>,
-    /// The furthest clocks that servers have reported, and those that are asked.
+    /// Highest clock of each domain that servers have reported.
     pub(super) clocks: BTreeMap<DomainId, u64>,
     pub(super) unread: usize,
     pub(super) next_alive: Duration,
@@ -117,7 +117,7 @@ impl Durable {
         }
     }
 
-    /// What a restart of the coordinator needs, once the job has begun.
+    /// State that the coordinator keeps over a restart. `None` before the job has finished resuming.
     pub(super) fn image(&self) -> Option<CheckpointImage> {
         (self.resume == Resume::Done).then(|| CheckpointImage {
             dir: self.dir.clone(),
@@ -127,8 +127,8 @@ impl Durable {
         })
     }
 
-    /// Continues after a restart of the coordinator. The next checkpoint is due: when the last one was complete is
-    /// not known.
+    /// Restores the checkpoint state after a restart of the coordinator. The next checkpoint is due at once,
+    /// since the time of the last one is not known.
     pub(super) fn resume(id: u64, image: &CheckpointImage) -> Self {
         Self {
             resume: Resume::Done,
@@ -139,7 +139,7 @@ impl Durable {
         }
     }
 
-    /// Takes out the requests that wait for something here.
+    /// Removes and returns the requests that wait for the resume or for the checkpoint under way.
     pub(super) fn drop_waiting(&mut self) -> Vec<Asker> {
         let joining = self.joining.drain(..).map(|(asker, _)| asker);
         let waiting = self.waiting.drain(..).map(|(asker, _)| asker);
@@ -148,7 +148,7 @@ impl Durable {
 }
 
 impl Coordinator {
-    /// Orders checkpoints of all jobs by `policy`, and starts each job from its newest complete checkpoint.
+    /// Enables periodic checkpoints of all jobs. A job then starts from its newest complete checkpoint.
     pub fn keep_checkpoints(&mut self, policy: CheckpointPolicy) {
         self.checkpoint = Some(policy);
     }
@@ -157,7 +157,8 @@ impl Coordinator {
         self.jobs.get_mut(namespace)?.durable.as_deref_mut()
     }
 
-    /// When [`Self::step_checkpoints`] has something to do.
+    /// Time on the coordinator's clock at which [`Self::step_checkpoints`] must run next. `None` if no job
+    /// takes checkpoints now.
     pub(super) fn next_checkpoint(&self) -> Option<Duration> {
         if !self.takes_checkpoints() {
             return None;
@@ -176,8 +177,8 @@ impl Coordinator {
         self.checkpoint.is_some() && self.phase == Phase::Running && self.is_complete()
     }
 
-    /// Begins the checkpoints that are due, and notes that jobs are alive. What it leaves alone
-    /// [`Self::next_checkpoint`] must leave alone too.
+    /// Begins checkpoints that are due and writes due alive notes, of all jobs. [`Self::next_checkpoint`]
+    /// must skip the same jobs.
     pub(super) fn step_checkpoints(&mut self) {
         if !self.takes_checkpoints() {
             return;
@@ -210,7 +211,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether no table of a job is being made.
+    /// Whether no table of a job is being created.
     fn is_settled(&self, namespace: &str) -> bool {
         let of_job = |t: &&super::tables::TableEntry| t.namespace == namespace;
         let is_made = |stage: &Stage| matches!(stage, Stage::Ready | Stage::Releasing(_));
@@ -252,8 +253,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes the clocks of a job that a server has reported. A refusal says nothing: the server has just
-    /// forgotten the job.
+    /// Handles a server's answer to ReadClocks: raises the job's highest clocks. A refusal is ignored: the
+    /// server has just forgotten the job.
     pub(super) fn clocks_read(&mut self, id: u64, reply: CommandReply) {
         let durables = self
             .jobs
@@ -287,7 +288,8 @@ impl Coordinator {
         self.begin_op(By::Checkpoint, namespace, dir, step, task);
     }
 
-    /// Holds the clocks of a job for its checkpoint, or orders it at once if it needs no clocks.
+    /// Orders all servers to hold the clocks of a job for its checkpoint. Without domains that need a common
+    /// tick, orders the parts at once. Gives way to an admission or a new table.
     pub(super) fn hold_for_checkpoint(&mut self, op: u64) {
         let Some(namespace) = self.namespace_of(op) else {
             return;
@@ -333,7 +335,8 @@ impl Coordinator {
         }
     }
 
-    /// The clock domains with the ticks at which a checkpoint of a job is cut.
+    /// Clock domains in which a checkpoint of a job needs a common tick: domain 0 for a policy in ticks, else
+    /// the domains of the tables applied at ticks.
     fn domains_of_checkpoint(&self, namespace: &str) -> BTreeSet<DomainId> {
         if let Some(Every::Ticks(_)) = self.checkpoint.as_ref().map(|p| p.every) {
             return [DomainId(0)].into();
@@ -344,7 +347,8 @@ impl Coordinator {
         ticks.map(|t| t.info.spec.domain).collect()
     }
 
-    /// Handles a server's clocks, which it holds now for a checkpoint.
+    /// Handles a server's answer to HoldClocks for a checkpoint: its clocks, or a refusal. After the last
+    /// answer the parts are ordered.
     pub(super) fn clocks_held_for_save(&mut self, op: u64, server: ServerId, reply: CommandReply) {
         let Some(Step::Holding {
             missing,
@@ -377,7 +381,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders the parts of a checkpoint while all clocks are held.
+    /// Chooses the ticks of a checkpoint from the held clocks and orders the servers to write their parts.
+    /// Aborts it after a refusal or if it gives way.
     fn order_checkpoint(&mut self, op: u64) {
         let every = self.checkpoint.as_ref().map(|p| p.every);
         let Some(namespace) = self.namespace_of(op) else {
@@ -428,7 +433,7 @@ impl Coordinator {
         self.after_hold(&namespace);
     }
 
-    /// Continues what has waited for held clocks.
+    /// Sends the membership notifications and begins the admission that waited for held clocks.
     fn after_hold(&mut self, namespace: &str) {
         for server in self.joined_servers() {
             self.tell_again(server, namespace);
@@ -436,7 +441,7 @@ impl Coordinator {
         self.next_admission(namespace);
     }
 
-    /// Ends the hold of a job's clocks without a checkpoint.
+    /// Orders all servers to let a job's held clocks advance, without a checkpoint.
     pub(super) fn release_hold(&mut self, namespace: &str) {
         if let Some(job) = self.jobs.get_mut(namespace) {
             job.admitting = None;
@@ -453,7 +458,8 @@ impl Coordinator {
         self.after_hold(namespace);
     }
 
-    /// Ends the checkpoint of a job that is under way. It is tried again soon.
+    /// Makes the checkpoint of a job that is under way give way to another operation; it is tried again soon.
+    /// Does nothing without one.
     pub(super) fn give_way(&mut self, namespace: &str) {
         let Some(durable) = self.durable(namespace) else {
             return;
@@ -469,7 +475,7 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to end the checkpoint of a job.
+    /// Orders all servers to cancel the save of a job's checkpoint.
     pub(super) fn cancel_parts(&mut self, namespace: &str) {
         for server in self.joined_servers() {
             let namespace = namespace.to_owned();
@@ -477,8 +483,8 @@ impl Coordinator {
         }
     }
 
-    /// Queues a save or load of a worker behind the checkpoint under way, which gives way. False if there is
-    /// none.
+    /// Queues a worker's save or load until the checkpoint under way has given way. Returns `false`, without
+    /// queueing, if no checkpoint is under way.
     pub(super) fn queue_behind_checkpoint(
         &mut self,
         asker: Asker,
@@ -493,7 +499,8 @@ impl Coordinator {
         true
     }
 
-    /// Handles the end of a checkpoint, and begins what has waited for it.
+    /// Handles the end of a checkpoint: sets the time of the next one by its outcome, and begins the saves
+    /// and loads that waited.
     pub(super) fn checkpoint_ended(&mut self, namespace: &str, answer: CoordinatorAnswer) {
         let (now, every) = (self.now, self.checkpoint.as_ref().map(|p| p.every));
         let Some(durable) = self.durable(namespace) else {
@@ -535,7 +542,7 @@ impl Coordinator {
     }
 }
 
-/// Whether checkpoints of a job are taken: it has not failed, and a worker is there.
+/// Whether checkpoints of a job are taken: it has not failed and has a live worker.
 fn is_kept(job: &Job) -> bool {
     let is_live = |worker: &Worker| worker.state == WorkerState::Live;
     job.failed.is_none() && job.workers.values().any(is_live)

@@ -1,4 +1,4 @@
-//! The end of workers, servers, jobs and the cluster.
+//! How workers, servers, jobs and the cluster end, in the coordinator.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use super::state::{
 use super::tables::Stage;
 
 impl Coordinator {
-    /// Ends the cluster: all peers are notified, and servers are ordered to end.
+    /// Stops the cluster: refuses waiting requests, notifies workers and observers, and orders all servers to
+    /// shut down. `now` is on the coordinator's clock. Has no effect the second time.
     pub fn stop(&mut self, now: Duration, reason: &str) {
         self.now = self.now.max(now);
         if self.phase != Phase::Running {
@@ -62,7 +63,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Ends a live worker. Servers learn that no clock waits for it.
+    /// Marks a live worker as finished or lost (`state`), and notifies the servers, so that no clock waits
+    /// for it.
     pub(super) fn worker_ends(&mut self, id: PeerId, state: WorkerState) {
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.role == Role::Worker) else {
             return;
@@ -199,7 +201,7 @@ impl Coordinator {
         }
     }
 
-    /// Fails all jobs after the loss of a server, of this process if it is known.
+    /// Fails all jobs after the loss of a server. `pid` is its process, if known, for the error text.
     pub(super) fn server_lost(&mut self, member: &ServerMember, pid: Option<u32>, why: &str) {
         self.epoch += 1;
         self.revision += 1;
@@ -217,7 +219,8 @@ impl Coordinator {
         self.fail_all(&Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
     }
 
-    /// Handles the report of a peer that cannot continue.
+    /// Handles a peer's report that it cannot continue: a worker counts as lost, and a server's failure fails
+    /// all jobs.
     pub(super) fn peer_failed(&mut self, id: PeerId, reason: &str) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
@@ -272,7 +275,7 @@ impl Coordinator {
         }
     }
 
-    /// Refuses all waiting requests of a job: what they wait for will not come.
+    /// Refuses all waiting requests of a job, and aborts its saves and loads.
     pub(super) fn refuse_waiting(&mut self, namespace: &str, refusal: &Refusal) {
         for asker in self.take_waiting(namespace) {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
@@ -280,7 +283,7 @@ impl Coordinator {
         self.abort_models(namespace, refusal);
     }
 
-    /// Ends the waits of a job's requests, but for saves and loads, and returns the askers.
+    /// Removes and returns the waiting requests of a job, except saves and loads.
     pub(super) fn take_waiting(&mut self, namespace: &str) -> Vec<Asker> {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Vec::new();
@@ -309,8 +312,8 @@ impl Coordinator {
         askers
     }
 
-    /// Ends a job of a service when no process of it is left. Servers release its tables and forget
-    /// its sessions and clocks; when all have, the next job of its name begins.
+    /// Ends a job of a service cluster when none of its processes is left. Servers release its tables,
+    /// sessions and clocks; when all have, the next job of its name begins.
     pub(super) fn end_job_if_left(&mut self, namespace: &str) {
         let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
         let is_service = is_service && !self.awaits_servers();
@@ -346,7 +349,7 @@ impl Coordinator {
         self.end_at_servers(namespace, nobody);
     }
 
-    /// Releases all tables of a job.
+    /// Releases all tables of a job that are not being released yet. `why` is the answer to waiting requests.
     pub(super) fn drop_tables(&mut self, namespace: &str, why: &Refusal) {
         let servers = self.joined_servers();
         let mut left = Vec::new();
@@ -360,7 +363,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to end the sessions and clocks of a job; `nobody` are its members without workers.
+    /// Orders all servers to end the sessions and clocks of a job. `nobody` is its member list without
+    /// workers.
     pub(super) fn end_at_servers(&mut self, namespace: &str, nobody: Members) {
         let servers = self.joined_servers();
         self.last_ending += 1;
@@ -393,14 +397,15 @@ impl Coordinator {
         }
     }
 
-    /// Ends the wait for a server that is gone, of all jobs that it has not released.
+    /// Stops waiting for a server that is gone, in all jobs that it has not released.
     pub(super) fn let_go_without(&mut self, server: ServerId) {
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, server);
         }
     }
 
-    /// Notes that a server has released a job that is over, or is gone itself.
+    /// Notes that a server has released an ended job, or is gone. After the last server the workers waiting
+    /// for the next job of that name are admitted.
     pub(super) fn job_let_go(&mut self, job: u64, server: ServerId) {
         let Some(ending) = self.ending.get_mut(&job) else {
             return;

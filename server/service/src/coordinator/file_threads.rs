@@ -1,4 +1,4 @@
-//! File tasks on threads of their own: the coordinator's loop never waits for a file system.
+//! Threads that perform the coordinator's file tasks, so that its loop never blocks on a file system.
 //!
 //! An operation (a save or load) has one thread from its first task to its last. A file
 //! system that hangs holds the operations on its directories only.
@@ -19,18 +19,18 @@ use super::state::{FileDone, FileTask};
 use crate::checkpoint::series::{Alive, write_alive};
 use crate::panics::refuse_panic;
 
-/// Notes that wait for the file system.
+/// Maximum number of alive notes that wait for the file system; further ones are dropped.
 const BEATS_MAX: usize = 64;
 
-/// Result of a file task, with its operation.
+/// Result of a file task, with the number of its operation.
 type Done = (u64, Result<FileDone, Refusal>);
 
-/// The threads of all operations, and the results that they report.
+/// The threads of all file operations, and the channel on which they report results.
 pub(super) struct FileThreads {
-    /// Directory and tasks of each operation.
+    /// Directory and task channel of each operation, by operation number.
     operations: BTreeMap<u64, Operation>,
-    /// Operations that have their last task, until its end is noticed: directory, and a channel that
-    /// closes when the thread ends.
+    /// Operations that were sent their last task and have not ended: directory, and a channel that closes
+    /// when the thread ends.
     ending: Vec<(String, Receiver<()>)>,
     done: Receiver<Done>,
     report: Sender<Done>,
@@ -52,7 +52,7 @@ impl std::fmt::Debug for FileThreads {
 }
 
 impl FileThreads {
-    /// No thread yet.
+    /// Makes an empty set, without threads.
     ///
     /// # Errors
     /// There are no descriptors left.
@@ -67,7 +67,8 @@ impl FileThreads {
         })
     }
 
-    /// Begins a task. Its result, if the state machine expects one, comes from [`Self::take_done`].
+    /// Performs a task on the thread of operation `op`, without blocking. The operation's first task starts
+    /// the thread. If the state machine expects a result, [`Self::take_done`] returns it later.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
             FileTask::BeginSave(dir)
@@ -96,8 +97,8 @@ impl FileThreads {
         }
     }
 
-    /// Starts the thread of an operation. It begins when earlier operations on the directory have ended:
-    /// they hold its lock until then.
+    /// Starts the thread of an operation. The thread first waits until earlier operations on the directory
+    /// have ended, since they hold its lock.
     fn start(&mut self, op: u64, dir: &str) -> io::Result<Operation> {
         let is_open = |ended: &Receiver<()>| {
             matches!(
@@ -138,7 +139,7 @@ impl FileThreads {
         })
     }
 
-    /// Results of the tasks that are done.
+    /// Returns the results of tasks that are done. Does not block.
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waker.drain();
         let done: Vec<Done> = self.done.try_iter().collect();
@@ -151,7 +152,7 @@ impl FileThreads {
         done
     }
 
-    /// Waits until `deadline` for tasks that are under way, such as the removal of a failed save.
+    /// Blocks until all operations have ended, such as the removal of a failed save, or until `deadline`.
     pub(super) fn end(self, deadline: Deadline) {
         let open = self.operations.into_values();
         let open = open.map(|operation| operation.ended);
@@ -168,13 +169,13 @@ impl AsFd for FileThreads {
     }
 }
 
-/// A thread that notes in files that jobs are alive. A file system that hangs holds this thread only: later
-/// notes of it are dropped.
+/// A thread that writes the alive files of jobs; it starts with the first note. If a file system hangs, only
+/// this thread hangs, and later notes are dropped.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat(Option<Sender<(String, Alive)>>);
 
 impl Heartbeat {
-    /// Notes that the job with this directory runs, and has reached these clocks.
+    /// Queues a note that the job with this directory is alive at these clocks. Does not block.
     pub(super) fn beat(&mut self, dir: String, clocks: Vec<DomainClock>) {
         let notes = match &self.0 {
             Some(notes) => notes,

@@ -1,4 +1,5 @@
-//! The file tasks of saves and loads, and the lock that keeps two of them out of one directory.
+//! The coordinator's file tasks of saves and loads, and the lock (flock) that keeps two operations out of one
+//! directory.
 //!
 //! They run on threads of their own, see `file_threads`.
 
@@ -14,19 +15,20 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{FileDone, FileTask};
 use crate::checkpoint::{self, CheckpointError, OsDisk};
 
-/// Directories in use, by operation.
+/// Locked directories, by operation number.
 #[derive(Debug, Default)]
 pub(super) struct Files(BTreeMap<u64, Held>);
 
 #[derive(Debug)]
 struct Held {
     dir: PathBuf,
-    /// Holds the lock while it is open.
+    /// Open directory, which holds the flock until it is closed.
     _lock: File,
 }
 
 impl Files {
-    /// Performs a task. Returns its result, if the state machine expects one.
+    /// Performs a file task of operation `op`; blocks. Returns its result, or `None` for tasks without an
+    /// answer.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
@@ -76,7 +78,8 @@ impl Files {
         Ok(FileDone::Manifest(Box::new(manifest?)))
     }
 
-    /// Finds the newest complete checkpoint of a job, and locks it.
+    /// Finds the newest complete checkpoint of a job with a number below `before`, and locks its directory
+    /// (shared).
     fn begin_resume(
         &mut self,
         op: u64,
@@ -109,8 +112,8 @@ impl Files {
     }
 }
 
-/// Removes the parts of a save after its manifest could not be written. Keeps them if the manifest
-/// is there after all: the last step of a commit may fail when the manifest is in place.
+/// Removes the part files of a save after its commit failed. Keeps them if the manifest names them after all:
+/// the last step of a commit may fail when the manifest is in place.
 fn abandon_uncommitted(dir: &Path, names: &[String]) {
     let is_named = |manifest: &checkpoint::Manifest| {
         manifest.files.iter().any(|file| names.contains(&file.file))

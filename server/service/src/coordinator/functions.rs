@@ -14,21 +14,22 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{Asker, Coordinator, Purpose, bad};
 use super::tables::refusal_of;
 
-/// A load that waits or, the first one, is under way.
+/// A request to load a function into all servers; it waits, or is under way if it is the first.
 #[derive(Debug)]
 pub(super) struct FunctionLoad {
     namespace: String,
     name: String,
     module: ModuleBytes,
-    /// Empty when their job has ended.
+    /// Client requests to answer; empty if their job has ended.
     askers: Vec<Asker>,
-    /// Servers with an order that they have not answered; `None` before they are ordered.
+    /// Servers that have not answered the order; `None` before it is sent.
     missing: Option<BTreeSet<ServerId>>,
     refused: Option<Refusal>,
 }
 
 impl Coordinator {
-    /// Has every server make a function of a module, after the loads that came before.
+    /// Queues the load of a module as function `name` on all servers. An equal load that waits is shared. The
+    /// client is answered when all servers have answered.
     pub(super) fn load_function(
         &mut self,
         asker: Asker,
@@ -64,7 +65,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Orders the first load that waits, if none is under way.
+    /// Sends the first waiting load to all servers, unless a load is under way.
     fn order_next_load(&mut self) {
         let servers = self.joined_servers();
         let Some(mut first) = self.functions.first_entry() else {
@@ -85,7 +86,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has made the function, or refuses the module.
+    /// Handles a server's answer to a function load. After the last answer the clients are answered and the
+    /// next load begins.
     pub(super) fn function_loaded(&mut self, load: u64, server: ServerId, answer: CommandReply) {
         let Some(under_way) = self.functions.get_mut(&load) else {
             return;
@@ -112,8 +114,8 @@ impl Coordinator {
         self.order_next_load();
     }
 
-    /// Drops the loads of a job that ends, but for one under way, which servers answer. Returns the
-    /// askers of all.
+    /// Drops the waiting loads of a job that ends. A load under way stays until servers have answered.
+    /// Returns the requests of both.
     pub(super) fn drop_loads(&mut self, namespace: &str) -> Vec<Asker> {
         let mut askers = Vec::new();
         self.functions.retain(|_, load| {

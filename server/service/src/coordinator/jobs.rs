@@ -1,4 +1,4 @@
-//! The workers of one job: their ranks and states, and when the job is over.
+//! The workers of one job: ranks, states, and whether the job is over.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,20 +16,20 @@ use super::barriers::{Barriers, Outcome};
 use super::checkpoints::Durable;
 use super::state::{Asker, PeerId};
 
-/// Most ranks that a message names; more are counted.
+/// Maximum number of ranks that an error text names; further ones are only counted.
 const NAMED_MAX: usize = 16;
 
-/// A worker of a job.
+/// A worker of a job, as the coordinator sees it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worker {
     pub(super) state: WorkerState,
-    /// Its connection, while there is one.
+    /// Its connection; `None` while it has none.
     pub(super) peer: Option<PeerId>,
     /// Random number of its process; 0 before it has joined.
     pub(super) incarnation: Incarnation,
 }
 
-/// A worker that has not registered.
+/// State of an expected worker that has not registered.
 const AWAITED: Worker = Worker {
     state: WorkerState::Expected,
     peer: None,
@@ -41,64 +41,65 @@ const AWAITED: Worker = Worker {
 pub(super) struct EndingJob {
     pub(super) namespace: String,
     pub(super) missing: BTreeSet<ServerId>,
-    /// Workers of the next job of its name, which are admitted then.
+    /// Join requests of workers of the next job of that name, admitted afterwards.
     pub(super) waiting: Vec<(Asker, Join)>,
 }
 
-/// One namespace with its workers.
+/// A job: one namespace with its workers, tables, barriers and task queues.
 #[derive(Debug, Default)]
 pub(super) struct Job {
-    /// Number of its workers; 0 if unknown.
+    /// Number of workers of the job; 0 if unknown.
     expected: u32,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) tables: BTreeMap<String, TableId>,
     pub(super) barriers: Barriers,
-    /// Why it ends, once it does.
+    /// Reason why the job has failed, once it has.
     pub(super) failed: Option<Refusal>,
-    /// A save or load runs.
+    /// Whether a save or load runs.
     pub(super) busy: bool,
-    /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own
-    /// begin at 0: a save of the job adds these.
+    /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own clocks begin
+    /// at 0; a save adds these to them.
     pub(super) base: BTreeMap<DomainId, u64>,
     /// Workers that wait to be admitted.
     pub(super) waiting: VecDeque<Asker>,
-    /// The admission under way: servers hold the clocks.
+    /// Number of the admission or checkpoint for which servers hold the clocks; `None` if they do not.
     pub(super) admitting: Option<u64>,
-    /// Ranks of lost workers that others have taken and not joined by.
+    /// Ranks of ended workers that new processes have taken and that have not been admitted.
     pub(super) late: BTreeSet<WorkerId>,
-    /// Clocks with which workers have begun that joined later.
+    /// First clocks of the workers that joined while the job ran.
     pub(super) first: BTreeMap<WorkerId, Vec<DomainClock>>,
-    /// Stays of its schedule that have begun, by rank.
+    /// For each rank, the number of its stays in the schedule that have begun.
     pub(super) stays: BTreeMap<WorkerId, usize>,
     /// Its queues of tasks.
     pub(super) queues: Queues,
     /// Its checkpoints, if the coordinator takes any.
     pub(super) durable: Option<Box<Durable>>,
-    /// Answers of servers that its schedule waits for; `None` before it is sent.
+    /// Server answers that its schedule waits for; `None` before the schedule is sent.
     pub(super) unscheduled: Option<Unscheduled>,
-    /// Successors for which it begins again, until all servers have ended it.
+    /// Restarted servers for which the job begins again, until all servers have ended it.
     pub(super) restarts: Vec<ServerRestart>,
-    /// The last one for which it has begun again.
+    /// The last restarted server for which the job has begun again.
     pub(super) restarted: Option<ServerRestart>,
-    /// Why an operator has asked its workers to end, if one has.
+    /// Reason with which an operator has asked the workers to end, if so.
     pub(super) stop: Option<String>,
-    /// Clocks at which lost workers ended, which servers may have to be ordered again.
+    /// Clocks at which lost workers ended; servers that return get these orders again.
     pub(super) ended: BTreeMap<WorkerId, Vec<ThreadClock>>,
-    /// Requests that are refused when it begins again, and carried out when its servers have their memory: those
-    /// with the request.
+    /// Requests that wait for the job's servers. Those with a request are carried out when the servers have
+    /// their memory back; the others are refused when the job begins again.
     pub(super) parked: Vec<(Asker, Option<CoordinatorRequest>)>,
-    /// Successors that have their memory, with the tables that they do not serve yet.
+    /// Restarted servers that have their memory, with the tables that they do not serve yet.
     pub(super) resuming: BTreeMap<ServerId, (ServerRestart, BTreeSet<TableId>)>,
-    /// First clocks of workers that are admitted from now on, above those of the barriers that have opened.
+    /// Lower bound of the first clocks of workers admitted from now on: above the clocks of the opened
+    /// barriers.
     pub(super) floor: BTreeMap<DomainId, u64>,
 }
 
-/// A schedule on its way to the servers.
+/// Progress of sending a job's membership schedule to the servers.
 #[derive(Debug)]
 pub(super) struct Unscheduled {
     /// Number of the schedule in its orders.
     pub(super) number: u64,
-    /// Stays that a server has not confirmed, over all servers.
+    /// Confirmations of stays that are outstanding, over all servers.
     pub(super) left: usize,
 }
 
@@ -112,8 +113,8 @@ impl Job {
         }
     }
 
-    /// Notes the number of workers that a worker reports, 0 if it does not know. The first number
-    /// stands.
+    /// Checks the number of workers that a worker reports, where 0 means unknown. The first number becomes
+    /// that of the job; a different one is refused.
     pub(super) fn expect(&mut self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
         if reported == 0 || reported == self.expected {
             return Ok(());
@@ -141,7 +142,8 @@ impl Job {
         Ok(())
     }
 
-    /// The rank of a new worker, which is the one it asks for.
+    /// Chooses the rank of a new worker: the one that it asks for, or the first free one for `RANK_ANY`.
+    /// Refused if the rank is taken or out of range.
     pub(super) fn rank_for(&self, asked: u32) -> Result<WorkerId, Refusal> {
         let end = if self.expected == 0 {
             WORKERS_MAX
@@ -186,7 +188,7 @@ impl Job {
         Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text))
     }
 
-    /// Frees the rank that a connection was given, and that its process does not need: it has another one.
+    /// Frees the rank that a new connection was given, because its process already has another one.
     pub(super) fn give_back(&mut self, rank: WorkerId) {
         let Some(worker) = self.workers.get_mut(&rank) else {
             return;
@@ -204,7 +206,7 @@ impl Job {
         }
     }
 
-    /// Number of its workers; 0 if unknown.
+    /// Number of workers of the job; 0 if unknown.
     pub(super) const fn expected(&self) -> u32 {
         self.expected
     }
@@ -221,22 +223,23 @@ impl Job {
         self.workers.values().filter_map(|worker| worker.peer)
     }
 
-    /// Whether every expected worker has ended.
+    /// Whether the number of workers is known, every one has finished or is lost, and none waits for
+    /// admission.
     pub(super) fn is_over(&self) -> bool {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         self.expected > 0 && self.workers.values().all(ended) && self.waiting.is_empty()
     }
 
-    /// Whether the job is unused for good. It has failed, all its workers have ended, or the number
-    /// of workers is unknown and there are no tables for another one.
+    /// Whether the job can be removed: no worker is connected, and it has failed, is over, or is of unknown
+    /// size without tables.
     pub(super) fn is_left(&self) -> bool {
         let has_nothing = self.expected == 0 && self.tables.is_empty();
         let is_done = self.failed.is_some() || self.is_over() || has_nothing;
         is_done && self.peers().next().is_none()
     }
 
-    /// The outcome of a barrier of `count` workers. A barrier of all workers does not wait for
-    /// finished and lost ones. One of fewer workers needs that many, and fails when fewer are left.
+    /// Decides a barrier of `count` workers, of which `present` have arrived. A count equal to the job's size
+    /// does not wait for ended workers. A smaller one needs that many, and fails when fewer are left.
     pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
         let count_lost = mutants::on(Mutant::BarrierCountsTheLost);
         let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);
@@ -255,7 +258,8 @@ impl Job {
         }
     }
 
-    /// Workers that have left, for a message, and the first ranks of them.
+    /// Names the workers that have finished or are lost, for an error text; empty if none has. Also returns up to
+    /// four of their ranks.
     pub(super) fn departed(&self) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let present = self.workers.iter().filter(|(_, w)| !ended(w));
@@ -266,7 +270,8 @@ impl Job {
         }
     }
 
-    /// Workers that are awaited and not in `present`, for a message, and the first ranks of them.
+    /// Names the workers that have not ended and are not in `present`, for an error text. Also returns up to
+    /// four of their ranks.
     pub(super) fn awaited(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let gone = self.workers.iter().filter(|(_, w)| ended(w));
@@ -275,13 +280,14 @@ impl Job {
         self.missing(&there)
     }
 
-    /// Workers that are not in `present`, for a message, and the first ranks of them.
+    /// Names the workers that are not in `present`, for an error text. Also returns up to four of their
+    /// ranks.
     pub(super) fn missing(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let absent = self.workers.keys().filter(|rank| !present.contains(rank));
         self.names(&absent.copied().collect::<Vec<_>>())
     }
 
-    /// These workers with their states, for a message, and the first ranks of them.
+    /// Names these workers with their states, for an error text. Also returns up to four of their ranks.
     pub(super) fn names(&self, absent: &[WorkerId]) -> (String, [u64; 4]) {
         let mut numbers = [0; 4];
         for (number, rank) in numbers.iter_mut().zip(absent) {

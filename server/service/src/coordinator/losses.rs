@@ -22,19 +22,20 @@ use tidewater_protocol::wire::control::{
 use super::membership::Event;
 use super::state::{Coordinator, Purpose};
 
-/// A lost worker with ticks that are not agreed on.
+/// Loss of a worker under way: servers have yet to report the ticks that it has ended.
 #[derive(Debug)]
 pub(super) struct Loss {
     pub(super) namespace: String,
     rank: WorkerId,
-    /// Servers that have not reported its clocks.
+    /// Servers that have not reported the worker's clocks.
     missing: BTreeSet<ServerId>,
-    /// The furthest clock of each thread in each domain.
+    /// Highest clock of each thread of the worker in each domain.
     clocks: BTreeMap<(u32, DomainId), u64>,
 }
 
 impl Coordinator {
-    /// Asks all servers for the ticks of a lost worker. It counts as live until they have answered.
+    /// Begins the loss of a worker in a job that continues: orders all servers to end its sessions and report
+    /// its clocks. It counts as live until all have answered.
     pub(super) fn lose_worker(&mut self, namespace: &str, rank: WorkerId) {
         let servers = self.joined_servers();
         self.last_admission += 1;
@@ -64,7 +65,8 @@ impl Coordinator {
         self.order(server, Purpose::Loss(number), order);
     }
 
-    /// Orders a server that has returned to end the workers that were lost, at the clocks that are agreed on.
+    /// Repeats the orders about lost workers to a server that has returned: end them at the agreed clocks, or
+    /// report their clocks.
     pub(super) fn repeat_losses(&mut self, server: ServerId) {
         let mut agreed = Vec::new();
         for (namespace, job) in &self.jobs {
@@ -85,7 +87,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes the clocks of a lost worker at a server. A server that cannot say has none.
+    /// Handles a server's answer to LoseWorker: the clocks of the lost worker's threads. A server without
+    /// clocks or with a refusal counts as having none.
     pub(super) fn loss_reported(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(loss) = self.losses.get_mut(&number) else {
             return;
@@ -100,7 +103,7 @@ impl Coordinator {
         self.settle_loss(number);
     }
 
-    /// Forgets a server that has ended: the jobs fail with it.
+    /// Stops waiting for the clocks of lost workers at a server that is gone.
     pub(super) fn lose_without(&mut self, server: ServerId) {
         for loss in self.losses.values_mut() {
             loss.missing.remove(&server);
@@ -110,7 +113,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes a lost worker when all servers have reported its ticks.
+    /// Completes the loss of a worker once all servers have reported: orders them to end it at the highest
+    /// clocks, and marks it as lost. Does nothing before.
     fn settle_loss(&mut self, number: u64) {
         let is_open = |loss: &Loss| !loss.missing.is_empty();
         if self.losses.get(&number).is_none_or(is_open) {
@@ -155,8 +159,8 @@ impl Coordinator {
         self.end_job_if_left(&namespace);
     }
 
-    /// Ticks of a lost worker that count: those that each of its threads has ended, and at least those before its
-    /// first one.
+    /// Ticks of a lost worker that count, by domain: the lowest that all its threads have ended, but at least
+    /// those before its first one. Domains at 0 are left out.
     fn lost_at(&self, namespace: &str, rank: WorkerId, ended: &[ThreadClock]) -> Vec<DomainClock> {
         let mut counts: BTreeMap<DomainId, u64> = BTreeMap::new();
         for at in ended {

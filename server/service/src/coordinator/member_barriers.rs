@@ -80,7 +80,9 @@ impl Arrival {
 }
 
 impl Coordinator {
-    /// Notes the arrival of a worker at the barrier of a name and clocks. It is answered when the barrier opens.
+    /// Handles a worker's arrival at the barrier of a name, condition and clocks. `round` goes to the other
+    /// workers; the wait times out after `timeout_ms`. The worker is answered when the barrier opens or
+    /// fails.
     pub(super) fn barrier(
         &mut self,
         asker: Asker,
@@ -115,7 +117,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Answers the barriers of a job that open or fail now: a worker arrived or left.
+    /// Answers the workers at the barriers of a job that open or fail now. Called after a worker has arrived,
+    /// joined or left.
     pub(super) fn settle_barriers(&mut self, namespace: &str) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -163,8 +166,8 @@ impl Coordinator {
         }
     }
 
-    /// Raises the first ticks of a worker that is being admitted above the clocks of all barriers that have
-    /// opened without it.
+    /// Raises the first clocks of a worker under admission above the clocks of all barriers of members that
+    /// have opened.
     pub(super) fn barrier_floor(job: &Job, clocks: &mut Vec<DomainClock>) {
         for (&domain, &floor) in &job.floor {
             match clocks.iter_mut().find(|at| at.domain == domain) {
@@ -199,7 +202,8 @@ impl Coordinator {
         }
     }
 
-    /// Workers that a barrier of members waits for: those of the list, or else all that have begun at its clocks.
+    /// Workers that a barrier of members still waits for, without those in `present`. An empty `of` stands
+    /// for all members at the barrier's clocks.
     fn absent(
         &self,
         namespace: &str,
@@ -215,7 +219,7 @@ impl Coordinator {
         awaited
     }
 
-    /// Members of a job at these clocks that have not ended.
+    /// Members of a job that have begun at these clocks and have not ended.
     fn members_at(&self, namespace: &str, at: &At) -> Vec<WorkerId> {
         let Some(job) = self.jobs.get(namespace) else {
             return Vec::new();

@@ -17,7 +17,7 @@ use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, Lifetime, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
-    /// Checks whether an authenticated peer is admitted.
+    /// Checks whether an authenticated peer may connect. Changes nothing.
     ///
     /// # Errors
     /// The refusal that the peer gets.
@@ -32,7 +32,7 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a peer was admitted. Its rank is taken from now on.
+    /// Registers the connection of an admitted peer and reserves its rank.
     pub fn connected(&mut self, id: PeerId, hello: &Hello) {
         let rank = match hello.role {
             Role::Server => self.server_for(hello.rank).ok().map(|number| {
@@ -85,8 +85,8 @@ impl Coordinator {
         self.touch();
     }
 
-    /// Handles the join of a peer. A worker waits while servers still hold an earlier job of the
-    /// same name.
+    /// Handles a peer's Join request. `None` if it is answered later, as for a worker that waits until
+    /// servers have released an earlier job of its name.
     pub(super) fn join(
         &mut self,
         asker: Asker,
@@ -128,7 +128,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Admits a worker that has waited for the end of the job before its own.
+    /// Admits a worker that waited until servers had released the earlier job of its name, and answers it.
     pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
         match self.join_worker(asker, join) {
             Ok(Some(joined)) => self.answer(asker, joined),
@@ -137,8 +137,8 @@ impl Coordinator {
         }
     }
 
-    /// Admits a worker. `None` for one that is answered when all servers have it: it joins a job of open
-    /// size or in place of one that was lost, or its job follows a schedule.
+    /// Joins a worker to its job. `None` if it is answered later, when all servers have admitted it: in a job
+    /// of unknown size, in place of an ended worker, during a resume, or with a schedule.
     fn join_worker(
         &mut self,
         asker: Asker,
@@ -180,7 +180,7 @@ impl Coordinator {
         Ok(Some(self.joined(rank.0, &namespace, expected)))
     }
 
-    /// Admits an observer. Servers and workers do not learn of it.
+    /// Joins an observer to a job. Servers and workers are not notified.
     fn join_observer(&mut self, id: PeerId, namespace: &str) -> Result<CoordinatorAnswer, Refusal> {
         let Some(peer) = self.peers.get_mut(&id) else {
             return Err(bad("unknown peer"));
@@ -192,15 +192,15 @@ impl Coordinator {
         Ok(self.joined(rank, namespace, expected))
     }
 
-    /// The observers of a job.
+    /// Connections of the observers of a job.
     pub(super) fn observers(&self, namespace: &str) -> Vec<PeerId> {
         let those = self.peers.iter();
         let those = those.filter(|(_, p)| p.role == Role::Observer && p.namespace == namespace);
         those.map(|(&id, _)| id).collect()
     }
 
-    /// The rank of a new observer: the lowest that is free above those of workers. In a service its job
-    /// must exist: nothing would end what servers keep for one that never begins.
+    /// Chooses the rank of a new observer: the lowest free one in the observers' range. In a service the job
+    /// must exist, since nothing would release what servers keep for a job that never begins.
     fn observer_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
         if hello.rank != RANK_ANY {
             let text = format!(
@@ -229,7 +229,7 @@ impl Coordinator {
         free.ok_or_else(|| refusal.with_text("observers"))
     }
 
-    /// Admits a server. It is answered before it gets the orders that follow from its join.
+    /// Joins a server and answers it, before it gets the orders that follow from its join.
     fn join_server(&mut self, asker: Asker, join: Join) -> Result<(), Refusal> {
         if join.appliers == 0 {
             return Err(bad("a server without appliers"));
@@ -293,8 +293,8 @@ impl Coordinator {
         })
     }
 
-    /// Follows up a server's join: the server learns which workers ended before it came. The last
-    /// server to join makes the tables that wait for it.
+    /// Follows up a server's join: notifies it of workers that have ended. When all servers have joined,
+    /// creates waiting tables, resumes jobs, begins admissions and sends schedules.
     fn server_joined(&mut self, number: ServerId) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let jobs = self.jobs.iter();
@@ -349,7 +349,7 @@ impl Coordinator {
         Job::new(self.config.workers).rank_for(hello.rank)
     }
 
-    /// Whether every server has joined.
+    /// Whether all servers of the cluster have joined.
     pub(super) fn is_complete(&self) -> bool {
         let joined = self
             .servers
@@ -358,7 +358,7 @@ impl Coordinator {
         joined.count() == self.config.servers as usize
     }
 
-    /// Applier threads of each server, by number.
+    /// Number of applier threads of each joined server, in order of server numbers.
     pub(super) fn appliers(&self) -> Vec<u16> {
         let members = self
             .servers
@@ -391,8 +391,8 @@ impl Coordinator {
         }
     }
 
-    /// Notifies a server of a job's members. One notification at a time for each server; changes
-    /// meanwhile go into the next one.
+    /// Notifies a server of a job's members. One notification is under way at a time for each server; later
+    /// changes are sent when it is answered and no clocks are held.
     pub(super) fn announce_members(&mut self, number: ServerId, namespace: &str) {
         let members = self.members(namespace);
         // A worker that is removed moves clocks, which are held.
@@ -427,7 +427,7 @@ impl Coordinator {
         }
     }
 
-    /// Sends a notification that had to wait, unless another one is under way, which it follows.
+    /// Sends a server the pending member notification of a job, if there is one and no other is under way.
     pub(super) fn tell_again(&mut self, number: ServerId, namespace: &str) {
         let Some(server) = self
             .servers
@@ -442,7 +442,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether servers hold the clocks of a job for a worker that is being admitted.
+    /// Whether servers hold the clocks of a job, for an admission or a checkpoint.
     fn holds_clocks(&self, namespace: &str) -> bool {
         let job = self.jobs.get(namespace);
         job.is_some_and(|job| job.admitting.is_some())

@@ -18,7 +18,7 @@ use super::tables::{Stage, refusal_of};
 use crate::checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
 use tidewater_journal::Outcome;
 
-/// A save or load under way. A job has one at a time.
+/// A save or load of a job's tables under way; at most one per job.
 #[derive(Debug)]
 pub(super) struct ModelOp {
     namespace: String,
@@ -28,18 +28,18 @@ pub(super) struct ModelOp {
     step: Step,
 }
 
-/// What an operation is for.
+/// Origin of a save or load, which gets its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// A worker's request, which gets the answer.
     Worker(Asker),
-    /// A checkpoint of the job.
+    /// A periodic checkpoint of the job.
     Checkpoint,
-    /// The job continues from its newest checkpoint.
+    /// The load of the job's newest checkpoint before its workers join.
     Resume,
 }
 
-/// A request of a worker.
+/// A worker's request for a save or load, with an absolute directory.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     /// A save at these clocks.
@@ -98,7 +98,8 @@ pub(super) enum Step {
 }
 
 impl Coordinator {
-    /// Begins a save or load of a worker, after the checkpoint under way if there is one.
+    /// Begins a worker's save or load; it waits for a checkpoint under way. Refused for a relative directory,
+    /// without all servers, or while another save or load of the job runs.
     pub(super) fn begin_request(
         &mut self,
         asker: Asker,
@@ -138,14 +139,15 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The directory of the save or load of a job that runs.
+    /// Directory of a job's save or load under way; `None` if none runs.
     pub(super) fn directory_of(&self, namespace: &str) -> Option<&str> {
         let mut models = self.models.values();
         let model = models.find(|model| model.namespace == namespace)?;
         Some(&model.dir)
     }
 
-    /// Enters an operation of a job that has no other one: its first step and the file task of that.
+    /// Registers an operation of a job that has no other one, with its first step, and starts the file task
+    /// of that step.
     pub(super) fn begin_op(
         &mut self,
         by: By,
@@ -169,12 +171,12 @@ impl Coordinator {
         self.actions.push(Action::Files(self.last_model, task));
     }
 
-    /// The job of an operation that is under way.
+    /// Namespace of an operation under way; `None` if it has ended.
     pub(super) fn namespace_of(&self, op: u64) -> Option<String> {
         Some(self.models.get(&op)?.namespace.clone())
     }
 
-    /// The step of an operation that is under way.
+    /// Current step of an operation under way; `None` if it has ended.
     pub(super) fn step_of(&mut self, op: u64) -> Option<&mut Step> {
         Some(&mut self.models.get_mut(&op)?.step)
     }
@@ -185,7 +187,7 @@ impl Coordinator {
         }
     }
 
-    /// Loads the model in another directory than the one in which the operation began.
+    /// Continues a load with the model in `dir`, for an operation that began with another directory.
     pub(super) fn load_from(&mut self, op: u64, dir: String, manifest: Box<Manifest>) {
         if let Some(model) = self.models.get_mut(&op) {
             model.dir = dir;
@@ -193,7 +195,8 @@ impl Coordinator {
         self.make_loaded(op, manifest);
     }
 
-    /// Handles the result of a file task of operation `op`.
+    /// Handles the result of the file task of operation `op`. `now` is on the coordinator's clock. An error
+    /// ends the operation.
     pub fn files_done(&mut self, now: Duration, op: u64, done: Result<FileDone, Refusal>) {
         self.tick(now);
         self.touch();
@@ -274,7 +277,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has written its part, or cannot.
+    /// Handles a server's answer to the Save order: its part file, or a refusal. After the last answer the
+    /// manifest is written, or the parts are removed.
     pub(super) fn part_saved(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -378,7 +382,8 @@ impl Coordinator {
         ids.into_iter().for_each(|id| self.make_table(id));
     }
 
-    /// Notes that all servers have made a table that operation `op` loads.
+    /// Handles the creation of a table on all servers, for the load `op`. After the last table, orders the
+    /// servers to fill the tables.
     pub(super) fn load_table_made(&mut self, op: u64, id: TableId) {
         let servers = self.joined_servers();
         let Some(model) = self.models.get_mut(&op) else {
@@ -426,7 +431,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has filled its share of a table, or cannot.
+    /// Handles a server's answer to a Load order: its share of a table is filled, or it refuses. The last
+    /// answer ends the load.
     pub(super) fn part_loaded(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -485,8 +491,8 @@ impl Coordinator {
         );
     }
 
-    /// Fails a load. Tables it has made are released; those that are being made follow when their
-    /// servers have answered.
+    /// Fails a load: releases the tables that it has created and answers with the refusal. Tables still being
+    /// created are released when their servers have answered.
     pub(super) fn load_failed(&mut self, op: u64, refusal: Refusal) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -521,7 +527,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers a worker's save or load, once: a repeated request gets the same answer.
+    /// Answers a worker's save or load. A success is journalled, so that a repeated request gets the same
+    /// answer.
     fn model_answered(&mut self, asker: Asker, dir: &str, answer: CoordinatorAnswer) {
         match answer {
             CoordinatorAnswer::Saved {
@@ -552,7 +559,8 @@ impl Coordinator {
         }
     }
 
-    /// Names the servers that have not answered an order of the operation.
+    /// Lists the servers that have not answered an order of the operation, for an error text; without any,
+    /// the coordinator's file system.
     fn silent(&self, op: u64) -> String {
         let making = match self.models.get(&op).map(|model| &model.step) {
             Some(Step::Making { missing, .. }) => missing.clone(),
@@ -575,7 +583,8 @@ impl Coordinator {
         }
     }
 
-    /// Aborts a save or load because the job ends or a server hangs.
+    /// Aborts a save or load because its job ends, it times out, or a checkpoint gives way. Does nothing if
+    /// it has ended.
     pub(super) fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
             Some(Step::Finding | Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
@@ -641,7 +650,8 @@ impl Coordinator {
     }
 }
 
-/// Adds to a job's clocks those of the model that it has loaded, `base`.
+/// Adds the clocks of the model that a job has loaded, `base`, to the clocks in the manifest entries of its
+/// part files.
 fn add_base(files: &mut [SavedFile], base: &BTreeMap<DomainId, u64>) {
     if mutants::on(Mutant::ModelClocksBeginAgain) {
         return;

@@ -1,4 +1,4 @@
-//! Requests of operators to end a job, and to wait for its end.
+//! Operators' requests to stop a job and to wait for its end.
 
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice, WorkerState};
@@ -8,7 +8,8 @@ use super::jobs::Worker;
 use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, bad};
 
 impl Coordinator {
-    /// Asks the workers of a job to end.
+    /// Sends the workers of a job a request to stop, with a reason. Refused if the job does not run or no
+    /// worker is connected.
     pub(super) fn stop_job(
         &mut self,
         namespace: &str,
@@ -40,8 +41,8 @@ impl Coordinator {
         Ok(CoordinatorAnswer::Done)
     }
 
-    /// Answers at the end of a job, or at once if it has ended. The job of a cluster that has one job may still
-    /// begin.
+    /// Answers an operator when the workers of a job have ended. `None` if it is answered later. Refused if
+    /// the job has failed, or if a service has no such job.
     pub(super) fn wait_job(
         &mut self,
         asker: Asker,
@@ -64,8 +65,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// What operators that wait for the end of a job get when all its workers have ended: a refusal if all are lost.
-    /// `None`: some have not ended. In a job of open size those count that have joined so far.
+    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost.
+    /// `None` while a worker has not ended. In a job of unknown size, those that have joined so far count.
     pub(super) fn end_of_workers(&self, namespace: &str) -> Option<CoordinatorAnswer> {
         let job = self.jobs.get(namespace)?;
         let has_workers = !job.workers.is_empty();
@@ -84,7 +85,8 @@ impl Coordinator {
         Some(CoordinatorAnswer::Done)
     }
 
-    /// Answers the operators that wait for the end of a job; with `None`, all of all jobs.
+    /// Answers the operators that wait for the end of a job, or with `None` all waiting operators, with
+    /// `answer`.
     pub(super) fn answer_waiting(&mut self, namespace: Option<&str>, answer: &CoordinatorAnswer) {
         let ended = |name: &str| namespace.is_none_or(|namespace| namespace == name);
         let (due, rest) = std::mem::take(&mut self.waiting)
@@ -111,7 +113,7 @@ impl Coordinator {
         Refusal::new(RefusalCode::BadRequest, [0; 4]).with_text(text)
     }
 
-    /// Forgets an operator that has gone.
+    /// Removes an operator from the list of waiting operators after its connection has ended.
     pub(super) fn forget_waiting(&mut self, peer: PeerId) {
         self.waiting.retain(|(_, waiting)| waiting.peer != peer);
     }

@@ -1,4 +1,5 @@
-//! The return of a coordinator: what it keeps for its journal, and the processes that have not come back to it yet.
+//! Recovery of a restarted coordinator: the state that it journals, and the processes that have not
+//! reconnected.
 //!
 //! After a restart no process is connected. Servers and workers dial again by themselves and are known by the
 //! incarnation of their first Join. Until then a worker's connection is [`ABSENT`], and a server is in
@@ -27,33 +28,33 @@ use super::jobs::{Job, Worker};
 use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, Phase, Purpose};
 use super::tables::Stage;
 
-/// Connection of a worker that has not returned since the coordinator was restarted. The event loop uses no
-/// such number for a peer.
+/// Stands for the connection of a worker that has not returned since the coordinator was restarted. The event
+/// loop gives this number to no peer.
 pub(super) const ABSENT: PeerId = PeerId(0);
-/// Time that processes have to return.
+/// Time after a restart of the coordinator within which processes must reconnect; later ones count as lost.
 pub const RETURN_GRACE: Duration = Duration::from_secs(60);
 
-/// State of a coordinator with a journal.
+/// Recovery state of a coordinator with a journal.
 #[derive(Debug, Default)]
 pub(super) struct RecoveryState {
-    /// The image as it is in the journal.
+    /// State as the journal holds it.
     journalled: Image,
-    /// Changes that are not differences of images.
+    /// Changes to journal that a comparison of images does not find.
     changes: Vec<Change>,
-    /// Something durable may have changed.
+    /// Whether durable state may have changed since the last comparison.
     touched: bool,
-    /// Servers that have not returned.
+    /// Servers that have not returned since the restart.
     pub(super) absent_servers: BTreeMap<ServerId, ServerImage>,
-    /// Workers that have not returned, and have to rejoin: their job has begun again.
+    /// Workers that have not returned since the restart and must rejoin, because their job has begun again.
     pub(super) outdated: BTreeSet<(String, WorkerId)>,
-    /// Requests that wait for them.
+    /// Requests that wait for these servers to return.
     deferred: Vec<(Asker, CoordinatorRequest)>,
-    /// Time at which the processes are lost that have not returned.
+    /// Time on the coordinator's clock at which processes that have not returned count as lost.
     until: Option<Duration>,
 }
 
 impl RecoveryState {
-    /// Carries changes out in the image of the journal.
+    /// Applies changes to the copy of the journalled state.
     fn journal(&mut self, changes: &[Change]) {
         for change in changes {
             if let Err(error) = self.journalled.apply(change.clone()) {
@@ -64,15 +65,16 @@ impl RecoveryState {
 }
 
 impl Coordinator {
-    /// Notes that something durable may have changed.
+    /// Marks the durable state as possibly changed, so that the next [`Self::take_changes`] compares it.
     pub(super) fn touch(&mut self) {
         if let Some(recovery) = &mut self.recovery {
             recovery.touched = true;
         }
     }
 
-    /// Changes since the last call, to be journalled before any of the actions that were taken since is
-    /// performed. Cost: a comparison of the complete state, if anything may have changed.
+    /// Returns the changes of durable state since the last call. The caller journals them before it performs
+    /// any action taken since. Empty without a journal. Cost: a comparison of the complete state, if anything
+    /// may have changed.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         let Some(recovery) = &mut self.recovery else {
             return Vec::new();
@@ -93,19 +95,21 @@ impl Coordinator {
         changes
     }
 
-    /// The image as it is in the journal; `None` without one.
+    /// State as the journal holds it; `None` without a journal.
     pub(super) fn journalled(&self) -> Option<&Image> {
         self.recovery.as_ref().map(|recovery| &recovery.journalled)
     }
 
-    /// Notes a change that is no difference of images.
+    /// Records a change for the journal that a comparison of images does not find. Does nothing without a
+    /// journal.
     pub(super) fn note_change(&mut self, change: impl FnOnce() -> Change) {
         if let Some(recovery) = &mut self.recovery {
             recovery.changes.push(change());
         }
     }
 
-    /// Answers a request with a result that stands if the request is repeated after a restart.
+    /// Answers a worker's request and journals the answer, so that the request repeated after a restart gets
+    /// it again. `subject` names the request.
     pub(super) fn answer_once(&mut self, asker: Asker, subject: String, outcome: Outcome) {
         let peer = self.peers.get(&asker.peer);
         let peer = peer.filter(|peer| self.recovery.is_some() && peer.role == Role::Worker);
@@ -122,14 +126,14 @@ impl Coordinator {
         self.answer(asker, answer_of(outcome));
     }
 
-    /// Keeps an answer for the worker of a rank.
+    /// Journals an answer for the worker of a rank.
     pub(super) fn keep_answer(&mut self, namespace: String, rank: WorkerId, answered: Answered) {
         if !mutants::on(Mutant::BarrierAnswersForgotten) {
             self.note_change(|| Change::Answered(namespace, rank, answered));
         }
     }
 
-    /// The answer that a request has had before.
+    /// Journalled answer to a worker's request. `None` if it has not been answered or there is no journal.
     pub(super) fn answered_before(&self, asker: Asker) -> Option<CoordinatorAnswer> {
         let recovery = self.recovery.as_ref()?;
         let peer = self.peers.get(&asker.peer)?;
@@ -141,7 +145,7 @@ impl Coordinator {
         Some(answer_of(outcome.clone()))
     }
 
-    /// Drops the answers of the process that had a rank before.
+    /// Removes the journalled answers of the process that had a rank before.
     pub(super) fn forget_answers(&mut self, namespace: &str, rank: WorkerId) {
         if let Some(recovery) = &mut self.recovery {
             let namespace = namespace.to_owned();
@@ -149,10 +153,11 @@ impl Coordinator {
         }
     }
 
-    /// Keeps a request that needs all servers until they have returned. Returns it if none is awaited.
+    /// Keeps a request that needs all servers until those of before the restart have returned. Returns `None`
+    /// if it is kept, else the request, to be carried out now.
     ///
     /// # Errors
-    /// The worker has as many requests waiting as it may have under way.
+    /// The worker already has `REQUESTS_STARTED_MAX` requests waiting.
     pub(super) fn defer(
         &mut self,
         asker: Asker,
@@ -185,10 +190,11 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Admits a worker that has joined before, under the rank that it had. `None`: it has not.
+    /// Reconnects a worker of before the coordinator's restart, found by its incarnation, to the rank that it
+    /// had. Returns `false` if the worker is not known.
     ///
     /// # Errors
-    /// Another process has the rank, and has not returned yet.
+    /// The rank belongs to another process, which has not returned yet.
     pub(super) fn rejoin_worker(&mut self, asker: Asker, join: &Join) -> Result<bool, Refusal> {
         let Some(peer) = self
             .peers
@@ -246,7 +252,8 @@ impl Coordinator {
         Ok(true)
     }
 
-    /// Notes that a server has joined, which may be one that has returned. Returns whether it has.
+    /// Checks whether a joining server was a member before the coordinator's restart; its incarnation tells.
+    /// Returns `true` if so. Another process with the number counts as the loss of the earlier server.
     pub(super) fn server_returns(&mut self, number: ServerId, join: &Join) -> bool {
         let Some(recovery) = &mut self.recovery else {
             return false;
@@ -269,7 +276,8 @@ impl Coordinator {
         false
     }
 
-    /// Gives a server that has returned the orders that it may not have carried out.
+    /// Repeats to a returned server the orders that it may not have carried out: cancelled saves, finished
+    /// tasks, losses, releases, endings and member lists.
     pub(super) fn catch_up(&mut self, number: ServerId) {
         let mut cancelled = Vec::new();
         // The checkpoint under way is not that of this start, which begins it again.
@@ -296,7 +304,7 @@ impl Coordinator {
         }
     }
 
-    /// Orders a server that has returned, or a successor, to end the jobs that it may still have.
+    /// Orders a returned server or a successor to end the jobs that are over and that it may still hold.
     pub(super) fn repeat_endings(&mut self, number: ServerId) {
         let ending: Vec<(u64, String)> = self
             .ending
@@ -324,7 +332,8 @@ impl Coordinator {
             .collect()
     }
 
-    /// Goes on with what waited for the servers, once all are back.
+    /// Continues, once all servers of before the restart are back, with deferred requests, admissions and the
+    /// end of jobs. Does nothing before.
     pub(super) fn servers_are_back(&mut self) {
         let Some(recovery) = &mut self.recovery else {
             return;
@@ -347,38 +356,39 @@ impl Coordinator {
         }
     }
 
-    /// Servers that were there before the restart and have not returned.
+    /// Servers that were members before the restart and have not returned.
     pub(super) fn absent_servers(&self) -> impl Iterator<Item = ServerId> + use<> {
         let recovery = self.recovery.as_ref();
         let absent = recovery.map(|d| d.absent_servers.keys().copied().collect::<Vec<_>>());
         absent.into_iter().flatten()
     }
 
-    /// Host of a server that has not returned.
+    /// Host of a server that has not returned; `None` for other servers.
     pub(super) fn host_of_absent(&self, number: ServerId) -> Option<String> {
         let recovery = self.recovery.as_ref()?;
         let server = recovery.absent_servers.get(&number)?;
         Some(server.member.host.clone())
     }
 
-    /// Whether servers that were there before the restart are missing.
+    /// Whether any server of before the restart has not returned.
     pub(super) fn awaits_servers(&self) -> bool {
         self.absent_servers().next().is_some()
     }
 
-    /// Whether a number is that of a server that may return.
+    /// Whether the server of this number was a member before the restart and has not returned.
     pub(super) fn may_return(&self, number: ServerId) -> bool {
         self.recovery
             .as_ref()
             .is_some_and(|d| d.absent_servers.contains_key(&number))
     }
 
-    /// Time at which processes that have not returned are lost.
+    /// Time on the coordinator's clock at which processes that have not returned count as lost; `None` if
+    /// none is awaited.
     pub(super) fn return_deadline(&self) -> Option<Duration> {
         self.recovery.as_ref()?.until
     }
 
-    /// Ends the wait for processes that have not returned.
+    /// Counts the servers and workers as lost that have not returned, once the deadline has passed.
     pub(super) fn expire_absent(&mut self) {
         let now = self.now;
         let Some(recovery) = &mut self.recovery else {

@@ -1,5 +1,5 @@
-//! Rendezvous of a launch, before there are servers and workers. Each process registers its rank
-//! and its part, and when all have, each gets its number.
+//! Rendezvous of a launched job, before there are servers and workers. Each process registers its rank and
+//! its part (server or worker). When all have registered, each receives its server or worker number.
 //!
 //! The launch fails if two processes have one rank, a process ends or gives up, or sizes differ.
 //! Each process then learns which one caused it.
@@ -15,22 +15,23 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, PeerId, Phase, bad};
 
-/// Most ranks, and most hosts, that a message names. It counts further ranks and leaves out further hosts.
+/// Maximum number of ranks and of hosts in an error text. Further ranks are counted; further hosts are left
+/// out.
 const NAMED_MAX: usize = 16;
 
-/// A process that has registered.
+/// A process that has registered in the rendezvous.
 #[derive(Debug)]
 struct Arrival {
     asker: Asker,
     register: Register,
-    /// Its numbers as server and as worker, once all have registered.
+    /// Its server and worker numbers, once all have registered.
     numbers: [Option<u32>; 2],
-    /// It has joined by that number.
+    /// Whether it has joined with its number.
     joined: bool,
 }
 
 impl Arrival {
-    /// Whether it is server or worker `number`.
+    /// Whether this process is server or worker `number`.
     fn is(&self, part: Part, number: u32) -> bool {
         let [server, worker] = self.numbers;
         let own = match part {
@@ -41,17 +42,17 @@ impl Arrival {
     }
 }
 
-/// A rendezvous, under way or complete.
+/// State of a launch's rendezvous, under way or complete.
 #[derive(Debug)]
 pub(super) struct Gathering {
     size: u32,
-    /// As the launcher has named them; empty if it has not.
+    /// Host names from the launcher; empty if it gave none.
     hosts: Vec<String>,
     came: BTreeMap<u32, Arrival>,
-    /// When the first of the registered processes gives up.
+    /// Earliest time at which a registered process gives up; on the coordinator's clock.
     deadline: Option<Duration>,
     complete: bool,
-    /// Why the rendezvous failed.
+    /// Reason why the rendezvous has failed, if it has.
     failed: Option<Refusal>,
 }
 
@@ -60,7 +61,7 @@ impl Gathering {
         (0..self.size).filter(|rank| !self.came.contains_key(rank))
     }
 
-    /// Ranks that have not registered, and the hosts where a process is missing.
+    /// Lists the ranks that have not registered and the hosts that lack processes, for an error text.
     fn absentees(&self) -> String {
         let named: Vec<String> = self
             .missing()
@@ -100,8 +101,8 @@ impl Gathering {
         text
     }
 
-    /// Hosts that the launcher has named and that no process has registered from. The launcher may
-    /// name a host with its domain while the host knows itself without.
+    /// Hosts named by the launcher from which no process has registered. Only the name before the first dot
+    /// is compared. Empty if no host matches: the names are then aliases.
     fn silent_hosts(&self) -> Vec<&str> {
         let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
         let came: BTreeSet<String> = self
@@ -117,8 +118,8 @@ impl Gathering {
         if known.is_empty() { known } else { silent }
     }
 
-    /// Numbers servers and workers in the order of ranks, and returns the complete answer of each
-    /// process. One that is both has a number in each.
+    /// Numbers servers and workers separately in the order of ranks. Returns the answer for each process. A
+    /// process that is both gets a number in each.
     fn number(&mut self) -> Vec<(Asker, Roster)> {
         const PARTS: [Part; 2] = [Part::Server, Part::Worker];
         let [servers, workers] = PARTS.map(|part| self.count(part));
@@ -160,7 +161,7 @@ impl Gathering {
         self.came.values().zip(numbers).map(answer).collect()
     }
 
-    /// Number of processes that are `part`, or that too.
+    /// Number of registered processes that are `part`; those that are both count too.
     fn count(&self, part: Part) -> u32 {
         let those = self
             .came
@@ -170,7 +171,7 @@ impl Gathering {
     }
 }
 
-/// Names a process for messages.
+/// Describes a process in error texts by rank, pid and host.
 fn describe(register: &Register) -> String {
     let Register {
         rank, pid, host, ..
@@ -179,9 +180,9 @@ fn describe(register: &Register) -> String {
 }
 
 impl Coordinator {
-    /// Starts the rendezvous of a launch of `size` processes. Until all have registered, no other
-    /// peer is admitted; the registrations then give the numbers of servers and workers. `hosts`
-    /// are those that the launcher has named.
+    /// Starts the rendezvous of a launch of `size` processes. Until all have registered, no server or worker
+    /// may join. The registrations determine the numbers of servers and workers. `hosts` are the names from
+    /// the launcher, if any.
     pub fn gather(&mut self, size: u32, hosts: Vec<String>) {
         self.gathering = Some(Gathering {
             size,
@@ -193,7 +194,8 @@ impl Coordinator {
         });
     }
 
-    /// Why no peer is admitted to work yet, or any more.
+    /// Checks whether peers of this role may connect. Refused while the rendezvous is incomplete, except for
+    /// operators and launched processes that register, and after it has failed.
     pub(super) fn admit_to_gathering(&self, role: Role) -> Result<(), Refusal> {
         let Some(gathering) = &self.gathering else {
             return Ok(());
@@ -210,7 +212,8 @@ impl Coordinator {
         gathering.deadline.filter(|_| !gathering.complete)
     }
 
-    /// Handles the registration of a process.
+    /// Handles a process's registration. It is answered later (`None`), when all have registered. A duplicate
+    /// rank or differing size fails the launch.
     pub(super) fn rendezvous(
         &mut self,
         asker: Asker,
@@ -317,8 +320,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles the end of a connection by which a process registered. It may end once the process
-    /// has joined; before that, the process has ended.
+    /// Handles the end of a connection by which a process registered. If the process has not joined, it has
+    /// died, and the launch fails.
     pub(super) fn gathered_gone(&mut self, id: PeerId) {
         let Some(gathering) = &self.gathering else {
             return;
@@ -338,7 +341,7 @@ impl Coordinator {
         }
     }
 
-    /// Notes that worker or server `number` has joined.
+    /// Marks the launched process of server or worker `number` as joined.
     pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
         let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
         let mut those = came.filter(|arrival| arrival.is(part, number));
@@ -347,21 +350,23 @@ impl Coordinator {
         }
     }
 
-    /// Describes the launched process of worker or server `number`, for messages; empty if it was
-    /// not launched.
+    /// Describes the launched process of server or worker `number` for error texts; empty if it was not
+    /// launched.
     pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
         let mut came = self.gathering.iter().flat_map(|g| g.came.values());
         let found = came.find(|arrival| arrival.is(part, number));
         found.map_or_else(String::new, |a| format!(", {}", describe(&a.register)))
     }
 
-    /// Whether the end of a failed launch waits for processes that have yet to get the reason.
+    /// Whether the launch has failed and connected processes have yet to receive the reason, so that the
+    /// coordinator must not exit.
     pub(super) fn is_still_sending(&self) -> bool {
         let failed = self.gathering.as_ref().is_some_and(|g| g.failed.is_some());
         failed && !self.peers.is_empty()
     }
 
-    /// Fails the rendezvous: all processes get the reason, also those that register later.
+    /// Fails the rendezvous and stops the cluster. All registered processes get the reason, and so does each
+    /// that registers within the grace period.
     fn fail_gathering(&mut self, refusal: &Refusal) {
         let Some(gathering) = &mut self.gathering else {
             return;

@@ -14,7 +14,8 @@ use super::state::{Action, Asker, Coordinator, FileTask, bad};
 use crate::checkpoint::series::{Found, Newest, dir_of_job};
 
 impl Coordinator {
-    /// Whether the Join of a worker waits until its job is resumed; then it is answered later.
+    /// Queues a worker's Join until its job's newest checkpoint is loaded, and starts the load. Returns
+    /// `false`, without queueing, if the job is resumed already or has no checkpoints.
     pub(super) fn waits_for_resume(
         &mut self,
         asker: Asker,
@@ -46,7 +47,7 @@ impl Coordinator {
         Ok(true)
     }
 
-    /// Begins the jobs that have waited for the servers.
+    /// Starts the resume of jobs that waited until all servers had joined.
     pub(super) fn resume_waiting(&mut self) {
         for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.begin_resume(&namespace, u64::MAX);
@@ -73,7 +74,8 @@ impl Coordinator {
         self.begin_op(By::Resume, namespace, dir, Step::Finding, task);
     }
 
-    /// Handles the list of a job's checkpoints: the newest complete one is loaded.
+    /// Handles the result of the search for a job's checkpoints: loads the newest complete one. Without any
+    /// checkpoint the job starts empty; with only damaged ones it is refused.
     pub(super) fn checkpoints_found(&mut self, op: u64, found: Found) {
         let Some(namespace) = self.namespace_of(op) else {
             return;
@@ -121,7 +123,8 @@ impl Coordinator {
         self.load_from(op, dir, Box::new(manifest));
     }
 
-    /// Handles the end of a resume: workers join, or the one before is tried.
+    /// Handles the end of a resume. On success the waiting workers join; if the checkpoint is damaged the one
+    /// before is tried; another failure refuses the workers.
     pub(super) fn resume_ended(&mut self, namespace: &str, answer: CoordinatorAnswer) {
         let Some(durable) = self.durable(namespace) else {
             return;
@@ -162,7 +165,7 @@ impl Coordinator {
     }
 }
 
-/// What a resumed job continues from, and what is lost.
+/// Describes from which checkpoint a job resumes, and how much work is lost, for the log.
 fn text_of(resumed: &Resumed) -> String {
     let at = |clocks: &[DomainClock]| {
         let of_first = clocks.iter().find(|at| at.domain == DomainId(0));

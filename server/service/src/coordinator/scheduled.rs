@@ -1,4 +1,4 @@
-//! Jobs that follow a schedule of members, and the record of the changes of all jobs.
+//! Jobs that follow a membership schedule, and the record of membership changes of all jobs.
 
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::DOMAINS_MAX;
@@ -13,20 +13,21 @@ use super::membership::{Event, Schedule, Stay, clock_of};
 use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
 
 impl Coordinator {
-    /// Makes the members of each job follow the schedule of its namespace. The configured number of workers
+    /// Makes the members of each job follow a schedule by namespace. The configured number of workers then
     /// has no effect.
     pub fn follow(&mut self, schedule: Schedule) {
         self.schedule = Some(schedule);
         self.config.workers = 0;
     }
 
-    /// Notes a change of members for the log.
+    /// Records a membership change of a job for the membership log.
     pub(super) fn note(&mut self, namespace: &str, event: Event) {
         tracing::debug!(namespace, %event, "a change of members");
         self.actions.push(Action::Membership(event.line(namespace)));
     }
 
-    /// Refuses a worker without a stay in the schedule.
+    /// Checks that the schedule, if there is one, has a stay (a join-to-leave interval) left for the rank of a
+    /// connecting worker. Refuses the worker otherwise.
     pub(super) fn check_scheduled(&self, hello: &Hello) -> Result<(), Refusal> {
         let Some(schedule) = &self.schedule else {
             return Ok(());
@@ -68,7 +69,7 @@ impl Coordinator {
         }
     }
 
-    /// Queues a worker of a job with a schedule. It is answered when all servers have the schedule.
+    /// Queues a worker's Join in a job with a schedule. It is answered when all servers have the schedule.
     pub(super) fn join_scheduled(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Err(bad("no such job"));
@@ -82,7 +83,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Sends the stays of a schedule to all servers, once they have joined and the job has a worker.
+    /// Sends the stays (join-to-leave intervals) of a job's schedule to all servers. Does nothing before all
+    /// servers have joined, or if they are sent already.
     pub(super) fn send_schedule(&mut self, namespace: &str) {
         let Some(schedule) = self.schedule.clone().filter(|_| self.is_complete()) else {
             return;
@@ -117,7 +119,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has one more stay of this schedule.
+    /// Notes that a server has confirmed one stay (a join-to-leave interval) of the schedule `number`. After the
+    /// last confirmation the waiting workers are answered.
     pub(super) fn stay_known(&mut self, number: u64) {
         let of_it = |job: &&mut Job| job.unscheduled.as_ref().is_some_and(|u| u.number == number);
         let mut jobs = self.jobs.iter_mut();
@@ -132,7 +135,8 @@ impl Coordinator {
         self.begin_stays(&name);
     }
 
-    /// Answers the workers that wait for their stays, once all servers have the schedule.
+    /// Begins the stays (join-to-leave intervals) of the workers that wait to join, and answers their Joins. Does
+    /// nothing before all servers have the schedule.
     fn begin_stays(&mut self, namespace: &str) {
         let Some(schedule) = self.schedule.clone() else {
             return;
@@ -182,8 +186,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders servers to end the stay before this one of a rank, if they have not. The notification of its
-    /// end may have been due, and one of the stay that begins replaces it.
+    /// Orders servers to end the previous stay (join-to-leave interval) of a rank, before its next one begins.
+    /// The pending notification of that end may have been replaced by a newer one.
     fn send_stay_end(&mut self, namespace: &str, rank: WorkerId) {
         let mut members = self.members(namespace);
         let ended = members.workers.iter_mut().find(|w| w.id == rank);
@@ -204,7 +208,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a job follows a schedule, and every stay of it has begun and ended.
+    /// Whether a job follows a schedule, all of its stays (join-to-leave intervals) have begun, and all its
+    /// workers have ended.
     pub(super) fn has_followed_schedule(&self, namespace: &str) -> bool {
         let (Some(schedule), Some(job)) = (&self.schedule, self.jobs.get(namespace)) else {
             return false;
@@ -215,7 +220,8 @@ impl Coordinator {
         stays.all(|(rank, stays)| begun(rank) == stays.len()) && job.workers.values().all(ended)
     }
 
-    /// Logs the workers of a job that are slower than the others.
+    /// Logs the workers of a job that are slower than the others, as a worker reports them. An empty list
+    /// means none.
     pub(super) fn log_slow(&self, namespace: &str, slow: &[SlowMember]) -> CoordinatorAnswer {
         if slow.is_empty() {
             tracing::info!(namespace, "no worker is slower than the others any more");
@@ -237,7 +243,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Handles the announcement of a worker that leaves after these ticks.
+    /// Handles a worker's announcement that it leaves after these ticks. Refused if its schedule says other
+    /// ticks.
     pub(super) fn leaving(
         &mut self,
         id: PeerId,
@@ -253,14 +260,16 @@ impl Coordinator {
         Ok(CoordinatorAnswer::Done)
     }
 
-    /// The stay of a schedule that a worker has begun last.
+    /// The schedule's stay (join-to-leave interval) that a worker has begun last; `None` without a schedule or a
+    /// begun stay.
     pub(super) fn stay(&self, namespace: &str, rank: WorkerId) -> Option<&Stay> {
         let begun = self.jobs.get(namespace)?.stays.get(&rank)?;
         let stays = self.schedule.as_ref()?.jobs.get(namespace)?.get(&rank)?;
         stays.get(begun.checked_sub(1)?)
     }
 
-    /// Refuses the end of a worker at other clocks than those of its schedule.
+    /// Checks the clocks at which a worker ends against those of its schedule. Refused if they differ; `how`
+    /// completes the error text.
     pub(super) fn check_end(
         &self,
         namespace: &str,

@@ -35,31 +35,31 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FILES: u64 = 2;
 const FIRST_PEER: u64 = 3;
-/// Bytes of one read; the rest follows after the other connections have had their turn.
+/// Maximum number of bytes of one read from a connection; other connections are served before the next read.
 const READ_BYTES: usize = 64 << 10;
-/// Pause in accepting after descriptors ran out.
+/// Pause in accepting connections after file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time limit after the end for sending what is queued.
+/// Time limit for sending queued messages after the cluster has ended.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Longest sleep of an idle loop.
+/// Longest sleep of the event loop.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Configuration of a coordinator at its start.
+/// Configuration of a coordinator: address, secret, namespaces and cluster.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
     /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// `HOST:PORT` or host by which others reach it, if `listen` is not that.
+    /// `HOST:PORT` or host by which other processes reach the coordinator, if it differs from `listen`.
     pub advertise: Option<String>,
     /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// Namespaces of workers that it admits; empty: all.
+    /// Namespaces of which workers are admitted; an empty list admits all.
     pub namespaces: Vec<String>,
-    /// Numbers of processes, and what ends the cluster.
+    /// Numbers of servers and workers, and the lifetime of the cluster.
     pub cluster: CoordinatorConfig,
 }
 
-/// Why the coordinator cannot run.
+/// Reason why the coordinator cannot start or has to end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -82,10 +82,11 @@ pub enum ServeError {
     /// The system has no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
-    /// The journal cannot be read or written. What it does not hold has not been answered.
+    /// The journal cannot be read or written. The last changes are not journalled, and no answer based on
+    /// them was sent.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The coordinator has a journal, and something that the journal does not hold.
+    /// The coordinator has a journal together with a feature that the journal does not cover.
     #[error(
         "a coordinator with --state cannot have {what}: its journal does not hold them; leave out one of the two"
     )]
@@ -102,29 +103,29 @@ fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Serv
     }
 }
 
-/// A coordinator that listens and does not answer yet.
+/// A coordinator with a bound listening socket that does not serve yet: the builder for [`serve`].
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
     address: String,
     policy: ServerPolicy,
     cluster: CoordinatorConfig,
-    /// Number of processes of a launch that register first, and their hosts.
+    /// Number of launched processes that register first, and their hosts.
     gathers: Option<(u32, Vec<String>)>,
-    /// Schedule that members follow.
+    /// Membership schedule that jobs follow.
     schedule: Option<Schedule>,
-    /// File that gets the schedule of members as it happens.
+    /// File for membership changes, in the format of a schedule.
     log: Option<File>,
-    /// Where and how often checkpoints are taken.
+    /// Policy of periodic checkpoints.
     checkpoint: Option<CheckpointPolicy>,
-    /// Silence after which the kernel closes the connection of a server.
+    /// Time without a sign of a server after which the kernel closes its connection.
     lease: Duration,
-    /// Journal of the state, and the time that processes have to return after a restart.
+    /// Journal of the state, and the time that processes have to reconnect after a restart.
     journal: Option<(Journal, Duration)>,
 }
 
 impl Listening {
-    /// Opens the listening socket, and draws the cluster's id.
+    /// Binds the listening socket and draws a random cluster id.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -185,9 +186,9 @@ impl Listening {
         })
     }
 
-    /// Journals the state, and resumes the cluster of the journal if it holds one: its processes then have
-    /// `grace` to return. The socket must have [`Journal::port`]. The directory of checkpoints is that of each start
-    /// of the cluster, so [`Self::with_checkpoints`] comes first.
+    /// Journals the state of the cluster. If the journal holds a cluster, the coordinator resumes it, and its
+    /// processes have `grace` to reconnect. The socket must have the port [`Journal::port`]. Call it after
+    /// [`Self::with_checkpoints`], because the journal records the directory of checkpoints.
     ///
     /// # Errors
     /// [`ServeError::Journal`]: the journal is of another cluster, or cannot be written.
@@ -211,7 +212,7 @@ impl Listening {
         Ok(self)
     }
 
-    /// Refuses a journal together with what it does not hold.
+    /// Checks that a schedule with repeated stays is not combined with a journal, which does not record them.
     fn check_journal(&self, has_journal: bool) -> Result<(), ServeError> {
         match &self.schedule {
             Some(schedule) if has_journal && schedule.has_repeated_stays() => {
@@ -222,59 +223,60 @@ impl Listening {
         }
     }
 
-    /// Makes the processes of a launch register first: the numbers of servers and workers are known
-    /// when all have. `hosts` are those that the launcher has named, or none.
+    /// Makes the coordinator begin with the rendezvous of a launch of `size` processes, which determines the
+    /// numbers of servers and workers. `hosts` are the names from the launcher, or empty.
     #[must_use]
     pub fn gathering(mut self, size: u32, hosts: Vec<String>) -> Self {
         self.gathers = Some((size, hosts));
         self
     }
 
-    /// Makes the members of the job follow a schedule: the ranks are those of the schedule, and each begins
-    /// with its tick at every applier. The configured number of workers has no effect.
+    /// Makes the members of each job follow a schedule: it gives the ranks, and the ticks at which they begin
+    /// at every applier. The configured number of workers then has no effect.
     #[must_use]
     pub fn following(mut self, schedule: Schedule) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Makes the coordinator order checkpoints of each job by `policy`, and start each job from its newest
-    /// complete checkpoint. Workers that join wait until it is loaded. A damaged checkpoint is left out for
-    /// the one before; if there are checkpoints and none can be loaded, the job is refused.
+    /// Enables periodic checkpoints of each job. A job starts from its newest complete checkpoint, and its
+    /// workers wait until that is loaded. A damaged checkpoint is skipped for the one before; if none can be
+    /// loaded the job is refused.
     #[must_use]
     pub fn with_checkpoints(mut self, policy: CheckpointPolicy) -> Self {
         self.checkpoint = Some(policy);
         self
     }
 
-    /// Sets the silence after which the connection of a server is given up (default 15 s).
+    /// Sets the time without a sign of a server after which its connection is closed (default 15 s).
     #[must_use]
     pub const fn with_lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Writes each change of members into `log`, a line each, as [`Schedule::parse`] reads it.
+    /// Writes each membership change into `log`, one line each, in the format of [`Schedule::parse`].
     #[must_use]
     pub fn logging_members(mut self, log: File) -> Self {
         self.log = Some(log);
         self
     }
 
-    /// Whether the cluster of a journal is resumed.
+    /// Whether the coordinator resumes a cluster from its journal.
     pub fn resumes(&self) -> bool {
         let journal = self.journal.as_ref();
         journal.is_some_and(|(journal, _)| journal.incarnation() > Incarnation(1))
     }
 
-    /// The port that it listens on; 0 if the system does not say.
+    /// TCP port on which the coordinator listens; 0 if the system call fails.
     pub fn port(&self) -> u16 {
         self.listener
             .local_addr()
             .map_or(0, |address| address.port())
     }
 
-    /// Address by which processes of this host reach it.
+    /// Address by which processes of this host reach the coordinator: loopback if it listens on all
+    /// interfaces.
     pub fn local(&self) -> SocketAddr {
         let bound = self.listener.local_addr();
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -288,20 +290,20 @@ impl Listening {
         address
     }
 
-    /// Address by which others reach it, as the ready line prints it.
+    /// `HOST:PORT` by which other processes reach the coordinator, as the ready line prints it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The cluster's random id.
+    /// Random id of the cluster.
     pub const fn cluster(&self) -> ClusterId {
         self.policy.ids.cluster
     }
 }
 
-/// Runs the coordinator until the cluster has ended by itself, or one of `stop` becomes readable or
-/// hangs up. Then servers are ordered to end, and it returns when they have, or after a grace
-/// period. The journal of a cluster that has ended is removed.
+/// Runs the coordinator on the calling thread; blocks until the cluster has ended. If a descriptor of `stop`
+/// becomes readable or hangs up, servers are ordered to shut down, and it returns when they have ended or
+/// after a grace period. Removes the journal of an ended cluster.
 ///
 /// # Errors
 /// [`ServeError`]; no peer can cause one. After [`ServeError::Journal`] the processes wait for a coordinator
@@ -374,14 +376,14 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
     ended
 }
 
-/// One connection of a peer.
+/// A connection of a peer, in the coordinator's event loop.
 #[derive(Debug)]
 struct Conn {
     stream: TcpStream,
     peer: ControlPeer,
-    /// Set until the peer is admitted.
+    /// Deadline of the handshake; `None` once the peer is admitted.
     handshake: Option<Deadline>,
-    /// Whether writability wakes the loop.
+    /// Whether epoll also waits for writability.
     output: bool,
 }
 
@@ -395,12 +397,12 @@ struct Server {
     files: FileThreads,
     heartbeat: Heartbeat,
     start: Instant,
-    /// Set while no connection is accepted.
+    /// End of the pause in accepting connections; `None` while they are accepted.
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
     scratch: Vec<u8>,
     journal: Option<Journal>,
-    /// Why the coordinator cannot go on.
+    /// Error that ends the event loop.
     failed: Option<ServeError>,
 }
 
@@ -447,7 +449,8 @@ impl Server {
         clock::now().saturating_duration_since(self.start)
     }
 
-    /// Sleeps until a descriptor is ready or a deadline passes.
+    /// Blocks until a descriptor is ready or the earliest deadline passes, at most `IDLE`. Returns the tokens
+    /// of ready descriptors; empty after a timeout or signal.
     fn wait(&self, last_words: Option<Deadline>) -> Result<Vec<(u64, EventFlags)>, ServeError> {
         let handshakes = self.conns.values().filter_map(|conn| conn.handshake);
         let due = handshakes
@@ -479,8 +482,8 @@ impl Server {
         }
     }
 
-    /// Handles deadlines: slow handshakes, the pause after a failed accept, and those of the state
-    /// machine.
+    /// Handles passed deadlines: closes connections with slow handshakes, resumes accepting connections, and
+    /// advances the state machine.
     fn pass_time(&mut self) {
         let late = self
             .conns
@@ -519,7 +522,7 @@ impl Server {
         }
     }
 
-    /// Leaves new connections in the backlog for a while.
+    /// Stops accepting connections for `ACCEPT_PAUSE`; they wait in the socket's backlog.
     fn pause(&mut self) {
         self.paused = Some(Deadline::after(ACCEPT_PAUSE));
         self.listen(false);
@@ -583,8 +586,8 @@ impl Server {
         self.flush(token);
     }
 
-    /// Does one read, and handles all messages that are complete by then. An error ends the
-    /// connection.
+    /// Reads once from a connection and handles the messages that are complete then. The caller disconnects
+    /// the peer after an error.
     fn read(&mut self, token: u64) -> Result<(), String> {
         let Some(conn) = self.conns.get_mut(&token) else {
             return Ok(());
@@ -613,7 +616,7 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the next complete message; `false` when there is none.
+    /// Handles the next complete message of a connection. Returns `false` if there is none.
     fn take_one(&mut self, token: u64) -> Result<bool, String> {
         let now = clock::now().saturating_duration_since(self.start);
         let Some(conn) = self.conns.get_mut(&token) else {
@@ -646,7 +649,8 @@ impl Server {
         Ok(true)
     }
 
-    /// Performs the actions of the state machine, and those that result.
+    /// Performs the actions of the state machine, and those that they cause, until none is left. Journals the
+    /// state changes first; without a journal record no answer is sent.
     fn act(&mut self) {
         if self.failed.is_some() {
             // Nothing follows a record that is perhaps not complete.
@@ -682,7 +686,8 @@ impl Server {
         }
     }
 
-    /// Logs a change of members. A file that cannot be written is given up, with a message.
+    /// Logs a membership change, and appends it to the log file if there is one. After a failed write the
+    /// file is given up.
     fn log_members(&mut self, line: &str) {
         tracing::info!(change = line, "members");
         if let Some(log) = &mut self.listening.log
@@ -703,7 +708,8 @@ impl Server {
         }
     }
 
-    /// Writes what the socket accepts; the rest waits until it accepts more.
+    /// Writes queued bytes of a connection until the socket accepts no more; epoll continues then.
+    /// Disconnects the peer on an error.
     fn flush(&mut self, token: u64) {
         let Some(conn) = self.conns.get_mut(&token) else {
             return;

@@ -29,28 +29,28 @@ use crate::checkpoint::Manifest;
 use crate::checkpoint::series::Found;
 use tidewater_journal::Outcome;
 
-/// A connection, as the event loop numbers it; never used twice.
+/// Number of a connection, assigned by the event loop and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u64);
 
-/// A request that awaits its answer.
+/// Origin of a request that awaits its answer: connection and request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Asker {
     pub(super) peer: PeerId,
     pub(super) id: u64,
 }
 
-/// What happens when a worker's connection ends before the worker has said that it is done.
+/// Reaction to the loss of a worker: its connection ended before it reported that it has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LostWorker {
     /// The job fails: all of its processes are notified, and the cluster ends.
     #[default]
     FailJob,
-    /// The others go on without it: clocks do not wait for it any more.
+    /// The job continues without it, and clocks no longer wait for it.
     GoOn,
 }
 
-/// What ends the cluster.
+/// Condition on which the coordinator ends the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lifetime {
     /// It has one job, and ends when the job's workers have finished or the job has failed.
@@ -59,25 +59,25 @@ pub enum Lifetime {
     /// It has one job, and a launcher ends the processes that it started. The launcher recognizes a
     /// failure by the process that ends first.
     Launched,
-    /// It stays, and jobs come and go. A job that is over leaves nothing: the next one may have its
-    /// name.
+    /// It runs until it is stopped, and jobs come and go. A job that is over leaves nothing; a later job may
+    /// use its name.
     Service,
 }
 
-/// Numbers of processes, and what ends the cluster.
+/// Configuration of a cluster: numbers of servers and workers, reaction to losses, lifetime.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
-    /// Servers of the cluster: tables are made when all have joined.
+    /// Number of servers of the cluster. Tables are created when all have joined.
     pub servers: u32,
-    /// Workers of each job; 0 for a service, where the number is unknown.
+    /// Number of workers of each job; 0 if it is unknown, as in a service.
     pub workers: u32,
-    /// What the loss of a worker means for its job.
+    /// Reaction to the loss of a worker.
     pub on_lost: LostWorker,
-    /// What ends the cluster.
+    /// Condition on which the cluster ends.
     pub lifetime: Lifetime,
 }
 
-/// An action for the event loop. Actions for peers that are gone are dropped.
+/// Output of the state machine, to be performed by the event loop. Actions for disconnected peers are dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Answers a request of a peer, by the request's id.
@@ -90,11 +90,11 @@ pub enum Action {
     Files(u64, FileTask),
     /// Writes a line into the log of members.
     Membership(String),
-    /// Notes, in a job's directory of checkpoints, that the job runs and has reached these clocks.
+    /// Writes the alive file in a job's directory of checkpoints, with these clocks.
     Alive(String, Vec<DomainClock>),
 }
 
-/// Tasks of saves and loads in the file system.
+/// A file system task of a save or load, performed outside the state machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
@@ -103,7 +103,8 @@ pub enum FileTask {
     Commit {
         /// Manifest of the model.
         manifest: Box<Manifest>,
-        /// Complete checkpoints that are kept, with this one; `None` if it is none.
+        /// Number of newest complete checkpoints to keep, with this one; `None` if this save is not a
+        /// checkpoint.
         keep: Option<usize>,
     },
     /// The save failed: remove these parts, unlock. Reports nothing.
@@ -117,12 +118,12 @@ pub enum FileTask {
     BeginResume {
         /// Directory of the job's checkpoints.
         dir: String,
-        /// Limit of the number.
+        /// Exclusive upper limit of the number.
         before: u64,
     },
 }
 
-/// Result of a [`FileTask`].
+/// Result of a [`FileTask`], reported to [`Coordinator::files_done`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileDone {
     /// The directory is there and locked.
@@ -141,7 +142,8 @@ pub(super) struct Peer {
     pub(super) rank: u32,
     pub(super) namespace: String,
     pub(super) joined: bool,
-    /// Whether the end of this worker or server is expected or already reported, and so is no new loss.
+    /// Whether the end of this worker or server is expected or already reported, so that its disconnection is
+    /// not a new loss.
     pub(super) leaving: bool,
 }
 
@@ -150,19 +152,19 @@ pub(super) struct Server {
     pub(super) peer: PeerId,
     /// `None` until the server has joined.
     pub(super) member: Option<ServerMember>,
-    /// A notification of members is under way; there is one at a time.
+    /// Whether a member notification is under way; there is at most one for each server.
     pub(super) sending: bool,
-    /// Jobs with members that changed meanwhile, the longest ago first.
+    /// Jobs of which a member notification is pending, the oldest first.
     pub(super) unsent: VecDeque<String>,
     /// Process id on its host.
     pub(super) pid: u32,
-    /// Successors that its holder starts if a signal ends it.
+    /// How many more times its holder restarts the server after a signal has ended it.
     pub(super) restarts: u32,
-    /// Whether it has begun with the memory of the server before.
+    /// Whether it has started with the memory of its predecessor.
     pub(super) is_kept: bool,
 }
 
-/// The purpose of an order.
+/// Purpose of an order to a server, which decides how its answer is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Create(TableId),
@@ -201,8 +203,8 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// The state machine. Times are on a clock of the caller's that begins anywhere and never goes
-/// back.
+/// State machine of the coordinator, without I/O. Times are durations on a monotonic clock of the caller with
+/// any origin.
 #[derive(Debug)]
 pub struct Coordinator {
     pub(super) config: CoordinatorConfig,
@@ -223,35 +225,35 @@ pub struct Coordinator {
     pub(super) epoch: u64,
     pub(super) revision: u64,
     pub(super) phase: Phase,
-    /// Why the cluster ends; empty while it runs.
+    /// Reason why the cluster ends; empty while it runs.
     pub(super) stop_reason: String,
     /// The rendezvous of a launch, under way or complete.
     pub(super) gathering: Option<Gathering>,
     /// Workers that are being admitted to running jobs.
     pub(super) admissions: BTreeMap<u64, Admission>,
     pub(super) last_admission: u64,
-    /// Lost workers with ticks that are not agreed on, numbered as admissions are.
+    /// Losses of workers under way, numbered as admissions are.
     pub(super) losses: BTreeMap<u64, Loss>,
-    /// Schedules that the members of jobs follow.
+    /// Membership schedules that jobs follow.
     pub(super) schedule: Option<Schedule>,
     pub(super) last_schedule: u64,
-    /// Where and how often checkpoints are taken, if they are.
+    /// Policy of periodic checkpoints, if enabled.
     pub(super) checkpoint: Option<CheckpointPolicy>,
-    /// Servers that have ended and have a holder, until their successors join.
+    /// Servers that have ended and are to be restarted by their holder, until their successors join.
     pub(super) absent: BTreeMap<ServerId, Absent>,
     /// Workers and observers that have not rejoined since a server was restarted.
     pub(super) outdated: BTreeSet<PeerId>,
-    /// What it keeps for its journal, if it has one.
+    /// Recovery state, if there is a journal.
     pub(super) recovery: Option<Box<RecoveryState>>,
     pub(super) actions: Vec<Action>,
-    /// Requests about tasks that are not answered.
+    /// Requests about tasks that are not answered yet.
     pub(super) tasks: OpenRequests,
-    /// Operators that wait for the end of a job.
+    /// Operators that wait for the end of a job, with its namespace.
     pub(super) waiting: Vec<(String, Asker)>,
 }
 
 impl Coordinator {
-    /// A cluster without processes.
+    /// Makes the state machine of a cluster without any process.
     pub fn new(config: CoordinatorConfig) -> Self {
         Self {
             config,
@@ -289,22 +291,24 @@ impl Coordinator {
         }
     }
 
-    /// Removes and returns the actions to perform, in this order.
+    /// Removes and returns the actions to perform, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether no action will follow: flush and exit.
+    /// Whether the cluster has ended: no action follows, and the event loop flushes its connections and
+    /// exits.
     pub fn is_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// The epoch of the cluster's membership.
+    /// Epoch of the cluster's membership, which rises when a server leaves.
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The next time at which [`Self::tick`] has something to do.
+    /// Earliest time, on the caller's clock, at which [`Self::tick`] has something to do; `None` if there is
+    /// none.
     pub fn next_deadline(&self) -> Option<Duration> {
         let stopping = match self.phase {
             Phase::Stopping(deadline) => Some(deadline),
@@ -328,7 +332,8 @@ impl Coordinator {
             .min()
     }
 
-    /// Handles a request of a peer.
+    /// Handles a request of a peer, at time `now` on the caller's clock. `id` is the peer's number for the
+    /// request. A repeated request gets its earlier answer.
     pub fn request(&mut self, now: Duration, peer: PeerId, id: u64, request: CoordinatorRequest) {
         self.tick(now);
         if !self.peers.contains_key(&peer) {
@@ -341,7 +346,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a request, or parks it.
+    /// Handles a request and queues its answer, or parks the request while its job waits for a server's
+    /// successor.
     pub(super) fn dispatch(&mut self, asker: Asker, request: CoordinatorRequest) {
         use CoordinatorRequest as Ask;
         let changes_nothing = matches!(
@@ -369,7 +375,7 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's answer to an order.
+    /// Handles a server's answer to the order `id`, at time `now`. Unknown ids are ignored.
     pub fn answered(&mut self, now: Duration, peer: PeerId, id: u64, answer: CommandReply) {
         self.tick(now);
         // An id that was not issued to this peer counts as unknown.
@@ -409,7 +415,7 @@ impl Coordinator {
         }
     }
 
-    /// Handles the end of a connection.
+    /// Handles the end of a peer's connection, at time `now`.
     pub fn closed(&mut self, now: Duration, id: PeerId) {
         self.tick(now);
         let Some(peer) = self.peers.remove(&id) else {
@@ -433,7 +439,7 @@ impl Coordinator {
         }
     }
 
-    /// Advances the time to `now` and acts on deadlines.
+    /// Advances the time to `now` and acts on passed deadlines.
     pub fn tick(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if matches!(self.phase, Phase::Stopping(deadline) if deadline <= self.now) {
@@ -464,8 +470,8 @@ impl Coordinator {
         }
     }
 
-    /// Refuses what a peer of this role may not ask for, and answers what needs no more than the peer. `None`:
-    /// the request is to be carried out.
+    /// Checks whether a peer of this role may make the request, and answers simple requests. `None` means
+    /// that the request is permitted and has yet to be carried out.
     fn answer_by_role(
         &mut self,
         id: PeerId,
@@ -511,7 +517,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Carries a permitted request out. `None` if its answer comes later.
+    /// Carries out a permitted request. `None` if it is answered later.
     fn carry_out(
         &mut self,
         asker: Asker,
@@ -576,9 +582,9 @@ impl Coordinator {
         }
     }
 
-    /// Refuses requests of a job that has failed, with the failure, and all requests once the
-    /// cluster ends. The failure comes first: a lost worker fails its job and, with a lifetime of
-    /// one job, stops the cluster in the same step.
+    /// Refuses requests of a failed job with its failure, and all requests once the cluster ends. The failure
+    /// comes first: with a lifetime of one job, a lost worker fails its job and stops the cluster in the same
+    /// step.
     pub(super) fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
         if mutants::on(Mutant::ShutdownBeforeFailure) {
             self.check_running()?;
@@ -587,7 +593,7 @@ impl Coordinator {
         failed.map_or_else(|| self.check_running(), Err)
     }
 
-    /// Refuses all requests once the cluster ends, with the reason of its end.
+    /// Refuses all requests once the cluster is stopping, with the reason.
     pub(super) fn check_running(&self) -> Result<(), Refusal> {
         if self.phase == Phase::Running {
             return Ok(());
@@ -613,7 +619,7 @@ impl Coordinator {
     }
 }
 
-/// Refuses a change by an observer.
+/// Makes the refusal of a change that an observer requests.
 fn only_reads(rank: u32) -> Refusal {
     let number = WorkerId(rank).observer();
     let number = number.unwrap_or_else(|| unreachable!("rank {rank} is one of an observer"));
@@ -621,7 +627,7 @@ fn only_reads(rank: u32) -> Refusal {
     refusal.with_text("the request is one of workers")
 }
 
-/// Refuses a request that is not valid.
+/// Makes the refusal of an invalid request, with this text.
 pub(super) fn bad(why: &str) -> Refusal {
     Refusal::new(RefusalCode::BadRequest, [0; 4]).with_text(why)
 }

@@ -1,4 +1,4 @@
-//! The state of the cluster for operators.
+//! Status reports of the cluster and its servers, for operators.
 
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::STATUS_ROWS_MAX;
@@ -12,7 +12,8 @@ use super::jobs::Job;
 use super::state::{Asker, Coordinator, Purpose, bad};
 
 impl Coordinator {
-    /// Answers for the cluster at once. A server is asked, and its answer passed on.
+    /// Answers an operator's status request: that of the cluster at once, that of a server (`None`) after the
+    /// server has answered. Refused for absent servers.
     pub(super) fn status(
         &mut self,
         asker: Asker,
@@ -43,7 +44,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Passes on what a server has answered.
+    /// Passes a server's status report on to the operator.
     pub(super) fn server_reported(&mut self, asker: Asker, reply: CommandReply) {
         let answer = match reply {
             CommandReply::Status(status) => CoordinatorAnswer::Server(status),
@@ -53,7 +54,7 @@ impl Coordinator {
         self.answer(asker, answer);
     }
 
-    /// Answers the operators that wait for a server that has ended.
+    /// Refuses the status requests that wait for a server that has ended.
     pub(super) fn never_reported(&mut self, number: ServerId) {
         let Some(server) = self.servers.get(&number) else {
             return;
@@ -96,7 +97,7 @@ impl Coordinator {
         }
     }
 
-    /// Servers that are no members now, with the reason.
+    /// Servers of the cluster that are not joined, each with its host, if known, and the reason.
     fn absent_status(&self) -> Vec<AbsentServer> {
         let joined = self.joined_servers();
         let numbers = (0..self.config.servers).map(ServerId);
@@ -120,7 +121,7 @@ impl Coordinator {
         absent.collect()
     }
 
-    /// A job, with at most `room` workers, which it reduces by those that it lists.
+    /// Status of a job with at most `room` workers. Lowers `room` by the number of listed workers.
     fn job_status(&self, name: &str, job: &Job, room: &mut usize) -> JobStatus {
         let mut workers = job.members();
         let left_out = workers.len().saturating_sub(*room);

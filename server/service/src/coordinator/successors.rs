@@ -1,4 +1,4 @@
-//! Servers that are started again: the wait for a successor, and the new beginning of the jobs.
+//! Restart of servers: the wait for a server's successor, and the jobs that then begin again.
 //!
 //! A server with a holder (`tidewater server --restarts N`) that is ended by a signal is awaited for
 //! [`SUCCESSOR_TIMEOUT`]. Its successor begins without memory, so every table with a part on it has lost rows.
@@ -37,16 +37,17 @@ use super::recovery::ABSENT;
 use super::state::{Action, Asker, Coordinator, PeerId, Phase, Purpose};
 use super::tables::{Stage, refusal_of};
 
-/// A server that has ended and has a holder.
+/// A server that has ended and that its holder (its parent process) restarts.
 #[derive(Debug)]
 pub(super) struct Absent {
     pub(super) end: ServerEnd,
-    /// Time limit of its successor.
+    /// Time on the coordinator's clock by which its successor must join.
     pub(super) until: Duration,
 }
 
 impl Coordinator {
-    /// Waits for the successor of a server. Jobs that cannot begin again fail.
+    /// Begins the wait for the successor of an ended server: the process that its holder starts in its place.
+    /// Notifies the clients of jobs that can begin again or resume; fails the other jobs.
     pub(super) fn await_successor(&mut self, end: ServerEnd) {
         let lost = failure_of(&end);
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -64,13 +65,15 @@ impl Coordinator {
         self.absent.insert(end.server, Absent { end, until });
     }
 
-    /// Waits for the successor of a server that was journalled as absent.
+    /// Begins the wait for the successor of a server that was already ended when the coordinator was
+    /// restarted.
     pub(super) fn await_again(&mut self, end: ServerEnd) {
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
         self.absent.insert(end.server, Absent { end, until });
     }
 
-    /// Waits for the successor of a server with a holder that has ended.
+    /// Handles the end of a server with a holder (a parent process that restarts it): raises the epoch and begins
+    /// the wait for its successor. `how` states how it ended.
     pub(super) fn held_server_lost(&mut self, server: ServerImage, how: &str) {
         self.epoch += 1;
         self.revision += 1;
@@ -83,7 +86,7 @@ impl Coordinator {
         });
     }
 
-    /// Workers that have not rejoined since their job has begun again.
+    /// Workers that have not rejoined since their job began again, connected or not.
     pub(super) fn outdated_workers(&self) -> BTreeSet<(String, WorkerId)> {
         let connected = self.outdated.iter().filter_map(|id| self.peers.get(id));
         let connected = connected.filter(|peer| peer.role == Role::Worker);
@@ -92,7 +95,8 @@ impl Coordinator {
         connected.chain(absent).collect()
     }
 
-    /// Repeats the notices about servers to a worker that has returned: they may have been lost.
+    /// Repeats the notices about ended and restarted servers to a worker that has reconnected to a restarted
+    /// coordinator: the earlier ones may have been lost.
     pub(super) fn repeat_server_notices(&mut self, id: PeerId, namespace: &str, rank: WorkerId) {
         if self.may_begin_again(namespace) {
             let ends = self.absent.values().map(|absent| absent.end.clone());
@@ -129,7 +133,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles the report of a holder: how its server has ended, and whether a successor comes.
+    /// Handles a holder's report of how its server ended. `restarts` states whether a successor will start;
+    /// if not, all jobs fail.
     pub(super) fn server_ended(&mut self, end: ServerEnd, restarts: bool) -> CoordinatorAnswer {
         let number = end.server;
         let server = self.servers.get(&number);
@@ -158,7 +163,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Fails all jobs if a successor has not joined in time.
+    /// Fails all jobs if a successor has not joined within its time limit. Ends all waits once the cluster
+    /// stops.
     pub(super) fn expire_successors(&mut self) {
         if self.phase != Phase::Running {
             if !self.absent.is_empty() {
@@ -183,7 +189,8 @@ impl Coordinator {
         self.fail_all(&refusal);
     }
 
-    /// Follows up the join of a server: if it is a successor, all jobs begin again.
+    /// Follows up a server's join. If it is a successor, each job resumes with the kept tables `kept`, begins
+    /// again, or fails. Does nothing for other servers.
     pub(super) fn successor_joined(
         &mut self,
         number: ServerId,
@@ -216,8 +223,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders a server that has returned, and has begun with memory, to serve its tables again: the coordinator
-    /// may have been restarted before it did. A server that serves them already confirms it.
+    /// Orders a returned server that started with its predecessor's memory to adopt its tables again: a
+    /// restart of the coordinator may have interrupted that. A server that already serves them confirms it.
     pub(super) fn resume_again(&mut self, number: ServerId) {
         let Some(restart) = self.kept_restart(number) else {
             return;
@@ -229,7 +236,8 @@ impl Coordinator {
         }
     }
 
-    /// The end and the beginning of a server that has its memory; of the process before no more is known.
+    /// Restart record of a server that started with its predecessor's memory; `None` for other servers. Of
+    /// the predecessor only the number and host are known.
     fn kept_restart(&self, number: ServerId) -> Option<ServerRestart> {
         let server = self.servers.get(&number).filter(|server| server.is_kept)?;
         let member = server.member.as_ref()?;
@@ -244,8 +252,8 @@ impl Coordinator {
         Some(ServerRestart { end, successor })
     }
 
-    /// Orders a successor that has its memory to serve the tables of a job, and to go on with those that it was
-    /// making or releasing.
+    /// Orders a successor that has its predecessor's memory to adopt the tables of a job, and to complete
+    /// those that it was creating or releasing.
     fn resume_with_memory(&mut self, namespace: &str, number: ServerId, restart: ServerRestart) {
         let of_job = self.tables.iter().filter(|(_, t)| t.namespace == namespace);
         let mut orders = Vec::new();
@@ -279,7 +287,8 @@ impl Coordinator {
         self.resumed_if_adopted(namespace, number);
     }
 
-    /// Notes that a successor serves a table from its memory, or has not got it.
+    /// Handles a successor's answer to AdoptTable: it serves the table from its memory, or cannot. In the
+    /// second case the job begins again or fails.
     pub(super) fn table_adopted(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
         let Some(namespace) = self.tables.get(&id).map(|table| table.namespace.clone()) else {
             return;
@@ -301,7 +310,7 @@ impl Coordinator {
         }
     }
 
-    /// Ends the wait of successors for a table that is dropped.
+    /// Removes a dropped table from the tables that successors have yet to adopt.
     pub(super) fn not_awaited(&mut self, namespace: &str, id: TableId) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -314,8 +323,8 @@ impl Coordinator {
         }
     }
 
-    /// Notifies the clients of a job when a successor serves all of its tables, and carries out what they have asked
-    /// for meanwhile.
+    /// Completes a job's resume when a successor serves all of its tables: notifies the clients and carries
+    /// out the parked requests. Does nothing before.
     fn resumed_if_adopted(&mut self, namespace: &str, number: ServerId) {
         let job = self.jobs.get_mut(namespace);
         let Some(Entry::Occupied(resuming)) = job.map(|job| job.resuming.entry(number)) else {
@@ -345,8 +354,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a job goes on when a server comes back with its memory: it is of a kind that may begin again, does
-    /// not begin again now, and each of its tables outlives the process.
+    /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is
+    /// not beginning again now, and all its tables have warm durability.
     fn can_resume(&self, namespace: &str) -> bool {
         let tables = self.tables.values().filter(|t| t.namespace == namespace);
         let mut kept = tables.filter(|t| !matches!(t.stage, Stage::Releasing(_)));
@@ -356,7 +365,7 @@ impl Coordinator {
             && kept.all(|table| table.info.spec.durability == Durability::Warm)
     }
 
-    /// Fails a job that cannot begin again.
+    /// Fails a job that cannot begin again after the end of a server.
     fn fail_with_server(&mut self, namespace: &str, end: &ServerEnd) {
         let text = format!(
             "{end}; a job of open size, with a schedule of members, with checkpoints, or with a worker that has \
@@ -373,7 +382,8 @@ impl Coordinator {
         }
     }
 
-    /// Has all servers end a job, which then begins again.
+    /// Makes a job begin again: refuses waiting requests, drops its tables, and orders all servers to end its
+    /// sessions and clocks.
     fn begin_again(&mut self, namespace: &str, restart: ServerRestart) {
         let refusal = restarted(&restart);
         let parked: Vec<_> = self.take_waiting(namespace);
@@ -396,7 +406,8 @@ impl Coordinator {
         self.end_at_servers(namespace, nobody);
     }
 
-    /// Notes that all servers have ended a job. If it begins again its clients get the notice.
+    /// Completes the new beginning of a job after all servers have ended it: resets it and notifies its
+    /// clients. Does nothing for other jobs or while a server is awaited.
     pub(super) fn begun_again(&mut self, namespace: &str) {
         // That of a later successor.
         let is_ending = self.ending.values().any(|e| e.namespace == namespace);
@@ -439,7 +450,7 @@ impl Coordinator {
         self.refuse_parked(namespace, &refusal);
     }
 
-    /// Admits a client that has read the notice to its job as it is now.
+    /// Readmits a client that has read the restart notice; the answer states the job's members.
     pub(super) fn rejoin(&mut self, id: PeerId, namespace: &str) -> CoordinatorAnswer {
         self.outdated.remove(&id);
         let rank = self.peers.get(&id).map_or(0, |peer| peer.rank);
@@ -447,8 +458,9 @@ impl Coordinator {
         self.joined(rank, namespace, expected.unwrap_or(self.config.workers))
     }
 
-    /// Parks a request of a job that waits for a successor, which returns true. A request of an outdated
-    /// client is refused.
+    /// Parks a request while its job waits for a successor or begins again, and returns `true`. Returns
+    /// `false` if the request is to be carried out. Refused if the client has not rejoined, or has too many
+    /// parked requests.
     pub(super) fn waits_for_restart(
         &mut self,
         asker: Asker,
@@ -497,8 +509,8 @@ impl Coordinator {
         Ok(false)
     }
 
-    /// Whether a job can begin again in its processes: it is of a kind that may, and no worker has ended. The part
-    /// of one that has finished or is lost would be missing from the new tables, and nothing would say so.
+    /// Whether a job can begin again in its running processes: its kind may, and no worker has finished or is
+    /// lost. The work of such a worker would be missing from the new tables.
     fn can_begin_again(&self, namespace: &str) -> bool {
         let ended = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
         let job = self.jobs.get(namespace);
@@ -506,8 +518,8 @@ impl Coordinator {
         self.may_begin_again(namespace) && !has_ended
     }
 
-    /// Whether a job is of a kind that begins again: it has not failed, its size is fixed, it has no schedule, and
-    /// no checkpoints: one that has begins again from the newest, in other processes.
+    /// Whether a job is of a kind that begins again: not failed, of known size, without schedule and without
+    /// checkpoints. A job with checkpoints restarts from the newest one in new processes instead.
     fn may_begin_again(&self, namespace: &str) -> bool {
         let job = self.jobs.get(namespace);
         let is_fixed = job
@@ -515,7 +527,7 @@ impl Coordinator {
         is_fixed && self.schedule.is_none()
     }
 
-    /// Workers and observers of a job that have joined.
+    /// Connections of the joined workers and observers of a job.
     fn clients(&self, namespace: &str) -> Vec<PeerId> {
         let peers = self.peers.iter();
         let those =
@@ -534,13 +546,13 @@ const fn is_client(role: Role) -> bool {
     matches!(role, Role::Worker | Role::Observer)
 }
 
-/// The refusal of what a server's end makes fail.
+/// Makes the refusal for requests that fail because a server has ended.
 fn failure_of(end: &ServerEnd) -> Refusal {
     let numbers = [u64::from(end.server.0), 0, 0, 0];
     Refusal::new(RefusalCode::PeerFailed, numbers).with_text(end)
 }
 
-/// The refusal of a request that waited when a job began again.
+/// Makes the refusal for requests that waited when a job began again.
 fn restarted(restart: &ServerRestart) -> Refusal {
     let numbers = [restart.end.incarnation.0, restart.successor.0, 0, 0];
     Refusal::new(RefusalCode::WrongIncarnation, numbers).with_text(&restart.end)

@@ -1,4 +1,4 @@
-//! The table catalogue: a table exists when every server has its share.
+//! The table catalogue of the coordinator. A table exists when every server has created its share.
 
 use std::collections::BTreeSet;
 
@@ -12,36 +12,37 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::state::{Asker, Coordinator, Purpose};
 use tidewater_journal::Outcome;
 
-/// How far a table is made or released.
+/// Progress of a table's creation or release on the servers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not all servers have joined.
+    /// Creation waits until all servers have joined.
     Waiting,
-    /// Servers are making it.
+    /// Servers are creating their shares.
     Making {
         missing: BTreeSet<ServerId>,
         made: Vec<ServerId>,
         refused: Option<Refusal>,
     },
-    /// Made; a load is filling it.
+    /// Created on all servers; a load is filling it.
     Filling,
-    /// It can be used by clients.
+    /// Clients can use it.
     Ready,
-    /// Servers are releasing it. Its name is free already.
+    /// Servers are releasing it; the set holds those that have not answered. Its name is free already.
     Releasing(BTreeSet<ServerId>),
 }
 
-/// A table of one job.
+/// A table of one job in the catalogue.
 #[derive(Debug)]
 pub(super) struct TableEntry {
     pub(super) namespace: String,
     pub(super) info: TableInfo,
     pub(super) stage: Stage,
-    /// Requests that wait for the end of this stage.
+    /// Requests that are answered at the end of this stage.
     pub(super) askers: Vec<Asker>,
-    /// The load that makes it, if one does.
+    /// Number of the load operation that creates it, if one does.
     pub(super) load: Option<u64>,
-    /// A worker that requested its release before a restart has yet to repeat the request.
+    /// Whether a worker requested its release before a restart of the coordinator and has yet to repeat the
+    /// request.
     pub(super) awaits_asker: bool,
 }
 
@@ -109,7 +110,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Enters a table that is not made yet.
+    /// Adds a table to the catalogue, without creating it on the servers. `load` is the load operation that
+    /// creates it, if any. Refused beyond `TABLES_MAX` per job.
     pub(super) fn add_table(
         &mut self,
         namespace: &str,
@@ -157,7 +159,7 @@ impl Coordinator {
         }
     }
 
-    /// Places a table and orders every server to make its share.
+    /// Assigns a table's partitions to appliers and orders every server to create its share.
     pub(super) fn make_table(&mut self, id: TableId) {
         let (appliers, servers) = (self.appliers(), self.joined_servers());
         let Some(table) = self.tables.get_mut(&id) else {
@@ -183,7 +185,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has made its share, or cannot.
+    /// Handles a server's answer to CreateTable. After the last answer the table is ready, is filled by its
+    /// load, or is dropped because a server refused.
     pub(super) fn table_created(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -222,7 +225,7 @@ impl Coordinator {
         }
     }
 
-    /// Marks the table as usable, and answers the requests that wait for it.
+    /// Marks a table as ready and answers the requests that wait for it.
     pub(super) fn table_ready(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -235,7 +238,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes a table that cannot be made, as if it had never been requested.
+    /// Removes a table from the catalogue. Orders the servers `made`, which have created it, to release it,
+    /// and answers waiting requests with `refusal`.
     pub(super) fn drop_table(&mut self, id: TableId, made: Vec<ServerId>, refusal: &Refusal) {
         let Some(table) = self.tables.remove(&id) else {
             return;
@@ -266,7 +270,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has released its share. One that refuses does not have it: the same.
+    /// Handles a server's answer to ReleaseTable. A refusal counts as success, since that server does not
+    /// have the table.
     pub(super) fn table_released(&mut self, id: TableId, server: ServerId) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -278,7 +283,8 @@ impl Coordinator {
         self.end_release(id);
     }
 
-    /// Answers the release of a table that no server has any more, and forgets the table.
+    /// Removes a table that all servers have released, and answers the release requests. Does nothing while
+    /// servers are missing, or a worker has yet to repeat its request.
     pub(super) fn end_release(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -297,7 +303,8 @@ impl Coordinator {
         self.jobs.get(namespace)?.tables.get(name).copied()
     }
 
-    /// The table if it is ready; otherwise enters the request among those that wait for it.
+    /// Returns the table if it is ready; else queues the request until it is (`None`). Refused if `spec`
+    /// differs from the table's definition.
     fn table_when_ready(
         &mut self,
         asker: Asker,
@@ -327,7 +334,7 @@ impl Coordinator {
     }
 }
 
-/// The refusal for an answer of a server that is not the expected one.
+/// Converts a server's refusal, or an answer of the wrong kind, into a refusal that names the server.
 pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     match answer {
         CommandReply::Refused(mut refusal) => {
@@ -338,8 +345,8 @@ pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     }
 }
 
-/// The fields in which two definitions differ; `None` for equal ones. A definition that leaves the number of
-/// partitions open fits a table with any number.
+/// Lists the fields in which two table definitions differ, for an error text; `None` if they agree. A
+/// requested `PARTITIONS_AUTO` agrees with any number of partitions.
 pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     if have == want {
         return None;

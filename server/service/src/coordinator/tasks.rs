@@ -1,4 +1,5 @@
-//! Tasks of jobs: requests that wait for a task, and reports that wait for the servers.
+//! Task queues of jobs in the coordinator: requests that wait for a task, and finished tasks that wait for
+//! the servers.
 //!
 //! The report of a finished task is the decision: from then on the task counts, whatever becomes of its worker.
 //! [`Command::FinishTask`] goes to all servers before any later news of the worker, over the same connections. So
@@ -19,7 +20,7 @@ use tidewater_queue::{Done, Queue, QueueCall, QueueError, Report, Taken, WorkerK
 use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
 
-/// A request for a task that is kept until there is one.
+/// A worker's request for a task that waits because none can be given now.
 #[derive(Debug)]
 struct Waiting {
     asker: Asker,
@@ -28,7 +29,7 @@ struct Waiting {
     deadline: Duration,
 }
 
-/// A finished task with pushes that servers are applying.
+/// A finished task of which the servers are applying the pushes.
 #[derive(Debug)]
 struct Finishing {
     asker: Asker,
@@ -36,19 +37,19 @@ struct Finishing {
     queue: u32,
     worker: WorkerId,
     thread: u32,
-    /// Process of the worker.
+    /// Incarnation of the worker's process.
     process: Incarnation,
     missing: BTreeSet<ServerId>,
 }
 
-/// Requests about tasks that are not answered, of all jobs.
+/// Unanswered requests about tasks, of all jobs.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
-    /// Number of the last delivery: it is used once in all jobs.
+    /// Number of the last delivery of a task; each number is used once, over all jobs.
     last_delivery: u64,
     waiting: Vec<Waiting>,
     finishing: BTreeMap<u64, Finishing>,
-    /// The next time at which a waiting request may be answered.
+    /// Earliest time at which a waiting request may have to be answered; `None` if none waits.
     due: Option<Duration>,
 }
 
@@ -219,19 +220,21 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Number of a worker in the queues of its job: it has the same one when it returns to a coordinator that was
-    /// restarted, and its tasks are taken back before another process has its rank.
+    /// Key of a worker in its job's task queues, made from its rank. It stays the same when the worker
+    /// returns to a restarted coordinator. A rank's tasks are taken back before another process takes the
+    /// rank.
     fn worker_key(&self, peer: PeerId) -> WorkerKey {
         let rank = self.peers.get(&peer).map(|peer| peer.rank);
         rank.map_or(WorkerKey::MAX, WorkerKey::from)
     }
 
-    /// Notes a call that has changed the queues of a job.
+    /// Records a call that has changed the task queues of a job, for the journal.
     pub(super) fn note_queue(&mut self, namespace: &str, call: impl FnOnce() -> QueueCall) {
         self.note_change(|| Change::Queue(namespace.to_owned(), call()));
     }
 
-    /// Refuses a worker that has left its job: what it takes would be given to no other one.
+    /// Checks that a worker is a live member of its job. Refuses others: a task that they take would be given
+    /// to no other worker.
     fn check_live(&self, peer: PeerId, namespace: &str) -> Result<(), Refusal> {
         let rank = self.peers.get(&peer).map(|peer| WorkerId(peer.rank));
         let job = self.jobs.get(namespace);
@@ -289,7 +292,8 @@ impl Coordinator {
         self.find_due_task();
     }
 
-    /// Finds the next time at which a waiting request may be answered. Cost: a look at each of them.
+    /// Computes the earliest time at which a waiting task request may have to be answered. Cost: a look at
+    /// each waiting request.
     fn find_due_task(&mut self) {
         let due = |waiting: &Waiting| {
             let job = self.jobs.get(&waiting.namespace);
@@ -306,14 +310,15 @@ impl Coordinator {
         self.tasks.due = due;
     }
 
-    /// Answers waiting requests at their time.
+    /// Answers waiting task requests if the earliest such time has passed.
     pub(super) fn expire_tasks(&mut self) {
         if self.tasks.due.is_some_and(|due| due <= self.now) {
             self.serve_waiting_tasks();
         }
     }
 
-    /// Gives tasks to waiting requests in their order, and answers those that have waited long enough.
+    /// Gives tasks to waiting requests in their order, and answers those with passed deadlines that no task
+    /// is available.
     fn serve_waiting_tasks(&mut self) {
         if self.tasks.waiting.is_empty() {
             return;
@@ -337,8 +342,8 @@ impl Coordinator {
         self.find_due_task();
     }
 
-    /// Answers a request about a task. The answer stands if the request is repeated after a restart: a task is
-    /// given once to it, and a report counts once.
+    /// Answers a task request. Tasks and outcomes of reports are journalled: a request repeated after a
+    /// restart gets the same task, and a report counts once.
     fn answer_task(&mut self, asker: Asker, answer: TaskAnswer) {
         match answer {
             TaskAnswer::Task(_) | TaskAnswer::Reported { .. } => {
@@ -349,7 +354,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to apply the pushes of a finished task; the report is answered when they have.
+    /// Orders all servers to apply the pushes of a finished task. The worker's report is answered when they
+    /// all have.
     fn finish_task(
         &mut self,
         asker: Asker,
@@ -393,8 +399,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Notes that a server has applied a finished task. One that cannot has lost acknowledged pushes: the job
-    /// fails.
+    /// Handles a server's answer to FinishTask. After the last one the worker's report is answered. A refusal
+    /// fails the job, because acknowledged pushes are lost.
     pub(super) fn task_applied(&mut self, delivery: u64, server: ServerId, reply: CommandReply) {
         let Some(finishing) = self.tasks.finishing.get_mut(&delivery) else {
             return;
@@ -419,7 +425,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers the report of a finished task; for a worker that has not returned the answer is kept.
+    /// Answers the report of a finished task. For a worker that has not returned after a restart the answer
+    /// is journalled, if its rank still belongs to the same process.
     fn answer_finished(&mut self, done: &Finishing) {
         let answer = TaskAnswer::Reported { counted: true };
         if done.asker.peer != ABSENT {
@@ -451,8 +458,8 @@ impl Coordinator {
         self.order(server, Purpose::Task(delivery), order);
     }
 
-    /// Orders a server that has returned to apply the tasks that were finished before the restart. It has applied
-    /// some of them already, which the order then leaves as they are.
+    /// Orders a returned server to apply the tasks that were finished before the restart. The server ignores
+    /// those that it has applied.
     pub(super) fn repeat_finished_tasks(&mut self, server: ServerId) {
         if mutants::on(Mutant::FinishedTaskForgotten) {
             return;
@@ -462,7 +469,8 @@ impl Coordinator {
         }
     }
 
-    /// Continues with the finished tasks of an image: every server is ordered to apply them when it returns.
+    /// Restores the finished tasks of a journalled image. Every server is ordered to apply them when it
+    /// returns.
     pub(super) fn resume_tasks(&mut self, image: &Image) {
         self.tasks.last_delivery = image.last_delivery;
         for (&delivery, task) in &image.finishing {
@@ -482,7 +490,8 @@ impl Coordinator {
         }
     }
 
-    /// Takes the tasks of a worker back that is lost or has left.
+    /// Takes back the tasks of a worker after its connection has ended, and removes its waiting requests.
+    /// `is_lost`: it did not leave in order.
     pub(super) fn release_tasks(
         &mut self,
         id: PeerId,
@@ -501,7 +510,8 @@ impl Coordinator {
         }
     }
 
-    /// Takes the tasks of the worker of a rank back.
+    /// Takes back the tasks of the worker with this rank, so that others get them. `is_lost`: it did not
+    /// leave in order.
     pub(super) fn take_back_tasks(&mut self, rank: WorkerId, namespace: &str, is_lost: bool) {
         if mutants::on(Mutant::LostTaskKept) {
             return;
@@ -526,7 +536,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes the requests of a job about tasks, to refuse them.
+    /// Removes the task requests of a job, waiting and finishing, and returns them, so that the caller can
+    /// refuse them.
     pub(super) fn drop_task_requests(&mut self, namespace: &str) -> Vec<Asker> {
         let of_job = |waiting: &mut Waiting| waiting.namespace == namespace;
         let waiting = self.tasks.waiting.extract_if(.., of_job);
@@ -548,8 +559,8 @@ fn log_left_out(namespace: &str, task: &LeftOut) {
     tracing::warn!(namespace, path, first, end, reason, "a task is left out");
 }
 
-/// The refusal of a queue in a job with checkpoints. Tables are in a checkpoint and queues are not: a resumed job
-/// would count the tasks of before twice.
+/// Makes the refusal of a task queue in a job with checkpoints. A checkpoint holds the tables and not the
+/// queues, so a resumed job would count finished tasks twice.
 fn not_in_checkpoints(queue: &str) -> Refusal {
     bad(&format!(
         "queue \"{queue}\": the job has checkpoints, which hold no queues, so that a resumed job would count \

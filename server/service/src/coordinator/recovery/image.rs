@@ -1,4 +1,4 @@
-//! The durable state of a coordinator as an image, and back.
+//! Conversion of a coordinator's durable state into an image for the journal, and back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::super::state::{Coordinator, CoordinatorConfig, Phase};
 use super::super::tables::{Stage, TableEntry};
 use super::{ABSENT, RecoveryState};
 
-/// Bits by which the numbers of orders of two starts differ. A reply to an order of an earlier start is that
-/// of no order.
+/// Bit position of the start's number in order numbers. Orders of two starts of the coordinator thereby
+/// differ, and a reply to an order of an earlier start matches none.
 const ORDERS_A_START: u32 = 40;
 
 impl Coordinator {
-    /// A coordinator that resumes from an image, with the number of this start. Every process that the image
-    /// knows has `grace` to return.
+    /// Makes a coordinator that resumes from a journalled image. `start` is the number of this start. Every
+    /// process in the image has `grace` to reconnect.
     pub(in crate::coordinator) fn resume(
         config: CoordinatorConfig,
         image: Image,
@@ -143,7 +143,7 @@ impl Coordinator {
         self.tables.insert(id, entry);
     }
 
-    /// Servers that have joined, or that may return.
+    /// Images of the servers that have joined or may return.
     fn server_images(&self) -> BTreeMap<ServerId, ServerImage> {
         let joined = self.servers.iter().filter_map(|(&id, server)| {
             let image = ServerImage {
@@ -157,7 +157,7 @@ impl Coordinator {
         absent.chain(joined).collect()
     }
 
-    /// The durable part of the state.
+    /// Makes an image of the durable part of the state.
     pub(super) fn image(&self) -> Image {
         let clocks = |(&domain, &clock): (&DomainId, &u64)| DomainClock { domain, clock };
         let mut image = Image {
@@ -225,7 +225,7 @@ impl Coordinator {
     }
 }
 
-/// Workers of an image that have not rejoined since their job has begun again.
+/// Workers in the image that had not rejoined since their job began again.
 fn outdated(image: &Image) -> BTreeSet<(String, WorkerId)> {
     let workers = image.workers.iter().flat_map(|(name, workers)| {
         let outdated = workers.iter().filter(|(_, worker)| worker.is_outdated);
