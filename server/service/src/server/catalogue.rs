@@ -1,4 +1,4 @@
-//! The tables of this server, and what clients see of them.
+//! Catalogue of a server's tables and jobs, and what clients see of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::kept::{Kept, KeptSession};
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::StoreError;
 
-/// The state of a table.
+/// State of a table on this server.
 #[derive(Debug, Clone)]
 pub(super) enum State {
-    /// Being created; no client sees it.
+    /// Being created; clients do not see it.
     Coming,
-    /// In use; clients can describe it.
+    /// In use; clients get this description of it.
     Alive(Arc<TableDescriptor>),
-    /// Being freed, or freed.
+    /// Being freed or freed; clients get an error that says so.
     Released,
 }
 
-/// One table with its namespace.
+/// A table of the catalogue, with the namespace of its job.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) namespace: String,
@@ -35,32 +35,32 @@ pub(super) struct Entry {
     pub(super) state: State,
 }
 
-/// The tables of all namespaces, by number.
+/// Tables of all namespaces, by table number, and the jobs.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     pub(super) entries: HashMap<TableId, Entry>,
     jobs: HashMap<String, Job>,
-    /// Numbers given to jobs so far.
+    /// Count of the job numbers given so far.
     given: u64,
-    /// Tables of the process before, which the coordinator has not asked for.
+    /// Tables in the previous process's memory that are neither adopted nor released yet.
     pub(super) kept: BTreeMap<TableId, KeptTable>,
-    /// Numbers of jobs of the process before, of which nothing has come.
+    /// Numbers of the previous process's jobs that have not been matched to a namespace.
     kept_jobs: Vec<NamespaceId>,
-    /// Sessions of the process before, for the control thread.
+    /// Sessions of the previous server process, until the control thread takes them over.
     pub(super) kept_sessions: BTreeMap<SessionId, KeptSession>,
 }
 
-/// A table that a server has from the memory of the process before it.
+/// A table that a restarted server has found in the previous process's memory.
 #[derive(Debug)]
 pub(super) struct KeptTable {
     pub(super) job: NamespaceId,
     pub(super) spec: TableSpec,
-    /// The part of each applier that has one, with its partitions.
+    /// For each applier with a part of it: its partitions and the location of the part.
     pub(super) parts: Vec<(Vec<u32>, ApplierPart)>,
 }
 
-/// Bits of a job's number that count jobs. The others are a hash of the namespace: a successor, which has the
-/// numbers only, finds the one of a name.
+/// Number of low bits of a job's number that hold a count. The other bits are a hash of the namespace, by
+/// which a restarted server finds the number of a namespace.
 const COUNT_BITS: u32 = 24;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
@@ -68,19 +68,19 @@ fn name_bits(namespace: &str) -> u64 {
     H64::new([0; 4]).finish_bytes(namespace.as_bytes()) & !COUNT_MASK
 }
 
-/// One namespace in use.
+/// A job of this server: one namespace in use.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) id: NamespaceId,
-    /// Number of its workers; 0 until a session or the cluster says it.
+    /// Number of its workers; 0 until the configuration or a session gives it.
     pub(super) workers: u32,
-    /// Modules that its clients have loaded, by name.
+    /// Modules of functions that its clients have loaded, by name.
     pub(super) functions: HashMap<String, Box<[u8]>>,
-    /// Set at its end, for commands to appliers that are under way then.
+    /// Set when the job ends, for commands that are on their way to appliers then.
     pub(super) has_ended: Arc<AtomicBool>,
 }
 
-/// What a client of a namespace sees under a table number.
+/// Result of looking up a table number for a client of a namespace.
 pub(super) enum Seen {
     Nothing,
     Released,
@@ -88,23 +88,23 @@ pub(super) enum Seen {
 }
 
 impl Catalogue {
-    /// The job of a namespace, if it is known here.
+    /// Number of the job of a namespace; `None` if the server does not know the job.
     pub(super) fn job(&self, namespace: &str) -> Option<NamespaceId> {
         self.jobs.get(namespace).map(|job| job.id)
     }
 
-    /// The job of a namespace, for changes, if it is known here.
+    /// Mutable job of a namespace; `None` if the server does not know it.
     pub(super) fn job_mut(&mut self, namespace: &str) -> Option<&mut Job> {
         self.jobs.get_mut(namespace)
     }
 
-    /// The namespaces of the jobs in use.
+    /// Namespaces of the jobs in use, by job number.
     pub(super) fn job_names(&self) -> HashMap<NamespaceId, String> {
         let jobs = self.jobs.iter();
         jobs.map(|(name, job)| (job.id, name.clone())).collect()
     }
 
-    /// The job of a namespace; registers it if it is new.
+    /// Returns the job of a namespace; adds it if it is new. Fails beyond `JOBS_MAX` jobs.
     pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, ServerError> {
         if !self.jobs.contains_key(namespace) {
             let have = self.jobs.len() as u64 + 1;
@@ -131,7 +131,7 @@ impl Catalogue {
         }))
     }
 
-    /// A catalogue with what the process before has left.
+    /// Makes the catalogue of a server that starts with the previous process's memory, `kept`.
     pub(super) fn keep(kept: Kept) -> Self {
         let counts = kept.jobs.iter().map(|id| id.0 & COUNT_MASK);
         Self {
@@ -143,12 +143,13 @@ impl Catalogue {
         }
     }
 
-    /// Gives the job of a namespace the number that it had in the process before. False if it has another one.
+    /// Gives the job of a namespace the number that it had before the server's restart. `false` if the job
+    /// has another number.
     pub(super) fn adopt_job(&mut self, namespace: &str, id: NamespaceId) -> bool {
         self.open_job(namespace).is_ok_and(|job| job.id == id)
     }
 
-    /// Forgets a job that has no tables any more. Returns the number it had.
+    /// Removes a job that has no tables. Returns its number; `None` if it still has tables or is not known.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         if self.entries.values().any(of_job) {
@@ -163,7 +164,7 @@ impl Catalogue {
         Some(job.id)
     }
 
-    /// Looks up a table. One of another namespace counts as absent.
+    /// Looks up a table for a client of `namespace`. A table of another namespace counts as absent.
     pub(super) fn see(&self, namespace: &str, id: TableId) -> Seen {
         match self.entries.get(&id) {
             Some(entry) if entry.namespace == namespace => match &entry.state {
@@ -176,8 +177,8 @@ impl Catalogue {
     }
 }
 
-/// Takes the number that the job of a namespace had in the process before; `None` if no number, or not only one,
-/// can be it.
+/// Removes and returns the number that the job of a namespace had before the server's restart. `None` unless
+/// exactly one number has the hash of the namespace.
 fn take_kept(kept: &mut Vec<NamespaceId>, namespace: &str) -> Option<NamespaceId> {
     let is_its = |id: &NamespaceId| id.0 & !COUNT_MASK == name_bits(namespace);
     let mut found = (0..).zip(kept.iter()).filter(|(_, id)| is_its(id));
@@ -185,7 +186,8 @@ fn take_kept(kept: &mut Vec<NamespaceId>, namespace: &str) -> Option<NamespaceId
     Some(kept.swap_remove(n))
 }
 
-/// The descriptor of a table that has these parts.
+/// Makes the description of a table that clients get: byte sizes from its definition, and `parts`, the
+/// location of each applier's share.
 pub(super) fn descriptor(
     id: TableId,
     spec: &TableSpec,

@@ -1,4 +1,4 @@
-//! Configuration of a server process at its start.
+//! Configuration of a server.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,8 +16,8 @@ use super::kept::HeldMemory;
 use tidewater_engine::functions::{FunctionLoader, Functions};
 use tidewater_engine::store::Hugepages;
 
-/// Default size in bytes of each of a server's two memories. Reserving costs nothing: pages take
-/// memory when they are first touched.
+/// Default size in bytes of each of a server's two memories (64 GiB). Only address space is reserved: pages
+/// take memory when they are first touched.
 pub const CAPACITY_DEFAULT: usize = 64 << 30;
 
 /// Whether appliers busy-poll instead of sleeping when they have no work.
@@ -27,12 +27,13 @@ pub enum BusyPoll {
     /// Appliers sleep: an idle server uses no core.
     #[default]
     Off,
-    /// Appliers never sleep. Over RDMA, clients write the tails of their pushes and do not signal them.
+    /// Appliers never sleep and use one core each. Over RDMA, clients then write the tails of their pushes
+    /// without an interrupt at the server.
     On,
 }
 
 impl BusyPoll {
-    /// Whether an applier without work gives up its core.
+    /// Whether an applier without work parks its thread.
     pub const fn sleeps(self) -> bool {
         matches!(self, Self::Off)
     }
@@ -59,12 +60,13 @@ impl std::str::FromStr for BusyPoll {
     }
 }
 
-/// Functions of a server besides those that its program registers. Equal on all servers of a job.
+/// Functions of a server besides those that its program registers; they must be equal on all servers of a
+/// job.
 #[derive(Clone, Default)]
 pub struct ServerFunctions {
-    /// Functions that all jobs have. They replace registered ones of the same name.
+    /// Functions for all jobs; they replace registered ones of the same name.
     pub all: Functions,
-    /// Makes functions of the modules that clients load; `None` refuses them.
+    /// Compiles the modules that clients load; `None` refuses them.
     pub loader: Option<Arc<dyn FunctionLoader>>,
 }
 
@@ -77,79 +79,77 @@ impl fmt::Debug for ServerFunctions {
     }
 }
 
-/// A server's identity in its cluster, and its sizes.
+/// Configuration of a server: identity in its cluster, sizes, placement and addresses.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// The job's secret, which peers authenticate with.
     pub token: JobToken,
     /// The cluster's number; not 0.
     pub cluster: ClusterId,
-    /// The cluster's epoch; not 0. Changes with [`super::ServerHandle::set_epoch`].
+    /// Epoch of the cluster at the start; not 0. [`super::ServerHandle::set_epoch`] changes it later.
     pub epoch: u64,
-    /// Number of this start of the server; not 0. [`ServerConfig::new`] draws a random one.
+    /// Number of this start of the server; not 0. [`ServerConfig::new`] makes a random one.
     pub incarnation: Incarnation,
     /// The server's number, from 0.
     pub server: ServerId,
-    /// Workers `0..workers` are members of every clock domain from the start.
+    /// Number of workers; ranks `0..workers` are members of every clock domain from the start.
     pub workers: u32,
-    /// Which jobs the server serves.
+    /// Namespaces of the clients that the server admits.
     pub namespaces: Namespaces,
-    /// Applier threads, 1 to 64.
+    /// Number of applier threads, 1 to 64.
     pub appliers: u16,
-    /// Index of this process among those of its role on this host: its appliers are pinned to the
-    /// cores after those of the lower indices (see `tidewater_topology`).
+    /// Index of this server on its host. Its appliers are pinned to the cores after those of lower indices
+    /// (see `tidewater_topology`).
     pub local_rank: u32,
-    /// Appliers of all servers on this host. When they outnumber the cores, none is pinned.
+    /// Number of appliers of all servers on this host. If they outnumber the cores, none is pinned.
     pub local_appliers: u32,
-    /// Client threads on this host, 0 if unknown. When they and the appliers outnumber the cores,
-    /// an applier without work sleeps at once: a spin would take the core of the thread it waits
-    /// for.
+    /// Number of client threads on this host, 0 if unknown. If they and the appliers outnumber the cores,
+    /// idle appliers sleep at once instead of spinning.
     pub local_clients: u32,
-    /// Bytes reserved for each of the two memories.
+    /// Bytes of address space reserved for each of the two memories.
     pub capacity: usize,
-    /// Whether the used part of both memories is locked (`mlock`).
+    /// Whether the used part of both memories is locked in RAM (`mlock`).
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
     /// Settings of its queue pairs.
     pub fabric: FabricSettings,
-    /// Whether clients count their pushes to each applier, so that programs can measure how stale pulled
-    /// rows are. The counter is a word in server memory.
+    /// Whether clients count their pushes to each applier in a word of server memory, so that programs can
+    /// measure the staleness of pulled rows.
     pub count_pushes: bool,
-    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    /// Limit in bytes of the early pushes that an applier holds, from ranks ahead of the open iteration.
     pub pending_bytes: usize,
-    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    /// Limit in bytes of copied records that wait for the file system during a save.
     pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// Functions besides those that the program registers.
+    /// Functions of the server besides those that the program registers.
     pub functions: ServerFunctions,
     /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
-    /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
-    /// listened on.
+    /// Network or RDMA device near which appliers and memory are placed; `None`: that of the address listened
+    /// on.
     pub nic: Option<String>,
-    /// TCP address to listen on. Port 0: any free one.
+    /// TCP address to listen on, port 0 for any free port; `None` for no TCP.
     pub tcp: Option<SocketAddr>,
-    /// Host name or address given to clients, if it is not the one listened on.
+    /// Host name or address given to clients, if it differs from the one listened on.
     pub advertise: Option<String>,
-    /// Whether to listen on an abstract unix socket, by which clients of this host get shared
-    /// memory.
+    /// Whether to listen on an abstract unix socket, over which clients of this host attach by shared memory.
     pub unix: bool,
-    /// How long a session outlives its control connection.
+    /// Time for which a session outlives its control connection, so that the client can resume it.
     pub linger: Duration,
     /// Time limit for a peer to authenticate.
     pub handshake: Duration,
-    /// Memory that a holder keeps; `None`: it ends with the process.
+    /// Memory that the parent process keeps across restarts; `None`: the memory ends with this process.
     pub memory: Option<HeldMemory>,
 }
 
 impl ServerConfig {
-    /// Server 0 of a cluster of one, with two applier threads, one worker, any namespace, listening
-    /// on loopback and on a unix socket.
+    /// Makes the configuration of server 0 in a cluster of one server and one worker: two appliers, any
+    /// namespace, listening on loopback and a unix socket.
     ///
     /// # Errors
-    /// When the system has no random bytes.
+    /// The system has no random bytes.
     pub fn new(token: JobToken, cluster: ClusterId) -> Result<Self, getrandom::Error> {
         Ok(Self {
             token,

@@ -14,10 +14,10 @@ use tidewater_protocol::wire::hello::{Hello, RANDOM_BYTES};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_protocol::wire::refusal::Refusal;
 
-/// A connection's number; never used twice.
+/// Number of a control connection; never used twice.
 pub(super) type ConnId = u64;
 
-/// A TCP or unix socket.
+/// Socket of a control connection, nonblocking: TCP or unix.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -25,7 +25,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// The address of this host that the peer connected to, `None` over the unix socket.
+    /// Local address to which the peer has connected; `None` over the unix socket.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(s) => s.local_addr().ok().map(|at| at.ip().to_canonical()),
@@ -43,31 +43,31 @@ impl AsFd for Socket {
     }
 }
 
-/// A message of a peer.
+/// A message that a connection has received.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// The peer is authenticated and admitted; comes once.
+    /// The peer has authenticated and is admitted; comes once, before requests.
     Hello(Hello),
-    /// A request with its id.
+    /// A request, with the peer's number for it.
     Request(u64, ServerRequest),
 }
 
-/// One connection with its buffers and state.
+/// A control connection with its buffers and state.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) socket: Socket,
     /// Address of the peer, for the log.
     pub(super) from: String,
     peer: ControlPeer,
-    /// Descriptors that came by `SCM_RIGHTS` and were not taken.
+    /// File descriptors received by `SCM_RIGHTS` that no request has taken yet.
     pub(super) fds: Descriptors,
-    /// The identity that the peer authenticated.
+    /// Identity that the peer authenticated; `None` before.
     pub(super) hello: Option<Hello>,
-    /// The session that ends some time after the connection does.
+    /// Session of the client on this connection; it outlives the connection by the linger time.
     pub(super) session: Option<SessionId>,
-    /// Whether the socket is watched for room.
+    /// Whether epoll also waits for writability.
     pub(super) wants_room: bool,
-    /// The peer was refused: it may read the reason; its bytes are discarded.
+    /// Whether the peer was refused: it can still read the reason, and its further bytes are discarded.
     pub(super) refused: bool,
 }
 
@@ -85,7 +85,8 @@ impl Conn {
         }
     }
 
-    /// Receives the bytes available; `None` when there are none now, `Some(0)` at the end.
+    /// Receives available bytes into `into`. Returns `None` if there are none now, `Some(0)` at the end of
+    /// the stream.
     pub(super) fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let got = match &self.socket {
             Socket::Tcp(s) => {
@@ -97,12 +98,14 @@ impl Conn {
         not_ready(got)
     }
 
-    /// Takes bytes in; call [`Self::next`] until it returns nothing, then feed the rest.
+    /// Feeds received bytes into the decoder and returns how many it took. The caller then calls
+    /// [`Self::next`] until it returns `None`, and feeds the rest.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> usize {
         self.peer.feed(bytes)
     }
 
-    /// The next message in the bytes fed so far.
+    /// Decodes the next message in the bytes fed so far; `None` if none is complete. `admit` decides about
+    /// the peer during the handshake.
     pub(super) fn next(
         &mut self,
         policy: &ServerPolicy,
@@ -118,12 +121,12 @@ impl Conn {
         })
     }
 
-    /// Queues an answer to request `id`.
+    /// Queues the answer to request `id`; it is not sent yet.
     pub(super) fn answer(&mut self, id: u64, answer: &ServerAnswer) -> Result<(), HandshakeError> {
         Ok(self.peer.queue(id, answer)?)
     }
 
-    /// Sends what is queued, as far as there is room; true when nothing is left.
+    /// Sends queued bytes until the socket accepts no more. Returns whether all are sent.
     pub(super) fn send(&mut self) -> io::Result<bool> {
         while !self.peer.outgoing().is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -136,21 +139,22 @@ impl Conn {
         Ok(true)
     }
 
-    /// Sends what is queued with descriptors on its first byte, at once or not at all.
+    /// Sends queued bytes with the file descriptors attached to the first byte. Fails if the socket does not
+    /// accept them now.
     pub(super) fn send_with(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let count = pass::send(&self.socket, self.peer.outgoing(), fds).map_err(io_error)?;
         self.peer.sent(count);
         Ok(())
     }
 
-    /// Ends the sending side; the peer may still read.
+    /// Shuts down the sending side after a refusal; the peer can still read what was sent.
     pub(super) fn finish(&mut self) {
         self.refused = true;
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// The socket of a lane, and whether the peer kept to the protocol: no bytes may come behind
-    /// the handshake, since the lane's bytes are its applier's.
+    /// Turns the connection into the socket of a lane. Also returns `false` if bytes are left in the buffers:
+    /// none may follow the handshake, since a lane's bytes belong to its applier.
     pub(super) fn into_lane(self) -> (Socket, bool) {
         let (unread, unsent) = self.peer.into_buffers();
         (self.socket, unread.is_empty() && unsent.is_empty())

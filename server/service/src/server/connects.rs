@@ -1,4 +1,4 @@
-//! Connects verbs lanes on threads apart from the control thread.
+//! Connects lanes over RDMA verbs on threads other than the control thread.
 //!
 //! To connect a queue pair, the kernel resolves the route to the peer's address. If no host answers
 //! there, this takes a second. A wrong address must delay only the client that sent it: each request
@@ -18,32 +18,32 @@ use tidewater_runtime::clock::Deadline;
 
 use super::conn::ConnId;
 
-/// The server's end of a lane, and the answer for its client.
+/// The server's end of a verbs lane, and the answer for the client.
 pub(super) type End = (Box<dyn ServerLane>, VerbsConnected);
 
-/// Makes the ends of a request's lanes, all or none; may take a second.
+/// Closure that makes the server's ends of a request's lanes, all or none; it may block for a second.
 pub(super) type Make = Box<dyn FnOnce() -> Result<Vec<End>, Refusal> + Send>;
 
-/// A request and the lanes that it asked for.
+/// A client's request for verbs lanes.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) conn: ConnId,
-    /// The request's number, which its answer repeats.
+    /// The client's number for the request, which the answer repeats.
     pub(super) request: u64,
     pub(super) session: SessionId,
     pub(super) lanes: Vec<Lane>,
-    /// Whether the client asked for one lane, and is answered about one.
+    /// Whether the client asked for one lane, so that the answer is about one.
     pub(super) single: bool,
 }
 
-/// All requests for lanes that are not answered.
+/// Requests for verbs lanes that are not answered, waiting or running.
 pub(super) struct Connects {
     made: (Sender<Made>, Receiver<Made>),
     waker: Waker,
     queue: LaneQueue<Asked, Vec<VerbsConnect>>,
 }
 
-/// A request with its lanes' ends, or the reason why there are none.
+/// A finished request: the ends of its lanes, or the refusal.
 type Made = (Ticket, Asked, Result<Vec<End>, Refusal>);
 
 impl std::fmt::Debug for Connects {
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Connects {
 }
 
 impl Connects {
-    /// No lanes yet. `waker` is woken whenever a request is done.
+    /// Makes an empty set. `waker` wakes the control thread whenever a request is finished.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
             made: unbounded(),
@@ -64,25 +64,26 @@ impl Connects {
         }
     }
 
-    /// Queues a request; [`Self::next`] returns it when it is due.
+    /// Queues a request for lanes with the client's offers. [`Self::next`] returns it when it can run.
     pub(super) fn push(&mut self, asked: Asked, offers: Vec<VerbsConnect>) {
         let lanes = asked.lanes.len();
         self.queue.push(asked, lanes, offers);
     }
 
-    /// Memory was registered: requests that waited for it may be due.
+    /// Notes that server memory was registered, so that requests waiting for that are checked again.
     pub(super) const fn recheck(&mut self) {
         self.queue.recheck();
     }
 
-    /// Removes and returns a request that is done, if any.
+    /// Removes and returns a finished request with its lanes or refusal; `None` if none is finished.
     pub(super) fn take(&mut self) -> Option<(Asked, Result<Vec<End>, Refusal>)> {
         let (ticket, asked, made) = self.made.1.try_recv().ok()?;
         self.queue.done(ticket);
         Some((asked, made))
     }
 
-    /// Removes and returns a request that is due or void, if any. Each that is due ends by [`Self::make`].
+    /// Removes and returns the next request that may run now or is void; `None` if there is none. `turn`
+    /// decides about a request. The caller passes each one that may run to [`Self::make`].
     pub(super) fn next(
         &mut self,
         turn: impl FnMut(&Asked) -> Turn,
@@ -90,7 +91,7 @@ impl Connects {
         self.queue.next(turn)
     }
 
-    /// Makes the lanes of a request on a thread of its own; [`Self::take`] returns the result. Never blocks.
+    /// Makes the lanes of a request on a new thread. Does not block; [`Self::take`] returns the result later.
     pub(super) fn make(&self, ticket: Ticket, asked: Asked, make: Result<Make, Refusal>) {
         match make {
             Ok(make) => self.spawn(ticket, asked, make),
@@ -98,12 +99,12 @@ impl Connects {
         }
     }
 
-    /// When the next news of waiting requests are due, if any.
+    /// Time at which waiting clients must next be informed of their place in the queue; `None` if none waits.
     pub(super) const fn news_at(&self) -> Option<Deadline> {
         self.queue.news_at()
     }
 
-    /// The news that are due: requests that wait, with the number of lanes before their own.
+    /// Waiting requests of which the clients must be informed now, each with the number of lanes before it.
     pub(super) fn news(&mut self) -> Vec<(Asked, u32)> {
         self.queue.news()
     }

@@ -1,4 +1,4 @@
-//! The control thread: one loop over listening sockets, handshakes and requests.
+//! The control thread of a server: one event loop over listening sockets, handshakes and requests.
 //!
 //! No connection can delay another. Sockets do not block, each turn reads a bounded amount from one
 //! connection, and a peer that does not authenticate in time is closed. Waiting for an applier is
@@ -41,41 +41,40 @@ use super::{ServerError, error::system};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
 use tidewater_engine::namespace::NamespaceId;
 
-/// Bytes read from one connection in a turn, before others have theirs.
+/// Maximum number of bytes read from a connection before others are served.
 const TURN_BYTES: usize = 16 << 10;
-/// Connections accepted in a turn, before others have theirs.
+/// Maximum number of connections accepted before others are served.
 const TURN_ACCEPTS: usize = 64;
-/// Pause in accepting after descriptors ran out.
+/// Pause in accepting connections after file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Longest sleep of the loop, even when nothing happens.
+/// Longest sleep of the event loop.
 const IDLE: Duration = Duration::from_secs(60);
 
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
 const WAKER: ConnId = 2;
-/// Number for the RDMA devices that have events.
+/// Event token of the RDMA devices, in the place of a connection's number.
 pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
 
-/// Commands of other threads to the control thread.
+/// Command of another thread to the control thread.
 #[derive(Debug)]
 pub(super) enum ControlCommand {
     /// The cluster's epoch changed.
     Epoch(u64),
-    /// Reports how much the server holds.
+    /// Send how much the server holds.
     Status(Sender<NodeStatus>),
-    /// Ends the sessions of a job that is over; answered when the appliers have their commands.
+    /// End the sessions of a job that is over; answered when the appliers have been sent their commands.
     EndSessions(NamespaceId, Sender<()>),
-    /// Ends the sessions of a rank that another worker takes; answered when the appliers have their
-    /// commands.
+    /// End the sessions of a worker's rank; answered when the appliers have been sent their commands.
     EndRank(NamespaceId, WorkerId, Sender<()>),
-    /// Ends the control thread and the server.
+    /// Stop the control thread, and with it the server.
     Stop,
-    /// Reports connections and sessions to operators.
+    /// Send the number of connections and the list of sessions, for operators.
     Sessions(Sender<(u64, Vec<(SessionId, SessionStatus)>)>),
 }
 
-/// State of the control thread.
+/// State of the control thread: sockets, connections, sessions, and deadlines.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
@@ -84,23 +83,24 @@ pub(super) struct Control {
     waker: Waker,
     orders: Receiver<ControlCommand>,
     listeners: Listeners,
-    /// Set while no connection is accepted.
+    /// End of the pause in accepting connections; `None` while they are accepted.
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
     pub(super) conns: HashMap<ConnId, Conn>,
     next: ConnId,
-    /// Connections that had not authenticated, oldest first; those that have by now are skipped.
+    /// Handshake deadlines of connections, oldest first; connections that have authenticated since are
+    /// skipped.
     unauthenticated: VecDeque<(Deadline, ConnId)>,
     unauthenticated_count: usize,
     pub(super) sessions: Sessions,
-    /// Lanes of sessions that are being made.
+    /// Requests for verbs lanes that are waiting or running.
     pub(super) connects: Connects,
-    /// Lanes that are recovered.
+    /// Lane recoveries that wait for their appliers.
     pub(super) recoveries: Recoveries,
-    /// Cut sessions, in the order in which they end.
+    /// Sessions without connection, in the order in which they end, with the number of their cut.
     lingering: VecDeque<(Deadline, SessionId, u64)>,
     stopped: bool,
-    /// When sessions of the process before end that no client has taken.
+    /// Time at which sessions of the previous server process end unless their clients have returned.
     kept_until: Option<Deadline>,
 }
 
@@ -159,7 +159,7 @@ impl Control {
         Ok(())
     }
 
-    /// Serves until a command or a failure stops it.
+    /// Runs the event loop on the calling thread until the command to stop.
     pub(super) fn run(&mut self) {
         while !self.stopped {
             let left = self.next_deadline().left();
@@ -236,7 +236,8 @@ impl Control {
         self.finish_recoveries();
     }
 
-    /// Ends whatever has passed its deadline.
+    /// Handles passed deadlines: unauthenticated connections, sessions without connection, kept sessions, and
+    /// the pause in accepting.
     fn expire(&mut self) {
         while let Some((_, id)) = self.unauthenticated.pop_front_if(|(d, _)| d.passed()) {
             self.close_unauthenticated(id, "it did not authenticate in time");
@@ -256,7 +257,7 @@ impl Control {
         }
     }
 
-    /// Closes a connection that is still unauthenticated, or refused.
+    /// Closes a connection that has not authenticated or was refused. Returns whether it did.
     fn close_unauthenticated(&mut self, id: ConnId, why: &str) -> bool {
         let is_due = |c: &Conn| c.hello.is_none() || c.refused;
         let due = self.conns.get(&id).is_some_and(is_due);
@@ -304,7 +305,8 @@ impl Control {
         }
     }
 
-    /// Takes in a connection that was just accepted.
+    /// Adds an accepted connection. Closes it if it is a unix peer of another user. Beyond the limit of
+    /// unauthenticated connections, closes the oldest of them.
     fn admit(&mut self, socket: Socket, from: String) {
         if let Socket::Unix(s) = &socket
             && let Err(e) = same_user(s)
@@ -339,7 +341,7 @@ impl Control {
         }
     }
 
-    /// Closes a connection; its session lingers.
+    /// Closes a connection. Its session stays for the linger time.
     pub(super) fn close(&mut self, id: ConnId, why: &str) {
         if let Some(conn) = self.conns.remove(&id) {
             self.closed(id, &conn, why);
@@ -359,7 +361,7 @@ impl Control {
         }
     }
 
-    /// Serves a connection that is readable, or has room for its answers.
+    /// Serves a connection that epoll reports: sends queued bytes, and reads for one turn.
     fn serve(&mut self, id: ConnId, flags: EventFlags) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -389,7 +391,7 @@ impl Control {
         }
     }
 
-    /// Sends a late answer to a request of a connection, if it is still there.
+    /// Sends a delayed answer to a request; does nothing if the connection has ended.
     pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: Answer) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -403,7 +405,7 @@ impl Control {
         }
     }
 
-    /// Sends what is queued, and watches for room when that is not all.
+    /// Sends queued bytes, and lets epoll wait for writability if some remain.
     fn settle(&self, id: ConnId, conn: &mut Conn) -> io::Result<()> {
         let wants_room = !conn.send()?;
         if wants_room != conn.wants_room {
@@ -417,7 +419,8 @@ impl Control {
         Ok(())
     }
 
-    /// Serves one turn of a connection. On an error the caller closes it.
+    /// Reads once from a connection and handles the complete messages. The caller closes the connection after
+    /// an error.
     fn hear(&mut self, id: ConnId, conn: &mut Conn) -> Result<Turn, String> {
         let mut buffer = vec![0; TURN_BYTES];
         let count = match conn.receive(&mut buffer).map_err(|e| e.to_string())? {
@@ -450,7 +453,8 @@ impl Control {
         Ok(Turn::Go)
     }
 
-    /// The next message of a peer. The peer gets the reason of a failed handshake.
+    /// Decodes the next message of a connection; `None` if none is complete. After a failed handshake the
+    /// peer gets the reason.
     fn next(&self, conn: &mut Conn) -> Result<Option<Said>, String> {
         let is_unix = matches!(conn.socket, Socket::Unix(_));
         let authenticated = self.conns.len() - self.unauthenticated_count.min(self.conns.len());
@@ -479,7 +483,8 @@ impl Control {
         }
     }
 
-    /// Admits an authenticated peer. `quiet`: no bytes came behind its proof.
+    /// Completes the admission of an authenticated peer. Returns a turn only for the connection of a lane.
+    /// `quiet`: no bytes followed the handshake.
     fn welcome(
         &mut self,
         conn: &mut Conn,
@@ -508,7 +513,7 @@ impl Control {
         Ok(Some(Turn::Lane(session, applier)))
     }
 
-    /// Gives a lane's connection to its applier.
+    /// Hands the connection of a lane over to the lane's applier.
     fn hand_over(&mut self, session: SessionId, applier: ApplierId, conn: Conn) {
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let from = conn.from.clone();
@@ -520,11 +525,11 @@ impl Control {
     }
 }
 
-/// How a turn ended.
+/// Outcome of reading from a connection once.
 #[derive(Debug)]
 enum Turn {
     Go,
-    /// The connection is a lane.
+    /// The connection belongs to a lane of this session.
     Lane(SessionId, ApplierId),
 }
 
@@ -554,7 +559,7 @@ impl Listeners {
     }
 }
 
-/// `None` when no connection waits. A peer that hung up while waiting is no error.
+/// Converts the result of an accept call: `None` if no connection waits or the peer has hung up.
 fn accepted<S>(
     accepted: io::Result<S>,
     ready: impl FnOnce(S) -> io::Result<(Socket, String)>,

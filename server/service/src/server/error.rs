@@ -1,4 +1,4 @@
-//! Errors of a server process.
+//! Errors of a server.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use tidewater_engine::apply::command::ApplierGone;
 use tidewater_engine::store::sparse::ShardError;
 use tidewater_engine::store::{ResumeError, StoreError};
 
-/// Why a server did not start, or did not carry out a call. Nothing was changed then.
+/// Reason why a server did not start or a call failed; the call then has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
@@ -26,7 +26,7 @@ pub enum ServerError {
         /// Remedy, as a clause for the user.
         remedy: &'static str,
     },
-    /// A number of the configuration is out of range.
+    /// A number in the configuration is out of range.
     #[error("server configuration: {what} is {value}, but must be {must}")]
     Config {
         /// The setting that is wrong.
@@ -36,7 +36,7 @@ pub enum ServerError {
         /// The range that is allowed, in words.
         must: &'static str,
     },
-    /// The system refused a thread, a descriptor or a random number.
+    /// The operating system refused a thread, a descriptor or random bytes.
     #[error(
         "cannot {what}: {source}; raise the limits of processes and open files (ulimit -u, -n)"
     )]
@@ -46,7 +46,7 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Appliers that busy-poll outnumber the cores.
+    /// Appliers that never sleep outnumber the cores.
     #[error(
         "--busy-poll: {appliers} appliers of this host would never sleep, on {cores} cores that \
          it may use: some would wait for time slices all the time; give each server fewer \
@@ -55,22 +55,22 @@ pub enum ServerError {
     BusyPoll {
         /// Appliers of all servers of this host.
         appliers: u32,
-        /// Threads that can run at a time on this host.
+        /// Number of cores that the server may use.
         cores: usize,
     },
     /// The configured network device does not exist.
     #[error("--nic: {0}")]
     Nic(#[from] NoSuchNic),
-    /// The server's memory refused the operation.
+    /// The server's memory allocator refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Shared memory could not be made or mapped.
     #[error(transparent)]
     Shm(#[from] ShmError),
-    /// An applier has ended, so it cannot answer.
+    /// An applier has ended and cannot answer; the server is shutting down.
     #[error(transparent)]
     Gone(#[from] ApplierGone),
-    /// An applier has ended outside of a shutdown, and with it the server.
+    /// An applier has failed outside of a shutdown, and the server ends.
     #[error("server {server} has failed: {why}")]
     Failed {
         /// Number of the failed server.
@@ -94,7 +94,7 @@ pub enum ServerError {
         /// The field that is not valid.
         why: SpecError,
     },
-    /// The number is that of another table.
+    /// The table number already belongs to another table.
     #[error("table {id} exists in namespace \"{namespace}\" as another table than \"{table}\"")]
     Differs {
         /// Number of both tables.
@@ -104,7 +104,7 @@ pub enum ServerError {
         /// Name of the table to be created.
         table: String,
     },
-    /// A module does not become a function.
+    /// A module of a function cannot be loaded.
     #[error("function \"{name}\": {why}")]
     Function {
         /// Name of the function.
@@ -118,23 +118,23 @@ pub enum ServerError {
     /// The table was released and does not come back.
     #[error("table {0} was released; create it again under a new number")]
     Released(TableId),
-    /// The memory of the process before cannot be used.
+    /// The previous process's memory cannot be used.
     #[error("cannot go on with the memory of the server before: {0}")]
     Resume(#[from] ResumeError),
-    /// A table is not in the memory of the process before, or not as the coordinator knows it.
+    /// The previous process's memory lacks the table, or its table differs from the coordinator's.
     #[error(
         "table \"{table}\": the memory of the server before {why}; the job begins again without it"
     )]
     NotKept {
         /// Name of the table.
         table: String,
-        /// What the memory has instead.
+        /// What the memory has instead, as a clause.
         why: String,
     },
 }
 
 impl ServerError {
-    /// The refusal that a peer gets for this error.
+    /// Converts the error to the refusal that a peer gets.
     pub fn refusal(&self) -> Refusal {
         let (code, number) = match self {
             Self::Table {
@@ -158,7 +158,8 @@ impl ServerError {
     }
 }
 
-/// For `map_err`: names the operation that failed.
+/// Returns a closure for `map_err` that wraps an operating system error with the name of the failed
+/// operation.
 pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
     move |source| ServerError::System {
         what,

@@ -1,4 +1,4 @@
-//! The end of an applier outside of a shutdown: the reason, and a descriptor that becomes readable.
+//! Failure of an applier outside of a shutdown: its reason, and a descriptor that becomes readable.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
 
-/// Limit of a reason, in bytes: the coordinator's notice puts the server's name in front of it.
+/// Maximum length of a reason in bytes; room is left for the server's name in the coordinator's notice.
 const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;
 
-/// The reason why a server cannot continue, if any. Clones share it.
+/// Reason why a server cannot continue, if there is one; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     why: Arc<OnceLock<String>>,
@@ -18,7 +18,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Starts without a failure.
+    /// Makes a value without a failure.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             why: Arc::default(),
@@ -26,7 +26,8 @@ impl Failure {
         })
     }
 
-    /// Notes the reason and makes the descriptor readable. Only the first reason is kept.
+    /// Sets the reason, cut to a length limit, and makes the descriptor readable. Only the first reason is
+    /// kept.
     pub(crate) fn set(&self, mut why: String) {
         tracing::error!("the server ends: {why}");
         why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
@@ -34,12 +35,12 @@ impl Failure {
         self.waker.wake();
     }
 
-    /// The reason, once there is one.
+    /// Reason of the failure; `None` before one is set.
     pub(crate) fn get(&self) -> Option<&str> {
         self.why.get().map(String::as_str)
     }
 
-    /// Descriptor that is readable from the first reason on.
+    /// Descriptor that becomes readable when a reason is set.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Functions that clients load into this server.
+//! Loading of functions by clients.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use super::{ServerError, ServerHandle};
 use tidewater_engine::store::StoreError;
 
 impl ServerHandle {
-    /// Makes a function of a module for a job, on all appliers. The name stays with the module until the
-    /// job ends: the same module again changes nothing, another one is refused. Cost: the module is
-    /// compiled on the calling thread.
+    /// Loads a function from a module on all appliers, for one job; blocks until they have it. The name keeps
+    /// this module until the job ends: loading the same module again changes nothing, another one is refused.
+    /// Cost: the module is compiled on the calling thread.
     ///
     /// # Errors
     /// [`ServerError::Function`] where the server loads no functions, the name is taken, or the module is

@@ -33,28 +33,28 @@ use tidewater_engine::store::ShardId;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{ServerMemory, StoreError};
 
-/// State that all threads of a server share.
+/// State of a server that all its threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: ServerConfig,
     pub(super) memory: Arc<ServerMemory>,
     pub(super) preallocator: Preallocator,
-    /// One for each applier.
+    /// Handle of each applier, by its number.
     pub(super) appliers: Vec<ApplierControl>,
-    /// Why the server cannot continue, if an applier has ended.
+    /// Reason why the server cannot continue, if an applier has failed.
     pub(super) failure: Failure,
     pub(super) endpoints: Endpoints,
     pub(super) host_id: String,
     pub(super) catalogue: Mutex<Catalogue>,
 }
 
-/// The control handle of one applier.
+/// Handle on one applier's thread for the others: command channel, reactor and waker.
 #[derive(Debug)]
 pub(super) struct ApplierControl {
     pub(super) handle: ApplierHandle,
-    /// The descriptors that the applier sleeps on: sockets of its lanes are added.
+    /// Reactor of the descriptors on which the applier sleeps; sockets of its lanes are added.
     pub(super) watch: Reactor,
-    /// Completion queues of its lanes, which the applier arms before it sleeps.
+    /// Completion queues of its verbs lanes, which the applier arms before it sleeps.
     #[cfg_attr(
         not(any(feature = "verbs", feature = "verbs-dlopen")),
         expect(dead_code, reason = "read by `verbs`")
@@ -71,7 +71,7 @@ impl Shared {
         }
     }
 
-    /// The error of a call that an applier does not answer any more.
+    /// Makes the error of a call that an applier no longer answers: its failure, or that the server ends.
     pub(super) fn gone(&self) -> ServerError {
         match self.failure.get() {
             Some(why) => ServerError::Failed {
@@ -82,8 +82,8 @@ impl Shared {
         }
     }
 
-    /// Sends a command to all appliers at once and waits for all answers, in the order of the
-    /// appliers.
+    /// Sends a command to every applier and blocks for all answers. Returns them in the order of the
+    /// appliers. `make` builds the command of an applier, which answers through the sender.
     pub(super) fn ask_all<T>(
         &self,
         mut make: impl FnMut(u16, Sender<T>) -> Command,
@@ -99,20 +99,20 @@ impl Shared {
     }
 }
 
-/// How much a server holds at the moment.
+/// Counts of a server's sessions, connections and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeStatus {
-    /// Number of sessions, including those with a cut connection.
+    /// Number of sessions, including those without a connection.
     pub sessions: usize,
-    /// Connections of the control thread, authenticated or not, without the lanes.
+    /// Number of control connections, authenticated or not; lanes do not count.
     pub connections: usize,
-    /// Bytes of public memory in use, and bytes reserved.
+    /// Bytes of public memory in use, and the bytes reserved.
     pub public_bytes: (usize, usize),
 }
 
-/// A handle on a running [`super::Server`]; clones share it. Its calls wait for the appliers, so do
-/// not call them on an applier's or the control thread.
+/// Handle on a running [`super::Server`] for any thread; clones share the server. Most calls block until the
+/// appliers answer, so an applier's or the control thread must not call them.
 #[derive(Debug, Clone)]
 pub struct ServerHandle {
     pub(super) shared: Arc<Shared>,
@@ -126,7 +126,7 @@ impl ServerHandle {
         &self.shared.endpoints
     }
 
-    /// Number of this start of the server.
+    /// Random number of this start of the server.
     pub fn incarnation(&self) -> Incarnation {
         self.shared.config.incarnation
     }
@@ -141,7 +141,7 @@ impl ServerHandle {
         &self.shared.memory
     }
 
-    /// The server's entry in the list of members of its cluster.
+    /// The server's entry for the member list of its cluster.
     pub fn member(&self) -> ServerMember {
         ServerMember {
             id: self.shared.config.server,
@@ -153,9 +153,9 @@ impl ServerHandle {
         }
     }
 
-    /// Makes this server's part of a table. When it returns, the table can be described, pulled and
-    /// pushed; calling it again with the same table changes nothing. Cost: dense tables are written
-    /// completely, by one thread an applier.
+    /// Creates this server's share of a table; blocks until clients can describe, pull and push it. Calling
+    /// it again with the same table changes nothing. Cost: dense tables are written completely, by one thread
+    /// for each applier.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left of the table then.
@@ -182,7 +182,8 @@ impl ServerHandle {
         }
     }
 
-    /// Reserves the table's number and returns its job; `None` if the table is there already.
+    /// Validates a new table, enters it in the catalogue as being created, and returns the number of its job.
+    /// `None` if the table exists already.
     fn reserve(
         &self,
         namespace: &str,
@@ -249,8 +250,8 @@ impl ServerHandle {
         Ok(parts)
     }
 
-    /// Makes the shares of all appliers, one thread each: a dense table takes as long as writing
-    /// it.
+    /// Creates the shares of all appliers in parallel, one thread each, since a dense table is written
+    /// completely. After an error no share is left.
     fn make_tables(&self, info: &TableInfo) -> Result<Vec<(ApplierId, Table)>, ServerError> {
         let spec = Arc::new(info.spec.clone());
         let shared = &*self.shared;
@@ -288,8 +289,8 @@ impl ServerHandle {
         Err(e)
     }
 
-    /// Releases a table and frees its memory: frames for it are refused from now on, and rows that
-    /// are still read fail their checksum. Calling it again changes nothing.
+    /// Releases a table and frees its memory; blocks until that is done. Later frames for it are refused, and
+    /// reads of its rows fail their checksum. Calling it again changes nothing.
     ///
     /// # Errors
     /// [`ServerError::UnknownTable`]; [`ServerError::Gone`] when the server ends.
@@ -314,7 +315,7 @@ impl ServerHandle {
         self.free_shares(id)
     }
 
-    /// Takes the shares of a table from the appliers and frees them.
+    /// Takes the shares of a table from the appliers and frees them, on the calling thread.
     pub(super) fn free_shares(&self, id: TableId) -> Result<(), ServerError> {
         let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
         // Zeroing and freeing take long: do it here, not on the appliers.
@@ -324,7 +325,7 @@ impl ServerHandle {
         Ok(())
     }
 
-    /// Numbers, namespaces and names of the tables in use, in ascending order.
+    /// Number, namespace and name of each table in use, in ascending order of numbers.
     pub fn tables(&self) -> Vec<(TableId, String, String)> {
         let catalogue = self.shared.catalogue();
         let alive = |(id, e): (&TableId, &Entry)| {
@@ -336,12 +337,13 @@ impl ServerHandle {
         all
     }
 
-    /// The number of a namespace in applied frames; `None` before its first table or session.
+    /// Job number of a namespace, as in applied frames; `None` before the first table or session of the job.
     pub fn namespace(&self, name: &str) -> Option<NamespaceId> {
         self.shared.catalogue().job(name)
     }
 
-    /// Removes a worker of a job for good: the job's clocks no longer wait for it.
+    /// Removes a worker from a job, so that the job's clocks no longer wait for it; blocks until all appliers
+    /// have.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -352,8 +354,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Applies the pushes of a finished task of a worker's thread, by the number of its delivery. Calling it again
-    /// changes nothing.
+    /// Applies the pushes of a finished task, delivery `delivery` to a worker's thread; blocks until all
+    /// appliers have. Calling it again changes nothing.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -369,8 +371,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Ends the sessions of a lost worker; returns the furthest clock of each of its threads at any applier.
-    /// From here on nothing of the worker arrives.
+    /// Ends the sessions of a lost worker, so that none of its frames arrives later. Returns the highest
+    /// clock of each of its threads and domains at any applier.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -404,7 +406,8 @@ impl ServerHandle {
         Ok(furthest.into_iter().map(clock).collect())
     }
 
-    /// Completes the ticks of a lost worker that appliers lack.
+    /// Completes the ticks of a lost worker up to `clocks` on the appliers that lack them; blocks until all
+    /// have.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -432,8 +435,8 @@ impl ServerHandle {
         self.shared.ask_all(all).map(drop)
     }
 
-    /// Holds the clocks of a job: no tick is consumed until [`Self::admit`]. Returns the furthest clock of
-    /// each domain at any applier.
+    /// Holds the clocks of a job: appliers consume no tick until [`Self::admit`]. Returns the highest clock
+    /// of each domain at any applier.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -443,7 +446,7 @@ impl ServerHandle {
         Ok(furthest_of(held))
     }
 
-    /// The furthest clock of each domain of a job, which goes on.
+    /// Returns the highest clock of each domain of a job at any applier. The clocks keep advancing.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -459,7 +462,8 @@ impl ServerHandle {
         Ok(furthest_of(clocks))
     }
 
-    /// Lets the clocks of a job go on, with a worker that begins at these clocks if there is one.
+    /// Lets the held clocks of a job advance; blocks until all appliers have. `admitted` is a new member with
+    /// its first clocks, if any; sessions of an earlier worker of its rank end.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -486,7 +490,7 @@ impl ServerHandle {
         Ok(())
     }
 
-    /// Ends a job that is over: its sessions end, and the next job of its name starts with new
+    /// Ends a job that is over: its sessions and clocks end, and the next job of that name starts with new
     /// clocks. Changes nothing while the job has tables.
     ///
     /// # Errors
@@ -503,8 +507,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Runs `f` on an applier's thread between two frames, to save, load or inspect. The applier
-    /// does nothing else meanwhile.
+    /// Runs `f` on an applier's thread between two frames and returns its result; blocks until it ends. The
+    /// applier serves no frames meanwhile.
     ///
     /// # Errors
     /// [`ServerError::Gone`], also for an applier that does not exist.
@@ -518,30 +522,31 @@ impl ServerHandle {
         crew.handle.with(f).map_err(|_| self.shared.gone())
     }
 
-    /// Why the server cannot continue: an applier has ended outside of a shutdown.
+    /// Reason why the server cannot continue, after an applier has failed; `None` before.
     pub fn failure(&self) -> Option<&str> {
         self.shared.failure.get()
     }
 
-    /// Descriptor that is readable once [`Self::failure`] returns a reason.
+    /// Descriptor that becomes readable once [`Self::failure`] returns a reason.
     pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
         self.shared.failure.descriptor()
     }
 
-    /// Sets the cluster's epoch after a change of membership: peers must know it from now on.
+    /// Sets the cluster's epoch after a membership change; peers that connect later must know it. Does not
+    /// block.
     pub fn set_epoch(&self, epoch: u64) {
         self.command(ControlCommand::Epoch(epoch));
     }
 
-    /// How much the server holds; `None` once it has ended.
+    /// Counts of the server's sessions, connections and memory; `None` once it has ended.
     pub fn status(&self) -> Option<NodeStatus> {
         let (tx, rx) = bounded(1);
         self.command(ControlCommand::Status(tx));
         rx.recv().ok()
     }
 
-    /// Ends the server: connections close, appliers stop. Returns at once; [`super::Server::join`]
-    /// waits.
+    /// Shuts the server down: closes connections and stops the appliers. Does not block;
+    /// [`super::Server::join`] does.
     pub fn shutdown(&self) {
         self.command(ControlCommand::Stop);
     }
@@ -553,7 +558,7 @@ impl ServerHandle {
     }
 }
 
-/// Partitions of a table that an applier owns.
+/// Partitions of a table that the applier `applier` of this server owns, in ascending order.
 pub(super) fn owned(info: &TableInfo, server: ServerId, applier: u16) -> Vec<u32> {
     let mine = |o: &Owner| (o.server, o.applier) == (server, ApplierId(applier));
     let owners = (0..).zip(&info.placement.0);
@@ -561,7 +566,8 @@ pub(super) fn owned(info: &TableInfo, server: ServerId, applier: u16) -> Vec<u32
     own.map(|(partition, _)| partition).collect()
 }
 
-/// Runs `f` for each applier on a thread of its own.
+/// Runs `f` for each applier number on a new thread; blocks until all have ended. Returns the results in
+/// order.
 pub(super) fn in_parallel<T: Send>(
     appliers: u16,
     f: impl Fn(u16) -> Result<T, ServerError> + Sync,
@@ -582,17 +588,18 @@ pub(super) fn in_parallel<T: Send>(
     })
 }
 
-/// Which hardware performs atomics on a word.
+/// Kind of hardware that performs the atomic additions on a push counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counts {
-    /// Processors: those of clients on shm, the appliers' for clients on tcp.
+    /// Processors: the clients' over shared memory, the appliers' for TCP clients.
     Processors = 0,
-    /// NICs. Their atomics are atomic only among themselves: an increment by a processor in the
-    /// middle of one is lost.
+    /// NICs. Their atomics are atomic only among each other: a concurrent increment by a processor can get
+    /// lost.
     Nics = 1,
 }
 
-/// Location of the word in which clients count pushes to an applier; length 0 if they do not count.
+/// Location of the word in which clients count their pushes to an applier; its length is 0 if clients do not
+/// count.
 pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
     let line = applier as u64 * LINE_BYTES as u64;
     Remote {
@@ -606,7 +613,7 @@ pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
     }
 }
 
-/// The furthest clock of each domain of all appliers.
+/// Highest clock of each domain over all appliers.
 fn furthest_of(appliers: Vec<Vec<(DomainId, u64)>>) -> Vec<DomainClock> {
     let mut furthest = FirstClocks::new();
     for (domain, clock) in appliers.into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! The memory of a server that a holder keeps, and what a successor finds in it: tables, rings, numbers of jobs.
+//! Memory of a server that its holder keeps, and what a restarted server finds in it: tables, rings, job
+//! numbers.
 //!
 //! ```text
 //! holder            reserves the files, forks the server
@@ -28,16 +29,16 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::ring_reader::RingRecord;
 use tidewater_engine::store::{MemoryFiles, ServerMemory, StoreError};
 
-/// Memory that a holder keeps when the server's process ends.
+/// Server memory that a holder keeps when the server's process ends, so that a successor can resume with it.
 #[derive(Debug, Clone)]
 pub struct HeldMemory {
     files: Arc<MemoryFiles>,
-    /// Whether a process before this one has used it.
+    /// Whether the memory comes from an earlier process of the server.
     resumes: bool,
 }
 
 impl HeldMemory {
-    /// New memory, for the first server of a holder.
+    /// Wraps newly reserved memory, for the first server process of a holder.
     pub fn new(files: MemoryFiles) -> Self {
         Self {
             files: Arc::new(files),
@@ -45,7 +46,7 @@ impl HeldMemory {
         }
     }
 
-    /// The same memory for the successor of a server that has died.
+    /// Returns the same memory marked for the successor of a dead server process.
     #[must_use]
     pub fn of_successor(&self) -> Self {
         Self {
@@ -54,7 +55,7 @@ impl HeldMemory {
         }
     }
 
-    /// Whether the server is a successor, which begins with this memory.
+    /// Whether the server resumes with the memory of an earlier process.
     pub const fn resumes(&self) -> bool {
         self.resumes
     }
@@ -68,18 +69,18 @@ impl HeldMemory {
     }
 }
 
-/// A session of the process before, as its rings say.
+/// A session of the previous server process, as its rings record it.
 #[derive(Debug)]
 pub(super) struct KeptSession {
     pub(super) sender: FrameSender,
     pub(super) ring_bytes: usize,
-    /// Whether its frames carry a checksum: its lanes are over verbs.
+    /// Whether its frames carry a checksum, as they do over verbs.
     pub(super) check_frames: bool,
-    /// Memory and status record of each ring, in the order of the appliers.
+    /// Memory and status record of each ring, by applier number.
     pub(super) rings: Vec<(Inbox, Remote)>,
 }
 
-/// What a successor has found in its memory.
+/// Content of the previous server process's memory: jobs, tables and sessions.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) jobs: BTreeSet<NamespaceId>,
@@ -88,7 +89,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Adds what an applier has resumed, in the order of the appliers.
+    /// Adds the rings and tables that applier `number` has resumed. The caller passes the appliers in order.
     pub(super) fn add(&mut self, number: u16, applier: &mut Applier) {
         for ring in applier.rings() {
             self.jobs.insert(ring.sender.namespace);
@@ -120,7 +121,8 @@ impl Kept {
 }
 
 impl ServerHandle {
-    /// The tables from the memory of the process before; `None` if this one began without memory.
+    /// Numbers of the tables in the previous process's memory that are not adopted yet; `None` if this server did
+    /// not start with such memory.
     pub fn kept_tables(&self) -> Option<Vec<TableId>> {
         let memory = self.shared.config.memory.as_ref();
         memory.filter(|memory| memory.resumes())?;
@@ -128,11 +130,12 @@ impl ServerHandle {
         Some(catalogue.kept.keys().copied().collect())
     }
 
-    /// Serves a table that this server has from the memory of the process before. Calling it again changes
+    /// Adopts a table from the previous process's memory, so that clients can use it. Calling it again changes
     /// nothing.
     ///
     /// # Errors
-    /// [`ServerError::NotKept`] when the memory has another table, or not all of this server's part.
+    /// [`ServerError::NotKept`] when the memory has a differing table, or lacks a part of this server's
+    /// share.
     pub fn adopt_table(&self, namespace: &str, info: &TableInfo) -> Result<(), ServerError> {
         let refuse = |why: String| ServerError::NotKept {
             table: info.spec.name.clone(),
@@ -179,8 +182,8 @@ impl ServerHandle {
         Ok(())
     }
 
-    /// Releases what the memory of the process before has of a table that is not adopted. False if that is
-    /// nothing.
+    /// Releases a table of the previous process's memory that was not adopted. `false` if the memory does not have
+    /// it.
     pub(super) fn release_kept(&self, id: TableId) -> Result<bool, ServerError> {
         // The lock ends before the appliers are asked.
         let kept = self.shared.catalogue().kept.remove(&id);
@@ -191,7 +194,7 @@ impl ServerHandle {
     }
 }
 
-/// Memory for the ring of a session that is not attached again yet. Its client maps none of it.
+/// Allocates memory for the ring of a kept session before its client reattaches. The client cannot map it.
 pub(super) fn inbox_of(record: &RingRecord) -> Result<Inbox, StoreError> {
     let bytes = record.ring_bytes;
     let ring = RingGeometry::new(bytes as usize).filter(|_| bytes <= RING_BYTES_MAX as u64);

@@ -1,4 +1,4 @@
-//! Listening sockets of a server, and the addresses that clients get.
+//! Listening sockets of a server, and the addresses that clients get for them.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +10,7 @@ use tidewater_topology::hostinfo::host_name;
 
 use super::{ServerConfig, ServerError};
 
-/// The listening sockets; they do not block.
+/// The server's listening sockets, TCP and unix; nonblocking.
 #[derive(Debug)]
 pub(super) struct Listeners {
     pub(super) tcp: Option<TcpListener>,
@@ -18,7 +18,8 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on the addresses of the configuration.
+    /// Opens the sockets of the configuration. Also returns the addresses for clients. Fails if neither TCP
+    /// nor unix is configured.
     pub(super) fn open(config: &ServerConfig) -> Result<(Self, Endpoints), ServerError> {
         let mut endpoints = Endpoints {
             tcp: String::new(),
@@ -67,7 +68,8 @@ fn unix(name: &str) -> Result<UnixListener, ServerError> {
     })
 }
 
-/// The address that clients get for a bound one: one that they can reach.
+/// Address that clients get for a bound socket: with the advertised host, or with this host's name if bound
+/// to all addresses.
 fn advertised_address(bound: SocketAddr, advertise: Option<&str>) -> String {
     match advertise {
         Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),

@@ -1,5 +1,4 @@
-//! A server process: its memories, its applier threads, and the control thread that clients connect
-//! to.
+//! A server: its two memories, its applier threads, and the control thread to which clients connect.
 //!
 //! ```text
 //! clients --tcp/unix--> control thread: handshake, Attach, Resume, Recover, Describe, Clocks
@@ -73,7 +72,7 @@ use tidewater_engine::store::memory::DOZE_AT;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{Backing, Hugepages, MemoryFiles, NoHugepages, ServerMemory};
 
-/// A running server. Dropping it ends it and waits for its threads.
+/// A running server with its threads. Dropping it shuts it down and blocks until its threads have ended.
 #[derive(Debug)]
 pub struct Server {
     handle: ServerHandle,
@@ -82,8 +81,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server: it listens when this returns, and has no tables. Cost: reserves address
-    /// space, starts one thread an applier, one for control and one that preallocates extents.
+    /// Starts a server without tables; it accepts connections when this returns. Cost: reserves address
+    /// space, and starts one thread for each applier, a control thread and a thread that preallocates
+    /// extents.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -145,12 +145,12 @@ impl Server {
         Ok(node)
     }
 
-    /// A handle on this server for other threads.
+    /// Returns a handle on this server for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }
 
-    /// Waits until [`ServerHandle::shutdown`] is called and every thread has ended.
+    /// Blocks until [`ServerHandle::shutdown`] is called and every thread has ended.
     pub fn join(mut self) {
         self.wait();
     }
@@ -166,7 +166,7 @@ impl Server {
     }
 }
 
-/// Reserves memory for the server of a configuration, for a holder to keep.
+/// Reserves memory for a server with this configuration, which a holder then keeps across restarts.
 ///
 /// # Errors
 /// [`ServerError`] when the kernel refuses, or has not the pages that were asked for.
@@ -179,7 +179,7 @@ pub fn reserve(config: &ServerConfig) -> Result<HeldMemory, ServerError> {
     Ok(HeldMemory::new(files))
 }
 
-/// Logs why pages are ordinary ones. One server of a host warns for all.
+/// Logs why the memory has ordinary pages instead of hugepages. Only the first server of a host does.
 fn warn_of_pages(config: &ServerConfig, without: Option<NoHugepages>) {
     let Some(why) = without.filter(|_| config.local_rank == 0) else {
         return;
@@ -200,12 +200,12 @@ impl Drop for Server {
     }
 }
 
-/// Offset of an applier's parked flag in public memory.
+/// Byte offset of an applier's parked flag in public memory.
 const fn parked_flag_at(applier: u16) -> usize {
     DOZE_AT + applier as usize * LINE_BYTES
 }
 
-/// Which peers a server admits.
+/// Makes the admission policy of the control thread: identity, namespaces and roles of peers.
 fn policy(config: &ServerConfig) -> ServerPolicy {
     ServerPolicy {
         token: config.token.clone(),

@@ -1,4 +1,4 @@
-//! Replaces `verbs` in a server built without RDMA: refuses clients that ask for it.
+//! Stands in for `verbs` in a server built without RDMA: refuses clients that ask for it.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::connects::Make;
 use super::handle::Shared;
 
-/// No devices without RDMA.
+/// Empty set of RDMA devices, for builds without RDMA.
 #[derive(Debug)]
 pub(super) struct Verbs;
 
-/// Has no values: no session uses verbs.
+/// Type without values, since no session uses verbs in this build.
 #[derive(Debug)]
 pub(super) enum VerbsSession {}
 

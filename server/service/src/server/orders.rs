@@ -1,4 +1,4 @@
-//! The server handle as the coordinator's orders, saves and loads use it.
+//! Implements the coordinator's orders and the access for saves and loads on [`ServerHandle`].
 
 use std::os::fd::BorrowedFd;
 

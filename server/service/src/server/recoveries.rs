@@ -1,4 +1,4 @@
-//! Recoveries that wait for the end of their lane.
+//! Lane recoveries that wait until the applier has ended the lane.
 //!
 //! A device takes milliseconds to end a lane, and a host that died leaves many lanes to end. Until then the ring's
 //! applier does not answer (F11). The control thread sends the command, serves other connections, and is woken by the
@@ -12,20 +12,21 @@ use tidewater_protocol::layout::lines::StateLine;
 
 use super::conn::ConnId;
 
-/// A request to recover a lane.
+/// A client's request to recover a lane.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery {
     pub(super) conn: ConnId,
-    /// The request's number, which its answer repeats.
+    /// The client's number for the request, which the answer repeats.
     pub(super) request: u64,
     pub(super) session: SessionId,
     pub(super) applier: ApplierId,
 }
 
-/// A recovery with the position of its ring; `None` for a session that the applier does not have.
+/// A recovery with the ring's position after the applier has ended the lane; `None` if the applier lacks the
+/// session.
 type Ended = (Recovery, Option<StateLine>);
 
-/// The recoveries that appliers work on.
+/// Lane recoveries that wait for their appliers, and those that are answered.
 #[derive(Debug)]
 pub(super) struct Recoveries {
     ended: (Sender<Ended>, Receiver<Ended>),
@@ -33,7 +34,7 @@ pub(super) struct Recoveries {
 }
 
 impl Recoveries {
-    /// None yet. `waker` is woken whenever a lane has ended.
+    /// Makes an empty set. `waker` wakes the control thread whenever an applier has ended a lane.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
             ended: unbounded(),
@@ -41,7 +42,7 @@ impl Recoveries {
         }
     }
 
-    /// Takes the answer of the applier, on its thread.
+    /// Returns the callback for a recovery. The applier calls it on its thread with the ring's position.
     pub(super) fn reply(&self, recovery: Recovery) -> Reply<Option<StateLine>> {
         let (tx, waker) = (self.ended.0.clone(), self.waker.clone());
         Box::new(move |state| {
@@ -51,7 +52,7 @@ impl Recoveries {
         })
     }
 
-    /// Removes and returns a recovery that waits no more, if any.
+    /// Removes and returns a recovery that its applier has answered; `None` if there is none. Does not block.
     pub(super) fn take(&self) -> Option<Ended> {
         self.ended.1.try_recv().ok()
     }

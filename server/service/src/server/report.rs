@@ -1,4 +1,4 @@
-//! The state of a server for operators, from its appliers and its control thread.
+//! Status report of a server for operators, from its appliers and its control thread.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use tidewater_runtime::clock::Deadline;
 use super::control::ControlCommand;
 use super::handle::ServerHandle;
 
-/// Longest wait for an applier or the control thread. One in a longer step is reported as such.
+/// Longest wait for the answers of appliers and control thread; later ones count as missing.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl ServerHandle {
-    /// What the server holds and carries now. It waits up to two seconds for appliers that are in a
-    /// long step, and reports those as not answered. Cost: one command to each applier.
+    /// Reports the server's memory, connections, sessions, appliers and clocks. Blocks up to two seconds for
+    /// appliers in a long step; later ones are marked as not answered. Cost: one command to each applier.
     pub fn report(&self) -> ServerStatus {
         let deadline = Deadline::after(REPORT_TIMEOUT);
         let (tx, sessions) = bounded(1);
@@ -62,8 +62,8 @@ impl ServerHandle {
         }
     }
 
-    /// The clocks that all appliers have consumed, the slowest first, and how many are left out. A
-    /// thread that an applier has removed is removed.
+    /// Lowest clock of each worker thread over all appliers, the slowest first, at most `STATUS_ROWS_MAX`,
+    /// and the number left out. Threads that an applier has removed are skipped.
     fn clocks_of(&self, reports: &[Option<ApplierReport>]) -> (Vec<ClockStatus>, u64) {
         let answered: Vec<&ApplierReport> = reports.iter().flatten().collect();
         let mut least: BTreeMap<(NamespaceId, DomainId, WorkerThread), (usize, u64)> =
@@ -97,7 +97,7 @@ impl ServerHandle {
     }
 }
 
-/// The answer of a thread, if it comes by `deadline`.
+/// Receives the answer of a thread; blocks until `deadline`. `None` if it does not come.
 fn answer_by<T>(answer: &Receiver<T>, deadline: Deadline) -> Option<T> {
     answer.recv_timeout(deadline.left()).ok()
 }
@@ -114,7 +114,8 @@ fn applier_row((applier, report): (ApplierId, &Option<ApplierReport>)) -> Applie
     }
 }
 
-/// The sessions with the frames that appliers have refused, and how many are left out.
+/// Rows of the sessions with the number of frames that appliers have refused, at most `STATUS_ROWS_MAX`, and
+/// the number left out.
 fn session_rows(
     sessions: Vec<(SessionId, SessionStatus)>,
     reports: &[Option<ApplierReport>],

@@ -1,4 +1,4 @@
-//! Requests of clients on a control connection, and their answers.
+//! Requests of clients on a control connection and their answers, on the control thread.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,13 @@ use super::sessions::bad;
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::DomainKey;
 
-/// An answer, and the memory to send the descriptors of.
+/// Answer to a request, and session memory of which the file descriptors go along with it, if any.
 pub(super) type Answer = (ServerAnswer, Option<SessionMemory>);
 type Answered = Result<Answer, Refusal>;
 
 impl Control {
-    /// Answers one request. An error closes the connection.
+    /// Handles one request of connection `id`, and queues its answer or a refusal. The caller closes the
+    /// connection after an error.
     pub(super) fn request(
         &mut self,
         id: ConnId,
@@ -40,7 +41,7 @@ impl Control {
         }
     }
 
-    /// The answer to one request; none if it comes later.
+    /// Answers one request; `None` if the answer is sent later.
     fn answer(
         &mut self,
         id: ConnId,
@@ -103,7 +104,8 @@ impl Control {
         answered.map(Some)
     }
 
-    /// Queues a request for lanes; it is answered when they are made. [`Control::go_connects`] starts it.
+    /// Queues a client's request for verbs lanes, answered when they are made. [`Control::go_connects`]
+    /// starts it.
     fn connect_verbs(
         &mut self,
         id: ConnId,
@@ -125,7 +127,7 @@ impl Control {
         Ok(())
     }
 
-    /// Answers the requests for lanes that are made by now, or could not be.
+    /// Answers the requests for verbs lanes that are finished, with the lanes or a refusal.
     pub(super) fn finish_connects(&mut self) {
         while let Some((asked, made)) = self.connects.take() {
             // No lane is attached for a client that is gone: it recovers the lanes, if it comes back.
@@ -145,8 +147,8 @@ impl Control {
         }
     }
 
-    /// Answers the recoveries that wait no more. A client that is gone recovers the lane again if it
-    /// comes back.
+    /// Answers the lane recoveries that appliers have completed. Recoveries of ended connections are dropped:
+    /// a client that returns asks again.
     pub(super) fn finish_recoveries(&mut self) {
         while let Some((recovery, state)) = self.recoveries.take() {
             let Recovery { conn, request, .. } = recovery;
@@ -162,8 +164,8 @@ impl Control {
         }
     }
 
-    /// Starts the requests for lanes that are due, refuses those that are void, and sends news to the
-    /// others when they are due.
+    /// Starts the requests for verbs lanes that may run, refuses void ones, and informs waiting clients of
+    /// their place.
     pub(super) fn go_connects(&mut self) {
         if self.sessions.memory_was_registered() {
             self.connects.recheck();
@@ -213,7 +215,8 @@ impl Control {
         Ok(())
     }
 
-    /// Notes that a session goes on over a connection, and closes the one that it had.
+    /// Notes that a session continues over this connection, and closes its earlier connection `before`, if
+    /// any.
     fn goes_on(&mut self, conn: &mut Conn, session: SessionId, before: Option<ConnId>) {
         conn.session = Some(session);
         if let Some(before) = before {
@@ -257,8 +260,8 @@ impl Control {
         }
     }
 
-    /// A thread's clock is what all appliers have consumed; a thread removed at any applier is
-    /// removed.
+    /// Answers with the clocks of a domain. A thread's clock is the lowest over all appliers; threads that an
+    /// applier has removed are left out.
     fn clocks(&self, conn: &Conn, domain: DomainId) -> Answered {
         let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
         let job = self.shared.catalogue().job(name);
@@ -301,7 +304,7 @@ const fn refused(no: Refusal) -> Answer {
     (ServerAnswer::Refused(no), None)
 }
 
-/// Queues an answer. An error closes the connection.
+/// Queues an answer and sends attached descriptors with it. The caller closes the connection after an error.
 pub(super) fn send(conn: &mut Conn, number: u64, (answer, memory): Answer) -> Result<(), String> {
     conn.answer(number, &answer).map_err(|e| e.to_string())?;
     match memory {

@@ -1,4 +1,4 @@
-//! The sessions of a server: created, cut, resumed, recovered, ended. Used by the control thread.
+//! The client sessions of a server, on the control thread: attached, cut off, resumed, recovered, ended.
 
 mod kept;
 mod lanes;
@@ -27,20 +27,20 @@ use super::verbs::{Verbs, VerbsSession};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 
-/// The transport that carries the lanes of a session.
+/// Transport of a session's lanes, with its resources.
 #[derive(Debug)]
 enum Carrier {
-    /// Shared memory, and the waker of the client.
+    /// Shared memory, with the waker of the client.
     Shm(Waker),
-    /// One TCP connection a lane.
+    /// One TCP connection for each lane.
     Tcp,
-    /// One set of queue pairs a lane.
+    /// One set of queue pairs for each lane.
     Verbs(VerbsSession),
-    /// None: the session is of the process before, and its client has not come back.
+    /// None: a session of the previous server process, before its client returns.
     Kept,
 }
 
-/// One client thread attached to this server.
+/// Session of one client thread that is attached to this server.
 #[derive(Debug)]
 struct Session {
     namespace: String,
@@ -48,38 +48,39 @@ struct Session {
     thread: WorkerThread,
     ring_bytes: usize,
     carrier: Carrier,
-    /// Which lanes may be connected (tcp, verbs).
+    /// Lanes that the client may connect now (TCP, verbs).
     grants: LaneGrants,
-    /// For each lane the public copy of its status record.
+    /// For each lane, location of its status record in public memory.
     status: Vec<Remote>,
     presence: Presence,
-    /// Carrier of the lanes, and why the client took it.
+    /// Transport of the lanes, and why the client chose it.
     chosen: (Transport, String),
-    /// Lanes that were recovered.
+    /// Number of lane recoveries so far.
     recoveries: u64,
-    /// Of a session of the process before: whether its frames carry a checksum, and the memory of its rings.
+    /// For a session of the previous server process: whether its frames carry a checksum, and the memory of its rings.
     kept: Option<(bool, Vec<Inbox>)>,
 }
 
-/// Whether a session has its control connection, and the number of its last cut.
+/// Control connection of a session, and the number of times that it was cut.
 #[derive(Debug, Default)]
 struct Presence {
-    /// The connection; `None` while it is cut.
+    /// The control connection; `None` while the session has none.
     owner: Option<ConnId>,
-    /// Counts cuts, so that the end of an earlier linger does not end a later one.
+    /// Number of cuts so far, so that the linger time of an earlier cut does not end the session during a
+    /// later one.
     cuts: u64,
 }
 
 impl Presence {
-    /// Resumes the session over `owner`. Returns the connection that this replaces, if it is
-    /// another.
+    /// Gives the session the control connection `owner`. Returns the connection that this replaces; `None` if
+    /// there was none or it is the same.
     fn resume(&mut self, owner: ConnId) -> Option<ConnId> {
         let before = self.owner.replace(owner);
         before.filter(|&before| before != owner)
     }
 
-    /// Notes that the connection `owner` is gone. Returns the number of this cut, if it was the
-    /// session's.
+    /// Notes that the connection `owner` has ended. Returns the number of this cut; `None` if the session has
+    /// another connection.
     fn cut(&mut self, owner: ConnId) -> Option<u64> {
         if self.owner != Some(owner) {
             return None;
@@ -89,29 +90,29 @@ impl Presence {
         Some(self.cuts)
     }
 
-    /// Whether the session ends now that the linger of cut number `cut` is over: it has not been
-    /// resumed since, even if it was cut again.
+    /// Whether the session ends after the linger time of cut number `cut`: it has no connection, and no later
+    /// cut has happened.
     fn has_ended(&self, cut: u64) -> bool {
         self.owner.is_none() && (self.cuts == cut || mutants::on(Mutant::LingerOfEarlierCut))
     }
 }
 
 impl Session {
-    /// Whether the session is of this worker.
+    /// Whether the session belongs to this worker, by namespace and rank.
     fn is_of(&self, hello: &Hello) -> bool {
         (&self.namespace, self.thread.rank.0) == (&hello.namespace, hello.rank)
     }
 
-    /// Names the client for messages.
+    /// Names the session's client for log and error texts.
     fn peer(&self) -> String {
         format!("{} of \"{}\"", self.thread, self.namespace)
     }
 }
 
-/// An answer, and the memory to send the descriptors of.
+/// A result, and session memory of which the file descriptors are sent along, if any.
 pub(super) type WithMemory<T> = (T, Option<SessionMemory>);
 
-/// All sessions of this server.
+/// All sessions of this server, by id.
 #[derive(Debug)]
 pub(super) struct Sessions {
     shared: Arc<Shared>,
@@ -121,8 +122,8 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions; `epoll` watches RDMA devices that get sessions, as `DEVICES`. `waker` wakes the thread
-    /// that polls it.
+    /// Makes the set with the sessions of the previous server process, if any. `epoll` will watch the RDMA devices of
+    /// sessions under the token `DEVICES`; `waker` wakes the control thread.
     pub(super) fn new(
         shared: Arc<Shared>,
         epoll: Arc<OwnedFd>,
@@ -153,18 +154,20 @@ impl Sessions {
         self.all.len()
     }
 
-    /// Whether memory was registered with an RDMA device, or could not be, since the last call.
+    /// Whether a registration of server memory with an RDMA device has ended, well or not, since the last
+    /// call.
     pub(super) fn memory_was_registered(&self) -> bool {
         self.verbs.memory_was_registered()
     }
 
-    /// Logs the events of RDMA devices.
+    /// Logs the pending asynchronous events of RDMA devices.
     pub(super) fn hear_devices(&mut self) {
         self.verbs.hear();
     }
 
-    /// Makes a session for the client thread at the other end of `owner`. `local` is the address of
-    /// this host that the client reached, `None` over the unix socket. `fds` came along.
+    /// Creates a session for the client thread on connection `owner`. `local` is the server address that the
+    /// client reached, `None` over the unix socket. `fds` are the descriptors it sent. Returns the lane
+    /// grants, and over shared memory the memory to share.
     pub(super) fn attach(
         &mut self,
         owner: ConnId,
@@ -220,7 +223,8 @@ impl Sessions {
         Ok((attached, memory))
     }
 
-    /// Prepares the transport of a session's lanes.
+    /// Prepares the transport of a session's lanes that the client asks for. Refused if transport, socket and
+    /// descriptors do not fit.
     fn carrier(
         &mut self,
         attach: &Attach,
@@ -249,7 +253,8 @@ impl Sessions {
         }
     }
 
-    /// Refuses a thread that has a live session; a session that is cut makes way.
+    /// Refuses a client thread that already has a connected session, or one beyond the limits; ends its
+    /// earlier session without connection.
     fn make_room(&mut self, hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
         if hello.rank == RANK_ANY {
             return Err(bad(
@@ -285,8 +290,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// The job of a session. In a cluster the configuration gives its number of workers; in a
-    /// service the first session that knows it does.
+    /// Returns the job of a session. Its number of workers comes from the configuration, in a service from
+    /// the first session that reports it; a different one is refused.
     fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
         let mut catalogue = self.shared.catalogue();
         let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;
@@ -310,8 +315,7 @@ impl Sessions {
         Ok(job.id)
     }
 
-    /// Gives a session to a new control connection. Returns the connection it had, if that still
-    /// lives.
+    /// Gives a session to a new control connection. Returns its earlier connection, if that has not ended.
     pub(super) fn resume(
         &mut self,
         owner: ConnId,
@@ -331,13 +335,13 @@ impl Sessions {
         Ok(session.presence.resume(owner))
     }
 
-    /// Notes that the control connection is gone. Returns the number of this cut, for
-    /// [`Self::expire`].
+    /// Notes that a session's control connection has ended. Returns the number of this cut, for
+    /// [`Self::expire`]; `None` if the session has another connection.
     pub(super) fn cut(&mut self, owner: ConnId, id: SessionId) -> Option<u64> {
         self.all.get_mut(&id)?.presence.cut(owner)
     }
 
-    /// Ends the session if it was not resumed since cut number `cut`.
+    /// Ends a session that was not resumed since cut number `cut`.
     pub(super) fn expire(&mut self, id: SessionId, cut: u64) {
         let over = |s: &Session| s.presence.has_ended(cut);
         if self.all.get(&id).is_some_and(over) {
@@ -346,7 +350,7 @@ impl Sessions {
         }
     }
 
-    /// Ends a session after the complete frames in its rings. Its memory is freed when the appliers
+    /// Ends a session: appliers first apply the complete frames in its rings. Its memory is freed when they
     /// have released it.
     pub(super) fn end(&mut self, id: SessionId) {
         if self.all.remove(&id).is_some() {
@@ -358,7 +362,7 @@ impl Sessions {
         }
     }
 
-    /// The sessions for operators, without what appliers know.
+    /// Rows of all sessions for operators, without the counts that appliers have.
     pub(super) fn report(&self) -> Vec<(SessionId, SessionStatus)> {
         let row = |(&id, session): (&SessionId, &Session)| {
             let row = SessionStatus {
@@ -377,7 +381,7 @@ impl Sessions {
         self.all.iter().map(row).collect()
     }
 
-    /// Ends the sessions of a worker's rank.
+    /// Ends the sessions of all threads of a worker's rank in a job.
     pub(super) fn end_rank(&mut self, job: NamespaceId, rank: WorkerId) {
         let of_rank = |s: &Session| (s.job, s.thread.rank) == (job, rank);
         let those = self.all.iter().filter(|(_, session)| of_rank(session));
@@ -395,8 +399,8 @@ impl Sessions {
     }
 }
 
-/// Refuses a rank that is not of the peer's role: ranks of observers are above those of workers. An
-/// observer has one thread.
+/// Checks that a rank fits the peer's role: observers' ranks are above those of workers. An observer has only
+/// the first thread.
 fn check_rank(hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
     let number = thread.rank.observer();
     let fits = match hello.role {

@@ -1,4 +1,4 @@
-//! The applier threads of a server: their placement and how they wait.
+//! The applier threads of a server: start, stop, placement on cores, and how they wait.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,14 +26,15 @@ use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prealloc::Preallocator;
 
-/// An applier without its thread.
+/// A prepared applier before its thread starts.
 pub(super) struct Idle {
     applier: Applier,
     parker: OsParker,
     handle: ApplierHandle,
 }
 
-/// Makes the appliers, or resumes those of the process before: all of them, before the first one steps.
+/// Prepares all appliers, new or resumed from the previous process's memory, before the first one runs. Also
+/// returns what that memory holds, empty without one.
 pub(super) fn prepare(
     config: &ServerConfig,
     memory: &Arc<ServerMemory>,
@@ -94,7 +95,7 @@ fn prepare_one(
     })
 }
 
-/// Starts one thread for each applier.
+/// Starts a thread for each prepared applier. If one cannot start, stops those before it.
 pub(super) fn start(
     idle: Vec<Idle>,
     memory: &Arc<ServerMemory>,
@@ -118,7 +119,7 @@ pub(super) fn start(
     Ok((crews, threads))
 }
 
-/// Stops appliers and waits for their threads.
+/// Orders the appliers to stop and blocks until their threads have ended.
 pub(super) fn stop(crews: &[ApplierControl], threads: Vec<JoinHandle<()>>) {
     for crew in crews {
         // An applier that has ended needs no command.
@@ -198,7 +199,7 @@ fn start_one(
     Ok((crew, thread))
 }
 
-/// Chooses the cores and memory of the server on this host.
+/// Chooses the cores and the NUMA node of the server on its host.
 pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placement, NoSuchNic> {
     let wish = Wish {
         appliers: config.appliers,
@@ -220,9 +221,8 @@ pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placem
     Ok(placement)
 }
 
-/// Whether appliers that busy-poll have the cores for it. An applier that waits for its turn on a
-/// core is slower, by time slices, than one that sleeps: that is refused. Where other threads have
-/// to wait for their turns, this only warns, since it may be intended.
+/// Checks that appliers that busy-poll do not outnumber the cores. If they do it fails, since some would wait
+/// for time slices. If they leave no core to other threads it only logs a warning.
 pub(super) fn check_busy_poll(
     config: &ServerConfig,
     placement: &Placement,
@@ -249,13 +249,14 @@ pub(super) fn check_busy_poll(
     Ok(())
 }
 
-/// The address that clients use, if it is known.
+/// IP address at which clients reach the server: the advertised one, or the one listened on; `None` if
+/// neither is known.
 fn listens(config: &ServerConfig) -> Option<IpAddr> {
     let advertised = config.advertise.as_ref().and_then(|host| host.parse().ok());
     advertised.or_else(|| config.tcp.map(|address| address.ip()))
 }
 
-/// How long an applier spins before it parks.
+/// Time for which an idle applier spins before it parks; zero if threads outnumber the cores.
 fn spin(room: Room) -> Duration {
     match room {
         Room::Ample => SPIN,

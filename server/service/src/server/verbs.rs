@@ -1,5 +1,5 @@
-//! Lanes over RDMA verbs, as the control thread makes them: the device of each session, the
-//! protection domain of each job on it, the queue pairs of each lane.
+//! RDMA verbs resources of lanes, managed by the control thread: the device of each session, the protection
+//! domain of each job, the queue pairs of each lane.
 //!
 //! A session is served through the first pair of RDMA ports that connects it with its client. Each job has a
 //! protection domain of its own on it, so that no key of one job opens anything to another. A
@@ -32,36 +32,35 @@ use super::connects::Make;
 use super::control::DEVICES;
 use super::handle::Shared;
 
-/// The RDMA devices in use.
+/// The RDMA ports that are in use, and their jobs.
 #[derive(Debug)]
 pub(super) struct Verbs {
     served: Vec<ServedPort>,
-    /// Belongs to the control thread.
+    /// Epoll instance of the control thread.
     epoll: Arc<OwnedFd>,
     /// Wakes the control thread.
     waker: Waker,
-    /// Set by a thread that registers memory when it has ended, before it wakes the control thread.
+    /// Set by a registering thread when it ends, before it wakes the control thread.
     registered: Arc<AtomicBool>,
 }
 
-/// One device and port: the notifiers of the appliers, and the jobs that it serves.
+/// An RDMA port in use: completion notifiers of the appliers, and protection domains of the jobs on it.
 #[derive(Debug)]
 struct ServedPort {
     open_port: Arc<OpenPort>,
-    /// One for each applier.
+    /// Completion notifier of each applier.
     notifiers: Arc<[Arc<Notifier>]>,
     domains: HashMap<String, Arc<JobDomain>>,
 }
 
-/// Protection domain of one job on one RDMA device, or the refusal if it could not be made. A separate
-/// thread makes it and registers the server's memory with it. Requests for lanes stay queued until that
-/// thread has ended.
+/// Protection domain of one job on one RDMA device, or the refusal if it could not be made; unset until a
+/// separate thread has registered the server's memory. Requests for lanes wait until then.
 #[derive(Debug, Default)]
 struct JobDomain(OnceLock<Result<Arc<Domain>, Refusal>>);
 
 impl JobDomain {
-    /// Starts to register the exported memory. When that is done, or has failed, `ended` is set and the waker
-    /// woken.
+    /// Starts a thread that registers all exported memory of the server in a new domain. When it has ended,
+    /// well or not, it sets `ended` and wakes the control thread.
     fn start(open_port: &Arc<OpenPort>, shared: &Shared, (ended, waker): Ended<'_>) -> Arc<Self> {
         let job = Arc::new(Self::default());
         let (open_port, exports) = (Arc::clone(open_port), Arc::clone(&shared.memory.exports));
@@ -104,15 +103,15 @@ impl JobDomain {
     }
 }
 
-/// Drop guard of the thread that makes a domain. After a panic it stores a refusal, so that no lane waits
-/// forever. It always wakes the control thread.
+/// Drop guard of the registering thread. Stores a refusal after a panic, so that no request for lanes waits
+/// forever, and wakes the control thread in any case.
 struct Started {
     job: Arc<JobDomain>,
     ended: Arc<AtomicBool>,
     waker: Waker,
 }
 
-/// The flag that the end of a registration sets, and the waker of the control thread.
+/// Flag that a registering thread sets when it ends, and the waker of the control thread.
 type Ended<'a> = (&'a Arc<AtomicBool>, &'a Waker);
 
 impl Drop for Started {
@@ -127,21 +126,21 @@ impl Drop for Started {
     }
 }
 
-/// Resources of the lanes of one session.
+/// Verbs resources of one session: protection domain, notifiers, ring memory and path.
 #[derive(Debug)]
 pub(super) struct VerbsSession {
     domain: Arc<JobDomain>,
     notifiers: Arc<[Arc<Notifier>]>,
-    /// One for each applier.
+    /// Ring memory of each lane, by applier.
     inboxes: Vec<Inbox>,
-    /// Port of this end, which a device that has failed is opened for again.
+    /// RDMA port of the server, kept to open it again after a failure of the device.
     port: PortCandidate,
     path: VerbsPath,
     namespace: String,
 }
 
 impl Verbs {
-    /// No devices; one is opened for the first client on it, and `epoll` then watches it.
+    /// Makes an empty set. A device is opened for its first client, and `epoll` then watches its events.
     pub(super) fn new(epoll: Arc<OwnedFd>, waker: Waker) -> Self {
         Self {
             served: Vec::new(),
@@ -151,7 +150,7 @@ impl Verbs {
         }
     }
 
-    /// Whether a registration has ended since the last call.
+    /// Whether a registration of server memory has ended, well or not, since the last call; clears the flag.
     pub(super) fn memory_was_registered(&self) -> bool {
         self.registered.swap(false, Ordering::Acquire)
     }
@@ -167,8 +166,8 @@ impl Verbs {
         }
     }
 
-    /// Logs the pending events of all devices. One that has failed is dropped: the next session or lane opens
-    /// it again.
+    /// Logs the pending asynchronous events of all devices and drops failed devices; the next session or lane
+    /// opens such a device again.
     pub(super) fn hear(&mut self) {
         for served_port in &self.served {
             let device = served_port.open_port.device();
@@ -177,7 +176,7 @@ impl Verbs {
         self.drop_failed();
     }
 
-    /// Drops the devices that have failed; lanes over them keep theirs until they are destroyed.
+    /// Drops failed devices. Lanes over such a device keep it until they are destroyed.
     fn drop_failed(&mut self) {
         let epoll = &self.epoll;
         self.served.retain(|served_port| {
@@ -191,7 +190,8 @@ impl Verbs {
         });
     }
 
-    /// Prepares a session again if its device has failed since.
+    /// Opens the device of a session again and renews its resources, if the device has failed or registration
+    /// did. Does nothing otherwise.
     pub(super) fn renew(
         &mut self,
         shared: &Shared,
@@ -213,9 +213,9 @@ impl Verbs {
         Ok(())
     }
 
-    /// Prepares the verbs resources of a session. `local` is the server address to which the client has
-    /// connected. The first session of a job on a device starts a thread that registers all exported memory
-    /// of the server.
+    /// Prepares the verbs resources of a new session. `local` is the server address to which the client has
+    /// connected. The first session of a job on a device starts a thread that registers all exported server
+    /// memory.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
@@ -280,8 +280,8 @@ impl ServedPort {
         })
     }
 
-    /// The job's domain. Domains of jobs that are over and have no session left are dropped; one that could
-    /// not be made is tried again.
+    /// Returns the job's protection domain on this port; starts to make it if there is none. Also drops
+    /// domains of ended jobs without sessions, and those that failed.
     fn domain(&mut self, namespace: &str, shared: &Shared, ended: Ended<'_>) -> Arc<JobDomain> {
         let unused: Vec<_> = {
             let jobs = shared.catalogue();
@@ -304,8 +304,8 @@ impl ServedPort {
     }
 }
 
-/// Selects the ports of a session: the first pair that the client does not know to fail, with a port here
-/// that can be opened.
+/// Selects the RDMA port pair of a session: the best one that the client does not report as failed and of which
+/// the server port can be opened. Refused with all reasons if there is none.
 fn select(
     shared: &Shared,
     local: IpAddr,
@@ -353,28 +353,29 @@ fn select(
 }
 
 impl VerbsSession {
-    /// Whether the memory was registered with a device that has failed since.
+    /// Whether the session's device has failed since its memory was registered.
     pub(super) fn device_has_failed(&self) -> bool {
         let domain = self.domain.domain();
         domain.is_ok_and(|domain| domain.open_port().device().has_failed())
     }
 
-    /// Whether the registration of the server's memory has ended, with success or failure.
+    /// Whether registration of server memory has ended, with success or failure.
     pub(super) fn is_ready(&self) -> bool {
         self.domain.is_done()
     }
 
-    /// RDMA ports that the session's lanes connect, by GID: the client's and this server's.
+    /// The session's RDMA ports, by GID: the client's and the server's.
     pub(super) const fn path(&self) -> VerbsPath {
         self.path
     }
 
-    /// Keeps the next lane's inbox, in the order of the appliers.
+    /// Adds the ring memory of the next lane; the caller adds them in the order of appliers.
     pub(super) fn keep(&mut self, inbox: &Inbox) {
         self.inboxes.push(inbox.clone());
     }
 
-    /// Returns the closure that makes the server's ends of lanes, on any thread.
+    /// Returns a closure that makes the server's ends of the offered lanes; it may run on any thread. `peer`
+    /// names the client in errors.
     pub(super) fn accept(&self, offers: Vec<VerbsConnect>, peer: &str) -> Result<Make, Refusal> {
         let mut lanes = Vec::with_capacity(offers.len());
         for offer in offers {
@@ -401,7 +402,7 @@ impl VerbsSession {
     }
 }
 
-/// Refuses verbs, so that the client may take another transport.
+/// Makes the refusal of verbs with this reason, after which the client may choose another transport.
 fn unfit(e: impl std::fmt::Display) -> Refusal {
     let code = Transport::Verbs as u64;
     Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0]).with_text(e)

@@ -1,4 +1,4 @@
-//! Sessions of the process before, which wait for their clients.
+//! Sessions of the previous server process, which wait for their clients after a restart of the server.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -14,8 +14,8 @@ use crate::server::conn::ConnId;
 use crate::server::kept::KeptSession;
 
 impl Sessions {
-    /// Takes over a session of the process before, without its client. One that had not all of its rings was
-    /// being made or ended.
+    /// Takes over a session from the previous process's memory, without its client. A session without a ring at
+    /// every applier is ended: it was being created or ended.
     pub(super) fn keep(&mut self, id: SessionId, kept: KeptSession) {
         let lanes = self.shared.appliers.len();
         let is_complete = kept.rings.len() == lanes;
@@ -39,7 +39,7 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions of the process before that no client has taken.
+    /// Ends the sessions of the previous server process to which no client has returned.
     pub(in crate::server) fn end_kept(&mut self) {
         let waits = |s: &Session| matches!(s.carrier, Carrier::Kept);
         let those = self.all.iter().filter(|(_, session)| waits(session));
@@ -49,9 +49,8 @@ impl Sessions {
         }
     }
 
-    /// Gives a session of the process before to its client, which has come over another connection. May be
-    /// repeated. Returns the connection that the session had, if that still lives. The client then recovers
-    /// each lane.
+    /// Gives a session of the previous server process to its returned client, over connection `owner`. May be repeated.
+    /// Returns the session's earlier connection, if that has not ended. The client then recovers each lane.
     pub(in crate::server) fn reattach(
         &mut self,
         owner: ConnId,

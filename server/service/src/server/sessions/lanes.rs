@@ -1,4 +1,4 @@
-//! The lanes of a session: their rings, how they are granted, connected and recovered.
+//! The lanes of a session: their rings, and how they are granted, connected and recovered.
 //!
 //! On shm a lane exists from its session's start. Elsewhere it is granted a nonce, with which its
 //! client connects it once: over a connection of its own (tcp) or with queue pairs (verbs).
@@ -32,7 +32,8 @@ use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::ring_reader::{Ring, RingOwner};
 
 impl Sessions {
-    /// Adds one ring at each applier, all or none. On shm they come with their lanes.
+    /// Adds a ring for the session at each applier, all or none. Over shared memory the lanes exist at once,
+    /// and the memory to share is returned; else `None`.
     pub(super) fn add_rings(
         &self,
         id: SessionId,
@@ -70,7 +71,8 @@ impl Sessions {
         Ok(memory)
     }
 
-    /// Makes the ring of lane `a`.
+    /// Makes the ring of lane `a`, in shared memory with its lane if `memory` is given, else in private
+    /// memory.
     fn ring(
         &self,
         a: usize,
@@ -117,7 +119,7 @@ impl Sessions {
         }
     }
 
-    /// Describes lane `applier` as it is now.
+    /// Describes lane `applier` to the client: nonce (0 if none is granted), push counter and status record.
     pub(super) fn grant(&self, applier: u16, session: &Session) -> LaneGrant {
         let counts = match session.carrier {
             Carrier::Shm(_) | Carrier::Tcp | Carrier::Kept => Counts::Processors,
@@ -131,7 +133,7 @@ impl Sessions {
         }
     }
 
-    /// The control handle of an applier.
+    /// Handle of an applier; refused if the number is out of range.
     fn crew(&self, applier: ApplierId) -> Result<&ApplierControl, Refusal> {
         let crews = &self.shared.appliers;
         crews.get(usize::from(applier.0)).ok_or_else(|| {
@@ -140,8 +142,8 @@ impl Sessions {
         })
     }
 
-    /// Begins to recover a lane: its applier ends it, and `reply` gets the ring's position. May be repeated: the lane
-    /// that was made before is ended.
+    /// Begins the recovery of a lane: orders its applier to end it and to call `reply` with the ring's
+    /// position. May be repeated. Does not wait for the applier.
     pub(in crate::server) fn begin_recovery(
         &mut self,
         id: SessionId,
@@ -159,7 +161,8 @@ impl Sessions {
         sent.map_err(|_| self.shared.gone().refusal())
     }
 
-    /// Grants a lane again after its applier has ended it.
+    /// Completes the recovery of a lane after its applier has ended it: grants it again, over shared memory
+    /// with new memory. `state` is the ring's position, `None` if the applier lacks the session.
     pub(in crate::server) fn finish_recovery(
         &mut self,
         id: SessionId,
@@ -200,7 +203,7 @@ impl Sessions {
         Ok((recovered(lane, shm, state), memory))
     }
 
-    /// Checks that the connection of a lane is the one that was granted.
+    /// Checks that the connection of a TCP lane comes from the session's client with the granted nonce.
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
@@ -222,7 +225,7 @@ impl Sessions {
         }
     }
 
-    /// Hands the connection of a lane, which was checked, to its applier.
+    /// Hands the checked connection of a TCP lane to its applier. Does nothing if the session has ended.
     pub(in crate::server) fn connect_lane(
         &mut self,
         id: SessionId,
@@ -245,8 +248,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// Begins to connect verbs lanes. They then belong to this request: until [`Self::connected`] no other one is
-    /// accepted for them.
+    /// Reserves the offered verbs lanes of a session for one request. Until [`Self::connected`] other
+    /// requests for them are refused.
     pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
@@ -272,8 +275,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the closure that makes the server's ends of a request's lanes, with the device and the domain that
-    /// the session has now.
+    /// Returns the closure that makes the server's ends of a request's verbs lanes. It uses the session's
+    /// current device and protection domain.
     pub(in crate::server) fn accept(
         &self,
         asked: &Asked,
@@ -287,14 +290,15 @@ impl Sessions {
         }
     }
 
-    /// Whether the client still waits for these lanes: none was recovered since.
+    /// Whether the lanes of a request are still reserved for it: its session exists, and none was recovered
+    /// since.
     pub(in crate::server) fn is_connecting(&self, asked: &Asked) -> bool {
         let session = self.all.get(&asked.session);
         session.is_some_and(|session| session.grants.is_connecting(&asked.lanes))
     }
 
-    /// Whether the request's lanes can be made now; false while the server's memory is being registered. A device
-    /// that has failed while the request waited is opened again.
+    /// Whether the request's lanes can be made now; `false` while server memory is being registered. Opens a
+    /// failed device again.
     pub(in crate::server) fn is_ready(&mut self, asked: &Asked) -> bool {
         let session = self.all.get_mut(&asked.session);
         let Some(Carrier::Verbs(verbs)) = session.map(|session| &mut session.carrier) else {
@@ -307,7 +311,8 @@ impl Sessions {
         verbs.is_ready()
     }
 
-    /// Ends a request for lanes of which none is made; the client may try again.
+    /// Releases the reservation of a request of which no lane was made, so that the client can retry. Returns
+    /// the refusal.
     pub(in crate::server) fn not_connected(&mut self, asked: &Asked) -> Refusal {
         if let Some(session) = self.all.get_mut(&asked.session) {
             session.grants.finish(&asked.lanes, false);
@@ -315,8 +320,9 @@ impl Sessions {
         bad("the lane was recovered while it was connected")
     }
 
-    /// Hands the lanes' ends that were made to their appliers, unless a lane was recovered meanwhile or
-    /// the session is over. If they could not be made, the client may try again.
+    /// Completes a request for verbs lanes: hands the server's ends to their appliers and returns the
+    /// answers. Refused if a lane was recovered or the session ended meanwhile. If none was made the client
+    /// can retry.
     pub(in crate::server) fn connected(
         &mut self,
         asked: &Asked,
@@ -355,7 +361,7 @@ fn recovered(lane: LaneGrant, shm: Option<ShmAttach>, state: StateLine) -> Recov
     }
 }
 
-/// Allocates memory of a lane that its client does not map.
+/// Allocates ring memory for a lane that its client does not map (TCP or verbs).
 fn private_inbox(ring_bytes: usize, id: SessionId) -> Result<Inbox, Refusal> {
     let ring = RingGeometry::new(ring_bytes)
         .ok_or_else(|| Refusal::new(RefusalCode::BadRing, [ring_bytes as u64, 0, 0, 0]))?;
