@@ -1,6 +1,6 @@
 // long: the orders, and the connection that they come over.
 
-//! A server process's connection to its coordinator: it joins, then carries out orders.
+//! Connection of a server process to its coordinator. The server joins over it and then carries out orders.
 //!
 //! ```text
 //! Agent::connect   authenticates, and learns the cluster's numbers, which the server needs for clients
@@ -41,10 +41,10 @@ use tidewater_runtime::socket_options::give_up_after;
 use crate::checkpoint::Appliers;
 use crate::model_files::{FileOrder, ModelFiles};
 
-/// A worker of a job with the clocks at which it was admitted.
+/// A worker that a server has admitted: namespace, rank, and first clocks by domain.
 type Admitted = (String, WorkerId, Vec<(DomainId, u64)>);
 
-/// Time limit for sending the last answer and the goodbye.
+/// Time limit for sending the last message to the coordinator, and for its answer.
 const FAREWELL: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 64 << 10;
 const NONSENSE: &str = "it answers with something else; is it of another release?";
@@ -55,18 +55,18 @@ mod tests;
 
 use reconnect::ReturnAddress;
 
-/// The calls of a server that the coordinator's orders need. Each may take as long as its work.
+/// Operations of a server that carry out the coordinator's orders. Each call blocks until its work is done.
 pub trait Orders {
-    /// The appliers, for the thread of a save or load.
+    /// Returns access to the appliers, for the thread of a save or load.
     fn appliers(&self) -> Box<dyn Appliers + Send>;
 
-    /// Makes this server's share of a table.
+    /// Creates this server's share of a table.
     ///
     /// # Errors
     /// The refusal that the coordinator gets; nothing is left of the table.
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
 
-    /// Serves this server's share of a table, which it has from the memory of the process before.
+    /// Serves this server's share of a table that it has from its predecessor's kept memory.
     ///
     /// # Errors
     /// The refusal that the coordinator gets; the share is then to be released.
@@ -78,19 +78,19 @@ pub trait Orders {
     /// The refusal that the coordinator gets.
     fn release_table(&self, id: TableId) -> Result<(), Refusal>;
 
-    /// Makes a function of a module for a job.
+    /// Loads a function from a module, for a job.
     ///
     /// # Errors
     /// The refusal that the coordinator gets; the server does not have the function then.
     fn load_function(&self, namespace: &str, name: &str, module: &[u8]) -> Result<(), Refusal>;
 
-    /// Removes a worker: no clock of its job waits for it any more.
+    /// Removes a worker from its job, so that no clock waits for it.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
 
-    /// Applies the pushes of a finished task.
+    /// Applies the pushes of a finished task, the delivery `delivery` to the worker thread `thread`.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -101,13 +101,13 @@ pub trait Orders {
         delivery: u64,
     ) -> Result<(), Refusal>;
 
-    /// Ends the sessions of a lost worker; returns the furthest clock of each of its threads.
+    /// Ends the sessions of a lost worker. Returns the highest clock of each of its threads.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn lose_worker(&self, namespace: &str, worker: WorkerId) -> Result<Vec<ThreadClock>, Refusal>;
 
-    /// Completes the ticks of a lost worker that appliers lack.
+    /// Completes the ticks of a lost worker up to `clocks` on the appliers that lack them.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -118,19 +118,19 @@ pub trait Orders {
         clocks: &[ThreadClock],
     ) -> Result<(), Refusal>;
 
-    /// Holds the clocks of a job; returns the furthest one of each domain.
+    /// Holds the clocks of a job: appliers consume no tick. Returns the highest clock of each domain.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
 
-    /// The furthest clock of each domain of a job, which goes on.
+    /// Returns the highest clock of each domain of a job, without holding them.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
 
-    /// Lets the held clocks of a job go on, with a worker that begins at these clocks if there is one.
+    /// Lets the held clocks of a job advance. `admitted` is a new member with its first clocks, if any.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -140,13 +140,13 @@ pub trait Orders {
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     ) -> Result<(), Refusal>;
 
-    /// Ends a job: its sessions end, and the next job of its name starts with new clocks.
+    /// Ends a job's sessions and clocks; the next job of that name starts with new clocks.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
     fn end_job(&self, namespace: &str) -> Result<(), Refusal>;
 
-    /// Why this server cannot continue, if it cannot.
+    /// Reason why this server cannot continue; `None` while it can.
     fn failure(&self) -> Option<&str>;
 
     /// Descriptor that is readable once [`Self::failure`] returns a reason.
@@ -155,11 +155,11 @@ pub trait Orders {
     /// Sets the cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
 
-    /// What the server does now, for operators: a call that takes up to seconds, for a thread of its own.
+    /// Returns a closure that collects the server's status for operators. It may block for seconds.
     fn reporter(&self) -> Box<dyn FnOnce() -> ServerStatus + Send>;
 }
 
-/// How the connection to a coordinator ended.
+/// Reason why the connection to a coordinator ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostCause {
@@ -172,10 +172,10 @@ pub enum LostCause {
     /// The connection failed while it was used.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The coordinator did not come back.
+    /// The coordinator did not return after a restart.
     #[error("it has not returned within {seconds} s: {last}")]
     NotReturned {
-        /// Time that it had.
+        /// Time limit that passed, in seconds.
         seconds: u64,
         /// Result of the last attempt.
         last: String,
@@ -188,7 +188,7 @@ impl From<&'static str> for LostCause {
     }
 }
 
-/// Why a server is no part of its cluster.
+/// Reason why a server could not join its cluster, or had to leave it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
@@ -211,7 +211,7 @@ pub enum AgentError {
         /// How the connection ended.
         source: LostCause,
     },
-    /// The job has failed, and with it ends this server, which is healthy.
+    /// The job has failed, although this server is healthy.
     #[error("{0}")]
     JobFailed(Refusal),
     /// This server itself has failed; the coordinator has the reason.
@@ -227,7 +227,7 @@ pub enum AgentError {
     },
 }
 
-/// Why [`Enlisted::obey`] returned: the caller must shut the server down.
+/// Reason why [`Enlisted::obey`] returned without an error; the caller must shut the server down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// The coordinator ordered the end.
@@ -236,12 +236,12 @@ pub enum Ended {
     ByCaller,
 }
 
-/// An authenticated connection to the coordinator.
+/// An authenticated connection to the coordinator, of a server that has not joined.
 #[derive(Debug)]
 pub struct Agent {
     address: String,
     token: JobToken,
-    /// Silence after which the kernel closes the connection, if that is set.
+    /// Silence of the coordinator's host after which the kernel closes the connection, if set.
     lease: Option<Duration>,
     conn: ControlConn<TcpStream>,
     number: ServerId,
@@ -249,8 +249,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects as server `number` to the coordinator that `meant` names, all 0 for any; waits until
-    /// `deadline` for one that is starting. Without a number the server gets the lowest free one.
+    /// Connects to the coordinator as server `number`; `None` takes the lowest free one. `meant` names the
+    /// expected coordinator, all 0 for any. Blocks until `deadline` while the coordinator is starting.
     ///
     /// # Errors
     /// [`AgentError::Dial`]; [`AgentError::Join`] when no number is free.
@@ -291,7 +291,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Sends a request of a server that has not joined, and waits for the answer.
+    /// Sends a request before the server has joined; blocks until its answer or `deadline`.
     fn ask(
         &mut self,
         request: &CoordinatorRequest,
@@ -304,7 +304,7 @@ impl Agent {
         })
     }
 
-    /// The address of this process on its way to the coordinator.
+    /// Local IP address of this connection: the one by which the coordinator's network is reached.
     ///
     /// # Errors
     /// [`AgentError::Wait`].
@@ -322,17 +322,17 @@ impl Agent {
         self.number
     }
 
-    /// Workers of the job; 0 when unknown.
+    /// Number of workers of the job; 0 when unknown.
     pub const fn workers(&self) -> u32 {
         self.workers
     }
 
-    /// The cluster, and the epoch in which it begins. (The incarnation is the coordinator's.)
+    /// Ids of the cluster and its epoch at the handshake, and the coordinator's incarnation.
     pub const fn ids(&self) -> Ids {
         self.conn.welcome().ids
     }
 
-    /// Has the kernel close the connection after this silence of the coordinator's host.
+    /// Makes the kernel close the connection after this silence of the coordinator's host.
     ///
     /// # Errors
     /// [`AgentError::Wait`].
@@ -345,8 +345,8 @@ impl Agent {
         })
     }
 
-    /// Joins the cluster as the server that `member` describes. `restarts`: successors that its holder
-    /// starts if a signal ends it. `kept`: tables from the memory of the process before, if it has that.
+    /// Joins the cluster as server `member`; blocks until the answer. `restarts`: how often its holder
+    /// restarts it after a signal. `kept`: tables from its predecessor's memory, if it has that.
     ///
     /// # Errors
     /// [`AgentError::Join`].
@@ -415,7 +415,7 @@ impl Agent {
         Ok((enlisted, joined))
     }
 
-    /// Whether the coordinator returns after a restart.
+    /// Whether the coordinator has a journal, so that it can return after a restart.
     const fn resumes(&self) -> bool {
         self.conn.welcome().features.offered & Features::RESUMES != 0
     }
@@ -428,7 +428,7 @@ impl Agent {
     }
 }
 
-/// A server that has joined its cluster.
+/// A server that has joined its cluster, with its connection to the coordinator.
 #[derive(Debug)]
 pub struct Enlisted {
     address: String,
@@ -437,31 +437,29 @@ pub struct Enlisted {
     number: ServerId,
     /// How to return to a coordinator that was restarted; `None` if it has no journal.
     return_address: Option<ReturnAddress>,
-    /// Workers that were admitted at these clocks, and not removed since. A coordinator that was restarted
-    /// repeats the order.
+    /// Workers admitted at these clocks and not removed since: a restarted coordinator repeats such orders.
     admitted: BTreeSet<Admitted>,
-    /// Of the threads that save and load.
+    /// Wakes this thread when a save or load is done.
     files_waker: Waker,
-    /// Each table with the job that it belongs to.
+    /// Tables of this server, each with the namespace of its job.
     tables: BTreeMap<TableId, (String, TableInfo)>,
     /// Workers that the server was ordered to remove.
     removed: BTreeSet<(String, WorkerId)>,
-    /// Jobs with clocks that are held.
+    /// Namespaces of the jobs with held clocks.
     held: BTreeSet<String>,
-    /// Jobs with clocks that were held since a worker was admitted last: the next order to admit one is new.
+    /// Jobs with clocks held since the last admission: the next order to admit a worker is new.
     admits: BTreeSet<String>,
-    /// Why the job has failed, if the coordinator has said so.
+    /// Reason why the job has failed, if the coordinator has reported that.
     failed: Option<Refusal>,
 }
 
 impl Enlisted {
-    /// Carries out orders until the coordinator orders the end, or one of `stop` becomes readable
-    /// or hangs up. In every case the caller must then shut the server down.
+    /// Carries out the coordinator's orders on the calling thread. Returns when it orders the end, or when
+    /// one of `stop` becomes readable or hangs up. In every case the caller must then shut the server down.
     ///
     /// # Errors
-    /// The coordinator is lost: there is no cluster any more. Or it has announced that the job has
-    /// failed, as it does under a foreign launcher. Or the server itself has failed: the
-    /// coordinator, and through it every client, gets the reason.
+    /// The coordinator is lost, a foreign launcher's job has failed, or this server has. The coordinator, and
+    /// through it every client, gets the reason of the latter.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let mut files = ModelFiles::new(self.number, self.files_waker.clone());
         let ended = self.obey_with(node, &mut files, stop);
@@ -487,7 +485,7 @@ impl Enlisted {
         }
     }
 
-    /// Carries out the orders of one connection.
+    /// Carries out orders over the current connection until it ends or the server is to end.
     fn obey_connection(
         &mut self,
         node: &dyn Orders,
@@ -530,7 +528,8 @@ impl Enlisted {
         }
     }
 
-    /// Sleeps until the coordinator, the caller or one of `own` is readable; true if the caller is.
+    /// Blocks until the coordinator or a descriptor of `own` or `stop` is ready. Returns whether one of `stop`
+    /// is.
     fn wait(&self, own: [BorrowedFd<'_>; 2], stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
         let mut wanted = PollFlags::IN | PollFlags::RDHUP;
         if !self.peer.outgoing().is_empty() {
@@ -561,7 +560,7 @@ impl Enlisted {
         }
     }
 
-    /// Handles complete messages; true after the order to end.
+    /// Handles the complete messages received so far. Returns `true` after the order to shut down.
     fn take_messages(
         &mut self,
         node: &dyn Orders,
@@ -625,7 +624,7 @@ impl Enlisted {
         Ok(())
     }
 
-    /// Carries an order out. `None` if its reply comes later.
+    /// Carries an order out. `None` if the reply is sent later, by another thread.
     fn carry_out(
         &mut self,
         node: &dyn Orders,
@@ -706,7 +705,8 @@ impl Enlisted {
         Ok(Some(CommandReply::Done))
     }
 
-    /// Ends the hold of a job's clocks, with a new member if there is one, or adds a stay of a schedule.
+    /// Lets a job's held clocks advance, with a new member if there is one, or adds a stay of a schedule.
+    /// Skips orders repeated by a restarted coordinator.
     fn admit(
         &mut self,
         node: &dyn Orders,
@@ -777,7 +777,7 @@ impl Enlisted {
         Ok((namespace, FileOrder::Load { table, dir }))
     }
 
-    /// Writes what the socket accepts now.
+    /// Writes queued bytes until the socket accepts no more. Does not block.
     fn flush(&mut self) -> Result<(), AgentError> {
         while !self.peer.outgoing().is_empty() {
             match self.stream.write(self.peer.outgoing()) {
@@ -790,7 +790,7 @@ impl Enlisted {
         Ok(())
     }
 
-    /// Writes everything, if that is possible within `time`.
+    /// Writes all queued bytes; blocks for at most `time`. Ignores errors.
     fn flush_within(&mut self, time: Duration) {
         let deadline = Deadline::after(time);
         while !self.peer.outgoing().is_empty() && !deadline.passed() && self.flush().is_ok() {
@@ -799,8 +799,7 @@ impl Enlisted {
         }
     }
 
-    /// Sends the last message of this server to the coordinator and waits for the answer: that its
-    /// end is no failure, or the reason of its failure.
+    /// Sends the last message, a goodbye or the failure, and waits up to `FAREWELL` for the answer.
     fn say(&mut self, last: &CoordinatorRequest, scratch: &mut [u8]) {
         if self.peer.queue(u64::MAX, last).is_err() {
             return;
@@ -837,7 +836,7 @@ impl Enlisted {
     }
 }
 
-/// Carries out an order about the workers of a job.
+/// Carries out an order about workers: their loss, their clocks, or a finished task.
 fn about_workers(node: &dyn Orders, order: Command) -> Result<CommandReply, Refusal> {
     match order {
         Command::LoseWorker { namespace, worker } => node
@@ -868,8 +867,8 @@ fn about_workers(node: &dyn Orders, order: Command) -> Result<CommandReply, Refu
     }
 }
 
-/// Workers of a job that have ended and are not among those `removed` before, where they are noted. One that
-/// is alive is taken out: it has a further stay, with an end of its own.
+/// Returns the workers of a job that have ended and are not yet in `removed`, and adds them there. A live
+/// worker is taken out of it: its rank has joined again.
 fn take_ended(
     removed: &mut BTreeSet<(String, WorkerId)>,
     namespace: &str,

@@ -1,5 +1,5 @@
-//! A cluster inside the calling process: a coordinator and its servers, each with its own threads
-//! and sockets, as in processes of their own.
+//! A cluster inside the calling process: a coordinator and its servers, each with its own threads and
+//! sockets.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -24,66 +24,68 @@ use crate::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
 use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerFunctions, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
-/// Time limit for all servers to join.
+/// Time limit for each server to start and join.
 const START: Duration = Duration::from_secs(30);
 
-/// Configuration of a cluster in this process.
+/// Configuration of a cluster that runs inside this process.
 #[derive(Debug, Clone)]
 pub struct ClusterConfig {
     /// Number of servers, at least 1.
     pub servers: u32,
     /// Applier threads of each server.
     pub appliers: u16,
-    /// Workers of the job: clocks wait for all of them. 0 for a service.
+    /// Number of workers of the job, for all of which clocks wait; 0 for a service.
     pub workers: u32,
     /// How clients reach the servers; passed on to them, not enforced.
     pub transport: TransportChoice,
-    /// Bytes reserved for each of a server's two memories. Reserving costs nothing.
+    /// Bytes of address space reserved for each of a server's two memories. Pages take memory when they are
+    /// first touched.
     pub capacity: usize,
     /// RDMA device through which servers serve clients of other processes.
     pub rdma_device: Option<RdmaDevice>,
     /// Settings of its queue pairs.
     pub fabric: FabricSettings,
-    /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
+    /// Whether clients count their pushes, so that programs can measure the staleness of pulled rows.
     pub count_pushes: bool,
-    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    /// Limit in bytes of the early pushes that an applier holds, from ranks ahead of the open iteration.
     pub pending_bytes: usize,
-    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    /// Limit in bytes of a server's copied records that wait for the file system during a save.
     pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// Functions besides those that the program registers.
+    /// Functions of the servers besides those that the program registers.
     pub functions: ServerFunctions,
-    /// Page size of the memories (default: ordinary pages). Hugepages are all allocated at the
+    /// Page size of the servers' memories (default: ordinary pages). Hugepages are all allocated at the
     /// start.
     pub hugepages: Hugepages,
-    /// What the loss of a worker means for the job.
+    /// Reaction to the loss of a worker.
     pub on_lost: LostWorker,
-    /// Whether jobs come and go. Always so if the number of workers is unknown (0); otherwise the
-    /// cluster has one job, and dropping it ends it.
+    /// Whether the cluster runs job after job. Always so if the number of workers is unknown (0); otherwise
+    /// it has one job.
     pub service: bool,
-    /// The secret to authenticate with; `None` draws a random one.
+    /// Secret of the job, with which processes authenticate; `None` makes a random one.
     pub token: Option<JobToken>,
     /// Address that the coordinator listens on.
     pub listen: SocketAddr,
-    /// Namespaces of jobs that it admits; empty: all.
+    /// Namespaces of which workers are admitted; an empty list admits all.
     pub namespaces: Vec<String>,
-    /// Host name or address given to others, if it is not the one listened on.
+    /// Host name or address given to other processes, if it differs from the one listened on.
     pub advertise: Option<String>,
-    /// Schedule that the members of the job follow: which worker begins and ends with which tick.
+    /// Membership schedule of the job: the ticks with which each worker begins and ends.
     pub membership: Option<Schedule>,
-    /// File that gets the schedule of members as it happens.
+    /// File for the membership changes, in the format of a schedule.
     pub membership_log: Option<PathBuf>,
-    /// Where and how often checkpoints of the job are taken; it continues from the newest one.
+    /// Policy of periodic checkpoints; the job resumes from the newest one.
     pub checkpoint: Option<CheckpointPolicy>,
-    /// Network or RDMA device to place threads and memory near; `None`: that of the address.
+    /// Network or RDMA device near which threads and memory are placed; `None`: that of the address listened
+    /// on.
     pub nic: Option<String>,
-    /// Whether the used part of both memories of each server is locked (`mlock`).
+    /// Whether the used part of both memories of each server is locked in RAM (`mlock`).
     pub mlock: bool,
 }
 
 impl Default for ClusterConfig {
-    /// One server with one applier, one worker, on loopback.
+    /// One server with one applier, for a job of one worker, listening on loopback.
     fn default() -> Self {
         Self {
             servers: 1,
@@ -114,14 +116,14 @@ impl Default for ClusterConfig {
     }
 }
 
-/// Everything that a client needs to join.
+/// What a client needs to connect to a cluster: address, secret, id, sizes.
 #[derive(Debug, Clone)]
 pub struct Environment {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
     /// The secret to authenticate with.
     pub token: JobToken,
-    /// Number of the cluster.
+    /// Random id of the cluster.
     pub cluster: ClusterId,
     /// Number of servers, from the configuration.
     pub servers: u32,
@@ -133,7 +135,7 @@ pub struct Environment {
     pub local: SocketAddr,
 }
 
-/// Why the cluster does not start.
+/// Reason why a cluster in this process did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
@@ -163,7 +165,8 @@ pub enum ClusterError {
     Token(#[from] TokenError),
 }
 
-/// A running cluster. Dropping it ends it, within the grace period of a shutdown.
+/// A running cluster inside this process. Dropping it shuts it down and blocks until its threads have ended,
+/// at most the grace period of a shutdown.
 #[derive(Debug)]
 pub struct Cluster {
     environment: Environment,
@@ -176,7 +179,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the cluster; when this returns, every server has joined.
+    /// Starts the coordinator and the servers; blocks until every server has joined.
     ///
     /// # Errors
     /// [`ClusterError`]; nothing is left behind.
@@ -241,22 +244,22 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Everything that a client needs to join.
+    /// What a client needs to connect to this cluster.
     pub const fn environment(&self) -> &Environment {
         &self.environment
     }
 
-    /// A handle on one of its servers.
+    /// Handle of server `number`; `None` for a number that the cluster does not have.
     pub fn server(&self, number: u32) -> Option<&ServerHandle> {
         self.nodes.get(number as usize)
     }
 
-    /// Why a server has ended before the cluster did, if one has.
+    /// Reason why a server has ended before the cluster did; `None` if none has.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get()
     }
 
-    /// Descriptor that is readable once [`Self::failure`] returns a reason.
+    /// Descriptor that becomes readable once [`Self::failure`] returns a reason.
     pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
         self.failure.descriptor()
     }
@@ -313,7 +316,7 @@ impl Drop for Cluster {
     }
 }
 
-/// The host part of the advertised address: servers have ports of their own.
+/// Host part of the advertised `HOST:PORT` or host, for the servers, which have ports of their own.
 fn host_of(advertise: Option<&str>) -> Option<String> {
     let advertised = advertise?;
     let is_port = |port: &str| port.parse::<u16>().is_ok();

@@ -1,4 +1,4 @@
-//! What the holder of a server, its parent process, says to the coordinator.
+//! Report to the coordinator by the holder of a server: its parent process, which can restart it.
 
 use tidewater_control::conn::ConnError;
 use tidewater_control::dial::{self, Claims, DialError};
@@ -11,7 +11,7 @@ use tidewater_topology::hostinfo;
 
 use crate::process::ServerProcessConfig;
 
-/// Why the end of a server is not reported.
+/// Reason why a holder could not report the end of its server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
@@ -21,13 +21,14 @@ pub enum ReportError {
     /// The coordinator refuses the report, or its connection ended.
     #[error("coordinator: {0}")]
     Call(#[from] ConnError),
-    /// The configuration names no number: a successor could not join as the same server.
+    /// The configuration has no server number, so a successor could not join as the same server.
     #[error("a server that is started again needs a number: --number N")]
     NoNumber,
 }
 
-/// Reports the end of process `pid`, the server of this configuration, in words like "was killed by signal
-/// 9". `restarts`: a successor is about to be started.
+/// Reports to the coordinator that process `pid`, the server of `config`, has ended; blocks until the answer
+/// or `deadline`. `how` completes the sentence, as in "was killed by signal 9". `restarts`: a successor will
+/// be started.
 ///
 /// # Errors
 /// [`ReportError`]. The coordinator then knows only that the server's connection has closed.

@@ -1,5 +1,5 @@
-//! A process started by a foreign launcher: it finds its job by rendezvous, and the process of rank
-//! 0 runs the coordinator.
+//! A process started by a foreign launcher. It finds its job by rendezvous; the process of rank 0 runs the
+//! coordinator.
 //!
 //! ```text
 //! rank 0       listens -> starts the coordinator's thread -> publishes the record -\
@@ -28,26 +28,26 @@ use crate::coordinator::{
 };
 use crate::process::ServerProcessConfig;
 
-/// Why a launched process is no part of its job.
+/// Reason why a launched process could not join its job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchedError {
     /// The rendezvous failed, or a process is missing.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// Rank 0 cannot listen.
+    /// Rank 0 cannot start the coordinator.
     #[error("rank 0 keeps the coordinator: {0}")]
     Coordinator(#[from] ServeError),
-    /// Rank 0 cannot make the job's secret.
+    /// Rank 0 cannot make the job's secret token.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// A running job meets at the same place.
+    /// Another running job uses the same place of rendezvous.
     #[error(
         "another job meets in {place}: its rank 0 is pid {pid} on {host}. Give each job a \
          --rendezvous of its own"
     )]
     Taken {
-        /// The place of the rendezvous.
+        /// Place of the rendezvous.
         place: String,
         /// Process id of the other job's rank 0.
         pid: u32,
@@ -67,17 +67,19 @@ pub enum LaunchedError {
     },
 }
 
-/// Membership in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
+/// Membership of a launched process in its job; at rank 0 it includes the coordinator. Dropping it ends the
+/// job if that still runs.
 #[derive(Debug)]
 pub struct JobMember {
     membership: Membership,
     listen: IpAddr,
-    /// Ends after the membership: it waits until the coordinator has ended.
+    /// The coordinator at rank 0. Dropped after the membership: its drop blocks until the coordinator has
+    /// ended.
     hosted: Option<Hosted>,
 }
 
-/// Joins the job that `place` belongs to, as `part`; waits for all other processes until
-/// `deadline`. `interface` names the network device of the address to listen on.
+/// Joins the launched job that `place` describes, as `part`; blocks until all processes have registered, or until
+/// `deadline`. Rank 0 also starts the coordinator. `interface` names a network device, to listen on its address.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -114,8 +116,8 @@ pub fn join_job(
     })
 }
 
-/// Starts the coordinator of a job of `size` processes in this process, which is rank 0. Its
-/// bootstrap record is what the others need.
+/// Starts the coordinator of a job of `size` processes in this process, which is rank 0. The program
+/// distributes [`Hosted::record`] to the other processes.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -124,8 +126,8 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
     Hosted::listen(&Place::by_record(0, size), own)
 }
 
-/// As [`join_job`], by a bootstrap record that the program has distributed itself; rank 0 has
-/// `hosted`.
+/// Joins a launched job like [`join_job`], with a bootstrap record that the program has distributed itself.
+/// Rank 0 passes its coordinator as `hosted`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -148,7 +150,7 @@ pub fn join_by_record(
 }
 
 impl JobMember {
-    /// The process's numbers in the job, and the coordinator's address.
+    /// Numbers of this process in the job, and the coordinator's address.
     pub const fn membership(&self) -> &Membership {
         &self.membership
     }
@@ -158,8 +160,8 @@ impl JobMember {
         self.hosted.is_some()
     }
 
-    /// Configuration of a server of this membership. It listens on the address by which the
-    /// coordinator was reached, or on the configured interface.
+    /// Makes the configuration of a server in this process. It listens on the address by which the
+    /// coordinator was reached, or on that of the configured interface.
     pub fn server_config(&self) -> ServerProcessConfig {
         let Membership {
             numbers,
@@ -176,7 +178,7 @@ impl JobMember {
         config
     }
 
-    /// Describes this process in one readable line.
+    /// Describes this process in one line: rank, host, part, number and addresses.
     pub fn describe(&self, place: &Place, part: Part) -> String {
         let Place {
             rank, size, source, ..
@@ -206,8 +208,8 @@ impl JobMember {
         )
     }
 
-    /// Ends this process's part. At rank 0 it waits for the coordinator, which ends when the last
-    /// worker has.
+    /// Ends this process's membership. At rank 0 it blocks until the coordinator has ended, after the last
+    /// worker.
     pub fn end(self) {
         let Self {
             membership, hosted, ..
@@ -219,14 +221,14 @@ impl JobMember {
     }
 }
 
-/// The coordinator, on a thread of the process of rank 0.
+/// The coordinator of a launched job, on a thread of the process of rank 0. Dropping it ends the coordinator.
 #[derive(Debug)]
 pub struct Hosted {
     record: BootstrapRecord,
-    /// Dropping it ends the coordinator, which reads end of file.
+    /// Its drop ends the coordinator, which reads end of file at the other end.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    /// Kept until all processes have registered.
+    /// Published bootstrap record, withdrawn when all processes have registered.
     pending: Pending,
 }
 
@@ -250,7 +252,7 @@ impl Hosted {
         Ok(hosted)
     }
 
-    /// Starts a coordinator that is not published yet.
+    /// Starts the coordinator's thread and makes its bootstrap record, without publishing it.
     fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
         let met = |error: MeetError| LaunchedError::Rendezvous(error.into());
         let token = match &place.rendezvous {
@@ -281,12 +283,12 @@ impl Hosted {
         })
     }
 
-    /// The bootstrap record for the other processes. It is a secret.
+    /// Bootstrap record with which other processes find the coordinator. It contains the secret token.
     pub const fn record(&self) -> &BootstrapRecord {
         &self.record
     }
 
-    /// Waits until the coordinator has ended by itself.
+    /// Blocks until the coordinator has ended by itself.
     fn wait(mut self) {
         self.join();
     }
@@ -309,8 +311,8 @@ impl Drop for Hosted {
     }
 }
 
-/// Opens the listening socket of rank 0: on loopback if all processes are on this host, at the
-/// agreed address, or on every address there is.
+/// Binds the coordinator's listening socket at rank 0: to the interface's address, to loopback if all
+/// processes are on this host, else to all addresses. The port is that of an agreed address, else any.
 fn listen(
     place: &Place,
     own: Option<IpAddr>,
@@ -353,7 +355,7 @@ fn listen(
     }
 }
 
-/// The addresses by which others may reach rank 0, the likeliest first.
+/// Addresses at which other processes may reach the coordinator, the most likely first.
 fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Vec<String> {
     let port = listening.port();
     let address = |ip| SocketAddr::new(ip, port).to_string();
@@ -368,8 +370,8 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
     addresses
 }
 
-/// The address of this process on its way to the coordinator. Where the host's own name leads to
-/// loopback (Debian's 127.0.1.1), it is one that other hosts reach too.
+/// Address on which this process listens: its local address of the connection to the coordinator. If a host
+/// name led to loopback (Debian's 127.0.1.1), a routable address instead.
 fn reached_from_elsewhere(place: &Place, membership: &Membership) -> IpAddr {
     let went_by_name = is_name(&membership.coordinator) && membership.local.is_loopback();
     let elsewhere = || routable_addresses().first().copied();
@@ -377,16 +379,15 @@ fn reached_from_elsewhere(place: &Place, membership: &Membership) -> IpAddr {
     needed.then(elsewhere).flatten().unwrap_or(membership.local)
 }
 
-/// Whether the host of `HOST:PORT` is neither an address nor "localhost", by which loopback is meant.
+/// Whether the host part of `HOST:PORT` is a host name other than "localhost", not an IP address.
 fn is_name(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     bare != "localhost" && bare.parse::<IpAddr>().is_err()
 }
 
-/// Whether process `rank` of `size` is one of `servers` servers, where one program is all of them.
-/// Servers are spread evenly over the ranks, and so over the hosts if these have equally many
-/// ranks. Rank 0 is a server.
+/// Whether process `rank` of `size` is one of `servers` servers, in a job of one program. Servers are spread
+/// evenly over the ranks, beginning with rank 0. `false` if `servers` is 0.
 pub fn is_server(rank: u32, size: u32, servers: u32) -> bool {
     let (rank, size, servers) = (u64::from(rank), u64::from(size), u64::from(servers));
     if size == 0 || servers == 0 {

@@ -1,5 +1,5 @@
-//! Saves and loads of a server, on threads of their own: a file system that is slow, or hangs, delays
-//! neither other orders of the coordinator nor other jobs.
+//! Saves and loads of a server, on threads of their own. A slow or hanging file system thus delays neither
+//! other orders of the coordinator nor other jobs.
 //!
 //! Each job has one thread, which carries out its orders one after the other. A load is one order for
 //! each table; the thread keeps the index of the model from one to the next, so that each file is opened
@@ -23,26 +23,26 @@ use tidewater_runtime::clock::Deadline;
 use crate::checkpoint::{self, Appliers, BegunSave, OsDisk, SaveRequest, SavedModel};
 use crate::panics::refuse_panic;
 
-/// Time for which the index of a model is kept after an order.
+/// Time after an order for which the opened model is kept for the next load.
 const KEEP_INDEX: Duration = Duration::from_secs(1);
-/// Pause between two looks whether threads have ended.
+/// Interval at which the end of threads is checked.
 const POLL: Duration = Duration::from_millis(5);
 
-/// An order that reads or writes files.
+/// Order of the coordinator that reads or writes files.
 #[derive(Debug)]
 pub(crate) enum FileOrder {
-    /// Writes this server's part of a save of these tables.
+    /// Write this server's part of a save of these tables.
     Save {
         /// Tables of the job.
         tables: Vec<TableInfo>,
-        /// Clocks of the cut.
+        /// Clocks of the cut, by domain.
         clocks: Vec<DomainClock>,
         /// Directory of the model.
         dir: PathBuf,
-        /// The save, if the appliers have the order already.
+        /// The begun save, if the appliers already have their orders.
         begun: Option<BegunSave>,
     },
-    /// Fills this server's share of a table.
+    /// Fill this server's share of a table.
     Load {
         /// Table to fill, created before.
         table: TableInfo,
@@ -51,12 +51,12 @@ pub(crate) enum FileOrder {
     },
 }
 
-/// The threads of a server's file orders, and the replies of those that are done.
+/// Threads that carry out a server's saves and loads, and the replies to the coordinator.
 pub(crate) struct ModelFiles {
     server: ServerId,
-    /// The thread of each job.
+    /// Channel to the thread of each job, by namespace.
     jobs: BTreeMap<String, Sender<(u64, FileOrder)>>,
-    /// The last checkpoint of each job, which may be over: its end by another order.
+    /// Handle for cancelling the last checkpoint of each job, which may have ended.
     checkpoints: BTreeMap<String, Arc<SaveMemory>>,
     threads: Vec<JoinHandle<()>>,
     done: Receiver<(u64, CommandReply)>,
@@ -65,7 +65,7 @@ pub(crate) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// No thread yet. `waker` wakes the thread that takes their replies.
+    /// Makes an empty set, without threads. `waker` wakes the thread that takes the replies.
     pub(crate) fn new(server: ServerId, waker: Waker) -> Self {
         let (reply, done) = unbounded();
         Self {
@@ -79,7 +79,7 @@ impl ModelFiles {
         }
     }
 
-    /// Passes an order to the thread of its job, which it starts if there is none.
+    /// Passes order `id` to the thread of its job, and starts that thread if there is none. Does not block.
     ///
     /// # Errors
     /// The refusal of the order: no thread can be started.
@@ -113,7 +113,7 @@ impl ModelFiles {
         })
     }
 
-    /// Answers an order by `work` on a thread of its own, which ends with it.
+    /// Runs `work` on a new thread and makes its result the reply to order `id`. Does not block.
     ///
     /// # Errors
     /// The refusal of the order: no thread can be started.
@@ -139,7 +139,7 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Waits for the threads that have no job.
+    /// Blocks until the threads that belong to no job have ended.
     #[cfg(test)]
     pub(crate) fn end_reports(&mut self) {
         self.threads
@@ -147,11 +147,11 @@ impl ModelFiles {
             .for_each(|thread| thread.join().unwrap());
     }
 
-    /// Orders all appliers to save, lets the clocks of the job go on, which are held until here, and
-    /// passes the rest of the save to the thread of its job.
+    /// Begins a checkpoint: orders all appliers to save, lets the job's held clocks advance, and passes the
+    /// writing to the job's thread.
     ///
     /// # Errors
-    /// The refusal of the order; the clocks go on in this case too.
+    /// The refusal of the order; the clocks advance in this case too.
     pub(crate) fn begin_checkpoint(
         &mut self,
         id: u64,
@@ -191,33 +191,33 @@ impl ModelFiles {
         self.order(id, namespace, order, appliers)
     }
 
-    /// Ends the checkpoint of a job that is under way, if there is one.
+    /// Cancels the checkpoint of a job that is under way, if any.
     pub(crate) fn cancel_checkpoint(&mut self, namespace: &str) {
         if let Some(memory) = self.checkpoints.remove(namespace) {
             memory.cancel();
         }
     }
 
-    /// Descriptor that is readable when orders are done.
+    /// Descriptor that becomes readable when a reply is ready.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }
 
-    /// Replies of the orders that are done.
+    /// Returns the replies that are ready, each with the id of its order. Does not block.
     pub(crate) fn take_done(&mut self) -> Vec<(u64, CommandReply)> {
         self.waker.drain();
         self.done.try_iter().collect()
     }
 
-    /// Ends the thread of a job that is over, after its orders.
+    /// Cancels the checkpoint of a job that is over. Its thread ends after its queued orders.
     pub(crate) fn end_job(&mut self, namespace: &str) {
         self.cancel_checkpoint(namespace);
         self.jobs.remove(namespace);
         self.threads.retain(|thread| !thread.is_finished());
     }
 
-    /// Ends all threads, and waits for them until `deadline`. One that a file system holds is left
-    /// behind: it ends with the process, and its files have names that no manifest holds.
+    /// Cancels checkpoints and blocks until all threads have ended, or until `deadline`. A thread in a
+    /// hanging file system is left behind; no manifest names its file.
     pub(crate) fn end(mut self, deadline: Deadline) {
         self.jobs.clear();
         self.checkpoints.values().for_each(|memory| memory.cancel());
@@ -239,11 +239,11 @@ impl std::fmt::Debug for ModelFiles {
     }
 }
 
-/// The thread of one job.
+/// State of a job's thread for saves and loads.
 pub(crate) struct FileThread {
     server: ServerId,
     appliers: Box<dyn Appliers + Send>,
-    /// The model that is being loaded.
+    /// The model that was loaded last, with the index of its chunks.
     model: Option<SavedModel>,
 }
 

@@ -1,4 +1,4 @@
-//! One server process of a cluster: its server, and its connection to the coordinator.
+//! A server process of a cluster: its server, and its connection to the coordinator.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -18,14 +18,14 @@ use crate::server::{
 };
 use tidewater_engine::store::Hugepages;
 
-/// Configuration of a server process at its start.
+/// Configuration of a server process: coordinator, secret, number, sizes and placement.
 #[derive(Debug, Clone)]
 pub struct ServerProcessConfig {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
     /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// Number of this server, from 0; `None`: the lowest that is free at the coordinator.
+    /// Number of this server, from 0; `None` takes the lowest free one.
     pub number: Option<ServerId>,
     /// Number of applier threads.
     pub appliers: u16,
@@ -35,46 +35,46 @@ pub struct ServerProcessConfig {
     pub local_servers: u32,
     /// Client threads on this host, 0 if unknown.
     pub local_clients: u32,
-    /// Bytes reserved for each of its two memories.
+    /// Bytes of address space reserved for each of its two memories.
     pub capacity: usize,
-    /// Whether the used part of both memories is locked (`mlock`).
+    /// Whether the used part of both memories is locked in RAM (`mlock`).
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
     /// Settings of its queue pairs.
     pub fabric: FabricSettings,
-    /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
+    /// Whether clients count their pushes, so that programs can measure the staleness of pulled rows.
     pub count_pushes: bool,
-    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    /// Limit in bytes of the early pushes that an applier holds, from ranks ahead of the open iteration.
     pub pending_bytes: usize,
-    /// Bytes of copied records that a save of this server holds until the file system takes them.
+    /// Limit in bytes of copied records that wait for the file system during a save.
     pub save_bytes: usize,
     /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// Functions besides those that the program registers.
+    /// Functions of the server besides those that the program registers.
     pub functions: ServerFunctions,
     /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
-    /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
-    /// listened on.
+    /// Network or RDMA device near which appliers and memory are placed; `None`: that of the address listened
+    /// on.
     pub nic: Option<String>,
     /// TCP address to listen on; `None`: the address from which this server has reached the
     /// coordinator.
     pub listen: Option<SocketAddr>,
-    /// Host name or address given to clients, if it is not the one listened on.
+    /// Host name or address given to clients, if it differs from the one listened on.
     pub advertise: Option<String>,
-    /// Job file that names the coordinator: a coordinator of another cluster is then an error.
+    /// Job file that names the coordinator; connecting to a coordinator of another cluster is then an error.
     pub job_file: Option<JobFile>,
-    /// Successors that the parent of this process starts if a signal ends it.
+    /// How many times the parent of this process restarts the server after a signal has ended it.
     pub restarts: u32,
-    /// Silence after which the kernel closes the connection to the coordinator.
+    /// Silence of the coordinator's host after which the kernel closes the connection to it.
     pub lease: Duration,
-    /// Memory that the parent of this process keeps; `None`: it ends with the process.
+    /// Memory that the parent process keeps across restarts; `None`: the memory ends with this process.
     pub memory: Option<HeldMemory>,
 }
 
 impl ServerProcessConfig {
-    /// Configures the only server of this host, with one applier.
+    /// Makes the configuration of the only server on this host, with one applier and defaults elsewhere.
     pub fn new(
         coordinator: impl Into<String>,
         token: JobToken,
@@ -108,8 +108,8 @@ impl ServerProcessConfig {
         }
     }
 
-    /// Reserves memory for this server, for its parent to keep: it outlives the server's process. Starts no thread
-    /// that is left.
+    /// Reserves memory for this server, which its parent process keeps: the memory outlives the server's
+    /// process. Leaves no thread behind.
     ///
     /// # Errors
     /// [`ServerProcessError`] when the kernel refuses, or has not the pages that were asked for.
@@ -119,7 +119,7 @@ impl ServerProcessConfig {
         Ok(reserve(&config)?)
     }
 
-    /// The settings of the server, without its place in the cluster.
+    /// Makes the configuration of the server within a process, without its number, epoch and address.
     fn of_server(&self, cluster: ClusterId) -> Result<ServerConfig, ServerProcessError> {
         let node = ServerConfig::new(self.token.clone(), cluster);
         let node = node.map_err(ServerProcessError::Random)?;
@@ -144,7 +144,8 @@ impl ServerProcessConfig {
         })
     }
 
-    /// Configures server `number` of the job file's cluster; `None`: the lowest that is free.
+    /// Makes the configuration of server `number` of the job file's cluster; `None` takes the lowest free
+    /// number.
     pub fn of_job_file(file: JobFile, number: impl Into<Option<ServerId>>) -> Self {
         Self {
             job_file: Some(file.clone()),
@@ -153,7 +154,7 @@ impl ServerProcessConfig {
     }
 }
 
-/// Why a server does not run.
+/// Reason why a server process cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerProcessError {
@@ -171,8 +172,8 @@ pub enum ServerProcessError {
     Random(getrandom::Error),
 }
 
-/// A server that has joined its cluster. Dropping it ends it without a goodbye, which the
-/// coordinator takes for a failure.
+/// A server process that has joined its cluster. Dropping it without [`Self::run`] ends the server without a
+/// goodbye, which the coordinator counts as a failure.
 #[derive(Debug)]
 pub struct ServerProcess {
     node: Server,
@@ -180,7 +181,8 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Finds the coordinator (until `deadline`), starts to serve, and joins.
+    /// Connects to the coordinator, starts the server and joins the cluster; blocks until it has joined.
+    /// Waits for the coordinator until `deadline`.
     ///
     /// # Errors
     /// [`ServerProcessError`]; nothing is left behind.
@@ -229,13 +231,13 @@ impl ServerProcess {
         Ok(Self { node, enlisted })
     }
 
-    /// A handle on the server for other threads.
+    /// Returns a handle on the server for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.node.handle()
     }
 
-    /// Serves until the coordinator orders the end, or one of `stop` becomes readable or hangs up;
-    /// returns when every thread of the server has ended.
+    /// Serves until the coordinator orders the end, or a descriptor of `stop` becomes readable or hangs up.
+    /// Blocks until every thread of the server has ended.
     ///
     /// # Errors
     /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::ServerFailed`]: one of its appliers

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
-/// Least time between two equal warnings.
+/// Shortest time between two equal warnings.
 pub(crate) const WARN_EVERY: Duration = Duration::from_secs(1);
 
-/// Passes one of many equal warnings in each [`WARN_EVERY`], and counts the others.
+/// Rate limiter for equal warnings: passes one in each interval and counts the others.
 #[derive(Debug)]
 pub(crate) struct WarnLimit {
     every: Duration,
@@ -25,8 +25,8 @@ impl WarnLimit {
         }
     }
 
-    /// Counts an event. If it is to be logged, returns the events since the last logged one, with
-    /// this one.
+    /// Counts an event. Returns `None` if it must not be logged, else the number of events since the last
+    /// logged one, this one included.
     pub(crate) fn event(&mut self) -> Option<u64> {
         self.count += 1;
         let is_quiet = self.quiet.is_some_and(|until| !until.passed());

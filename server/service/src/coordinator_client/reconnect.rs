@@ -1,4 +1,5 @@
-//! The return of a server to a coordinator that was restarted. Until then its clients are served as before.
+//! Reconnection of a server to a restarted coordinator. Meanwhile the server's threads serve clients as
+//! before.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -16,25 +17,26 @@ use tidewater_runtime::socket_options::give_up_after;
 
 use super::{Agent, AgentError, Ended, Enlisted, LostCause, NONSENSE, Orders};
 
-/// Pause between two attempts.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time limit of one attempt.
+/// Time limit of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
-/// What a server needs to be known again.
+/// What a server needs to reconnect to a restarted coordinator and be recognised.
 #[derive(Debug)]
 pub(super) struct ReturnAddress {
     pub(super) token: JobToken,
-    /// Silence after which the kernel closes the connection, if that is set.
+    /// Silence of the coordinator's host after which the kernel closes the connection, if set.
     pub(super) lease: Option<Duration>,
-    /// Ids of the coordinator as this server has seen them last.
+    /// Ids of the coordinator at the last handshake.
     pub(super) ids: Ids,
-    /// The Join with which it was admitted.
+    /// Join request with which the server first joined.
     pub(super) join: Join,
 }
 
 impl Agent {
-    /// Connects again to the coordinator of the cluster, which may be starting.
+    /// Connects again, before the server has joined, to a coordinator that is restarting; blocks until
+    /// `limit`. An older start of the coordinator is an error.
     pub(super) fn dial_again(&mut self, limit: Deadline) -> Result<(), AgentError> {
         tracing::warn!(
             coordinator = self.address,
@@ -65,8 +67,8 @@ impl Agent {
 }
 
 impl Enlisted {
-    /// Waits for the return of the coordinator and joins again. `Some`: the caller, or the coordinator's end,
-    /// ends the server.
+    /// Tries to reconnect to the coordinator and join again; blocks for up to `COORDINATOR_ABSENCE_MAX`.
+    /// Returns `None` when it has joined, `Some` if the caller or the coordinator ends the server.
     pub(super) fn reconnect(
         &mut self,
         node: &dyn Orders,
@@ -167,13 +169,13 @@ impl Enlisted {
     }
 }
 
-/// Why an attempt has not led to the coordinator.
+/// Outcome of an attempt to reconnect that did not succeed.
 enum Attempt {
     /// A later attempt may succeed.
     Failed(String),
     /// The cluster is ending.
     Ending(Refusal),
-    /// No other one can.
+    /// No later attempt can succeed.
     Final(AgentError),
 }
 
