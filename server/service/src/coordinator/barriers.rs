@@ -123,8 +123,9 @@ impl Barriers {
         self.0.values().map(|barrier| barrier.waiting.len()).sum()
     }
 
-    /// Adds a waiting worker to the barrier `name` at the clocks `at`. Refused if it contradicts the others'
-    /// `opens`, or beyond `BARRIERS_MAX`. [`Self::settle`] then decides whether it opens.
+    /// Adds a waiting worker to the barrier `name` at the clocks `at`. Refused if the other workers at the
+    /// barrier wait for another `opens`, for a count of 0, or beyond `BARRIERS_MAX` barriers. [`Self::settle`]
+    /// then decides whether the barrier opens.
     pub(super) fn arrive(
         &mut self,
         name: &str,

@@ -30,7 +30,7 @@ use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
 use super::tables::Stage;
 use crate::checkpoint::series::dir_of;
 
-/// Interval at which the alive file of a job is written.
+/// Interval at which the alive file of a job is updated, which records that the job runs.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Pause before a failed checkpoint is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -177,8 +177,8 @@ impl Coordinator {
         self.checkpoint.is_some() && self.phase == Phase::Running && self.is_complete()
     }
 
-    /// Begins checkpoints that are due and writes due alive notes, of all jobs. [`Self::next_checkpoint`]
-    /// must skip the same jobs.
+    /// Begins the checkpoints of all jobs that are due, and updates the alive files of jobs (when the job last
+    /// ran, and its clocks). [`Self::next_checkpoint`] must skip the same jobs.
     pub(super) fn step_checkpoints(&mut self) {
         if !self.takes_checkpoints() {
             return;
@@ -381,8 +381,8 @@ impl Coordinator {
         }
     }
 
-    /// Chooses the ticks of a checkpoint from the held clocks and orders the servers to write their parts.
-    /// Aborts it after a refusal or if it gives way.
+    /// Chooses the ticks of a checkpoint from the held clocks and orders the servers to write their parts. Aborts
+    /// the checkpoint if a server refused or another operation has precedence.
     fn order_checkpoint(&mut self, op: u64) {
         let every = self.checkpoint.as_ref().map(|p| p.every);
         let Some(namespace) = self.namespace_of(op) else {

@@ -397,15 +397,15 @@ impl Coordinator {
         }
     }
 
-    /// Stops waiting for a server that is gone, in all jobs that it has not released.
+    /// Stops waiting for an ended server, in all ended jobs that it has not released.
     pub(super) fn let_go_without(&mut self, server: ServerId) {
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, server);
         }
     }
 
-    /// Notes that a server has released an ended job, or is gone. After the last server the workers waiting
-    /// for the next job of that name are admitted.
+    /// Notes that a server has released an ended job, or has ended itself. After the last server the workers that
+    /// wait for the next job of that name are admitted.
     pub(super) fn job_let_go(&mut self, job: u64, server: ServerId) {
         let Some(ending) = self.ending.get_mut(&job) else {
             return;

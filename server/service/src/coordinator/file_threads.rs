@@ -19,13 +19,14 @@ use super::state::{FileDone, FileTask};
 use crate::checkpoint::series::{Alive, write_alive};
 use crate::panics::refuse_panic;
 
-/// Maximum number of alive notes that wait for the file system; further ones are dropped.
+/// Maximum number of notes "this job is alive" that wait for the file system; further ones are dropped.
 const BEATS_MAX: usize = 64;
 
 /// Result of a file task, with the number of its operation.
 type Done = (u64, Result<FileDone, Refusal>);
 
-/// The threads of all file operations, and the channel on which they report results.
+/// The threads of saves and loads in the coordinator, one for each operation, and the channel on which they
+/// report results.
 pub(super) struct FileThreads {
     /// Directory and task channel of each operation, by operation number.
     operations: BTreeMap<u64, Operation>,
@@ -97,8 +98,8 @@ impl FileThreads {
         }
     }
 
-    /// Starts the thread of an operation. The thread first waits until earlier operations on the directory
-    /// have ended, since they hold its lock.
+    /// Starts the thread of a save or load. The thread first waits until earlier operations on the directory have
+    /// ended, since they hold its lock.
     fn start(&mut self, op: u64, dir: &str) -> io::Result<Operation> {
         let is_open = |ended: &Receiver<()>| {
             matches!(

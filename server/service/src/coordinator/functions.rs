@@ -14,7 +14,7 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{Asker, Coordinator, Purpose, bad};
 use super::tables::refusal_of;
 
-/// A request to load a function into all servers; it waits, or is under way if it is the first.
+/// A request to load a function into all servers. The first request in the queue is under way, the others wait.
 #[derive(Debug)]
 pub(super) struct FunctionLoad {
     namespace: String,

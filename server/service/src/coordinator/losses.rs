@@ -159,8 +159,8 @@ impl Coordinator {
         self.end_job_if_left(&namespace);
     }
 
-    /// Ticks of a lost worker that count, by domain: the lowest that all its threads have ended, but at least
-    /// those before its first one. Domains at 0 are left out.
+    /// Number of ticks of a lost worker that count in each domain: those that all of its threads have ended, and
+    /// at least those before its first tick. Domains with 0 ticks are left out.
     fn lost_at(&self, namespace: &str, rank: WorkerId, ended: &[ThreadClock]) -> Vec<DomainClock> {
         let mut counts: BTreeMap<DomainId, u64> = BTreeMap::new();
         for at in ended {

@@ -128,7 +128,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Admits a worker that waited until servers had released the earlier job of its name, and answers it.
+    /// Joins a worker after its Join request had to wait, for the release of an earlier job of that name or for a
+    /// resume. Answers the request.
     pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
         match self.join_worker(asker, join) {
             Ok(Some(joined)) => self.answer(asker, joined),
@@ -229,7 +230,8 @@ impl Coordinator {
         free.ok_or_else(|| refusal.with_text("observers"))
     }
 
-    /// Joins a server and answers it, before it gets the orders that follow from its join.
+    /// Joins a server to the cluster and answers it, before it gets the orders that follow from its join. A
+    /// server without appliers is refused.
     fn join_server(&mut self, asker: Asker, join: Join) -> Result<(), Refusal> {
         if join.appliers == 0 {
             return Err(bad("a server without appliers"));

@@ -39,7 +39,7 @@ pub(super) enum By {
     Resume,
 }
 
-/// A worker's request for a save or load, with an absolute directory.
+/// A worker's request for a save or load: the directory, and for a save the worker's clocks.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     /// A save at these clocks.

@@ -65,8 +65,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost.
-    /// `None` while a worker has not ended. In a job of unknown size, those that have joined so far count.
+    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost. `None`
+    /// while a worker has not ended. In a job of unknown size, only workers that have joined so far count.
     pub(super) fn end_of_workers(&self, namespace: &str) -> Option<CoordinatorAnswer> {
         let job = self.jobs.get(namespace)?;
         let has_workers = !job.workers.is_empty();

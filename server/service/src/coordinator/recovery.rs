@@ -43,9 +43,10 @@ pub(super) struct RecoveryState {
     changes: Vec<Change>,
     /// Whether durable state may have changed since the last comparison.
     touched: bool,
-    /// Servers that have not returned since the restart.
+    /// Servers that have not returned since the coordinator's restart.
     pub(super) absent_servers: BTreeMap<ServerId, ServerImage>,
-    /// Workers that have not returned since the restart and must rejoin, because their job has begun again.
+    /// Workers that have not returned since the coordinator's restart and must rejoin, because their job has
+    /// begun again.
     pub(super) outdated: BTreeSet<(String, WorkerId)>,
     /// Requests that wait for these servers to return.
     deferred: Vec<(Asker, CoordinatorRequest)>,
@@ -108,8 +109,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers a worker's request and journals the answer, so that the request repeated after a restart gets
-    /// it again. `subject` names the request.
+    /// Answers a worker's request and journals the answer, so that the request repeated after a restart of the
+    /// coordinator gets it again. `subject` names the request.
     pub(super) fn answer_once(&mut self, asker: Asker, subject: String, outcome: Outcome) {
         let peer = self.peers.get(&asker.peer);
         let peer = peer.filter(|peer| self.recovery.is_some() && peer.role == Role::Worker);
@@ -153,8 +154,8 @@ impl Coordinator {
         }
     }
 
-    /// Keeps a request that needs all servers until those of before the restart have returned. Returns `None`
-    /// if it is kept, else the request, to be carried out now.
+    /// Defers a worker's request that needs all servers, until all servers of before the coordinator's restart
+    /// have returned. Returns `None` if the request is deferred, else the request, to be carried out now.
     ///
     /// # Errors
     /// The worker already has `REQUESTS_STARTED_MAX` requests waiting.
@@ -332,8 +333,8 @@ impl Coordinator {
             .collect()
     }
 
-    /// Continues, once all servers of before the restart are back, with deferred requests, admissions and the
-    /// end of jobs. Does nothing before.
+    /// Continues, once all servers of before the coordinator's restart are back, with deferred requests,
+    /// admissions and the end of jobs. Does nothing before.
     pub(super) fn servers_are_back(&mut self) {
         let Some(recovery) = &mut self.recovery else {
             return;
@@ -356,7 +357,7 @@ impl Coordinator {
         }
     }
 
-    /// Servers that were members before the restart and have not returned.
+    /// Servers that were members before the coordinator's restart and have not returned.
     pub(super) fn absent_servers(&self) -> impl Iterator<Item = ServerId> + use<> {
         let recovery = self.recovery.as_ref();
         let absent = recovery.map(|d| d.absent_servers.keys().copied().collect::<Vec<_>>());
@@ -370,12 +371,12 @@ impl Coordinator {
         Some(server.member.host.clone())
     }
 
-    /// Whether any server of before the restart has not returned.
+    /// Whether any server of before the coordinator's restart has not returned.
     pub(super) fn awaits_servers(&self) -> bool {
         self.absent_servers().next().is_some()
     }
 
-    /// Whether the server of this number was a member before the restart and has not returned.
+    /// Whether the server of this number was a member before the coordinator's restart and has not returned.
     pub(super) fn may_return(&self, number: ServerId) -> bool {
         self.recovery
             .as_ref()

@@ -161,7 +161,7 @@ impl Gathering {
         self.came.values().zip(numbers).map(answer).collect()
     }
 
-    /// Number of registered processes that are `part`; those that are both count too.
+    /// Number of registered processes that are `part`, including processes that are both server and worker.
     fn count(&self, part: Part) -> u32 {
         let those = self
             .came

@@ -268,8 +268,8 @@ impl Coordinator {
         stays.get(begun.checked_sub(1)?)
     }
 
-    /// Checks the clocks at which a worker ends against those of its schedule. Refused if they differ; `how`
-    /// completes the error text.
+    /// Checks the clocks at which a worker ends against those of its schedule. Refused if the clocks differ;
+    /// `how` completes the error text. Accepts any clocks without a schedule.
     pub(super) fn check_end(
         &self,
         namespace: &str,

@@ -522,7 +522,7 @@ impl Server {
         }
     }
 
-    /// Stops accepting connections for `ACCEPT_PAUSE`; they wait in the socket's backlog.
+    /// Stops accepting connections for `ACCEPT_PAUSE`; new connections wait in the socket's backlog.
     fn pause(&mut self) {
         self.paused = Some(Deadline::after(ACCEPT_PAUSE));
         self.listen(false);

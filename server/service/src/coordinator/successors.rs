@@ -73,7 +73,7 @@ impl Coordinator {
     }
 
     /// Handles the end of a server with a holder (a parent process that restarts it): raises the epoch and begins
-    /// the wait for its successor. `how` states how it ended.
+    /// the wait for the successor. `how` states how the server ended.
     pub(super) fn held_server_lost(&mut self, server: ServerImage, how: &str) {
         self.epoch += 1;
         self.revision += 1;
@@ -406,8 +406,8 @@ impl Coordinator {
         self.end_at_servers(namespace, nobody);
     }
 
-    /// Completes the new beginning of a job after all servers have ended it: resets it and notifies its
-    /// clients. Does nothing for other jobs or while a server is awaited.
+    /// Completes the new beginning of a job after all servers have ended it: resets it and notifies its clients.
+    /// Fails the job if a worker has ended meanwhile. Does nothing for other jobs or while a server is awaited.
     pub(super) fn begun_again(&mut self, namespace: &str) {
         // That of a later successor.
         let is_ending = self.ending.values().any(|e| e.namespace == namespace);

@@ -342,8 +342,8 @@ impl Coordinator {
         self.find_due_task();
     }
 
-    /// Answers a task request. Tasks and outcomes of reports are journalled: a request repeated after a
-    /// restart gets the same task, and a report counts once.
+    /// Answers a task request. Tasks and outcomes of reports are journalled: a request repeated after a restart
+    /// of the coordinator gets the same task, and a report counts once.
     fn answer_task(&mut self, asker: Asker, answer: TaskAnswer) {
         match answer {
             TaskAnswer::Task(_) | TaskAnswer::Reported { .. } => {
@@ -425,8 +425,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers the report of a finished task. For a worker that has not returned after a restart the answer
-    /// is journalled, if its rank still belongs to the same process.
+    /// Answers the report of a finished task. For a worker that has not returned after a restart of the
+    /// coordinator the answer is journalled, if its rank still belongs to the same process.
     fn answer_finished(&mut self, done: &Finishing) {
         let answer = TaskAnswer::Reported { counted: true };
         if done.asker.peer != ABSENT {
@@ -458,8 +458,8 @@ impl Coordinator {
         self.order(server, Purpose::Task(delivery), order);
     }
 
-    /// Orders a returned server to apply the tasks that were finished before the restart. The server ignores
-    /// those that it has applied.
+    /// Orders a returned server to apply the tasks that were finished before the coordinator's restart. The
+    /// server ignores those that it has applied.
     pub(super) fn repeat_finished_tasks(&mut self, server: ServerId) {
         if mutants::on(Mutant::FinishedTaskForgotten) {
             return;

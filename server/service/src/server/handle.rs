@@ -371,8 +371,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Ends the sessions of a lost worker, so that none of its frames arrives later. Returns the highest
-    /// clock of each of its threads and domains at any applier.
+    /// Ends the sessions of a lost worker, so that none of its frames arrives later. Blocks; returns the highest
+    /// clock of each of its threads in each domain, over all appliers.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.

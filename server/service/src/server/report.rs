@@ -114,8 +114,8 @@ fn applier_row((applier, report): (ApplierId, &Option<ApplierReport>)) -> Applie
     }
 }
 
-/// Rows of the sessions with the number of frames that appliers have refused, at most `STATUS_ROWS_MAX`, and
-/// the number left out.
+/// Rows of the sessions, each with the number of its frames that appliers have refused. At most `STATUS_ROWS_MAX`
+/// rows; also returns the number of sessions left out.
 fn session_rows(
     sessions: Vec<(SessionId, SessionStatus)>,
     reports: &[Option<ApplierReport>],

@@ -61,7 +61,7 @@ struct Session {
     kept: Option<(bool, Vec<Inbox>)>,
 }
 
-/// Control connection of a session, and the number of times that it was cut.
+/// Control connection of a session, and the number of its cuts: losses of that connection.
 #[derive(Debug, Default)]
 struct Presence {
     /// The control connection; `None` while the session has none.
@@ -90,8 +90,8 @@ impl Presence {
         Some(self.cuts)
     }
 
-    /// Whether the session ends after the linger time of cut number `cut`: it has no connection, and no later
-    /// cut has happened.
+    /// Whether the session ends, now that the linger time after cut number `cut` (a loss of its connection) is
+    /// over: it has no connection, and no later cut has happened.
     fn has_ended(&self, cut: u64) -> bool {
         self.owner.is_none() && (self.cuts == cut || mutants::on(Mutant::LingerOfEarlierCut))
     }
@@ -335,13 +335,14 @@ impl Sessions {
         Ok(session.presence.resume(owner))
     }
 
-    /// Notes that a session's control connection has ended. Returns the number of this cut, for
-    /// [`Self::expire`]; `None` if the session has another connection.
+    /// Notes that the control connection `owner` of a session has ended. Returns the number of this cut, for
+    /// [`Self::expire`]; `None` if the session has another connection or does not exist.
     pub(super) fn cut(&mut self, owner: ConnId, id: SessionId) -> Option<u64> {
         self.all.get_mut(&id)?.presence.cut(owner)
     }
 
-    /// Ends a session that was not resumed since cut number `cut`.
+    /// Ends a session that was not resumed since cut number `cut`, a loss of its control connection. Called when
+    /// the linger time after it is over.
     pub(super) fn expire(&mut self, id: SessionId, cut: u64) {
         let over = |s: &Session| s.presence.has_ended(cut);
         if self.all.get(&id).is_some_and(over) {

@@ -59,8 +59,8 @@ struct ServedPort {
 struct JobDomain(OnceLock<Result<Arc<Domain>, Refusal>>);
 
 impl JobDomain {
-    /// Starts a thread that registers all exported memory of the server in a new domain. When it has ended,
-    /// well or not, it sets `ended` and wakes the control thread.
+    /// Starts a thread that registers all exported memory of the server in a new domain. When it has ended, well
+    /// or not, it sets `ended` and wakes the control thread. If no thread starts, the refusal is stored at once.
     fn start(open_port: &Arc<OpenPort>, shared: &Shared, (ended, waker): Ended<'_>) -> Arc<Self> {
         let job = Arc::new(Self::default());
         let (open_port, exports) = (Arc::clone(open_port), Arc::clone(&shared.memory.exports));
