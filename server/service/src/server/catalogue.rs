@@ -149,7 +149,8 @@ impl Catalogue {
         self.open_job(namespace).is_ok_and(|job| job.id == id)
     }
 
-    /// Removes a job that has no tables. Returns its number; `None` if it still has tables or is not known.
+    /// Removes a job that has no tables. Returns its number, also if only the previous server process knew the
+    /// job; `None` if the job still has tables or is not known.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         if self.entries.values().any(of_job) {

@@ -64,7 +64,8 @@ impl Connects {
         }
     }
 
-    /// Queues a request for lanes with the client's offers. [`Self::next`] returns it when it can run.
+    /// Queues a request for verbs lanes with the client's offers. [`Self::next`] returns the request when it can
+    /// run.
     pub(super) fn push(&mut self, asked: Asked, offers: Vec<VerbsConnect>) {
         let lanes = asked.lanes.len();
         self.queue.push(asked, lanes, offers);

@@ -81,9 +81,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server without tables; it accepts connections when this returns. Cost: reserves address
-    /// space, and starts one thread for each applier, a control thread and a thread that preallocates
-    /// extents.
+    /// Starts a server without tables; the server accepts connections when this returns. Cost: reserves address
+    /// space, and starts one thread for each applier, a control thread and a thread that preallocates extents.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.

@@ -104,8 +104,8 @@ impl Control {
         answered.map(Some)
     }
 
-    /// Queues a client's request for verbs lanes, answered when they are made. [`Control::go_connects`]
-    /// starts it.
+    /// Queues a client's request for verbs lanes, which is answered when the lanes are made.
+    /// [`Control::go_connects`] starts the request. `single`: the client asked for one lane.
     fn connect_verbs(
         &mut self,
         id: ConnId,

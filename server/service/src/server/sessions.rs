@@ -253,8 +253,8 @@ impl Sessions {
         }
     }
 
-    /// Refuses a client thread that already has a connected session, or one beyond the limits; ends its
-    /// earlier session without connection.
+    /// Makes room for a new session: refuses a client thread that already has a connected session, or a session
+    /// beyond the limits. Ends an earlier session of the thread that has lost its connection.
     fn make_room(&mut self, hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
         if hello.rank == RANK_ANY {
             return Err(bad(
@@ -290,8 +290,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the job of a session. Its number of workers comes from the configuration, in a service from
-    /// the first session that reports it; a different one is refused.
+    /// Returns the number of a session's job. The job's number of workers comes from the configuration, or in a
+    /// service from the first session that reports it. Refused if `workers` is another number, not 0.
     fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
         let mut catalogue = self.shared.catalogue();
         let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;

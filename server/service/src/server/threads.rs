@@ -221,8 +221,8 @@ pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placem
     Ok(placement)
 }
 
-/// Checks that appliers that busy-poll do not outnumber the cores. If they do it fails, since some would wait
-/// for time slices. If they leave no core to other threads it only logs a warning.
+/// Checks that appliers that busy-poll do not outnumber the cores. Fails if they do, since some appliers would
+/// wait for time slices. Only logs a warning if they leave no core to other threads.
 pub(super) fn check_busy_poll(
     config: &ServerConfig,
     placement: &Placement,

@@ -176,7 +176,8 @@ impl Verbs {
         self.drop_failed();
     }
 
-    /// Drops failed devices. Lanes over such a device keep it until they are destroyed.
+    /// Drops failed devices from the set. Lanes over a failed device keep the device until the lanes are
+    /// destroyed.
     fn drop_failed(&mut self) {
         let epoll = &self.epoll;
         self.served.retain(|served_port| {
@@ -190,8 +191,8 @@ impl Verbs {
         });
     }
 
-    /// Opens the device of a session again and renews its resources, if the device has failed or registration
-    /// did. Does nothing otherwise.
+    /// Opens the device of a session again and renews the session's resources, if the device or the registration
+    /// of memory has failed. Does nothing otherwise.
     pub(super) fn renew(
         &mut self,
         shared: &Shared,
