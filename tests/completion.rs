@@ -353,6 +353,10 @@ impl ClientLane for Cut {
         self.lane.compare_swap(at, expect, new, deadline)
     }
 
+    fn has_atomics(&self) -> bool {
+        self.lane.has_atomics()
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         self.lane.flush()
     }

@@ -235,6 +235,10 @@ impl ClientLane for HostileLane {
         Ok(0)
     }
 
+    fn has_atomics(&self) -> bool {
+        true
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         Ok(())
     }

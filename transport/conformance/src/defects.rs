@@ -292,6 +292,10 @@ impl ClientLane for BadLane {
         self.change(old)
     }
 
+    fn has_atomics(&self) -> bool {
+        self.inner.has_atomics()
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         let done = self.inner.flush();
         let done = self.change(done);

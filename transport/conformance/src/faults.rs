@@ -293,6 +293,10 @@ impl ClientLane for FaultyLane {
         self.lane.compare_swap(at, expect, new, deadline)
     }
 
+    fn has_atomics(&self) -> bool {
+        self.lane.has_atomics()
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         let when = self.draw("flush", self.faults.one_in)?;
         self.lane.flush()?;

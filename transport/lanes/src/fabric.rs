@@ -252,8 +252,7 @@ impl LaneError {
 /// The client's end of a lane, used by one thread: one-sided reads, writes and atomics on server memory.
 /// Any error but `Usage` and `Late` is final for the lane.
 ///
-/// No method has a default except [`Self::has_atomics`]: a wrapper that forwards only some of them would
-/// hide the fast paths of the lane inside it.
+/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the lane inside it.
 pub trait ClientLane: Send {
     /// Returns the transport that carries this lane.
     fn transport(&self) -> TransportKind;
@@ -350,9 +349,7 @@ pub trait ClientLane: Send {
 
     /// Returns whether the lane supports atomics. If false, calls that do atomics fail with
     /// [`LaneError::Usage`] and do nothing.
-    fn has_atomics(&self) -> bool {
-        true
-    }
+    fn has_atomics(&self) -> bool;
 
     /// Atomically adds `add` to a 64-bit counter of the server and returns its old value (F05, F08).
     /// Blocks until the answer or the deadline.

@@ -362,6 +362,10 @@ impl ClientLane for ShmClientLane {
         self.atomic("compare_swap", at, |word| word.compare_swap(0, expect, new))
     }
 
+    fn has_atomics(&self) -> bool {
+        true
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         self.open("flush")
     }

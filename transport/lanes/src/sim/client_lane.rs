@@ -413,6 +413,10 @@ impl ClientLane for SimClientLane {
         self.atomic("compare_swap", at, action, deadline)
     }
 
+    fn has_atomics(&self) -> bool {
+        true
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         self.begin("flush")?;
         let mut core = self.world.0.lock();

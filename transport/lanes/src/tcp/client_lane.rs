@@ -606,6 +606,10 @@ impl ClientLane for TcpClientLane {
         self.count("compare_swap", &request, deadline)
     }
 
+    fn has_atomics(&self) -> bool {
+        true
+    }
+
     fn flush(&mut self) -> Result<(), LaneError> {
         self.begin("flush")?;
         self.ask(&mut None);
