@@ -252,7 +252,7 @@ fn cut(
         what,
     };
     let Some((layout, ranges)) = table.blocks() else {
-        return Ok(());
+        return Err(argument("it is no range table; pull its rows by key".into()));
     };
     let elements = (bytes / layout.element_bytes) as u64;
     let end = first

@@ -267,7 +267,7 @@ impl Table {
             Store::Sparse(s) => s.owns(key),
             Store::Rows(r) => {
                 let Shape::Dense { rows, .. } = self.spec.shape else {
-                    return Ok(());
+                    unreachable!("a store of rows of {:?}", self.spec.shape);
                 };
                 if key >= rows {
                     return Err(RejectReason::IndexOutOfRange {

@@ -445,7 +445,7 @@ impl DenseBlocks {
     fn read_part(&self, p: usize, first: u64, out: &mut [u8]) -> Result<(), BlocksError> {
         let size = self.sizes.layout.element_bytes;
         let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
-            return Ok(());
+            unreachable!("element {first} is in partition {p}, which is not of this shard");
         };
         let block = first / self.sizes.layout.block_elements();
         let inside = (first % self.sizes.layout.block_elements()) as usize * size;

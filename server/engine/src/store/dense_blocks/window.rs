@@ -177,7 +177,7 @@ impl DenseBlocks {
         }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(part).and_then(Option::as_mut) else {
-            return Ok(());
+            unreachable!("partition {part} of {cut:?} is not of this shard");
         };
         let size = sizes.layout.element_bytes;
         let range = cut.from * size..(cut.from + cut.count) * size;
@@ -255,7 +255,7 @@ impl DenseBlocks {
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;
         let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
-            return Ok(());
+            unreachable!("block {block} is in partition {p}, which is not of this shard");
         };
         let wide = self.sizes.used_bytes(block);
         let pieces = part.pieces(self.sizes, block, 0, wide);
@@ -306,7 +306,7 @@ impl DenseBlocks {
         }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(p).and_then(Option::as_mut) else {
-            return Ok(());
+            unreachable!("block {block} is in partition {p}, which is not of this shard");
         };
         let wide = sizes.used_bytes(block);
         let pieces = part.pieces(sizes, block, 0, wide);
