@@ -23,7 +23,8 @@ use crate::table::Element;
 /// [`Client::buffer`]: crate::Client::buffer
 pub struct RegisteredBuffer<T> {
     memory: Buffer,
-    /// Reference that counts against its client's limit.
+    /// Clone of the client's counting `Arc`: this buffer counts against the client's limit of buffers until it is
+    /// dropped.
     _one: Arc<()>,
     element: PhantomData<T>,
 }
@@ -52,12 +53,14 @@ impl<T: Element> fmt::Debug for RegisteredBuffer<T> {
     }
 }
 
-/// Makes a client's buffers and counts the live ones.
+/// Factory of a client's registered buffers. The strong count of its `Arc` counts the live ones.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Arc<()>);
 
 impl Buffers {
-    /// Makes a buffer of `len` zeroes, registered with the NIC of every server link.
+    /// Allocates a buffer of `len` zero elements and registers it with the NIC of every server link. Fails with
+    /// `ClientError::Memory` if it exceeds `BUFFER_BYTES_MAX` bytes, if `BUFFERS_MAX` buffers are alive, or if a NIC
+    /// refuses.
     pub(crate) fn make<T: Element>(
         &self,
         lanes: &mut Lanes,

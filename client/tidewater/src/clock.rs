@@ -16,7 +16,7 @@ use crate::error::ClientError;
 use crate::lanes::{LaneRefusal, Lanes};
 use crate::push::Ticket;
 
-/// Synchronisation of workers: how far they may drift apart.
+/// Synchronisation mode of workers: how many iterations they may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SyncMode {
     /// Bulk synchronous: an iteration begins when all workers have ended the one before.
@@ -29,7 +29,8 @@ pub enum SyncMode {
 }
 
 impl SyncMode {
-    /// Ticks that the slowest worker may lag behind; `None` for any number.
+    /// Iterations (ticks) that a worker may be ahead of the slowest one: 0 under BSP, `s` under SSP. `None` under
+    /// ASP: there is no bound.
     pub(crate) const fn staleness(self) -> Option<u64> {
         match self {
             Self::Bsp => Some(0),
@@ -65,7 +66,7 @@ impl core::fmt::Display for SyncMode {
     }
 }
 
-/// Clocks of one thread of a worker, by domain.
+/// Logical clocks of one worker thread: for each clock domain the completed ticks and the synchronisation mode.
 #[derive(Debug)]
 pub(crate) struct WorkerClock {
     /// Synchronisation of each domain.
@@ -99,7 +100,8 @@ impl WorkerClock {
         }
     }
 
-    /// Clocks of a further thread of this worker: it is at the same ones.
+    /// Clocks for a further thread (sibling) of this worker. It starts at the same ticks, modes and deadline as this
+    /// thread.
     pub(crate) fn of_sibling(&self) -> Self {
         let mut new = Self::new(SyncMode::Asp);
         (new.sync, new.ends) = (self.sync, self.ends);
@@ -108,14 +110,14 @@ impl WorkerClock {
         new
     }
 
-    /// Clocks at the new beginning of the job, with these settings.
+    /// Clocks for a job that begins again after a restart: all ticks are 0, modes and deadline stay.
     pub(crate) fn begun_again(&self) -> Self {
         let mut new = Self::new(SyncMode::Asp);
         (new.sync, new.deadline) = (self.sync, self.deadline);
         new
     }
 
-    /// Sets the clocks of a worker that joins a running job; other domains stay at 0.
+    /// Sets the start clocks of a worker that joins a running job. Domains that `clocks` does not list stay at 0.
     pub(crate) fn begin_at(&mut self, clocks: &[DomainClock]) {
         for at in clocks {
             let domain = usize::from(at.domain.0);
@@ -127,7 +129,8 @@ impl WorkerClock {
         }
     }
 
-    /// Sets the clocks at which this worker ends by its job's schedule: 0 in other domains.
+    /// Sets the tick at which this worker leaves each domain by its job's schedule. Domains that `clocks` does not
+    /// list end at 0.
     pub(crate) fn end_at(&mut self, clocks: &[DomainClock]) {
         self.ends = [0; DOMAINS_MAX];
         for at in clocks {
@@ -137,7 +140,8 @@ impl WorkerClock {
         }
     }
 
-    /// Fails if the schedule says that this worker was lost in the open iteration.
+    /// Checks that this worker's clock is below its scheduled end in the domain. At the end it fails with
+    /// `ClientError::StayOver`: the schedule says that the worker was lost in this iteration.
     pub(crate) fn check_stay(&self, domain: DomainId) -> Result<(), ClientError> {
         let clock = self.at(domain);
         match clock < self.ends[domain.0 as usize] || mutants::on(Mutant::LossOutlived) {
@@ -146,19 +150,20 @@ impl WorkerClock {
         }
     }
 
-    /// The domain with a tick that is not sent to all servers, if there is one.
+    /// First domain with a half-sent tick: its CLOCK frame is built in the rings but not sent to all servers. `None`
+    /// if all ticks are sent.
     pub(crate) fn halfway(&self) -> Option<DomainId> {
         (0..DOMAINS_MAX as u8)
             .map(DomainId)
             .find(|&domain| self.is_halfway(domain))
     }
 
-    /// Ticks completed in a domain.
+    /// Number of ticks that this worker thread has completed in a domain.
     pub(crate) fn at(&self, domain: DomainId) -> u64 {
         self.clocks[domain.0 as usize]
     }
 
-    /// Clocks of the domains in which this worker has ticked.
+    /// Domain and clock (completed ticks) of each domain in which this worker has ticked at least once.
     pub(crate) fn all(&self) -> Vec<DomainClock> {
         let domains = (0..).map(DomainId).zip(self.clocks);
         let ticked = domains.filter(|(_, clock)| *clock > 0);
@@ -167,7 +172,8 @@ impl WorkerClock {
             .collect()
     }
 
-    /// Clocks of the domains with a bound in which this worker has ticked, and of the default one with a bound.
+    /// Domain and clock of each bounded domain (BSP or SSP) in which this worker has ticked. A bounded domain 0 is
+    /// included even at clock 0.
     pub(crate) fn bounded(&self) -> Vec<DomainClock> {
         let domains = (0..).map(DomainId).zip(self.clocks);
         let bounded = domains.filter(|&(domain, clock)| {
@@ -178,35 +184,36 @@ impl WorkerClock {
             .collect()
     }
 
-    /// The clock that a push of this domain carries. A tick that could not send all of its frames has
-    /// its place in every ring: later pushes belong to the next iteration.
+    /// Clock (iteration) that a push of this domain carries. After a tick whose CLOCK frame is built but not sent
+    /// everywhere, pushes already belong to the next iteration.
     pub(crate) fn stamp(&self, domain: DomainId) -> u64 {
         self.built[domain.0 as usize]
     }
 
-    /// Whether a tick is built in the rings but not sent to all of them.
+    /// Whether the domain's last tick is half-sent: its CLOCK frame is built in every ring, but not sent to all
+    /// servers.
     pub(crate) fn is_halfway(&self, domain: DomainId) -> bool {
         self.stamp(domain) > self.at(domain)
     }
 
-    /// How far workers may drift apart in a domain.
+    /// Synchronisation mode of a domain: BSP, SSP or ASP.
     pub(crate) const fn sync(&self, domain: DomainId) -> SyncMode {
         self.sync[domain.0 as usize]
     }
 
-    /// Sets how far this worker may drift from others in a domain.
+    /// Sets the synchronisation mode of a domain for this worker thread.
     pub(crate) const fn set_sync(&mut self, domain: DomainId, sync: SyncMode) {
         self.sync[domain.0 as usize] = sync;
     }
 
-    /// Whether this worker waits for others in a domain; if so, a tick of it waits for the answers to its
-    /// pushes.
+    /// Whether this worker waits for others in a domain (BSP or SSP). If so, its tick also waits until the servers
+    /// have answered its pushes.
     pub(crate) const fn is_bounded(&self, domain: DomainId) -> bool {
         self.sync(domain).staleness().is_some()
     }
 
-    /// Sends held pushes, then waits until every worker has ended the iterations that a read at this clock
-    /// must see.
+    /// Gate before a read: sends held pushes, then blocks until every worker has ended the iterations that the bound
+    /// of BSP or SSP demands. Under ASP it does not wait.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.keep_alive()?;
@@ -220,7 +227,8 @@ impl WorkerClock {
         }
     }
 
-    /// The iterations that every worker must have ended; `None` if they are known to have.
+    /// Ticks that every worker must have completed before this one may read. `None` if there is no bound, or if the
+    /// last minimum seen already reaches it.
     #[inline]
     fn awaited(&self, domain: DomainId) -> Option<u64> {
         let need = self
@@ -229,7 +237,7 @@ impl WorkerClock {
         (self.seen[domain.0 as usize] < need).then_some(need)
     }
 
-    /// Waits until the slowest worker has ended `need` iterations.
+    /// Blocks until the slowest worker has completed `need` ticks in a domain, and records the minimum that it saw.
     fn wait_for(
         &mut self,
         need: u64,
@@ -242,8 +250,8 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Waits until every frame is acknowledged on every lane: only then is it known whether the
-    /// iteration is complete. `thread` is this one.
+    /// Blocks until the servers have acknowledged every frame on every lane; only then is it known whether the
+    /// iteration is complete. `thread` is the caller's. A deadline error names the workers with an earlier turn.
     pub(crate) fn await_answers(
         &self,
         lanes: &mut Lanes,
@@ -260,9 +268,9 @@ impl WorkerClock {
         }
     }
 
-    /// Adds the workers with an earlier turn in the open iteration to a deadline error. A server may
-    /// leave this worker's pushes in their ring until those have ticked. Other errors are returned
-    /// unchanged. Cost: a question to every server, with 2 seconds in all.
+    /// Adds to a deadline error the workers whose pushes the servers apply before this one's. A server may leave
+    /// this worker's pushes in their ring until those workers tick. Other errors are returned unchanged. Cost: a
+    /// request to every server, within 2 seconds in all.
     #[cold]
     pub(crate) fn name_turn(
         &self,
@@ -293,9 +301,9 @@ impl WorkerClock {
         ClientError::Deadline { op, missing }
     }
 
-    /// Ends an iteration: waits as the drift bound demands, then sends a CLOCK frame in every ring. The
-    /// wait comes first, so that a deadline leaves the clock where it was. A call after an error
-    /// continues where the last one stopped.
+    /// Ends an iteration: waits as BSP or SSP demands, then sends a CLOCK frame through the ring of every lane. The
+    /// wait comes first, so that a deadline leaves the clock unchanged. A call after an error continues where the
+    /// last one stopped.
     pub(crate) fn tick(
         &mut self,
         lanes: &mut Lanes,
@@ -323,7 +331,8 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Makes this thread a member of its worker's domains: waits until every applier has accepted it.
+    /// Registers this thread (a sibling) with the appliers: sends a `CLOCK_JOIN` frame on every lane and blocks
+    /// until every applier has accepted it.
     pub(crate) fn join(
         &mut self,
         lanes: &mut Lanes,
@@ -335,13 +344,13 @@ impl WorkerClock {
         self.refused(lanes)
     }
 
-    /// Whether [`Self::finish`] was called.
+    /// Whether [`Self::finish`] has built the final CLOCK frame: this thread has left its domains.
     pub(crate) const fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Leaves every domain for good: no worker waits for this one any more. A call after an error
-    /// continues where the last one stopped.
+    /// Leaves every domain for good: sends a `CLOCK_FINISHED` frame on every lane, so that no worker waits for this
+    /// one. A call after an error continues where the last one stopped.
     pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
         let deadline = Deadline::after(self.deadline);
         if !self.finished {
@@ -351,7 +360,8 @@ impl WorkerClock {
         lanes.send_all(deadline)
     }
 
-    /// Fails when a server refused the last tick: the server and this worker no longer agree.
+    /// Fails with `ClientError::Protocol` if a server has refused a CLOCK frame of the last tick. Does not wait;
+    /// unanswered frames count as accepted.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
             Some(Err(LaneRefusal { lane, refused })) => Err(ClientError::Protocol {
@@ -363,8 +373,9 @@ impl WorkerClock {
     }
 }
 
-/// Builds a CLOCK frame in every ring, or in none: it first waits for room in all rings. Whatever fails
-/// later, the frame stands between the same pushes on every lane.
+/// Builds one CLOCK frame in the ring of every lane, or in none: it first waits for room in all rings. The frame
+/// therefore stands between the same pushes on every lane, whatever fails later. Returns the ticket of the frames;
+/// it sends nothing.
 fn build_clock(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -393,8 +404,9 @@ fn build_clock(
     Ok(sent)
 }
 
-/// Waits until the minimum at every applier is at least `need`. Logs the awaited workers every minute.
-/// A lane that breaks meanwhile may take all the time of the wait to recover, not the rest of a minute.
+/// Blocks until the minimum clock at every applier is at least `need`, and returns the least of these minima. Logs
+/// the workers that are behind every minute. Recovery of a broken lane may take the whole remaining time of the
+/// wait.
 fn wait_min(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -422,9 +434,9 @@ fn wait_min(
     }
 }
 
-/// Waits until version `need` of a table is complete at every applier; returns the newest version that
-/// is. The version of a table is the minimum clock of its domain. An applier announces a minimum when
-/// all tables of the domain have taken the pushes before it, so a read that follows finds them.
+/// Blocks until version `need` of a table is complete at every applier; returns the newest complete version. The
+/// version of a table is the minimum clock of its domain. An applier announces a minimum after all tables of the
+/// domain have applied the pushes before it, so a later read finds them.
 pub(crate) fn wait_version(
     lanes: &mut Lanes,
     op: &'static str,
@@ -456,8 +468,8 @@ pub(crate) fn wait_version(
     }
 }
 
-/// Fails when a server does not count this thread in a domain: its ticks would be refused there, and it
-/// would wait for no worker.
+/// Asks every server whether this thread is a member of a clock domain. Fails with `ClientError::Environment` if one
+/// does not list it: its ticks would be refused there, and it would wait for no worker.
 pub(crate) fn check_member(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -484,7 +496,8 @@ pub(crate) fn check_member(
     Ok(())
 }
 
-/// Names the workers that hold a clock back, as the servers report them.
+/// Text that names the workers whose clock is below `need`, as the servers report them, and the servers that do not
+/// answer. For deadline errors and logs.
 fn missing_workers(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);
     let mut names = [workers, silent].concat();
@@ -494,13 +507,15 @@ fn missing_workers(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     names.join("; ")
 }
 
-/// Threads of workers behind, with their clocks, and servers that do not answer.
+/// Result of [`behind`]: texts for the worker threads that are late, with their clocks, and for the servers that do
+/// not answer.
 struct Behind {
     workers: Vec<String>,
     silent: Vec<String>,
 }
 
-/// Finds the threads of workers for which `late(thread, clock)` holds at any server.
+/// Asks every server for the clocks of a domain, within 2 seconds, and collects the worker threads for which
+/// `late(thread, clock)` holds at any server. Each one stands with its smallest clock.
 fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerThread, u64) -> bool) -> Behind {
     let soon = Deadline::after(Duration::from_secs(2));
     let mut behind: BTreeMap<WorkerThread, u64> = BTreeMap::new();

@@ -10,10 +10,10 @@ use tidewater_protocol::wire::refusal::Refusal;
 
 use crate::collective::CollectiveError;
 
-/// Error of another layer. It can be downcast, for example to [`std::io::Error`] or [`SystemError`].
+/// Error of another layer, boxed. It can be downcast, for example to [`std::io::Error`] or [`SystemError`].
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A call of the operating system that failed.
+/// Error of a failed operating-system call, with its purpose and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {op}: {source}{}", .remedy.map_or_else(String::new, |remedy| format!("; {remedy}")))]
 pub struct SystemError {
@@ -26,7 +26,7 @@ pub struct SystemError {
     pub remedy: Option<&'static str>,
 }
 
-/// Failure of a control connection.
+/// Failure of a control connection to the coordinator or a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlFailure {
@@ -44,7 +44,7 @@ pub enum ControlFailure {
     },
 }
 
-/// Why there is no memory for a [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// Reason why a [`RegisteredBuffer`](crate::RegisteredBuffer) could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -68,7 +68,7 @@ pub enum MemoryError {
     Register(#[source] Cause),
 }
 
-/// Why a call failed. Unless the variant says otherwise, nothing was changed.
+/// Error of a client's call. Unless the variant says otherwise, the call has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {

@@ -14,8 +14,8 @@ use crate::error::ClientError;
 
 static HOOK: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Installs the hook of this process. It returns whether the call of the current thread is to end. It
-/// runs on the waiting thread, about twice a second.
+/// Installs the interrupt hook of this process, once. A waiting call runs `hook` on its thread, about twice a
+/// second. If the hook returns true, that call ends with [`ClientError::Interrupted`].
 ///
 /// # Errors
 /// The hook itself if one is already installed.
@@ -31,12 +31,12 @@ pub fn install(hook: fn() -> bool) -> Result<(), fn() -> bool> {
     HOOK.set(hook)
 }
 
-/// Whether the hook asks the current call to end.
+/// Runs the installed hook; whether it asks the waiting call of this thread to end. False without a hook.
 pub(crate) fn requested() -> bool {
     HOOK.get().is_some_and(|hook| hook()) && !mutants::on(Mutant::InterruptIgnored)
 }
 
-/// Returns the error of a call if the hook asks it to end.
+/// Fails with [`ClientError::Interrupted`] if the installed hook asks the call `op` to end.
 pub(crate) fn check(op: &'static str) -> Result<(), ClientError> {
     if requested() {
         return Err(ClientError::Interrupted { op });

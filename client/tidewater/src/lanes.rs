@@ -33,15 +33,17 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::wait::wait_until;
 
-/// Interval at which calls check the control connections: a small part of the time for which a server
-/// keeps a session with a cut connection.
+/// Interval at which calls check the control connections of their sessions. It is a small part of the time for which
+/// a server keeps a session with a cut connection.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// Interval at which waits that end at once look for the coordinator: a look takes up to 1 ms.
+/// Interval at which waits poll the control connection to the coordinator at their begin, even if every wait is
+/// short. One poll takes up to 1 ms.
 const RETURN_EVERY: Duration = Duration::from_secs(2);
-/// Shortest pause between two attempts to reach a server.
+/// Shortest pause between two attempts to reach a server that does not answer.
 const RETRY: Duration = Duration::from_millis(3);
 
-/// A server and its lanes: `first_lane ..` in the order of its appliers.
+/// A server of the job: its control link, and its `lanes` lanes from number `first_lane` on, in the order of its
+/// appliers.
 struct Server {
     link: Box<dyn ServerLink>,
     first_lane: usize,
@@ -50,12 +52,13 @@ struct Server {
     ended: bool,
 }
 
-/// All lanes of the thread.
+/// All lanes of one client thread to all servers, with their control links, the parker in which the thread sleeps,
+/// and the link to the coordinator.
 pub(crate) struct Lanes {
     servers: Vec<Server>,
     all: Vec<LaneState>,
     parker: Box<dyn Parker>,
-    /// Announces the failure of processes; every wait checks it.
+    /// Link to the coordinator, which announces failed processes; every wait checks it.
     pub(crate) coordinator: Box<dyn CoordinatorLink>,
     /// Next time at which a wait looks for the coordinator at its begin.
     return_at: Instant,
@@ -68,7 +71,7 @@ pub(crate) struct Lanes {
     /// Number of tags given to batches of single calls.
     read_tags: u64,
     pub(crate) counters: Counters,
-    /// Frames of pushes that a lane holds to send them together; 1: none waits for another.
+    /// Number of push frames that a lane holds to send them together; at 1, each is sent at once.
     push_batch: u64,
     /// Whether some lane may hold frames of pushes.
     holds: bool,
@@ -76,18 +79,18 @@ pub(crate) struct Lanes {
     task: Option<u64>,
     /// Lanes with pushes of the task that was open last, a lane once.
     task_lanes: Vec<usize>,
-    /// Restarts of servers with their memory that the links have followed.
+    /// Number of server restarts with preserved memory that the links have followed.
     followed: u64,
 }
 
-/// Refusal of a frame, and the lane of the frame.
+/// Refused frame of a push or tick, with the number of its lane.
 #[derive(Debug)]
 pub(crate) struct LaneRefusal {
     pub(crate) lane: usize,
     pub(crate) refused: Refused,
 }
 
-/// Why a poll of the lanes ended early.
+/// Reason why a poll of the lanes ended before its result: a broken lane, or an error of the call.
 pub(crate) enum Interrupt {
     /// Lane `.0` broke: recover it and poll again.
     Broken(usize),
@@ -149,7 +152,7 @@ impl Lanes {
         })
     }
 
-    /// Number of lanes of all servers.
+    /// Number of lanes to all servers: one for each applier.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -159,63 +162,65 @@ impl Lanes {
         self.servers.len()
     }
 
-    /// Number of appliers of a server.
+    /// Number of appliers of the server with index `server`, each of which has a lane; 0 for an unknown server.
     pub(crate) fn appliers(&self, server: usize) -> usize {
         self.servers.get(server).map_or(0, |s| s.lanes)
     }
 
-    /// The control connection of a server.
+    /// Control link of the server with index `server`; `None` for an unknown one.
     pub(crate) fn link(&mut self, server: usize) -> Option<&mut Box<dyn ServerLink>> {
         self.servers.get_mut(server).map(|s| &mut s.link)
     }
 
-    /// Name of a lane's server.
+    /// Name of the server of a lane, for error texts.
     pub(crate) fn name(&self, lane: usize) -> &str {
         let server = self.all.get(lane).and_then(|l| self.servers.get(l.server));
         server.map_or("unknown server", |s| s.link.name())
     }
 
-    /// The lane to an owner of partitions.
+    /// Number of the lane to the applier that owns a partition; `None` if the job has no such server or applier.
     pub(crate) fn of(&self, owner: Owner) -> Option<usize> {
         let server = self.servers.get(owner.server.0 as usize)?;
         let applier = owner.applier.0 as usize;
         (applier < server.lanes).then_some(server.first_lane + applier)
     }
 
-    /// Whether the memory of some server may be mapped in this process.
+    /// Whether some server uses shared memory, so that its tables may be mapped in this process.
     pub(crate) const fn any_mapped(&self) -> bool {
         self.any_mapped
     }
 
-    /// The public memory of a lane's server, if it is mapped and the lane is not broken.
+    /// Mapped public memory of a lane's server, for reads by plain loads. `None` if the transport is not shared
+    /// memory or the lane is broken.
     #[inline]
     pub(crate) fn mapped(&self, lane: usize) -> Option<Mapped<'_>> {
         let lane = self.all.get(lane).filter(|l| l.broken.is_none())?;
         lane.mapping.as_ref()?.look()
     }
 
-    /// A lane by number, which must be one that `of` returned.
+    /// State of a lane by its number, as `of` returns it. Panics for another number.
     pub(crate) fn get(&mut self, lane: usize) -> &mut LaneState {
         &mut self.all[lane]
     }
 
-    /// A new tag for a batch that its call collects with [`LaneState::take_finished`].
+    /// New tag for a batch of reads that the same call collects with [`LaneState::take_finished`].
     pub(crate) const fn read_tag(&mut self) -> u64 {
         self.read_tags += 1;
         CALL_TAG | self.read_tags
     }
 
-    /// Whether the memory of a lane's server is mapped: its reads never wait.
+    /// Whether the memory of a lane's server is mapped in this process (shared memory): its reads never wait.
     pub(crate) fn is_mapped(&self, lane: usize) -> bool {
         self.all.get(lane).is_some_and(|l| l.mapping.is_some())
     }
 
-    /// Whether a lane has to be recovered before use.
+    /// Whether a lane is marked as broken and must be recovered before use.
     pub(crate) fn is_broken(&self, lane: usize) -> bool {
         self.all.get(lane).is_some_and(|l| l.broken.is_some())
     }
 
-    /// Records that a lane failed; a fatal error marks it as broken.
+    /// Records an error of a lane. A fatal one marks the lane as broken and returns `Interrupt::Broken`; others end
+    /// the call.
     pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
         if !e.is_fatal() {
             return Interrupt::Failed(e.into());
@@ -224,7 +229,8 @@ impl Lanes {
         Interrupt::Broken(lane)
     }
 
-    /// Polls every lane. The first broken lane interrupts.
+    /// Polls every lane for new acknowledgements, refusals and clocks, without waiting. Ends with an `Interrupt` at
+    /// the first broken lane.
     pub(crate) fn poll(&mut self) -> Result<(), Interrupt> {
         for n in 0..self.all.len() {
             if self.all[n].broken.is_some() {
@@ -237,7 +243,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Waits until `look` returns a result; recovers lanes that break meanwhile.
+    /// Blocks until the poll function `look` returns a result, or the deadline passes. Sends held pushes first, and
+    /// recovers lanes that break meanwhile. `op` names the call in errors.
     pub(crate) fn wait<T>(
         &mut self,
         op: &'static str,
@@ -247,7 +254,9 @@ impl Lanes {
         self.wait_and(op, deadline, |_| {}, look)
     }
 
-    /// Waits like [`Self::wait`], and calls `each` about once a second.
+    /// Blocks like [`Self::wait`], and calls `each` whenever it checks the coordinator, about once in
+    /// `COORDINATOR_LOOK`. Fails also if the coordinator announces a failed process, or if an interrupt is
+    /// requested.
     pub(crate) fn wait_and<T>(
         &mut self,
         op: &'static str,
@@ -305,8 +314,8 @@ impl Lanes {
         }
     }
 
-    /// Records the state of each lane. Returns whether some lane has unanswered frames and a public
-    /// copy of its status.
+    /// Records the progress of each lane's status record for stall detection. Returns whether some lane has
+    /// unanswered frames and a public copy of its status.
     fn watch_statuses(&mut self, now: Instant) -> bool {
         let mut any = false;
         for l in &mut self.all {
@@ -315,8 +324,8 @@ impl Lanes {
         any
     }
 
-    /// Reads the public copy of each status that has not moved for [`STATUS_LOOK`]. A lane that fails
-    /// is broken for the next poll.
+    /// Reads the server's public copy of each status record that has not moved for [`STATUS_LOOK`]: its delivery may
+    /// have failed. A lane with a failed read is marked as broken.
     #[cold]
     fn read_stalled_statuses(&mut self) -> Result<(), ClientError> {
         let now = clock::now();
@@ -333,8 +342,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Keeps the sessions alive if a check is due: calls that do not wait do this too. On one host a
-    /// connection ends only with its other end: there it costs nothing.
+    /// Checks the control connections of all sessions if a second has passed since the last check; calls that do not
+    /// wait do this too. Without lanes over TCP or verbs it does nothing.
     #[inline]
     pub(crate) fn keep_alive(&mut self) -> Result<(), ClientError> {
         if self.remote && self.keep_alive_at.passed() {
@@ -359,7 +368,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Marks lanes over TCP as broken if their frames go unanswered for too long.
+    /// Marks lanes over TCP as broken if the server answers none of their frames for `LANE_SILENCE_MAX`. The next
+    /// poll reconnects them.
     fn give_up_silent(&mut self) {
         if mutants::on(Mutant::SilentLaneKept) {
             return;
@@ -380,14 +390,14 @@ impl Lanes {
         }
     }
 
-    /// Sleeps for `time`, or until a waker fires.
+    /// Parks the thread for `time`, or until a waker fires.
     pub(crate) fn sleep_briefly(&mut self, time: Duration) {
         self.parker.prepare_park();
         self.parker.park_until(Deadline::after(time));
         self.parker.cancel_park();
     }
 
-    /// Names the servers that have not answered, for a deadline error.
+    /// Text for a deadline error: the servers and appliers that have not acknowledged all frames.
     fn missing(&self) -> String {
         let behind = |l: &&LaneState| !l.ring.is_drained();
         let names: Vec<String> = self
@@ -410,7 +420,8 @@ impl Lanes {
         }
     }
 
-    /// Makes the error of a read that missed its deadline.
+    /// Deadline error of a pull that waits for rows of a lane's server; the coordinator's reason takes its place if
+    /// there is one.
     #[cold]
     pub(crate) fn late_read(&mut self, lane: usize) -> ClientError {
         let applier = self.all[lane].applier;
@@ -419,9 +430,9 @@ impl Lanes {
         self.root_cause(ClientError::Deadline { op, missing })
     }
 
-    /// Replaces an error by the coordinator's reason, if there is one. When a process dies the servers
-    /// end too, and this client may notice the end of a server first. The reason is then still under
-    /// way, over another connection than the server's end.
+    /// Replaces an error by the coordinator's reason (a failed process, the end of the job), if there is one. The
+    /// end of a server may be noticed before the notice arrives, so after such errors it waits up to
+    /// `COORDINATOR_LOOK` for it.
     #[cold]
     pub(crate) fn root_cause(&mut self, seen: ClientError) -> ClientError {
         let reason = match &seen {
@@ -436,8 +447,8 @@ impl Lanes {
         reason.err().unwrap_or(seen)
     }
 
-    /// Whether an error may be one of a server that was restarted: the coordinator reports its successor, or has just
-    /// done so. Waits for that for a moment.
+    /// Whether a refusal may come from the restart of a server with its memory, so that the call may continue. Waits
+    /// up to `COORDINATOR_LOOK` for the coordinator's notice of a successor.
     ///
     /// # Errors
     /// As [`CoordinatorLink::check`]: the successor has no memory, and the job begins again.
@@ -463,8 +474,8 @@ impl Lanes {
         Ok(awaits || is_behind || self.follow_successors())
     }
 
-    /// Turns the links to servers that were restarted with their memory to the successors. The lanes of the dead
-    /// processes are broken. Returns whether there was news.
+    /// Redirects the links of servers that were restarted with their memory to their successors. Marks the lanes to
+    /// the dead processes as broken. Returns false if no new restart was announced.
     fn follow_successors(&mut self) -> bool {
         let Some((number, members)) = self.coordinator.resumed(self.followed) else {
             return false;
@@ -487,13 +498,15 @@ impl Lanes {
         true
     }
 
-    /// Pauses between two attempts to reach a server. News of a successor end the pause.
+    /// Sleeps between two attempts to reach a server, and waits a moment for a notice of the coordinator. A notice
+    /// of a successor ends the wait. Fails if the job has ended.
     fn await_news(&mut self) -> Result<(), ClientError> {
         self.sleep_briefly(RETRY);
         self.coordinator.check_within(10 * RETRY)
     }
 
-    /// Waits for the successor of a server that has ended, for a moment. Returns whether it is still awaited.
+    /// Waits up to `wait` for the coordinator's notice of a successor, if the server has ended or is about to be
+    /// reported (`has_ended`). Returns whether the successor is still awaited.
     fn awaits(
         &mut self,
         server: usize,
@@ -509,7 +522,7 @@ impl Lanes {
         Ok(self.coordinator.awaits_successor(id))
     }
 
-    /// The same lanes with the settings and counts of others, which they replace.
+    /// These lanes with the settings, tags and counters of `before`, which they replace after a restart.
     pub(crate) fn with_settings_of(self, before: &Self) -> Self {
         Self {
             push_batch: before.push_batch,
@@ -519,7 +532,8 @@ impl Lanes {
         }
     }
 
-    /// Threads of workers that a server counts in a domain, with their clocks; `None` without such a server.
+    /// Asks a server for the worker threads that are members of a clock domain, with their clocks. `None` if the job
+    /// has no server with this index.
     pub(crate) fn members(
         &mut self,
         server: usize,
@@ -533,7 +547,8 @@ impl Lanes {
         self.ask(server, deadline, clocks).map(Some)
     }
 
-    /// Asks a server over its control connection, and its successor if it ends meanwhile.
+    /// Sends a request over a server's control link and returns the answer. Repeats it, also at a successor of the
+    /// server, until `deadline` passes or the job ends.
     pub(crate) fn ask<T>(
         &mut self,
         server: usize,
@@ -563,7 +578,7 @@ impl Lanes {
         }
     }
 
-    /// Ends the sessions with all servers; the client has nothing more to send. A call after an error
+    /// Ends this client's sessions with all servers, after which it can send nothing. A call after an error
     /// continues with the server that failed.
     pub(crate) fn end_sessions(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         for server in &mut self.servers {
@@ -578,12 +593,14 @@ impl Lanes {
         Ok(())
     }
 
-    /// Whether [`Self::end_sessions`] has ended one.
+    /// Whether [`Self::end_sessions`] has ended the session with at least one server.
     pub(crate) fn has_ended_sessions(&self) -> bool {
         self.servers.iter().any(|server| server.ended)
     }
 
-    /// Re-establishes a broken lane and re-sends what the server has not consumed.
+    /// Recovers a broken lane: connects a new one to the applier, and re-sends the frames that the server has not
+    /// consumed. Blocks until that succeeds, the deadline passes or the job ends. Waits for the successor of a
+    /// server that has ended.
     pub(crate) fn recover(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         let mut attempts = 0;
         loop {
@@ -642,7 +659,8 @@ impl Lanes {
         }
     }
 
-    /// Whether every frame of a ticket is applied; returns the refusal of the first refused one.
+    /// Polls whether the servers have answered every frame of a ticket; `None` if some are unanswered. Otherwise
+    /// `Ok`, or the first refusal among the frames.
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes
@@ -670,7 +688,7 @@ impl Lanes {
     }
 }
 
-/// Whether a server refuses a session, or a client, because a server has ended meanwhile.
+/// Whether a server's refusal (unknown session, other epoch or incarnation) may follow from the restart of a server.
 const fn is_outdated(refusal: &Refusal) -> bool {
     use RefusalCode as Code;
     matches!(
@@ -679,7 +697,7 @@ const fn is_outdated(refusal: &Refusal) -> bool {
     )
 }
 
-/// Stands in while the parker is moved out; never used.
+/// Placeholder parker that stands in `Lanes` during a wait, while the real one is moved out. It never parks.
 struct NoSleep;
 
 impl Parker for NoSleep {

@@ -111,12 +111,12 @@ pub use tidewater_protocol::wire::control::{TaskAnswer, TaskRequest};
 #[cfg(feature = "embedded")]
 pub use tidewater_service::embedded::ClusterConfig;
 
-/// Compiles the example of the README.
+/// Doctest that compiles the example of the README.
 #[cfg(all(doctest, feature = "embedded"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
-/// Compiles and runs the programs of `docs/from`.
+/// Doctests that compile and run the programs in `docs/from`.
 #[cfg(all(doctest, feature = "embedded"))]
 mod from {
     #[doc = include_str!("../../../docs/from/angel.md")]

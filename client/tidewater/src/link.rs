@@ -17,7 +17,7 @@ use tidewater_runtime::sync::Arc;
 
 use crate::error::{Cause, ClientError, ControlFailure};
 
-/// A lane at the beginning of its session, or after recovery.
+/// Lane that was just opened or recovered, with its progress at the server.
 pub struct OpenLane {
     /// Client's end of the lane.
     pub lane: Box<dyn ClientLane>,
@@ -28,9 +28,9 @@ pub struct OpenLane {
     pub status: Option<RemoteAddr>,
 }
 
-/// The control connection to one server, and the session on it.
+/// Link to one server: the control connection and the session on it.
 pub trait ServerLink: Send {
-    /// Name of the server for messages.
+    /// Name of the server, for error texts and logs.
     fn name(&self) -> &str;
 
     /// Identifier of the session on this connection.
@@ -39,16 +39,15 @@ pub trait ServerLink: Send {
     /// Transport that carries the lanes.
     fn transport(&self) -> TransportKind;
 
-    /// Size of each lane's ring in bytes.
+    /// Size in bytes of the ring of each lane of this session.
     fn ring_bytes(&self) -> usize;
 
-    /// Address of the word in which this session's clients count the pushes sent to an applier. `None`
-    /// if pushes are not counted.
+    /// Remote address of the counter word of this session's pushes to an applier. `None` if pushes are not counted.
     fn counter(&self, _applier: ApplierId) -> Option<RemoteAddr> {
         None
     }
 
-    /// Fetches the server's part of a table.
+    /// Requests the descriptor of a table from the server: its partitions there and where they lie.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -58,8 +57,8 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<TableDescriptor, ClientError>;
 
-    /// Ticks of the threads of workers that count in a domain, as consumed by this server. They name the
-    /// threads that a clock wait waits for.
+    /// Requests the worker threads that are members of a clock domain, with the ticks of each that this server has
+    /// consumed.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -69,8 +68,8 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<Vec<(WorkerThread, u64)>, ClientError>;
 
-    /// Step times of the threads of workers in a domain, as this server sees them. Empty where the
-    /// server has none.
+    /// Requests the step times of the worker threads in a clock domain, as this server measures them. The default
+    /// implementation returns none.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -82,9 +81,8 @@ pub trait ServerLink: Send {
         Ok(Vec::new())
     }
 
-    /// Keeps the session alive between calls. If the control connection was cut, it reconnects before
-    /// the server ends the session. Takes at most a second; an unreachable server is tried again at the
-    /// next call.
+    /// Checks the control connection between calls, and resumes the session over a new one if it was cut. Takes at
+    /// most a second; an unreachable server is tried again at the next call.
     ///
     /// # Errors
     /// The server's refusal when the session has ended.
@@ -92,8 +90,8 @@ pub trait ServerLink: Send {
         Ok(())
     }
 
-    /// Ends the session at once, instead of some time after its connection. Complete frames in its rings
-    /// are applied. May be repeated.
+    /// Ends the session at the server at once; otherwise it ends some time after its connection. The server still
+    /// applies complete frames in its rings. Idempotent.
     ///
     /// # Errors
     /// The server's refusal, or that the server is unreachable.
@@ -101,7 +99,8 @@ pub trait ServerLink: Send {
         Ok(())
     }
 
-    /// Registers a buffer with the NIC of its lanes, if there is one.
+    /// Registers a buffer with the NIC of this session's lanes, so that reads write it directly. Without a NIC it
+    /// does nothing.
     ///
     /// # Errors
     /// Error of the NIC or the system.
@@ -109,20 +108,21 @@ pub trait ServerLink: Send {
         Ok(())
     }
 
-    /// Re-establishes a broken lane. Idempotent: an interrupted call is repeated.
+    /// Re-establishes the broken lane to an applier, and returns the new one with its progress. Idempotent: an
+    /// interrupted call may be repeated.
     ///
     /// # Errors
     /// The server's refusal, or that the server is unreachable.
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
 
-    /// Learns the epoch of a membership. Returns whether its server is another process there, which has the session:
-    /// every lane is then to be recovered.
+    /// Adopts the epoch of a new membership. Returns true if the server was restarted and its successor has the
+    /// session: every lane must then be recovered.
     fn follow(&mut self, _members: &Members) -> bool {
         false
     }
 }
 
-/// Connections of a further thread of a worker.
+/// Server links, lanes and parker of a further thread (sibling) of a worker.
 pub struct ThreadLinks {
     /// Each server with its lanes, in the order of the server numbers.
     pub servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
@@ -130,7 +130,7 @@ pub struct ThreadLinks {
     pub parker: Box<dyn Parker>,
 }
 
-/// Opens sessions of further threads of one worker.
+/// Connector that opens sessions for further threads (siblings) of one worker.
 pub trait ConnectThread: Send + Sync {
     /// Opens a session with every server for thread number `thread` of the worker.
     ///
@@ -138,13 +138,14 @@ pub trait ConnectThread: Send + Sync {
     /// The refusal of a server, or that it is unreachable.
     fn connect(&self, thread: u32, deadline: Deadline) -> Result<ThreadLinks, ClientError>;
 
-    /// The same for the servers of a later membership; `None` where servers have no successors.
+    /// Connector for the servers of a later membership. `None` in an implementation where servers have no
+    /// successors.
     fn renewed(&self, _members: &Members) -> Option<Arc<dyn ConnectThread>> {
         None
     }
 }
 
-/// Amount of a saved model.
+/// Size of a saved model: rows and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
     /// Number of rows and blocks saved.
@@ -153,7 +154,7 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// Result of loading a saved model.
+/// Result of a load: tables, rows and clocks of the saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// Names of its tables, to be opened.
@@ -165,16 +166,15 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Iterations of a clock domain that the model has seen, in all jobs that led to it. It is 0 for a
-    /// domain without ticks. A resumed program continues at this iteration; the clocks of its job begin
-    /// at 0.
+    /// Iterations of a clock domain that the loaded model has seen, in all jobs that led to it; 0 for a domain
+    /// without ticks. A resumed program continues at this iteration; the clocks of its job begin at 0.
     pub fn clock(&self, domain: DomainId) -> u64 {
         let its = self.clocks.iter().find(|clock| clock.domain == domain);
         its.map_or(0, |clock| clock.clock)
     }
 }
 
-/// A request to the coordinator that may be under way while its thread goes on.
+/// Request of a client to the coordinator that can be started, and polled while the client goes on.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorCall {
     /// Creates a table, or opens an equal one: [`CoordinatorLink::create_table`].
@@ -219,7 +219,7 @@ pub enum CoordinatorCall {
 }
 
 impl CoordinatorCall {
-    /// Name of the call in errors.
+    /// Name of the call in error texts, such as "create table".
     pub const fn op(&self) -> &'static str {
         match self {
             Self::CreateTable(_) => "create table",
@@ -234,7 +234,7 @@ impl CoordinatorCall {
     }
 }
 
-/// Result of a [`CoordinatorCall`].
+/// Reply of the coordinator to a [`CoordinatorCall`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorReply {
     /// Result of a release, a barrier, or a loaded function.
@@ -295,7 +295,7 @@ impl CoordinatorReply {
     }
 }
 
-/// The error of an answer that belongs to another request.
+/// Error of an answer that does not belong to the request `op`: the coordinator may be of another release.
 pub(crate) fn unexpected(op: &'static str) -> ClientError {
     ClientError::Control {
         peer: "the coordinator".into(),
@@ -303,8 +303,8 @@ pub(crate) fn unexpected(op: &'static str) -> ClientError {
     }
 }
 
-/// The blocking calls of a [`CoordinatorLink`] with calls under way, by its function
-/// `perform(&mut self, CoordinatorCall, Deadline) -> Result<CoordinatorReply, ClientError>`.
+/// Macro: defines the blocking calls of a [`CoordinatorLink`] by its function `perform(&mut self, CoordinatorCall,
+/// Deadline) -> Result<CoordinatorReply, ClientError>`.
 macro_rules! blocking_calls {
     () => {
         fn create_table(
@@ -369,7 +369,7 @@ macro_rules! blocking_calls {
 }
 pub(crate) use blocking_calls;
 
-/// A [`CoordinatorCall`] that has begun.
+/// State of a [`CoordinatorCall`] after its start: under way with a number, or already done.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BegunCall {
     /// [`CoordinatorLink::poll`] returns its result by this number.
@@ -378,9 +378,10 @@ pub enum BegunCall {
     Done(Box<CoordinatorReply>),
 }
 
-/// The control connection to the coordinator.
+/// Link of a client to the coordinator, over a control connection or in the process.
 pub trait CoordinatorLink: Send {
-    /// Creates a table, or opens it if it exists with an equal spec.
+    /// Creates a table on all servers, or opens the existing table of that name if its spec is equal. Blocks until
+    /// done.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
@@ -390,26 +391,26 @@ pub trait CoordinatorLink: Send {
         deadline: Deadline,
     ) -> Result<TableInfo, ClientError>;
 
-    /// Opens an existing table.
+    /// Opens an existing table by name, and returns its definition and number. Blocks.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
     fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError>;
 
-    /// Releases a table on all servers.
+    /// Releases a table on all servers: its rows are freed, and its number becomes invalid. Blocks until done.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
     fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Waits until `count` workers have reached the barrier `name`.
+    /// Blocks until `count` workers have reached the barrier `name`.
     ///
     /// # Errors
     /// A refusal that names the missing workers, or the connection's failure.
     fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Saves all tables at these clocks (empty: as they are) into a directory that all servers see;
-    /// returns what was written. A relative path is relative to this process's working directory.
+    /// Saves all tables of the job at these clocks (empty: as they are) into a directory that all servers see.
+    /// Blocks; returns the saved rows and bytes. A relative path is relative to this process's working directory.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
@@ -420,13 +421,15 @@ pub trait CoordinatorLink: Send {
         deadline: Deadline,
     ) -> Result<Saved, ClientError>;
 
-    /// Loads all tables of a saved model.
+    /// Loads all tables of a saved model from a directory into the servers, and blocks until they have them. Returns
+    /// tables, rows and clocks.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError>;
 
-    /// Makes a function of a WebAssembly module on all servers.
+    /// Registers the function `name` on all servers, from the bytes of a WebAssembly module. Blocks until all have
+    /// it.
     ///
     /// # Errors
     /// The coordinator's refusal with that of a server, or the connection's failure.
@@ -445,18 +448,18 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// Announces that the worker leaves every domain after these ticks, before its servers have it.
+    /// Announces to the coordinator that this worker leaves every domain after these ticks, before its last frames
+    /// reach the servers.
     ///
     /// # Errors
-    /// The coordinator's refusal when the job follows a schedule with others; the worker has not left
-    /// then. The connection's failure.
+    /// The coordinator's refusal when the job follows a schedule with others; the worker has not left then. The
+    /// connection's failure.
     fn leaving(&mut self, _clocks: &[DomainClock], _deadline: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
 
-    /// Fails if the coordinator has announced the end of the job. Called now and then during a wait;
-    /// returns within milliseconds. A coordinator in this process, which is never lost, announces
-    /// nothing.
+    /// Polls for the coordinator's notice of a failed process or the end of the job, and fails if there is one.
+    /// Waits call it periodically; it returns within milliseconds. A coordinator in this process announces nothing.
     ///
     /// # Errors
     /// The failure of another process, the end of the cluster, or the connection's failure.
@@ -473,7 +476,7 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
-    /// Reason for which an operator asks the job to end, if one does. Waits up to 1 ms.
+    /// Reason of an operator's request to end the job; `None` without one. Waits up to 1 ms.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -485,18 +488,19 @@ pub trait CoordinatorLink: Send {
         false
     }
 
-    /// Whether a server has ended, and its successor is awaited.
+    /// Whether the coordinator has announced the end of this server, and its successor has not joined yet.
     fn awaits_successor(&self, _server: ServerId) -> bool {
         false
     }
 
-    /// The membership in which a successor has come with the memory of its server, and the number of such
-    /// successors so far; `None` if it is no more than `seen`.
+    /// Newest membership in which a restarted server resumed with its memory, and the number of such restarts so
+    /// far. `None` if there were no more than `seen`.
     fn resumed(&self, _seen: u64) -> Option<(u64, Members)> {
         None
     }
 
-    /// Confirms that this client uses nothing of before the restart of a server. Returns the membership.
+    /// Confirms to the coordinator that this client uses no table, ticket or session from before the restart of a
+    /// server. Returns the new membership and clocks.
     ///
     /// # Errors
     /// The coordinator's refusal, a later restart, or the connection's failure.
@@ -504,10 +508,10 @@ pub trait CoordinatorLink: Send {
         Err(unexpected("rejoin"))
     }
 
-    /// Notes that the sessions with the members of [`Self::rejoin`] are open.
+    /// Records that the sessions with the servers of [`Self::rejoin`] are open: the rejoin is complete.
     fn rejoined(&mut self) {}
 
-    /// Sends a request without a wait for its answer. The default makes the blocking call, for a
+    /// Starts a call: sends the request without waiting for its answer. The default makes the blocking call, for a
     /// coordinator without a connection.
     ///
     /// # Errors
@@ -547,8 +551,8 @@ pub trait CoordinatorLink: Send {
         Ok(BegunCall::Done(Box::new(reply)))
     }
 
-    /// Waits up to `wait` for the result of a call under way, which then is none any more. `None`: it has
-    /// not arrived; another message may have ended the wait.
+    /// Polls for the result of call `number` under way, up to `wait`. `None` if it has not arrived; another message
+    /// may end the wait early. A returned result is taken: the number is then invalid.
     ///
     /// # Errors
     /// As of the blocking call.
@@ -561,12 +565,13 @@ pub trait CoordinatorLink: Send {
         unreachable!("{op} {number} was done when it began")
     }
 
-    /// Drops the result of a call under way, which itself goes on. Returns what it still waits for.
+    /// Drops the result of call `number`, which itself continues at the coordinator. Returns a text that says what
+    /// it still waits for.
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         unreachable!("{op} {number} was done when it began")
     }
 
-    /// Reports that this worker is done: no worker waits for it any more.
+    /// Reports to the coordinator that this worker has finished: no worker waits for it any more.
     ///
     /// # Errors
     /// The connection's failure.

@@ -2,7 +2,7 @@
 
 use crate::error::ClientError;
 
-/// Learning rate of each iteration, from 0.
+/// Learning-rate schedule: the rate of each iteration, counted from 0.
 ///
 /// Rates are computed with `+ - * /` and square roots only, so every host computes the same bits. A run
 /// that continues from a saved model passes the iteration at which it continues: the clocks that
@@ -55,7 +55,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Rate of an iteration.
+    /// Learning rate of the given iteration, counted from 0.
     #[allow(clippy::cast_precision_loss)] // iterations beyond 2^53 have the rate of their neighbours
     pub fn at(&self, iteration: u64) -> f64 {
         match *self {
@@ -156,7 +156,7 @@ fn refused(what: &str) -> ClientError {
     }
 }
 
-/// `base^exponent` by squaring.
+/// Computes `base^exponent` by squaring, with the same bits on every host.
 fn power(base: f64, exponent: u64) -> f64 {
     let mut power = 1.0;
     for bit in (0..u64::BITS - exponent.leading_zeros()).rev() {
@@ -168,7 +168,7 @@ fn power(base: f64, exponent: u64) -> f64 {
     power
 }
 
-/// `1/3!, 1/5!, ... 1/21!` with alternating signs: the series of the sine after its first term.
+/// Taylor coefficients of the sine after its first term: `-1/3!, 1/5!, ... 1/21!`.
 const SIN: [f64; 10] = [
     -1.0 / 6.0,
     1.0 / 120.0,
@@ -182,8 +182,8 @@ const SIN: [f64; 10] = [
     1.0 / 51_090_942_171_709_440_000.0,
 ];
 
-/// Sine of `part` quarter turns, `0 <= part <= 1`; error below 1e-15. The platform's sine differs
-/// between C libraries in the last place.
+/// Sine of `part` quarter turns, `0 <= part <= 1`, with an error below 1e-15. It has the same bits on every host;
+/// the platform's sine differs between C libraries.
 fn sin_of_quarter(part: f64) -> f64 {
     let angle = part * std::f64::consts::FRAC_PI_2;
     let square = angle * angle;

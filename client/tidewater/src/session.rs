@@ -92,7 +92,7 @@ pub struct Client {
     async_pulls: AsyncPulls,
     pins: Vec<versions::Pin>,
     by_lane: Vec<Vec<u32>>,
-    /// How far the push under way is on each lane: number of built rows, or the next element.
+    /// Progress of the push under way on each lane: number of built rows, or the next element.
     lane_next: Vec<u64>,
     /// Payload bytes of the frame that waits for room on each lane; 0: none.
     lane_waits: Vec<usize>,
@@ -124,7 +124,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Makes a client from existing connections. Most programs use [`Job::client`](crate::Job::client).
+    /// Makes a client from existing connections to the coordinator and the servers. Most programs use
+    /// [`Job::client`](crate::Job::client).
     ///
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring of an impossible size.
@@ -171,7 +172,8 @@ impl Client {
         })
     }
 
-    /// Fails under BSP or SSP if a server does not count this worker in the default domain.
+    /// Checks, under BSP or SSP, that every server lists this worker as a member of the default clock domain. Fails
+    /// with `ClientError::Environment` otherwise.
     pub(crate) fn check_member(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         match self.clock.is_bounded(DomainId(0)) {
             true => {
@@ -182,16 +184,16 @@ impl Client {
         }
     }
 
-    /// Reports to the coordinator, but to no server, that this worker is done.
+    /// Reports to the coordinator, but to no server, that this worker is done: it was refused before its first tick.
     pub(crate) fn leave(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.lanes.coordinator.finished(deadline)
     }
 
-    /// Whether this is the first client of the worker with the lowest rank that has not left the job.
-    /// It does what is done once for all.
+    /// Whether this client leads its job: it is the first client of the worker with the lowest rank that has not
+    /// left. The leader does what is done once for all workers.
     ///
     /// # Errors
-    /// That the coordinator is lost.
+    /// That the coordinator or a server is lost.
     pub fn leads(&mut self) -> Result<bool, ClientError> {
         if !self.guard.thread().is_first() {
             return Ok(false);
@@ -203,12 +205,12 @@ impl Client {
         Ok(lowest == Some(self.rank) && !mutants::on(Mutant::RankZeroLeads))
     }
 
-    /// Rank of this worker.
+    /// Rank of this worker in its job, from 0.
     pub const fn rank(&self) -> WorkerId {
         self.rank
     }
 
-    /// Number of workers of the job.
+    /// Number of workers of the job; 0 in a job of open size.
     pub const fn workers(&self) -> u32 {
         self.workers
     }
@@ -224,38 +226,37 @@ impl Client {
         self.lanes.link(0).map(|link| link.transport())
     }
 
-    /// How far workers may drift apart in the default domain.
+    /// Synchronisation mode (BSP, SSP or ASP) of the default clock domain.
     pub const fn sync(&self) -> SyncMode {
         self.clock.sync(DomainId(0))
     }
 
-    /// Counts of this client's operations so far.
+    /// Counters of this client's operations so far.
     pub const fn counters(&self) -> &Counters {
         &self.lanes.counters
     }
 
-    /// Sets the longest time that a call without options may take (default 30 s).
+    /// Sets the time limit of calls that take no timeout or options (default 30 s).
     pub const fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Sets the bytes of memory for residuals of encoded pushes (default 256 MiB), see
-    /// [`PushOptions::encoding`](crate::PushOptions::encoding). A residual takes 4 bytes an element, and 16
-    /// for each row or 1,024 elements of a range table. A push without room for its residuals is sent with
-    /// exact values; residuals that are there stay.
+    /// Sets the most bytes of client memory for residuals of encoded pushes (default 256 MiB), see
+    /// [`PushOptions::encoding`](crate::PushOptions::encoding). A residual takes 4 bytes an element, and 16 for each
+    /// row or 1,024 elements of a range table. A push without room for its residuals is sent with exact values;
+    /// existing residuals stay.
     pub const fn set_residual_bytes_max(&mut self, bytes: usize) {
         self.feedback.bytes_max = bytes;
     }
 
-    /// Sets the bytes of memory for the locations of sparse rows that this worker has seen, of all its tables
-    /// and threads together (default: no bound but 2^24 rows of each table). A location takes about 15 bytes.
-    /// Beyond it locations overwrite each other, and a pull asks the server for those that are gone. Memory
-    /// that is in use stays so.
+    /// Sets the most bytes of memory for cached locations of sparse rows, of all tables and threads of this worker
+    /// together (default: no bound but 2^24 rows of each table). A location takes about 15 bytes. Beyond the bound,
+    /// locations overwrite each other, and a pull asks the server for missing ones. Allocated memory is not freed.
     pub fn set_location_bytes_max(&mut self, bytes: usize) {
         self.guard.locations().budget().set_bytes_max(bytes);
     }
 
-    /// Sets the longest time that a clock wait may take (default 30 min).
+    /// Sets the time limit of waits for other workers' clocks (default 30 min).
     pub const fn set_clock_timeout(&mut self, timeout: Duration) {
         self.clock.deadline = timeout;
     }
@@ -264,9 +265,9 @@ impl Client {
         Deadline::after(self.timeout)
     }
 
-    /// Creates a table, or opens the one of that name if its definition is equal. All workers may call
-    /// it. Cost: a round trip to the coordinator and to each server. A dense table is filled with its
-    /// initial values: its deadline is longer by a second for each 16 MiB.
+    /// Creates a table, or opens the one of that name if its definition is equal; blocks until all servers have it.
+    /// All workers may call it. Cost: a round trip to the coordinator and to each server. The servers fill a dense
+    /// table with its initial values: its deadline is longer by a second for each 16 MiB.
     ///
     /// # Errors
     /// A refusal that names the difference or the exceeded limit; a deadline.
@@ -279,7 +280,7 @@ impl Client {
         self.adopt(info, deadline)
     }
 
-    /// Opens an existing table.
+    /// Opens an existing table by name; blocks for a round trip to the coordinator and to each server.
     ///
     /// # Errors
     /// A refusal when no table has that name, or when it holds another element type.
@@ -291,7 +292,7 @@ impl Client {
         self.adopt(info, deadline)
     }
 
-    /// The definition of a table of this client; `None` for the handle of another client.
+    /// Definition of a table that this client has opened; `None` for the handle of another client.
     pub fn spec<T: Element>(&self, table: &Table<T>) -> Option<&TableSpec> {
         let found = self.tables.find("spec", table.named()).ok();
         found.map(|state| &state.spec)
@@ -328,7 +329,8 @@ impl Client {
         Ok(handle.unwrap_or_else(|| unreachable!("table {id} was found or added")))
     }
 
-    /// Asks every server for its part of a table, and adds the table.
+    /// Requests from every server where its partitions of a table lie, and adds the table to this client's. Pulls,
+    /// pins and residuals of a table that it replaces are dropped.
     fn describe(&mut self, info: TableInfo, deadline: Deadline) -> Result<(), ClientError> {
         let id = info.id;
         let locations = self.guard.locations().of(id);
@@ -358,12 +360,11 @@ impl Client {
         Ok(())
     }
 
-    /// Releases a table for all workers. Later pulls and pushes of it fail. This client's handles of it
-    /// become invalid, its pulls under way are cancelled, and its state is freed.
+    /// Releases a table for all workers: the servers free it, and later pulls and pushes of it fail. This client's
+    /// handles of it become invalid, its pulls under way are cancelled, and its state is freed.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a handle of another client; the coordinator's refusal or a
-    /// deadline.
+    /// [`ClientError::Argument`] for a handle of another client; the coordinator's refusal or a deadline.
     pub fn release_table<T: Element>(&mut self, table: Table<T>) -> Result<(), ClientError> {
         self.check_worker("release_table")?;
         let deadline = self.deadline();
@@ -378,14 +379,12 @@ impl Client {
         Ok(())
     }
 
-    /// Allocates `len` zeroes for pulls, in memory that the NIC may write. Over verbs, data pulled into
-    /// it is not copied again; over other transports it is ordinary memory. It pays for long pulls: the
-    /// copy of a small one costs next to nothing. Cost: a system call for each server reached over
-    /// verbs, and the pinning of all its pages. Make it once.
+    /// Allocates a registered buffer of `len` zero elements, which the NIC may write. Data pulled into it over verbs
+    /// is not copied again; over other transports it is ordinary memory. It pays for long pulls only. Cost: a system
+    /// call for each server reached over verbs, and the pinning of all its pages. Make it once.
     ///
     /// # Errors
-    /// [`ClientError::Memory`] when there is no memory, or locked memory is limited, or this client has
-    /// 64 buffers.
+    /// [`ClientError::Memory`] when there is no memory, or locked memory is limited, or this client has 64 buffers.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<RegisteredBuffer<T>, ClientError> {
         self.buffers.make(&mut self.lanes, len)
     }
@@ -430,10 +429,10 @@ impl Client {
         self.clock.tick(&mut self.lanes, domain, thread, deadline)
     }
 
-    /// Processes arrived data, sends data that a socket had not accepted, and recovers broken lanes. It
-    /// never waits for an answer. Every other call does the same, so that only a program that computes
-    /// for seconds between calls needs it. Over TCP the rest of a large push then leaves, and a cut
-    /// control connection is restored before its session ends.
+    /// Makes progress without waiting for answers: processes arrived data, sends data that a socket had not
+    /// accepted, and recovers broken lanes. Every other call does the same, so that only a program that computes for
+    /// seconds between calls needs it. Over TCP the rest of a large push then leaves, and a cut control connection
+    /// is restored before its session ends.
     ///
     /// # Errors
     /// When a server or the coordinator is lost.
@@ -448,8 +447,8 @@ impl Client {
         }
     }
 
-    /// Fails if the coordinator has announced the end of the job, for callers that poll tables. Waits up
-    /// to 1 ms.
+    /// Checks whether the job goes on: fails if the coordinator has announced its end. For callers that poll tables.
+    /// Waits up to 1 ms.
     ///
     /// # Errors
     /// The reason of the job's end, or that the coordinator is lost.
@@ -457,9 +456,8 @@ impl Client {
         self.lanes.coordinator.check()
     }
 
-    /// Reason for which an operator asks the workers of the job to end (`tidewater stop`), if one does.
-    /// Workers end at one step with [`Walltime`](crate::walltime::Walltime), which asks this too. Cost: up to
-    /// 1 ms in each 100 ms.
+    /// Reason of an operator's request that the job end (`tidewater stop`); `None` without one. Workers end at one
+    /// step with [`Walltime`](crate::walltime::Walltime), which polls this too. Cost: up to 1 ms in each 100 ms.
     ///
     /// # Errors
     /// As [`Client::check_job`].
@@ -467,13 +465,13 @@ impl Client {
         self.lanes.coordinator.stop_asked()
     }
 
-    /// Number of iterations completed in the default domain.
+    /// Number of iterations that this worker has completed in the default clock domain.
     pub fn clock(&self) -> u64 {
         self.clock.at(DomainId(0))
     }
 
-    /// The minimum of the slowest worker's clock over all servers: a pull now is sure to see these
-    /// iterations.
+    /// Number of iterations that every worker has completed in the default domain, as all servers know it: a pull
+    /// now is sure to see them.
     ///
     /// # Errors
     /// When a server is lost.
@@ -490,8 +488,8 @@ impl Client {
         })
     }
 
-    /// This worker's clock in the domain of a table, and the clock up to which a row that is pulled now
-    /// may be used; `None` under ASP.
+    /// This worker's clock in the domain of a table, and the last clock at which a row that is pulled now may still
+    /// be used under BSP or SSP. The latter is `None` under ASP.
     fn usable_to<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -506,16 +504,16 @@ impl Client {
         Ok((clock, Some(slowest.saturating_add(staleness))))
     }
 
-    /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers
-    /// have reached the barrier. A worker's first client calls it, when its siblings have flushed.
+    /// Blocks until the servers have answered all pushes of this worker, like [`Client::flush`], then until all
+    /// workers have reached the barrier `name`. A worker's first client calls it, when its siblings have flushed.
     ///
-    /// In a job of open size these are its members at this clock: under BSP and SSP those that have begun with
-    /// this tick or an earlier one; of a schedule also those that have not connected yet. Under ASP they are the
-    /// workers that are live. A worker that finishes or is lost meanwhile is awaited no more.
+    /// In a job of open size it waits for the members at this clock. Under BSP and SSP these are the workers that
+    /// have begun with this tick or an earlier one; with a schedule also those that have not connected yet. Under
+    /// ASP they are the live workers. A worker that finishes or is lost meanwhile is awaited no more.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A
-    /// refusal that names the missing workers. [`ClientError::Thread`] from a sibling.
+    /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A refusal that
+    /// names the missing workers. [`ClientError::Thread`] from a sibling.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
         if self.workers == 0 {
             let call = self.start_barrier(name, timeout)?;
@@ -527,13 +525,14 @@ impl Client {
         self.lanes.coordinator.barrier(name, self.workers, deadline)
     }
 
-    /// Saves all tables into a directory that all servers see. A relative path is relative to this
-    /// process's working directory. Returns what was written. Call it on one worker.
+    /// Saves all tables of the job into a directory that all servers see, and blocks until they have. A relative
+    /// path is relative to this process's working directory. Returns the numbers of rows and bytes written. Call it
+    /// on one worker.
     ///
-    /// Other workers go on meanwhile; their pushes do not change what is saved. Under BSP and SSP, tables
-    /// of ticks are saved as they are when all workers have ticked as often as this one. Of other tables
-    /// each applier saves its share at one moment: for one moment of all appliers, call it between
-    /// barriers when all workers have flushed.
+    /// Other workers go on meanwhile; their pushes do not change what is saved. Under BSP and SSP, tables of ticks
+    /// are saved as they are when all workers have ticked as often as this one. Of other tables each applier saves
+    /// its share at one moment: for one moment of all appliers, call it between barriers when all workers have
+    /// flushed.
     ///
     /// # Errors
     /// A refusal that names the file and the cause. The model that the directory held is unchanged.
@@ -545,18 +544,18 @@ impl Client {
         self.lanes.coordinator.save(dir, &clocks, deadline)
     }
 
-    /// Clocks at which all appliers save. Without a bound on their distance, other workers may never reach
-    /// those of this one.
+    /// Clocks at which all appliers save: those of the BSP and SSP domains in which this worker has ticked. In an
+    /// ASP domain, other workers may never reach this worker's clock.
     fn clocks_of_save(&self) -> Vec<DomainClock> {
         let mut clocks = self.clock.bounded();
         clocks.retain(|at| at.clock > 0);
         clocks
     }
 
-    /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,
-    /// from which a program continues the iteration count. Open the tables afterwards. A relative path
-    /// is relative to this process's working directory. Its tables are new ones: residuals of encoded pushes
-    /// stay with the tables that were released before.
+    /// Loads the tables of a saved model into the servers, and blocks until they have them. Call it on one worker,
+    /// and open the tables afterwards. Returns the table names, and the clocks from which a program continues the
+    /// iteration count. A relative path is relative to this process's working directory. The tables are new ones:
+    /// residuals of encoded pushes stay with the tables that were released before.
     ///
     /// # Errors
     /// A refusal that names the file and the cause.
@@ -568,18 +567,19 @@ impl Client {
         self.lanes.coordinator.load(dir, deadline)
     }
 
-    /// Sends built frames and waits for everything pushed so far, on every lane.
+    /// Sends built frames and blocks until the servers have answered everything that this client has pushed.
     ///
     /// # Errors
-    /// The refusal of the earliest push that no ticket has claimed. Each call returns one refusal,
-    /// until there is none. A deadline names the servers that have not applied, and the ranks with an
-    /// earlier turn in the iteration.
+    /// The refusal of the earliest push that no ticket has claimed. Each call returns one refusal, until there is
+    /// none. A deadline names the servers that have not applied, and the ranks with an earlier turn in the
+    /// iteration.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.complete("flush", deadline)
     }
 
-    /// Waits until every push is acknowledged; fails with the first unclaimed refusal.
+    /// Sends all frames and blocks until every push is acknowledged. Fails with the first refusal that no ticket has
+    /// claimed; `op` names the call in errors.
     fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
         let settled = self.lanes.settle(op, deadline);
         settled.map_err(|e| self.name_turns(None, e))?;
@@ -587,14 +587,13 @@ impl Client {
         self.clock.refused(&mut self.lanes)
     }
 
-    /// Flushes, leaves every clock, and reports to the coordinator that this worker is done. A sibling
-    /// leaves its clocks and ends its sessions; its worker goes on. After an error the call can be
-    /// repeated.
+    /// Finishes this worker: flushes, leaves every clock domain, and reports to the coordinator that it is done. A
+    /// sibling leaves its clocks and ends its sessions; its worker goes on. After an error the call can be repeated.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a
-    /// lost connection. [`ClientError::Thread`] from the first client while siblings are open.
-    /// [`ClientError::Argument`] while a save of this client's clocks is under way: finish the save first.
+    /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a lost
+    /// connection. [`ClientError::Thread`] from the first client while siblings are open. [`ClientError::Argument`]
+    /// while a save of this client's clocks is under way: finish the save first.
     pub fn finish(&mut self) -> Result<(), ClientError> {
         if self.is_observer() {
             return self.finish_observer();
@@ -645,7 +644,8 @@ impl Client {
     }
 }
 
-/// The deadline of a creation: a dense table is filled with its initial values before it exists.
+/// Time limit of a table's creation: the usual one, plus the time in which servers fill a dense table with its
+/// initial values.
 fn creation_timeout(usual: Duration, spec: &TableSpec) -> Duration {
     let fill = Duration::from_secs(spec.dense_bytes() / CREATE_BYTES_A_SECOND);
     usual.saturating_add(fill)

@@ -31,13 +31,13 @@ use crate::link::{
     unexpected,
 };
 
-/// Time limit of the request, after a deadline, for the servers that have joined.
+/// Time limit of the membership request that adds the joined servers and live workers to a deadline error.
 const WHO: Duration = Duration::from_secs(1);
-/// Time by which the coordinator ends a barrier before the caller's deadline. Its refusal, which names
-/// the missing workers, then arrives in time.
+/// Time before the caller's deadline at which the coordinator ends a barrier. Its refusal, which names the missing
+/// workers, then arrives before the deadline.
 const HEAD_START: Duration = Duration::from_millis(200);
 
-/// The job to join, and the rank and size to claim.
+/// Parameters of a join: coordinator address, token, namespace, claimed rank and number of workers.
 #[derive(Debug, Clone)]
 pub struct JoinConfig {
     /// `HOST:PORT` of the coordinator.
@@ -73,10 +73,11 @@ impl JoinConfig {
     }
 }
 
-/// Time between two looks for a request to end the job, each of which takes up to a millisecond.
+/// Interval between two polls of the control connection for an operator's request to end the job. One poll takes up
+/// to a millisecond.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 
-/// A worker's connection to the coordinator, used by one thread.
+/// Control connection of a worker, or an observer, to the coordinator. One thread uses it.
 #[derive(Debug)]
 pub struct NetCoordinatorLink {
     address: String,
@@ -84,24 +85,24 @@ pub struct NetCoordinatorLink {
     /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
-    /// Why an operator asks the job to end, once one has.
+    /// Reason of an operator's request to end the job, once it has arrived.
     stop: Option<String>,
-    /// Time of the next look for that.
+    /// Time of the next poll for an operator's request to end the job.
     stop_look: Deadline,
     restart: Restart,
 }
 
-/// What the coordinator has said of servers that are started again.
+/// State of server restarts, as the coordinator's notices report them.
 #[derive(Debug, Default)]
 struct Restart {
-    /// Servers that have ended, with successors that are awaited.
+    /// Servers that have ended and have no successor yet.
     ended: BTreeMap<ServerId, ServerEnd>,
-    /// Successors that have come with the memory of their servers: their number, and the last membership.
+    /// Number of successors that resumed with the memory of their server, and the membership of the last notice.
     resumed: u64,
     members: Members,
     /// The last restart, until the client rejoins.
     last: Option<ServerRestart>,
-    /// Whether a call has failed with it, and the client has not rejoined completely.
+    /// Whether a call has failed with `last`, and the client has not rejoined completely.
     reported: bool,
 }
 
@@ -118,8 +119,9 @@ impl NetCoordinatorLink {
         Ok((link, joined))
     }
 
-    /// Connects without a join: the coordinator keeps the rank until the connection ends, and no process waits
-    /// for it. Errors as [`Self::join`].
+    /// Connects and authenticates without a join: the coordinator reserves the rank until the connection ends, and
+    /// does not yet count the worker. Waits until `deadline` for a coordinator that is starting. Errors as
+    /// [`Self::join`].
     pub(super) fn connect(config: &JoinConfig, deadline: Deadline) -> Result<Self, ClientError> {
         let address = config.coordinator.clone();
         let job_file = config.job_file.as_ref();
@@ -163,7 +165,8 @@ impl NetCoordinatorLink {
         })
     }
 
-    /// Joins the job. Errors as [`Self::join`].
+    /// Sends the join request on the open connection and blocks until the coordinator answers. Errors as
+    /// [`Self::join`].
     pub(super) fn enter(
         &mut self,
         config: &JoinConfig,
@@ -208,15 +211,15 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Identifier of the cluster.
+    /// Identifier of the cluster, as the coordinator sent it in the handshake.
     pub const fn cluster(&self) -> ClusterId {
         self.conn.welcome().ids.cluster
     }
 
-    /// Fetches the current membership.
+    /// Requests the current membership (servers and workers) from the coordinator, and waits for it.
     ///
     /// # Errors
-    /// The connection's failure.
+    /// The connection's failure; [`ClientError::Deadline`] without an answer in time.
     pub fn members(&mut self, deadline: Deadline) -> Result<Members, ClientError> {
         match self.call("members", &CoordinatorRequest::Members, deadline)? {
             CoordinatorAnswer::Members(members) => Ok(members),
@@ -224,7 +227,8 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Waits until every server has joined; returns the membership then.
+    /// Blocks until `expected` servers have joined; returns the membership of that moment. It polls the coordinator
+    /// every 2 to 100 ms.
     ///
     /// # Errors
     /// [`ClientError::Deadline`] with the numbers of the missing servers; the connection's failure.
@@ -251,13 +255,15 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// The newest membership that arrived in a notice.
+    /// Takes the newest membership that arrived in a notice since the last call. `None` if none has arrived. Does
+    /// not block.
     pub fn take_members(&mut self) -> Option<Members> {
         self.take_notices();
         self.members.take()
     }
 
-    /// Reports that this process cannot go on; the coordinator notifies the others.
+    /// Reports to the coordinator that this process cannot go on, with a reason; the coordinator notifies the
+    /// others.
     ///
     /// # Errors
     /// The connection's failure.
@@ -268,7 +274,8 @@ impl NetCoordinatorLink {
         self.done("failed", &CoordinatorRequest::Failed { reason }, deadline)
     }
 
-    /// Announces that the end of the connection, which follows, is no failure.
+    /// Announces to the coordinator that the connection ends on purpose, so that it does not count the worker as
+    /// lost. The connection closes afterwards.
     ///
     /// # Errors
     /// The connection's failure.
@@ -301,7 +308,8 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Sends a request; [`Self::answer`] returns its answer.
+    /// Sends a request to the coordinator and returns its number; [`Self::answer`] takes that number. A request that
+    /// is invalid fails with `ClientError::Argument` and is not sent.
     fn start(
         &mut self,
         op: &'static str,
@@ -324,14 +332,14 @@ impl NetCoordinatorLink {
         })
     }
 
-    /// The answer of a started request; `None` until it has arrived.
+    /// Polls for the answer of started request `id` until `end`; `None` if it has not arrived.
     fn answer(&mut self, id: u64, end: Deadline) -> Result<Option<CoordinatorAnswer>, ClientError> {
         let answer = self.conn.poll(id, end);
         self.outcome(answer)
     }
 
-    /// The result of a look for an answer. A coordinator that has announced the end of the job and is gone
-    /// does not return.
+    /// Turns the result of a poll of the connection into that of a call, and processes the notices that arrived. If
+    /// the coordinator is absent after it announced the end of the job, the announced reason is the error.
     fn outcome<T>(
         &mut self,
         looked: Result<Option<T>, ConnError>,
@@ -352,7 +360,8 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// The error of a call, or of the connection.
+    /// Converts an error of the connection into the client's error. A reason that an earlier notice gave (restart of
+    /// a server, end of the job) takes precedence.
     fn failure(&mut self, error: ConnError) -> ClientError {
         match error {
             // The notice is on the connection before the refusals that follow from it.
@@ -414,7 +423,8 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Adds the joined servers to a deadline error: creating a table waits for servers.
+    /// Appends the joined servers and the number of live workers to the text of a deadline error; creating a table
+    /// waits for them. Returns the text unchanged if the coordinator does not answer within a second.
     fn missing_workers(&mut self, otherwise: String) -> String {
         if self.conn.is_absent() {
             return otherwise;
@@ -435,7 +445,7 @@ impl NetCoordinatorLink {
         )
     }
 
-    /// Fails if a server was restarted and the client has not rejoined.
+    /// Fails with `ClientError::ServerRestarted` if a server was restarted and the client has not rejoined since.
     fn check_restart(&mut self) -> Result<(), ClientError> {
         let Some(ServerRestart { end, successor }) = &self.restart.last else {
             return Ok(());
@@ -489,14 +499,16 @@ impl NetCoordinatorLink {
     }
 }
 
-/// Milliseconds after which the coordinator ends a barrier.
+/// Milliseconds until the coordinator ends a barrier: the time to `deadline` less `HEAD_START`, of which at most
+/// half is taken.
 fn time_of_barrier(deadline: Deadline) -> u64 {
     let left = deadline.left();
     let wait = left.saturating_sub(HEAD_START.min(left / 2));
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The request of a call with this deadline.
+/// Converts a client's call into the coordinator's request; `deadline` sets the time limit of barriers. Directories
+/// of models become absolute paths.
 fn request_of(
     call: &CoordinatorCall,
     deadline: Deadline,
@@ -679,8 +691,8 @@ impl CoordinatorLink for NetCoordinatorLink {
     }
 }
 
-/// Makes the directory of a model absolute, as servers open it. A relative path is relative to the
-/// caller's working directory, which is not that of the servers.
+/// Converts the directory of a model into an absolute path, as servers open it. A relative path is relative to the
+/// caller's working directory, which is not that of the servers. `op` names the call in errors.
 fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError> {
     if mutants::on(Mutant::RelativeModelDirectory) {
         return Ok(dir.to_owned());
@@ -702,7 +714,7 @@ fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError
     })
 }
 
-/// The longest prefix of a text that a message may hold.
+/// Longest prefix of a text that fits in a message, at most `TEXT_BYTES_MAX` bytes, cut at a character boundary.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(TEXT_BYTES_MAX);
     text.get(..end).unwrap_or_default().to_owned()
@@ -722,7 +734,7 @@ fn missing_servers(members: &Members, expected: u32) -> String {
     )
 }
 
-/// Name of the table that a request is about, for errors.
+/// Name of the table that a request creates or opens, for error texts; "-" for other requests.
 fn table_of(request: &CoordinatorRequest) -> &str {
     match request {
         CoordinatorRequest::CreateTable(spec) => &spec.name,

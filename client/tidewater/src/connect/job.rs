@@ -20,10 +20,11 @@ use crate::error::{ClientError, SystemError};
 use crate::link::{ConnectThread, ServerLink, ThreadLinks};
 use crate::session::{Client, Parts};
 
-/// Time for coordinator and servers to start: the processes of a job start in any order.
+/// Default time limit of a join: coordinator and servers may start after this process.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A job that this process works in, from [`JoinOptions::join`](super::JoinOptions::join).
+/// A job that this process takes part in, from [`JoinOptions::join`](super::JoinOptions::join). It makes the
+/// clients.
 ///
 /// A client belongs to one thread. Each rank has one first client, which makes those of further threads
 /// ([`Client::sibling`]). A process that a launcher started is one worker. In an embedded cluster and in
@@ -69,7 +70,7 @@ pub struct Job {
     pub(super) memory: LaneMemory,
     /// Number of workers, if it is known before a client connects.
     pub(super) workers: Option<u32>,
-    /// Whether a launcher started its processes, servers too.
+    /// Whether a launcher such as `mpirun` started the job's processes, servers too.
     pub(super) launched: bool,
     /// Line of [`Job::describe`] for a process that keeps a part of its launch.
     pub(super) line: Option<String>,
@@ -78,7 +79,8 @@ pub struct Job {
     pub(super) local_rank: u32,
 }
 
-/// Parts of the job that this process keeps. Dropping them ends them.
+/// Parts of the job that run in this process (coordinator, server, cluster) or its registration. Dropping the value
+/// ends them.
 #[derive(Debug)]
 pub(super) enum Held {
     /// Coordinator and servers are elsewhere.
@@ -131,7 +133,7 @@ impl Job {
         self.launched
     }
 
-    /// Settings of the queue pairs of lanes over verbs.
+    /// Settings of the RDMA queue pairs of lanes over verbs, as given by options and environment.
     pub const fn fabric(&self) -> &FabricSettings {
         &self.fabric
     }
@@ -254,7 +256,8 @@ impl Job {
         }
     }
 
-    /// Bytes of each ring with lanes to these servers.
+    /// Bytes of the ring of each lane for a client of these servers, which has one lane for each applier. Fails if
+    /// the memory budget does not allow the smallest rings.
     fn ring_of(&self, servers: &[ServerMember]) -> Result<usize, ClientError> {
         let lanes = servers.iter().map(|server| usize::from(server.appliers));
         self.memory.ring_of(lanes.sum())
@@ -318,7 +321,7 @@ impl Job {
     }
 }
 
-/// Connects threads of one worker to the servers of its job.
+/// Connector for the threads of one worker: opens a session with every server of the job for each of them.
 struct Threads {
     servers: Vec<ServerMember>,
     config: ConnectConfig,

@@ -172,7 +172,7 @@ pub enum Joined {
 
 #[cfg(feature = "embedded")]
 impl From<ClusterConfig> for JoinOptions {
-    /// Options for a cluster inside this process, as `config` describes it.
+    /// Options for a cluster that starts inside this process, as `config` describes it.
     fn from(config: ClusterConfig) -> Self {
         Self {
             embedded: Some(config),
@@ -182,7 +182,7 @@ impl From<ClusterConfig> for JoinOptions {
 }
 
 impl Joined {
-    /// The job of a worker; `None` for a process that has served.
+    /// The job, if this process is a worker; `None` if it was a server and has served until the job ended.
     pub fn into_job(self) -> Option<Job> {
         match self {
             Self::Worker(job) => Some(job),
@@ -191,7 +191,7 @@ impl Joined {
     }
 }
 
-/// Variables of an environment.
+/// Environment variables as pairs of name and value.
 type Vars = Vec<(OsString, OsString)>;
 
 impl JoinOptions {
@@ -226,7 +226,7 @@ impl JoinOptions {
         self.join_from_vars(std::env::vars_os())
     }
 
-    /// Like [`JoinOptions::join`], from the given variables.
+    /// Joins the job like [`JoinOptions::join`], with the given environment variables in place of the process's own.
     ///
     /// # Errors
     /// As [`JoinOptions::join`].
@@ -281,12 +281,13 @@ impl JoinOptions {
         }
     }
 
-    /// Longest time for the processes of a launch to meet.
+    /// Time limit for all processes of a launch to register at the rendezvous: `join_timeout`, or `GATHER_TIMEOUT`.
     pub(super) fn launch_timeout(&self) -> Duration {
         self.join_timeout.unwrap_or(GATHER_TIMEOUT)
     }
 
-    /// Fails if these options name two jobs, or a role that they exclude.
+    /// Fails with `ClientError::Environment` if these options name more than one job, or if `bootstrap` makes this
+    /// process a server and `worker_only` forbids it.
     #[cfg(feature = "embedded")]
     fn names_one_job(&self) -> Result<(), ClientError> {
         let named = [
@@ -311,7 +312,8 @@ impl JoinOptions {
         Ok(())
     }
 
-    /// Starts the cluster inside this process.
+    /// Starts a cluster (coordinator and servers) on threads of this process, and returns its job. The verbs
+    /// transport is refused.
     #[cfg(feature = "embedded")]
     fn start_cluster(&self, mut config: ClusterConfig) -> Result<Job, ClientError> {
         config.transport = self.transport.unwrap_or(config.transport);
@@ -336,7 +338,8 @@ impl JoinOptions {
         Ok(job)
     }
 
-    /// Joins the processes that a launcher started.
+    /// Joins the job of the processes that a launcher started, through their rendezvous. Blocks until all have
+    /// registered. A build without servers, or `worker_only`, always becomes a worker and must not be rank 0.
     fn launched(&self, place: &Place, vars: Vars) -> Result<Joined, ClientError> {
         let vars = LaunchVars::from_vars(vars).map_err(environment)?;
         #[cfg(feature = "embedded")]
@@ -367,7 +370,8 @@ impl JoinOptions {
         Ok(Joined::Worker(job))
     }
 
-    /// The job of a launched worker. Fails if the program counts differently from the launcher.
+    /// Makes the job of a launched worker from its registration. Fails with `ClientError::Environment` if the
+    /// program claims another rank or number of workers than the launcher gives.
     pub(super) fn launched_job(
         &self,
         place: &Place,
@@ -401,8 +405,8 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// Fails if a program that claims to be its job's only worker was started with others: they would
-    /// all claim so. A namespace of its own makes it a job of its own.
+    /// Checks a program that claims to be its job's only worker: fails if a launcher started it with others, as each
+    /// would claim so. A program that names a namespace is not checked: the job is its own.
     fn is_not_one_of_many(&self, vars: &Vars) -> Result<(), ClientError> {
         let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_LAUNCH";
         if self.workers != Some(1) || self.namespace.is_some() || vars.iter().any(is_child) {
@@ -427,7 +431,7 @@ impl JoinOptions {
         Err(ClientError::Environment(what.into()))
     }
 
-    /// The job of the coordinator that the program names.
+    /// Makes the job of the coordinator that the program names, with `token` or the token file. Does not connect.
     fn named(&self, coordinator: &str, vars: Vars) -> Result<Job, ClientError> {
         let token = match (&self.token, &self.token_file) {
             (Some(token), _) => token.clone(),
@@ -447,8 +451,8 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// The job of the job file that these options or `TIDEWATER_JOB` name, if they do. A launcher of
-    /// several processes still counts the workers, unless options or variables do.
+    /// Makes the job of the job file that these options or `TIDEWATER_JOB` name; `None` if neither does. If options
+    /// and variables give no rank, those of a launcher of several processes apply.
     fn of_job_file(&self, vars: &Vars) -> Result<Option<Job>, ClientError> {
         let env = LaunchVars::from_vars(vars.iter().cloned()).map_err(environment)?;
         let is_member = |(name, value): &(OsString, OsString)| {
@@ -486,7 +490,8 @@ impl JoinOptions {
         Ok(Some(self.connected_by(job)))
     }
 
-    /// The job that `TIDEWATER_*` variables name.
+    /// Makes the job that `TIDEWATER_*` variables name; rank and workers of the options override theirs. Fails with
+    /// `ClientError::NoJob` if no variable names one.
     fn of_environment(&self, mut vars: Vars) -> Result<Job, ClientError> {
         let given = [
             ("TIDEWATER_RANK", self.rank),
@@ -533,7 +538,8 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// Applies the options that hold for every job.
+    /// Applies the options that hold for every kind of job (namespace, transport, RDMA device, timeouts, ring sizes)
+    /// to `job`.
     fn connected_by(&self, mut job: Job) -> Job {
         if let Some(namespace) = &self.namespace {
             job.join.namespace.clone_from(namespace);
@@ -553,18 +559,20 @@ impl JoinOptions {
     }
 }
 
-/// Variables that a worker's environment has, with values that an observer does not use.
+/// Variables that a worker's environment must have, with placeholder values for an observer, which does not use
+/// them.
 const OF_WORKERS: [(&str, &str); 3] = [
     ("TIDEWATER_RANK", "0"),
     ("TIDEWATER_WORKERS", "1"),
     ("TIDEWATER_SERVERS", "1"),
 ];
 
-/// Ways to start servers for a launched program.
+/// Part of an error text: two ways to start servers for a launched program.
 const SERVERS_NEEDED: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \
                               `tidewater serve` beside it and set TIDEWATER_COORDINATOR";
 
-/// Explains why a program and its launcher count differently.
+/// Part of an error text: explains why a program and its launcher count processes differently (another MPI's
+/// launcher).
 const OTHER_MPI: &str = "If it takes its number from an MPI library, that one does not belong to this \
                          launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
 
@@ -578,7 +586,8 @@ pub(super) fn environment(error: impl Into<Cause>) -> ClientError {
     ClientError::Environment(error.into())
 }
 
-/// Number of this process among those of its host, by the launcher that started it; 0 without one.
+/// Rank of this process among the launched processes of its host, as the launcher's variables give it; 0 without a
+/// launcher.
 fn local_rank(vars: &Vars) -> u32 {
     let mut theirs = vars.clone();
     theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));

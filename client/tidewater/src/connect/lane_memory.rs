@@ -7,23 +7,24 @@ use tidewater_protocol::limits::{RING_BYTES_DEFAULT, RING_BYTES_MAX, RING_BYTES_
 
 use crate::error::ClientError;
 
-/// Memory of the lanes of one client: what a program or its environment asks for.
+/// Sizes requested for a client's lanes, by options or environment: bytes of a ring, and a budget for all lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneMemory {
-    /// Bytes of each ring.
+    /// Requested bytes of each ring; `None` if they follow from the budget.
     pub(super) ring_bytes: Option<usize>,
-    /// Most bytes of all lanes of a client.
+    /// Most bytes that all lanes of a client may take; `None` for no bound.
     pub(super) budget: Option<usize>,
 }
 
 impl LaneMemory {
-    /// Nothing is asked for: rings have their default size.
+    /// No request: rings have their default size, and there is no budget.
     pub(super) const NONE: Self = Self {
         ring_bytes: None,
         budget: None,
     };
 
-    /// The numbers of options, or else of the environment.
+    /// Takes the sizes in bytes from the options, or else from `TIDEWATER_RING_BYTES` and `TIDEWATER_MEMORY_BUDGET`.
+    /// Fails if a variable is no number, or if the ring is no power of two in its limits.
     pub(super) fn of(
         ring_bytes: Option<usize>,
         budget: Option<usize>,
@@ -60,7 +61,8 @@ impl LaneMemory {
         }
     }
 
-    /// Bytes of each ring of a client with this number of lanes.
+    /// Bytes of each ring for a client with `lanes` lanes: the requested size, the largest that the budget allows,
+    /// or the default. Fails if the budget is exceeded.
     pub(super) fn ring_of(self, lanes: usize) -> Result<usize, ClientError> {
         let wrong = |what: String| Err(ClientError::Environment(what.into()));
         if let Some(bytes) = self.ring_bytes {

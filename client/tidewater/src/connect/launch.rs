@@ -21,8 +21,8 @@ use super::job::{Held, Job};
 use super::join_options::{JoinOptions, Joined, environment};
 use crate::error::{Cause, ClientError};
 
-/// The coordinator of a job that meets by a bootstrap record, which the program broadcasts. It runs on a
-/// thread of the process of rank 0. [`Bootstrap`] has an example.
+/// Host of the coordinator in a job without a launcher: it runs the coordinator on a thread of rank 0. The other
+/// processes reach it by a bootstrap record, which the program broadcasts. [`Bootstrap`] has an example.
 ///
 /// Dropping it ends the coordinator; [`Bootstrap::host`] hands it to the job.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl BootstrapHost {
     }
 }
 
-/// Place of this process in a job that meets by a bootstrap record, which the program broadcasts. It
+/// Role and rank of this process in a job that starts from a bootstrap record, which the program broadcasts. It
 /// needs no launcher, no environment and no shared directory.
 ///
 /// # Example
@@ -94,7 +94,7 @@ pub struct Bootstrap {
 }
 
 impl fmt::Debug for Bootstrap {
-    /// Omits the record, which is a secret.
+    /// Formats the fields except the record, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bootstrap")
             .field("rank", &self.rank)
@@ -182,8 +182,8 @@ impl JoinOptions {
         }
     }
 
-    /// Takes part in the broadcast of [`JoinOptions::begin`], which other processes wait in, in place of a
-    /// process that cannot begin. If this is rank 0, begin fails in all of them.
+    /// Calls `broadcast` once, for a process that cannot call [`JoinOptions::begin`]: the other processes block in
+    /// that broadcast. At rank 0 it sends an empty record, and `begin` fails in all of them.
     ///
     /// # Errors
     /// The error of `broadcast`.
@@ -193,7 +193,7 @@ impl JoinOptions {
         broadcast(&mut vec![0; BootstrapHost::RECORD_BYTES_MAX])
     }
 
-    /// Checks the numbers, which all processes give alike, and starts the coordinator.
+    /// Checks `size` and `servers` (at most one server for each process), and starts the coordinator at rank 0.
     fn begin_host(&self, size: u32, servers: u32) -> Result<BootstrapHost, ClientError> {
         if size == 0 || servers > size {
             return Err(environment(format!(
@@ -205,7 +205,7 @@ impl JoinOptions {
     }
 }
 
-/// Membership of a launched worker, with the parts of the job in its process.
+/// Parts of a launched job in a worker's process: its registration, the coordinator at rank 0, and perhaps a server.
 #[derive(Debug)]
 pub(super) struct LaunchedParts {
     /// Ends before the coordinator does.
@@ -214,7 +214,8 @@ pub(super) struct LaunchedParts {
 }
 
 impl LaunchedParts {
-    /// Waits for the server and the coordinator, which end when the last worker has finished.
+    /// Blocks until the server and the coordinator of this process end, which they do when the last worker of the
+    /// job has finished.
     pub(super) fn leave(self) -> Result<(), ClientError> {
         let served = self.server.map_or(Ok(()), ServerThread::wait);
         self.member.end();
@@ -222,7 +223,8 @@ impl LaunchedParts {
     }
 }
 
-/// Joins the processes that a launcher started; serves in the role of a server.
+/// Joins the job of the processes that a launcher started. In the role of a server it serves, and returns
+/// `Joined::Served` when the job has ended.
 pub(super) fn join_launch(
     options: &JoinOptions,
     place: &Place,
@@ -235,7 +237,8 @@ pub(super) fn join_launch(
     enter(options, place, part, member.map_err(launch_error)?, vars)
 }
 
-/// Joins the processes that have the record of `bootstrap`; serves in the role of a server.
+/// Joins the job of the processes that have the same bootstrap record. In the role of a server it serves, and
+/// returns `Joined::Served` when the job has ended.
 pub(super) fn join_bootstrap(
     options: &JoinOptions,
     bootstrap: Bootstrap,
@@ -257,7 +260,8 @@ pub(super) fn join_bootstrap(
     enter(options, &place, bootstrap.part, member, vars)
 }
 
-/// Role of this process in its launch, by the options and the environment.
+/// Role of this process in its launch (worker, server or both), by options and environment. Fails if they contradict
+/// each other, or if no process would be a worker.
 fn part_of(options: &JoinOptions, place: &Place, vars: &LaunchVars) -> Result<Part, ClientError> {
     let servers = options.servers.or(vars.servers).unwrap_or(0);
     let both = options.servers_in_ranks || vars.servers_in_ranks;
@@ -310,7 +314,7 @@ fn enter(
     Ok(Joined::Worker(job))
 }
 
-/// A server on a thread of a worker's process. Dropping it ends the server, and with it the job.
+/// Server that runs on a thread of a worker's process. Dropping it ends the server, and with it the job.
 #[derive(Debug)]
 struct ServerThread {
     /// Closing it (end of file at the other end) stops the server.
@@ -341,7 +345,7 @@ impl ServerThread {
         })
     }
 
-    /// Waits until the server ends by itself.
+    /// Blocks until the server ends by itself, with the end of the job. Fails if it failed or panicked.
     fn wait(mut self) -> Result<(), ClientError> {
         self.join()
     }
@@ -366,7 +370,7 @@ impl Drop for ServerThread {
     }
 }
 
-/// Starts a server of this membership and waits until it has joined.
+/// Starts a server in this process with the given registration, and blocks until the coordinator has admitted it.
 fn start_server(
     member: &JobMember,
     options: &JoinOptions,

@@ -23,7 +23,7 @@ pub use launch::{Bootstrap, BootstrapHost};
 pub use server::NetServerLink;
 pub use tidewater_protocol::wire::control::Part;
 
-/// Identity of a client thread, and settings of its connections.
+/// Identity of a client thread (token, cluster, rank, thread), and settings of its connections to servers.
 #[derive(Debug, Clone)]
 pub struct ConnectConfig {
     /// Secret token of the job.

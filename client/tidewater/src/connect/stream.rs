@@ -13,14 +13,15 @@ use tidewater_lanes::wake::Waker;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
 
-/// A TCP stream or a unix socket.
+/// Stream under a control connection: TCP, or a unix socket that also passes file descriptors.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(PassStream),
 }
 
-/// A unix socket, the descriptors that arrived on it, and the waker to pass with the next byte.
+/// Unix socket with the file descriptors that arrived on it, and the waker (an eventfd) to pass with the next bytes
+/// sent.
 #[derive(Debug)]
 pub(super) struct PassStream {
     socket: UnixStream,
@@ -29,7 +30,7 @@ pub(super) struct PassStream {
 }
 
 impl Stream {
-    /// Connects to `host:port` over TCP.
+    /// Connects to `host:port` over TCP before `deadline`; tries each address of the name. Nagle's algorithm is off.
     pub(super) fn tcp(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
         let mut last = io::Error::other("the name has no address");
         for address in address.to_socket_addrs()? {
@@ -49,7 +50,7 @@ impl Stream {
         Err(last)
     }
 
-    /// Connects to an abstract socket of this host.
+    /// Connects to an abstract unix socket of this host, by its name, before `deadline`.
     pub(super) fn unix(name: &str, deadline: Deadline) -> Result<Self, PassError> {
         Ok(Self::Unix(PassStream {
             socket: pass::connect(name, deadline)?,
@@ -58,7 +59,7 @@ impl Stream {
         }))
     }
 
-    /// Local address of the connection; `None` for a unix socket.
+    /// Local IP address of the connection; `None` for a unix socket.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok().map(|at| at.ip().to_canonical()),
@@ -66,14 +67,15 @@ impl Stream {
         }
     }
 
-    /// Passes the waker with the next message. TCP cannot pass it.
+    /// Passes the waker's file descriptor to the server with the next message on a unix socket. On TCP it does
+    /// nothing.
     pub(super) fn pass(&mut self, waker: &Waker) {
         if let Self::Unix(stream) = self {
             stream.goes = Some(waker.clone());
         }
     }
 
-    /// Whether the other end is known to be gone. One system call, which does not wait.
+    /// Whether the peer has closed the connection, or it has failed. One `poll` system call, which does not block.
     pub(super) fn is_hung_up(&self) -> bool {
         let socket = match self {
             Self::Tcp(stream) => stream.as_fd(),
@@ -85,7 +87,8 @@ impl Stream {
             && asked[0].revents().intersects(gone)
     }
 
-    /// Takes the received descriptors; fails unless they are `expected`.
+    /// Takes the file descriptors that arrived from the server; fails unless their number is `expected`. TCP has
+    /// none.
     pub(super) fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
         match self {
             Self::Tcp(_) => Err(PassError::Count { expected, got: 0 }),

@@ -18,10 +18,11 @@ use tidewater_protocol::limits::{
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
-/// Bit of the tags of batches that one call posts and collects. Asynchronous pulls are numbered below it.
+/// Highest bit of a batch tag: marks reads that one call posts and collects. Asynchronous pulls have tags without
+/// it.
 pub(super) const CALL_TAG: u64 = 1 << 63;
 
-/// One lane and its ring.
+/// State of one lane: ring of frames to an applier, replies, completed reads, refusals and clocks.
 pub(crate) struct LaneState {
     pub(crate) server: usize,
     pub(crate) applier: ApplierId,
@@ -38,11 +39,11 @@ pub(crate) struct LaneState {
     pub(super) rejects: Rejects,
     /// Detects that its server no longer answers.
     pub(super) silence: StallDetector,
-    /// The public copy of its status record.
+    /// Reader of the public copy of the lane's status record.
     pub(super) status: StatusCopy,
-    /// The push call of each frame in flight, by sequence number modulo its length.
+    /// Number of the push call that built each frame in flight, at index sequence number modulo length.
     pub(super) calls: Box<[PushCall]>,
-    /// Limit of the wait for a reject record that the status counts and that has not arrived.
+    /// Time limit for a reject record that the status counts and that has not arrived.
     pub(super) reject_late: Option<Deadline>,
     /// Every domain's clock as last read completely.
     pub(super) clocks: [ClockLine; DOMAINS_MAX],
@@ -85,13 +86,13 @@ impl LaneState {
         })
     }
 
-    /// The client's end of the lane, for reads.
+    /// Client's end of the transport lane, on which reads are posted.
     pub(crate) fn lane(&mut self) -> &mut dyn ClientLane {
         &mut *self.lane
     }
 
-    /// Takes a completed batch with a tag of [`super::Lanes::read_tag`]. Drops batches of calls that ended
-    /// before their reads did.
+    /// Takes the completed read batch with this tag of [`super::Lanes::read_tag`]; `None` if it is not complete.
+    /// Also drops completed batches of other calls that ended before their reads did.
     pub(crate) fn take_finished(&mut self, tag: u64) -> Option<ReadBatch> {
         self.finished
             .retain(|batch| batch.tag & CALL_TAG == 0 || batch.tag == tag);
@@ -99,18 +100,19 @@ impl LaneState {
         Some(self.finished.swap_remove(at))
     }
 
-    /// Whether a frame can be built without a wait. Also true for one that is too large for the ring:
-    /// [`super::Lanes::build`] refuses it.
+    /// Whether the ring has room for a frame with this payload (bytes) now. Also true for a payload that is too
+    /// large for the ring: [`super::Lanes::build`] refuses it.
     pub(crate) fn has_room_now(&self, payload_len: usize) -> bool {
         payload_len > self.ring.payload_bytes_max() || self.ring.has_room(payload_len)
     }
 
-    /// Sends the frames that are built in the ring.
+    /// Sends the frames that are built in the ring and not sent yet.
     pub(crate) fn send(&mut self) -> Result<(), LaneError> {
         self.ring.send(&mut *self.lane)
     }
 
-    /// Processes what the server posted: the status, and the rejects that came before it.
+    /// Polls the lane: takes completed reads, and accepts the applier's status record (applied frames, room in the
+    /// ring) with the reject records before it. Does not block.
     pub(super) fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
         while let Some(batch) = self.lane.poll_read() {
@@ -129,8 +131,8 @@ impl LaneState {
         }
     }
 
-    /// Accepts a status, of the mailbox or of its public copy. It must be possible and no step back,
-    /// and the reject records that it counts must have arrived.
+    /// Accepts a status record, from the mailbox or its public copy, if it is plausible and not older than the known
+    /// one. All reject records that it counts must have arrived; otherwise it is ignored for now.
     #[inline]
     fn believe(&mut self, state: StateLine, counters: &mut Counters) -> Result<(), LaneError> {
         if state.rejected == self.rejects_seen
@@ -193,8 +195,8 @@ impl LaneState {
         Ok(true)
     }
 
-    /// The clock of a domain as this lane's applier reports it. A record that is being written, or has
-    /// not arrived on a new lane, does not validate; the last valid one then stands.
+    /// Latest valid clock record of a domain (its minimum clock) from this lane's applier. While a record is torn or
+    /// has not arrived, the last valid one is returned; an unknown domain gives zeros.
     pub(crate) fn clock(&mut self, domain: DomainId) -> ClockLine {
         let line = self.lane.mailbox().line(mailbox_clock_at(domain.0));
         let read = ClockLine::from_line(&line, self.session.0, domain.0);
@@ -206,7 +208,7 @@ impl LaneState {
     }
 }
 
-/// Index of the call of a frame in `calls`. Frames in flight never share an index.
+/// Index in `calls` of the push call that built frame `seq`. Frames in flight never share an index.
 pub(super) const fn call_slot(seq: u64) -> usize {
     (seq % FRAMES_IN_FLIGHT_MAX) as usize
 }

@@ -14,7 +14,7 @@ use tidewater_runtime::clock::Deadline;
 use super::{Interrupt, Lanes};
 use crate::error::{ClientError, rejected};
 
-/// A list of requests about one table, by number.
+/// List of requests about one table that appliers answer, each with its lane, payload and reply.
 pub(crate) trait Requests {
     /// Name and number of the table, for errors.
     fn table(&self) -> (&str, TableId);
@@ -35,7 +35,7 @@ pub(crate) trait Requests {
     fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String>;
 }
 
-/// Request that waits for its reply.
+/// Request that was built and waits for the applier's reply.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
     number: usize,
@@ -45,7 +45,7 @@ struct Pending {
     replaced: u64,
 }
 
-/// What a wait for replies has found.
+/// Event that ends a wait for replies: a reply, a replaced lane, or room.
 enum Found {
     /// The reply of a pending request; its payload is in the buffer.
     Reply(Pending, ReplyHeader),
@@ -55,7 +55,7 @@ enum Found {
     Room,
 }
 
-/// The requests of one lane.
+/// Queue of requests for one lane: those that are not built yet, and those that wait for replies.
 #[derive(Debug, Default)]
 struct LaneQueue {
     /// Numbers of the requests that are not built.
@@ -142,8 +142,8 @@ impl Lanes {
         }
     }
 
-    /// Builds and sends requests of a lane while it has reply slots and room. A lane without room does
-    /// not keep the others from their turn.
+    /// Builds and sends queued requests of one lane while it has free reply slots and room in its ring. Does not
+    /// wait for either, so that the other lanes proceed.
     fn post_requests(
         &mut self,
         lane: usize,
@@ -186,7 +186,8 @@ impl Lanes {
     }
 }
 
-/// Looks for a reply, a replaced lane, or room for a queued request; `None` if nothing moved.
+/// Polls all lanes once: returns a lane with a reply (its payload in `buffer`), a lost request, or room for a queued
+/// one. `None` if nothing has changed.
 fn look(
     lanes: &mut Lanes,
     queues: &[LaneQueue],

@@ -8,11 +8,13 @@ use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
-/// Bytes of frames that a lane holds at most: the applier begins while the next ones are built.
+/// Most bytes of unsent push frames that a lane holds: sending then lets the applier work while the client builds
+/// the next frames.
 const HELD_BYTES: u64 = 32 << 10;
 
 impl Lanes {
-    /// Builds a frame in a lane's ring; waits for room.
+    /// Builds a frame in a lane's ring, without sending it; waits for room until `deadline`. `fill` writes the
+    /// payload of `payload_len` bytes. Returns the sequence number. Fails if the payload never fits the ring.
     pub(crate) fn build(
         &mut self,
         lane: usize,
@@ -60,13 +62,13 @@ impl Lanes {
         Ok(seq)
     }
 
-    /// Sets the number of frames of pushes that leave a lane together.
+    /// Sets the number of push frames that a lane holds before it sends them together; 0 counts as 1.
     pub(crate) const fn set_push_batch(&mut self, frames: u32) {
         self.push_batch = if frames == 0 { 1 } else { frames as u64 };
     }
 
-    /// Sends the frames of a push, or holds them: they leave with those of later pushes, or with the next
-    /// call that is not a push ([`Self::send_held`]).
+    /// Sends the built frames of a push, or holds them until `push_batch` frames or `HELD_BYTES` bytes are held.
+    /// Held frames leave with later pushes, or with the next call that is not a push ([`Self::send_held`]).
     pub(crate) fn send_or_hold(
         &mut self,
         lane: usize,
@@ -80,7 +82,7 @@ impl Lanes {
         self.send(lane, deadline)
     }
 
-    /// Sends the frames that lanes hold. Costs nothing where none is held.
+    /// Sends the push frames that lanes hold. Costs one comparison if none is held.
     #[inline]
     pub(crate) fn send_held(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         if !self.holds || mutants::on(Mutant::HeldPushesStay) {
@@ -89,8 +91,7 @@ impl Lanes {
         self.send_all(deadline)
     }
 
-    /// Sends frames that are built in any ring and not sent; held ones, and those that a failed call has
-    /// left.
+    /// Sends all unsent frames of every lane: held ones, and those that a failed call has left.
     pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         for lane in 0..self.all.len() {
             if self.all[lane].ring.unsent() > 0 {
@@ -102,8 +103,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Sends built frames and waits until every frame of every lane is acknowledged: applied, held for
-    /// a tick, or refused.
+    /// Sends all built frames and blocks until the servers have acknowledged every frame of every lane: applied,
+    /// held for a tick, or refused. `op` names the call in errors.
     pub(crate) fn settle(
         &mut self,
         op: &'static str,
@@ -117,7 +118,8 @@ impl Lanes {
         })
     }
 
-    /// Waits until a frame without payload has room in every ring.
+    /// Blocks until every ring has room for a frame with `payload_len` payload bytes. Sends built frames first if
+    /// one has none.
     pub(crate) fn wait_room_everywhere(
         &mut self,
         payload_len: usize,
@@ -134,7 +136,8 @@ impl Lanes {
         })
     }
 
-    /// Takes the refusal of the earliest push that nothing has claimed, and claims all of that push.
+    /// Takes the refusal of the earliest push that no call has reported yet, and marks all refusals of that push as
+    /// reported. `None` if there is none.
     pub(crate) fn claim_refusal(&mut self) -> Option<LaneRefusal> {
         if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
@@ -148,15 +151,15 @@ impl Lanes {
         Some(LaneRefusal { lane, refused })
     }
 
-    /// Whether a frame of a push has to wait for room in the ring of its lane. The frames of other lanes
-    /// go on first.
+    /// Whether the ring of a lane has no room for a frame with `payload_len` payload bytes now. A push then
+    /// continues with other lanes first.
     #[inline]
     pub(crate) fn is_full(&self, lane: usize, payload_len: usize) -> bool {
         !self.all[lane].has_room_now(payload_len) && !mutants::on(Mutant::FullRingHoldsOthers)
     }
 
-    /// Waits until a lane has room for its frame; `waits` has the payload bytes of each lane's frame, or
-    /// 0. Returns false if no lane waits.
+    /// Blocks until some waiting lane has room for its frame. `waits` has the payload bytes of each lane's frame, or
+    /// 0 for a lane that does not wait. Returns false at once if no lane waits.
     pub(crate) fn wait_room(
         &mut self,
         waits: &[usize],
@@ -179,7 +182,8 @@ impl Lanes {
         })
     }
 
-    /// Sends the frames that are built in a lane's ring.
+    /// Sends the frames that are built in a lane's ring. If the lane is broken, it recovers it before `deadline`,
+    /// which sends them too.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         self.keep_alive()?;
         if self.all[lane].broken.is_none() {

@@ -13,14 +13,14 @@ use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::STATUS_LOOK;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Tag of the batch that reads the copy. Pulls are numbered from 1 and do not reach it.
+/// Tag of the read batch for the public copy of the status record. Pulls are numbered from 1 and do not reach it.
 pub(super) const STATUS_TAG: u64 = u64::MAX;
 
-/// Reads the public copy of one lane's status record. At most one read is in flight, and at most one is
-/// posted in each [`STATUS_LOOK`].
+/// Reader of the public copy of one lane's status record. At most one read is in flight, and at most one is posted
+/// in each [`STATUS_LOOK`].
 #[derive(Debug, Default)]
 pub(super) struct StatusCopy {
-    /// Whether the server has a copy.
+    /// Whether the server has a public copy.
     exists: bool,
     /// Memory of the read, while it is not in flight.
     batch: Option<ReadBatch>,
@@ -29,7 +29,8 @@ pub(super) struct StatusCopy {
 }
 
 impl StatusCopy {
-    /// Makes the reader of a lane that was just opened. Allocates the memory of all its reads.
+    /// Makes the reader for a lane that was just opened, with the copy at remote address `from`; `None` if the
+    /// server has no copy. Allocates the memory of all its reads.
     pub(super) fn new(from: Option<RemoteAddr>) -> Self {
         let batch = from.map(|from| ReadBatch {
             ops: vec![ReadOp {
@@ -51,8 +52,8 @@ impl StatusCopy {
         }
     }
 
-    /// Records the client's state at the beginning of a wait. Returns whether the wait has to check the
-    /// time within [`STATUS_LOOK`].
+    /// Records the lane's state at the beginning of a wait, to detect a stall. Returns whether frames are
+    /// `unanswered` and a copy exists: the wait must then end within [`STATUS_LOOK`].
     pub(super) fn watch(&mut self, now: Instant, unanswered: bool, state: &StateLine) -> bool {
         if !unanswered || !self.exists {
             self.since = None;
@@ -65,7 +66,8 @@ impl StatusCopy {
         true
     }
 
-    /// Posts the read if the client's state has not changed for [`STATUS_LOOK`].
+    /// Posts a read of the public copy if the lane's state has not changed for [`STATUS_LOOK`] and no such read is
+    /// in flight. Does not wait for it.
     ///
     /// # Errors
     /// [`LaneError`] of the lane.
@@ -91,7 +93,8 @@ impl StatusCopy {
         }
     }
 
-    /// Takes a completed read back and returns its state; `None` if its checksum does not match.
+    /// Takes back the batch of a completed read, and returns the status that it read. `None` if its checksum, keyed
+    /// by the session number `salt`, does not match.
     #[cold]
     pub(super) fn arrived(&mut self, batch: ReadBatch, salt: u64) -> Option<StateLine> {
         let line = batch.head.first_chunk().map(line_from_bytes);

@@ -7,12 +7,13 @@ use super::Lanes;
 use crate::error::ClientError;
 
 impl Lanes {
-    /// The delivery of the open task.
+    /// Delivery number of the open task; `None` if no task is open.
     pub(crate) const fn task(&self) -> Option<u64> {
         self.task
     }
 
-    /// Opens a task, or closes it. Lanes with pushes of it are known until the next one is opened.
+    /// Opens the task with this delivery number, or closes it with `None`. The list of lanes that carried its pushes
+    /// stays until the next task is opened.
     pub(crate) fn set_task(&mut self, task: Option<u64>) {
         if task.is_some() {
             self.task_lanes.clear();
@@ -20,16 +21,17 @@ impl Lanes {
         self.task = task;
     }
 
-    /// Whether servers hold pushes of the last task.
+    /// Whether the client has sent pushes of the last task, which servers hold until it is finished.
     pub(crate) const fn has_task_pushes(&self) -> bool {
         !self.task_lanes.is_empty()
     }
 
-    /// Makes a frame part of the open task.
+    /// Flags a push frame as part of the open task, so that the server holds it, and records its lane. Requests that
+    /// change nothing pass unchanged.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a frame that would take effect at once: a task is finished as a whole or not
-    /// at all.
+    /// [`ClientError::Argument`] for a frame that would take effect at once: a task is finished completely or not at
+    /// all.
     pub(super) fn of_task(
         &mut self,
         lane: usize,
@@ -61,7 +63,8 @@ impl Lanes {
         })
     }
 
-    /// Builds marks of a task behind its pushes: `keep` says whether they are held or dropped.
+    /// Sends a TASK frame behind the task's pushes on each lane that carried them: with `keep` the servers keep the
+    /// pushes of this delivery, otherwise they drop them.
     pub(crate) fn mark_task(
         &mut self,
         delivery: u64,

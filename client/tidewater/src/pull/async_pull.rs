@@ -23,7 +23,7 @@ use crate::pull::rows::{LOCATIONS_AHEAD, RowScratch};
 use crate::table::opened::Named;
 use crate::table::state::TableState;
 
-/// Names a pull that was started.
+/// Ticket of an asynchronous pull that was started. A call that finishes or cancels the pull takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a pull that is never finished keeps its memory"]
 pub struct PullTicket {
@@ -32,7 +32,7 @@ pub struct PullTicket {
     number: u64,
 }
 
-/// A range to be pulled: `bytes` from element `first` on.
+/// Request to pull `bytes` bytes of a range table, from element `first` on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RangeRequest {
     pub(crate) named: Named,
@@ -41,7 +41,7 @@ pub(crate) struct RangeRequest {
     pub(crate) options: PullOptions,
 }
 
-/// Rows of a pull that are read on one lane.
+/// Rows of an asynchronous pull that are read on one lane, with the batch of their reads.
 #[derive(Debug, Default)]
 struct Part {
     lane: usize,
@@ -54,7 +54,7 @@ struct Part {
     in_place: bool,
 }
 
-/// State of one pull.
+/// State of one asynchronous pull of rows.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncPull {
     number: u64,
@@ -72,7 +72,7 @@ pub(crate) struct AsyncPull {
     judged: bool,
 }
 
-/// All pulls under way, and spare memory.
+/// All asynchronous pulls of a client that are under way, and spare memory for later ones.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncPulls {
     next: u64,
@@ -84,16 +84,17 @@ pub(crate) struct AsyncPulls {
     spare_parts: Vec<Part>,
 }
 
-/// A part with more rows than this frees its memory when its pull ends.
+/// Rows of the largest part with memory that is kept after its pull; a larger one frees it.
 const SPARE_ROWS_MAX: usize = 4_096;
-/// Pulls of ranges with kept memory, and the bytes of a longest one.
+/// Number of ended range pulls with memory that is kept for later ones. `SPARE_BYTES_MAX` bounds the bytes of each.
 const SPARE_RANGES_MAX: usize = 8;
 const SPARE_BYTES_MAX: usize = 256 << 10;
-/// Pulls with kept memory: as many as are usually under way at once.
+/// Number of ended row pulls with memory that is kept: as many as are usually under way at once.
 const SPARE_MAX: usize = 64;
 
 impl AsyncPulls {
-    /// Starts a pull: posts the reads of all rows with a known location.
+    /// Starts an asynchronous pull of rows: posts the reads of all keys with a known location, and does not wait.
+    /// Fails if `PULLS_MAX` pulls are under way.
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
@@ -132,7 +133,8 @@ impl AsyncPulls {
         })
     }
 
-    /// Starts a pull of a range: posts its reads.
+    /// Starts an asynchronous pull of a range: posts its reads and does not wait for them. Fails if `PULLS_MAX`
+    /// pulls are under way.
     pub(crate) fn start_range(
         &mut self,
         lanes: &mut Lanes,
@@ -155,12 +157,12 @@ impl AsyncPulls {
         })
     }
 
-    /// Whether a ticket names a range under way.
+    /// Whether a ticket belongs to a range pull that is under way.
     pub(crate) fn is_range(&self, ticket: PullTicket) -> bool {
         self.ranges.iter().any(|r| r.number == ticket.number)
     }
 
-    /// [`Self::finish`] of a range.
+    /// Finishes a range pull: blocks until its bytes are in `out`, as [`Self::finish`] does for rows.
     pub(crate) fn finish_range(
         &mut self,
         lanes: &mut Lanes,
@@ -190,14 +192,15 @@ impl AsyncPulls {
         done
     }
 
-    /// Keeps the memory of an ended pull of a short range.
+    /// Keeps the memory of an ended range pull for later ones, if the range was short.
     fn keep_range(&mut self, range: AsyncRange) {
         if self.spare_ranges.len() < SPARE_RANGES_MAX && range.bytes <= SPARE_BYTES_MAX {
             self.spare_ranges.push(range);
         }
     }
 
-    /// Drops all pulls and spare memory. Numbers of later pulls follow those of earlier ones.
+    /// Drops all pulls and their memory, after a restart. Numbers of later pulls continue, so that old tickets stay
+    /// invalid.
     pub(crate) fn clear(&mut self) {
         let next = self.next;
         *self = Self {
@@ -210,7 +213,8 @@ impl AsyncPulls {
         self.all.iter().position(|p| p.number == ticket.number)
     }
 
-    /// Drops a pull. Its reads go to memory that nothing reads.
+    /// Cancels a pull, of rows or a range. Its reads that are under way go to memory that nothing reads. An unknown
+    /// ticket is ignored.
     pub(crate) fn cancel(&mut self, ticket: PullTicket) {
         if let Some(n) = self.position(ticket) {
             let pull = self.all.swap_remove(n);
@@ -219,7 +223,7 @@ impl AsyncPulls {
         self.ranges.retain(|r| r.number != ticket.number);
     }
 
-    /// Drops every pull of a table.
+    /// Cancels every pull of one table handle.
     pub(crate) fn cancel_all(&mut self, handle: HandleId) {
         while let Some(n) = self.all.iter().position(|p| p.handle == Some(handle)) {
             let pull = self.all.swap_remove(n);
@@ -228,7 +232,8 @@ impl AsyncPulls {
         self.ranges.retain(|r| r.handle != Some(handle));
     }
 
-    /// Keeps the memory of an ended pull. A batch that a lane still reads into stays with the lane.
+    /// Keeps the memory of an ended row pull for later ones. A batch that a lane still reads into stays with the
+    /// lane.
     fn keep(&mut self, mut pull: AsyncPull) {
         let small = |part: &Part| part.rows.capacity() <= SPARE_ROWS_MAX;
         let room = SPARE_MAX.saturating_sub(self.spare_parts.len());
@@ -241,7 +246,7 @@ impl AsyncPulls {
         }
     }
 
-    /// Hands completed reads to their pulls.
+    /// Moves the completed read batches of all lanes to the pulls that posted them.
     fn collect(&mut self, lanes: &mut Lanes) {
         for lane in 0..lanes.len() {
             while let Some(batch) = lanes.get(lane).finished.pop() {
@@ -261,7 +266,8 @@ impl AsyncPulls {
         }
     }
 
-    /// Whether no read of a pull is under way any more; `true` for an unknown ticket.
+    /// Whether all reads of a pull have completed, or were lost with a replaced lane. Does not wait; true for an
+    /// unknown ticket.
     pub(crate) fn is_ready(&mut self, lanes: &mut Lanes, ticket: PullTicket) -> bool {
         self.collect(lanes);
         if let Some(range) = self.ranges.iter().find(|r| r.number == ticket.number) {
@@ -276,9 +282,9 @@ impl AsyncPulls {
             .all(|p| p.arrived.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
     }
 
-    /// Waits for a pull and writes its rows to `out`; rows that fail validation are pulled again. After
-    /// a deadline, an interrupt, or a wrong argument, it is under way as before, and nothing writes to
-    /// `out` any more.
+    /// Blocks until a pull of rows has arrived, and writes its rows to `out`. Rows that fail validation are pulled
+    /// again. After a deadline, an interrupt, or a wrong argument, the pull is under way as before, and nothing
+    /// writes to `out` any more.
     pub(crate) fn finish(
         &mut self,
         lanes: &mut Lanes,
@@ -311,7 +317,7 @@ impl AsyncPulls {
         done
     }
 
-    /// Waits for the reads of a pull under way, and pulls the rows that they did not bring.
+    /// Blocks until the posted reads of a pull have completed, then pulls the rows that they did not bring.
     fn finish_known(
         &mut self,
         lanes: &mut Lanes,
@@ -339,7 +345,8 @@ impl AsyncPulls {
     }
 }
 
-/// Whether a pull is under way as before.
+/// Whether a finish with this result leaves the pull under way, for a later call: after a deadline, an interrupt, or
+/// a wrong argument.
 const fn goes_on(done: &Result<(), ClientError>) -> bool {
     matches!(
         done,
@@ -366,8 +373,8 @@ fn no_such_pull(table: &TableState) -> ClientError {
 }
 
 impl Part {
-    /// The reads of its rows. `place` maps a row's number here and in its pull to its place in the
-    /// body.
+    /// Lists the read operations of the part's rows in `ops`. `place(n, row)` maps a row's index in the part and in
+    /// its pull to its position (in rows) in the destination.
     fn reads(
         &self,
         table: &TableState,
@@ -389,7 +396,8 @@ impl Part {
 }
 
 impl AsyncPull {
-    /// Pulls the rows that have not arrived, or failed validation.
+    /// Pulls the rows of `rest` with a blocking pull: those without a known location, and those that failed
+    /// validation.
     fn finish_rest(
         &self,
         lanes: &mut Lanes,
@@ -424,7 +432,8 @@ impl AsyncPull {
         Ok(())
     }
 
-    /// Sorts rows into lanes; those with an unknown location are left for the end.
+    /// Assigns the rows of the pull to one part for each lane. Rows without a known location go to `rest`, which is
+    /// pulled at the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in (0u32..).zip(&self.keys) {
             if let Some(&later) = self.keys.get(row as usize + LOCATIONS_AHEAD) {
@@ -488,7 +497,8 @@ impl AsyncPull {
         }
     }
 
-    /// Waits for reads under way while they can still be placed in `out`, without an extra copy.
+    /// Waits a moment for reads under way, with the caller's `out` as their destination, which saves a copy. Reads
+    /// that do not complete stay under way.
     fn place_directly(
         &mut self,
         lanes: &mut Lanes,
@@ -525,8 +535,8 @@ impl AsyncPull {
         Ok(())
     }
 
-    /// Copies data that was placed in the caller's memory back to the pull: the call ends, and the next
-    /// one may bring another buffer.
+    /// Copies rows that were placed in the caller's memory back to the pull's own: the call ends unfinished, and the
+    /// next one may bring another buffer.
     fn take_back(&mut self, row_bytes: usize, out: &[u8]) {
         for part in self.parts.iter_mut().filter(|part| part.in_place) {
             if on(Mutant::FinishForgetsBuffer) {
@@ -543,8 +553,8 @@ impl AsyncPull {
         }
     }
 
-    /// Copies rows with a matching checksum to `out`; the others join `rest`. It may run again, with
-    /// other memory, after a call that missed its deadline.
+    /// Copies arrived rows with a matching checksum to `out`; the others join `rest`. It may run again, with other
+    /// memory, after a call that missed its deadline.
     fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
         let row_bytes = table.row.payload_bytes;
         self.rest.truncate(self.unplaced);

@@ -15,7 +15,7 @@ use crate::error::ClientError;
 use crate::ids::HandleId;
 use crate::lanes::Lanes;
 
-/// State of one pull.
+/// State of one asynchronous pull of a range.
 #[derive(Debug, Default)]
 pub(super) struct AsyncRange {
     pub(super) number: u64,
@@ -37,7 +37,8 @@ pub(super) struct AsyncRange {
 }
 
 impl AsyncRange {
-    /// Posts the reads of `windows`, which are sorted by lane.
+    /// Posts the reads of `windows`, which are sorted by lane, up to a bound of bytes on each lane. Windows beyond
+    /// it are left for the end.
     pub(super) fn post(
         &mut self,
         pull: &mut BlockPull<'_>,
@@ -70,20 +71,21 @@ impl AsyncRange {
         Ok(())
     }
 
-    /// Takes a completed batch.
+    /// Stores a completed read batch of a lane.
     pub(super) fn take(&mut self, lane: usize, batch: ReadBatch) {
         if let Some(reads) = self.reads.get_mut(lane) {
             reads.take_arrived(batch);
         }
     }
 
-    /// Whether none of its reads is under way any more.
+    /// Whether all posted reads have arrived, or were lost with a replaced lane. Does not wait.
     pub(super) fn is_ready(&self, lanes: &mut Lanes) -> bool {
         let mut reads = self.reads.iter().enumerate();
         reads.all(|(lane, reads)| reads.has_arrived(lanes, lane))
     }
 
-    /// Waits for the reads, and reads the windows that they did not bring.
+    /// Blocks until the posted reads have arrived, validates the blocks, and reads the windows that are missing or
+    /// torn. The range is then complete in `out`.
     pub(super) fn finish(
         &mut self,
         pull: &mut BlockPull<'_>,
@@ -107,8 +109,8 @@ impl AsyncRange {
         pull.read_again(&self.rest, self.first, out)
     }
 
-    /// Leaves all windows to the end: the call has failed, and the next one may bring another buffer. Reads that are
-    /// under way go to memory that nothing reads.
+    /// Moves all windows to those that are read at the end: the call has failed, and the next one may bring another
+    /// buffer. Reads under way go to memory that nothing reads.
     pub(super) fn leave_to_end(&mut self) {
         self.rest.truncate(self.unposted);
         if !on(Mutant::LateRangeKeepsBuffer) {

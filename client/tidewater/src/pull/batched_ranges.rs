@@ -22,11 +22,12 @@ use super::blocks::{BlockPull, RangePart};
 use super::lane_reads::{CallDest, LaneReads, lane_bytes, read_lanes};
 use crate::error::ClientError;
 
-/// Payload bytes of a group. Its stages follow each other in one list of reads; a writer leaves most blocks
-/// of so few bytes alone meanwhile.
+/// Payload bytes of a group of windows, all stages of which stand in one list of reads. In so few bytes, writers
+/// rarely change a block between its stages.
 const GROUP_BYTES: usize = 256 << 10;
 
-/// A list of reads that begins when the list before has completed.
+/// Stage of a window's reads, which begins when the stage before has completed: version words, payload, version
+/// words again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Version words of the window's blocks, to [`Window::before`].
@@ -41,10 +42,11 @@ pub(super) enum Stage {
     RecordAgain,
 }
 
-/// Stages of a read of committed blocks.
+/// Stages of a validated read: version words, payload, version words again (as in a seqlock). Equal words mean that
+/// the blocks are untorn.
 pub(super) const CONSISTENT: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
 
-/// A window of a round, with its places in the head.
+/// Window of a range in one round of reads, with the offsets (bytes) in the head buffer of its version words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     pub(super) part: RangePart,
@@ -57,7 +59,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window without places.
+    /// Window of a part, with no offsets assigned yet.
     pub(super) const fn of(part: RangePart) -> Self {
         Self {
             part,
@@ -68,7 +70,7 @@ impl Window {
     }
 }
 
-/// Memory of reads of windows, kept between calls so that a warm one allocates nothing.
+/// Buffers for the reads of windows, kept between calls so that a warm call allocates nothing.
 #[derive(Debug, Default)]
 pub(super) struct WindowReads {
     head: Vec<u8>,
@@ -79,20 +81,22 @@ pub(super) struct WindowReads {
 }
 
 impl WindowReads {
-    /// What was read to an offset of the head.
+    /// Bytes of the head buffer from offset `at` on (version words, snapshot records); `None` past its end.
     pub(super) fn head(&self, at: usize) -> Option<&[u8]> {
         self.head.get(at..)
     }
 }
 
-/// Whether a lane's reads are executed in their order, and a fence holds for all reads behind it (F03).
+/// Whether a transport executes the reads of a lane in order, so that a fence costs nothing (F03): shared memory and
+/// TCP.
 const fn fences_are_free(kind: TransportKind) -> bool {
     matches!(kind, TransportKind::Shm | TransportKind::Tcp)
 }
 
 impl BlockPull<'_> {
-    /// Reads windows, which are sorted by lane, into the memory of the range that begins at element
-    /// `first`. `done` gets each window when its stages are complete.
+    /// Reads the windows of a range, which are sorted by lane, in rounds of bounded size, and blocks until they have
+    /// arrived. `out` is the memory of the range that begins at element `first`. `done` is called for each window
+    /// when its stages are complete.
     pub(super) fn read_windows(
         &mut self,
         windows: &[RangePart],
@@ -137,7 +141,8 @@ impl BlockPull<'_> {
         read
     }
 
-    /// Reads the windows of one round on all lanes.
+    /// Reads the windows of one round on all lanes at once: all stages in one list where fences are free, otherwise
+    /// one round trip for each stage. Blocks.
     fn read_round(
         &mut self,
         round: &mut [Window],
@@ -175,7 +180,8 @@ impl BlockPull<'_> {
         read
     }
 
-    /// Gives the windows of a round their places in the head; returns its bytes.
+    /// Assigns the windows of a round their offsets in the head buffer; returns the bytes of head that the round
+    /// needs.
     fn place_windows(&self, round: &mut [Window], stages: &[Stage]) -> usize {
         let records = stages.contains(&Stage::Record) || stages.contains(&Stage::RecordAgain);
         let fact_bytes = |part: &RangePart| match records {
@@ -192,8 +198,9 @@ impl BlockPull<'_> {
         2 * facts + 8 * round.len()
     }
 
-    /// Lists the reads of consistent windows, all stages in one list a lane; returns the bytes of their head. Where
-    /// fences are not free, a lane has one before each stage.
+    /// Lists the validated reads of a round, all stages in one list for each lane, for an asynchronous pull. Returns
+    /// the bytes of head that they need. Where fences are not free, each stage after the first begins with one
+    /// fence.
     pub(super) fn list_reads(
         &mut self,
         round: &mut [Window],
@@ -213,8 +220,8 @@ impl BlockPull<'_> {
         Ok(bytes)
     }
 
-    /// Judges the windows of a round that was read into `head` and, but for first words, into `out`. Blocks that did
-    /// not arrive complete go to `again`.
+    /// Validates the blocks of a round whose reads are in `head` and `out`, after it completes payloads that begin
+    /// within a word. Torn blocks are added to `again`.
     pub(super) fn judge_round(
         &mut self,
         round: &[Window],
@@ -235,7 +242,8 @@ impl BlockPull<'_> {
         self.lanes.counters.retries += (again.len() - known) as u64;
     }
 
-    /// Lists the reads of stage `n`. Lanes with free fences read all stages in the first one.
+    /// Adds the reads of stage `n` to the lists of the lanes. Lanes with free fences get the reads of all stages at
+    /// the first one.
     fn stage_reads(
         &mut self,
         round: &[Window],
@@ -276,7 +284,7 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// The read of a window in a stage.
+    /// Read operation of one window in one stage; `first` is the first element of the destination.
     fn stage_op(&self, window: &Window, stage: Stage, first: u64) -> Result<ReadOp, ClientError> {
         let part = &window.part;
         let words = 8 * self.blocks_of(part);
@@ -298,7 +306,7 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Copies the first bytes of a payload that does not begin at a word boundary from the head.
+    /// Copies the first bytes of a payload that does not begin at an 8-byte boundary from the head buffer to `out`.
     fn place_first_word(&self, window: &Window, first: u64, head: &[u8], out: &mut [u8]) {
         let part = &window.part;
         let skew = size(self.payload_of(part).addr % 8);
@@ -312,8 +320,8 @@ impl BlockPull<'_> {
     }
 }
 
-/// The read of `len` bytes to `body_at`, and the number of bytes before them that it also reads. Reads
-/// begin at word boundaries, which an element of four bytes need not: the first word then goes to `head_at`.
+/// Read operation for `len` bytes to offset `body_at`, and the number of bytes before them that it also reads. Reads
+/// begin at 8-byte boundaries; if the payload does not, its first word goes to offset `head_at` of the head.
 pub(super) fn payload_read(
     at: RemoteAddr,
     len: usize,
@@ -347,7 +355,8 @@ pub(super) fn payload_read(
     (op, skew)
 }
 
-/// Adds a read. Extends the last one if the new one continues it, in memory and in its destination.
+/// Appends a read to a list, or extends the last one if the new one continues it, both at the server and in its
+/// destination.
 fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
     let longer = ops.last_mut().and_then(|last| {
         let len = last.len.checked_add(next.len)?;
@@ -370,7 +379,7 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
     }
 }
 
-/// Makes a read of version words into the head.
+/// Read operation for version words or a record, `bytes` bytes to offset `head_at` of the head buffer.
 const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
     ReadOp {
         from,

@@ -20,26 +20,26 @@ use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
 
-/// Blocks of a window: one read of payload. A writer disturbs larger windows more often.
+/// Largest number of blocks in a window, which is one read of payload. A writer disturbs larger windows more often.
 const WINDOW_BLOCKS: u64 = 16;
-/// Pause between two tries of a snapshot. A partition is flipped in some microseconds, but its applier
+/// Pause between two attempts to read a partition's snapshot. An applier flips a partition within microseconds, but
 /// may have to wait for a core first.
 const SNAPSHOT_PAUSE: Duration = Duration::from_micros(50);
-/// Number of tries after which the server is asked whether the table exists.
+/// Number of failed snapshot attempts after which the client asks the server whether the table still exists.
 const SNAPSHOT_ASKS: u32 = 16;
 
-/// A run of elements inside one partition.
+/// Run of consecutive elements of a range inside one partition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RangePart {
     pub(super) part: DensePart,
-    /// First block of the partition.
+    /// Number of the partition's first block in the table.
     base: u64,
     /// Element range `[first, end)` of the table.
     pub(super) first: u64,
     pub(super) end: u64,
 }
 
-/// The version that a pull of a snapshot reads.
+/// Selects the version (tick) of a table with snapshots that a pull reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// The newest that all partitions have.
@@ -53,7 +53,7 @@ pub(crate) enum Want<'a> {
     },
 }
 
-/// How a range is read.
+/// Read parameters of a range: mode, and the version for a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading<'a> {
     pub(crate) mode: PullMode,
@@ -61,14 +61,15 @@ pub(crate) struct Reading<'a> {
     pub(crate) want: Want<'a>,
 }
 
-/// A piece of a snapshot: its newest record, and the version of its elements in the caller's memory.
+/// State of a piece (run of elements in one partition) during a pull of a snapshot: its newest snapshot record, and
+/// the version of its elements in the caller's memory.
 #[derive(Debug, Clone, Copy, Default)]
 struct PieceTry {
     line: Option<SnapshotLine>,
     version: Option<u64>,
 }
 
-/// Lists of the pieces of a snapshot.
+/// Work lists of a pull of a snapshot: the pieces to read, their windows, and the state of all pieces.
 struct PieceLists<'a> {
     /// Pieces that are to be read.
     todo: &'a mut Vec<RangePart>,
@@ -78,7 +79,7 @@ struct PieceLists<'a> {
     tries: &'a mut Vec<PieceTry>,
 }
 
-/// Memory of a pull, kept between calls so that a warm one allocates nothing.
+/// Buffers of range pulls, kept between calls so that a warm call allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
     pieces: Vec<RangePart>,
@@ -89,7 +90,8 @@ pub(crate) struct BlockScratch {
     pub(super) reads: WindowReads,
 }
 
-/// Pulls elements `first ..` of a range table into `out`.
+/// Pulls the elements of a range table from `first` on into `out`, as many as it holds, and blocks until they are
+/// there. Returns the versions read. Fails for a table of rows or a range past its end.
 pub(crate) fn pull(
     lanes: &mut Lanes,
     table: &TableState,
@@ -123,7 +125,8 @@ pub(crate) fn pull(
     done
 }
 
-/// Starts a pull: posts the reads of windows, in modes with reads that need no look at others first.
+/// Starts an asynchronous pull of a range: posts the reads of its windows in the modes `Consistent` and `Hogwild`.
+/// In other modes, and for tables with snapshots, it posts nothing and leaves all of it to [`finish`].
 pub(super) fn start(
     lanes: &mut Lanes,
     table: &TableState,
@@ -157,7 +160,7 @@ pub(super) fn start(
     posted
 }
 
-/// Waits for a pull and writes its elements to `out`.
+/// Finishes an asynchronous pull of a range: blocks until its elements are in `out`.
 pub(super) fn finish(
     lanes: &mut Lanes,
     table: &TableState,
@@ -186,8 +189,8 @@ pub(super) fn finish(
     Ok(())
 }
 
-/// The newest version that all partitions of a range have; `None` without elements. Waits for records that
-/// are being written.
+/// Newest version that all partitions of a range have, from their snapshot records. Blocks while a record is being
+/// written; `None` for an empty range.
 pub(crate) fn newest_version(
     lanes: &mut Lanes,
     table: &TableState,
@@ -228,18 +231,20 @@ pub(crate) fn newest_version(
     })
 }
 
-/// The newest version that all pieces have; `None` without the record of one.
+/// Newest version that all pieces have: the least clock of their snapshot records. `None` if a record was not read,
+/// or there is no piece.
 fn newest_of_all(tries: &[PieceTry]) -> Option<u64> {
     let newest = |tried: &PieceTry| tried.line.map(|line| line.min_clock);
     tries.iter().map(newest).min().flatten()
 }
 
-/// Number of the piece that a window lies in. Pieces are sorted.
+/// Index of the piece that a window lies in; `pieces` are sorted by element.
 fn number_of(pieces: &[RangePart], window: &RangePart) -> usize {
     pieces.partition_point(|piece| piece.end <= window.first)
 }
 
-/// Cuts the range at partitions.
+/// Cuts the range of `bytes` bytes from element `first` on into one piece for each partition, and appends them to
+/// `pieces`. Fails if it passes the end of the table.
 fn cut(
     table: &TableState,
     first: u64,
@@ -321,7 +326,7 @@ impl BlockPull<'_> {
         done
     }
 
-    /// Reads committed blocks of pieces, as a pull that waits.
+    /// Reads pieces again as a blocking pull of mode `Consistent`: every block is one committed version.
     pub(super) fn read_again(
         &mut self,
         pieces: &[RangePart],
@@ -335,23 +340,24 @@ impl BlockPull<'_> {
         read.map(drop)
     }
 
-    /// Bytes from the partition's first block to an element.
+    /// Offset in bytes of an element from the start of its partition's first block.
     fn offset(&self, piece: &RangePart, element: u64) -> u64 {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
     }
 
-    /// Number of bytes of a piece.
+    /// Payload size of a piece in bytes.
     pub(super) fn bytes(&self, piece: &RangePart) -> usize {
         size(piece.end - piece.first) * self.layout.element_bytes
     }
 
-    /// Number of blocks that a piece touches.
+    /// Number of blocks that a piece touches, also in part.
     pub(super) fn blocks_of(&self, piece: &RangePart) -> usize {
         let per_block = self.layout.block_elements();
         size((piece.end - 1) / per_block + 1 - piece.first / per_block)
     }
 
-    /// Address of the version words of a piece's blocks.
+    /// Remote address of the version words of a piece's blocks, 8 bytes each. A partition without them is a protocol
+    /// error.
     pub(super) fn words_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         let versions = piece.part.versions;
         let versions = versions.ok_or_else(|| self.protocol_error("no version words"))?;
@@ -362,7 +368,7 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Address of the snapshot record of a piece's partition.
+    /// Remote address of the snapshot record of a piece's partition. Fails if the table has no snapshots.
     pub(super) fn record_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         piece.part.snapshot.ok_or_else(|| ClientError::Argument {
             op: "pull_range",
@@ -371,7 +377,7 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Address where a piece's payload begins.
+    /// Remote address of a piece's first element.
     pub(super) fn payload_of(&self, piece: &RangePart) -> RemoteAddr {
         let payload = piece.part.payload;
         RemoteAddr {
@@ -380,7 +386,8 @@ impl BlockPull<'_> {
         }
     }
 
-    /// Reads all windows on all lanes until every block is valid, or has the servers copy the rest.
+    /// Reads pieces until every block is validated: equal version words before and after its payload. After
+    /// `PULL_RETRIES_MAX` repetitions, the servers copy the remaining blocks into replies.
     fn consistent(
         &mut self,
         pieces: &[RangePart],
@@ -416,8 +423,8 @@ impl BlockPull<'_> {
         Ok(seen.pulled())
     }
 
-    /// Compares the words of a window's blocks before and after its payload. Blocks with a torn, odd or
-    /// changed word go to `again`, one piece each; the numbers of stores of the others to `seen`.
+    /// Validates a window: compares the version words of each block before and after its payload. Blocks with a
+    /// torn, odd or changed word go to `again`, one piece each; the store counts of the valid ones go to `seen`.
     pub(super) fn judge(&self, window: &Window, again: &mut Vec<RangePart>, seen: &mut Seen) {
         let per_block = self.layout.block_elements();
         let piece = &window.part;
@@ -438,13 +445,14 @@ impl BlockPull<'_> {
         }
     }
 
-    /// The version word at an offset of the head.
+    /// Version word at byte offset `at` of the head buffer; an invalid one past its end.
     fn word(&self, at: usize) -> TaggedU32 {
         let bytes = self.scratch.reads.head(at).and_then(|b| b.first_chunk());
         TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
     }
 
-    /// Reads the payload without validation. Version words behind it show whether the table still exists.
+    /// Reads pieces without validation (Hogwild): blocks may mix versions. The version word read after each window
+    /// shows whether the table still exists; otherwise the server copies the window, or refuses.
     fn unchecked(
         &mut self,
         pieces: &[RangePart],
@@ -480,7 +488,8 @@ impl BlockPull<'_> {
             .gather_ranges(self.table, pieces, first, out, self.deadline)
     }
 
-    /// Reads every piece as of one version, and returns that.
+    /// Reads all pieces at one version, and returns that version. Repeats until the deadline if the partitions move
+    /// on meanwhile.
     fn snapshot(
         &mut self,
         pieces: &[RangePart],
@@ -557,8 +566,8 @@ impl BlockPull<'_> {
         })
     }
 
-    /// A record that does not validate is being written, or its table was released: then the server
-    /// refuses.
+    /// Asks the server about a piece with an unreadable snapshot record: the record is being written, or the table
+    /// was released. In the latter case the server's refusal is the error.
     #[cold]
     fn check_exists(
         &mut self,
@@ -577,7 +586,7 @@ impl BlockPull<'_> {
         self.gather(&[one], piece.first, &mut element)
     }
 
-    /// Reads the records of all pieces.
+    /// Reads the snapshot records of all pieces into `tries`; a torn record gives `None`.
     fn read_records(
         &mut self,
         pieces: &[RangePart],
@@ -595,9 +604,9 @@ impl BlockPull<'_> {
         })
     }
 
-    /// One try: reads the records of all pieces, and those pieces that are not of the version yet: the
-    /// wanted one, or the newest that all partitions have. `None`: the version was not kept for long
-    /// enough, or a record is being written.
+    /// Makes one attempt to read all pieces at one version: the wanted one, or the newest that all partitions have.
+    /// Pieces that already have it are not read. `None` if the version was replaced meanwhile or a record is being
+    /// written.
     fn try_version(
         &mut self,
         pieces: &[RangePart],
@@ -649,8 +658,8 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// Reads pieces of a pinned version: nothing is written to them. The records show whether the table
-    /// still exists.
+    /// Reads all pieces of a pinned version, whose buffers no applier writes. `None` if a record is torn; the
+    /// records show whether the table still exists.
     fn try_pinned(
         &mut self,
         pieces: &[RangePart],
@@ -685,7 +694,7 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// A piece with its payload in a buffer.
+    /// Copy of a piece whose payload lies in snapshot buffer number `buffer` of its partition.
     fn in_buffer(&self, piece: &RangePart, buffer: usize) -> Result<RangePart, ClientError> {
         let spec = &self.table.spec;
         let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);
@@ -706,7 +715,8 @@ impl BlockPull<'_> {
         }
     }
 
-    /// The snapshot record at an offset of the head.
+    /// Snapshot record at byte offset `at` of the head buffer; `None` if its checksum, keyed by `salt`, does not
+    /// match.
     fn record(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
         let bytes = self.scratch.reads.head(at)?.first_chunk::<LINE_BYTES>()?;
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)
@@ -720,8 +730,8 @@ impl BlockPull<'_> {
     }
 }
 
-/// Cuts pieces into windows, and sorts them by lane. Windows end at block boundaries, so that a block is
-/// verified once.
+/// Cuts pieces into windows of at most `WINDOW_BLOCKS` blocks, sorted by lane. Windows end at block boundaries, so
+/// that each block is validated once.
 fn cut_windows(pieces: &[RangePart], per_block: u64, windows: &mut Vec<RangePart>) {
     windows.clear();
     for piece in pieces {

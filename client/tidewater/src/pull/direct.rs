@@ -15,25 +15,25 @@ use super::{PullMode, Seen};
 use crate::lanes::Lanes;
 use crate::table::state::TableState;
 
-/// Rows that are prefetched ahead of the copied one. The core can wait for about this many at a time,
-/// and their cache lines are still in the nearest cache when their turn comes.
+/// Number of rows that are prefetched ahead of the one being copied. A core can wait for about this many at a time,
+/// and their cache lines are still in the L1 cache when they are copied.
 const AHEAD: usize = 16;
 
-/// Marks a lane without rows.
+/// Marker for a lane from which no row was copied.
 const NO_ROW: u32 = u32::MAX;
 
-/// Result of the direct try.
+/// Result of the direct attempt of a pull from mapped memory: counts of rows, and versions.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
-    /// Rows with a matching checksum, or accepted without validation.
+    /// Number of rows with a matching checksum, or accepted without validation.
     pub(super) accepted: u64,
-    /// Rows with a checksum that did not match.
+    /// Number of rows with a checksum that did not match.
     pub(super) rejected: u64,
     /// Versions of the accepted rows.
     pub(super) seen: Seen,
 }
 
-/// A row in mapped memory.
+/// Row in the mapped memory of a server: its words, checksum salt, location and lane.
 #[derive(Debug, Clone, Copy)]
 struct MappedRow<'a> {
     words: Words<'a>,
@@ -42,7 +42,7 @@ struct MappedRow<'a> {
     lane: usize,
 }
 
-/// Finds rows in mapped memory.
+/// Finder of rows in mapped memory, by key; it keeps the memory of the lane used last.
 struct MappedRows<'a> {
     lanes: &'a Lanes,
     table: &'a TableState,
@@ -71,8 +71,8 @@ impl<'a> MappedRows<'a> {
         })
     }
 
-    /// Whether a copy is of the row that the cached location meant: its slot was not given to another
-    /// key.
+    /// Whether a copied row is the one that the cached location meant: the generation of its slot is unchanged, so
+    /// the slot was not given to another key.
     #[inline]
     fn is_meant(&self, row: &MappedRow<'_>, ver: RowVersion) -> bool {
         !row.loc.is_some()
@@ -81,8 +81,8 @@ impl<'a> MappedRows<'a> {
     }
 }
 
-/// Tries all of `keys`; adds the numbers of the rows that fail to `todo`. `last` is memory for the last
-/// row of each lane.
+/// Copies the rows of `keys` from mapped memory to `out` and validates them, without waiting. Indexes of rows that
+/// fail, or are not mapped, are added to `todo`. `last` is scratch memory for the last row of each lane.
 #[inline]
 pub(super) fn pull(
     lanes: &Lanes,
@@ -111,8 +111,8 @@ pub(super) fn pull(
     tried
 }
 
-/// [`pull`] of any number of rows but one. A separate function, so that one row does not pay for the
-/// memory of a group.
+/// Copies rows as [`pull`] does, for any number of keys but one. It is a separate function so that a single row does
+/// not pay for the memory of a group.
 #[inline(never)]
 fn pull_many(
     mut mapped: MappedRows<'_>,
@@ -163,7 +163,7 @@ fn pull_many(
     tried
 }
 
-/// Prefetches the cached locations of the group of keys that begins with number `first`.
+/// Prefetches the cached locations of the `AHEAD` keys from index `first` on.
 #[inline]
 fn prefetch_locations(table: &TableState, keys: &[u64], first: usize) {
     for key in keys.iter().skip(first).take(AHEAD) {
@@ -171,8 +171,8 @@ fn prefetch_locations(table: &TableState, keys: &[u64], first: usize) {
     }
 }
 
-/// Copies one row to `out`, and validates it or only its version. Adds its number `n` to `todo` if it
-/// fails.
+/// Copies one row to `out`, and validates its checksum, or without `validate` only its version. Adds its index `n`
+/// to `todo` if it fails.
 #[allow(
     clippy::too_many_arguments,
     reason = "inlined; a struct of them would be built for each row"
@@ -204,9 +204,8 @@ fn try_row(
     }
 }
 
-/// Whether the `last` row of each lane, read behind a fence, has a matching checksum. Then the table
-/// still existed when the other rows were read. Those do not show by themselves that their memory was
-/// given to another table.
+/// Reads the last row of each lane again, behind a fence, and returns whether their checksums match. If so, the
+/// table still existed when the other, unvalidated rows were read: their memory was not given to another table.
 fn sentinels_match(
     mapped: &mut MappedRows<'_>,
     keys: &[u64],

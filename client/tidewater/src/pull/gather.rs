@@ -14,7 +14,8 @@ use crate::error::ClientError;
 use crate::lanes::{Lanes, Requests};
 use crate::table::state::TableState;
 
-/// Makes the header of a request, without payload.
+/// Makes the header of a request frame about `rows` rows or elements of a table, without payload. `create` lets the
+/// server create missing rows.
 pub(crate) fn request(
     table: &TableState,
     kind: FrameKind,
@@ -39,15 +40,15 @@ pub(crate) fn request(
     }
 }
 
-/// Rows of one request, by their place in the list of rows.
+/// Rows of one request, all of one lane, as a range of indexes in the sorted list of rows.
 #[derive(Debug)]
 struct LaneRows {
     lane: usize,
     rows: Range<usize>,
 }
 
-/// Requests about rows, each with keys of one lane. `place` gets the number of a row and its part of the
-/// reply.
+/// Requests for locations or copies of rows, each with keys of one lane. `place` receives the index of a row and its
+/// bytes of the reply.
 struct RowRequests<'a, F> {
     table: &'a TableState,
     kind: FrameKind,
@@ -110,7 +111,7 @@ impl<F: FnMut(u32, &[u8])> Requests for RowRequests<'_, F> {
     }
 }
 
-/// Elements of one request.
+/// Elements of one request: first element, lane, and byte range of the destination.
 #[derive(Debug)]
 struct RangeChunk {
     lane: usize,
@@ -120,7 +121,7 @@ struct RangeChunk {
     bytes: Range<usize>,
 }
 
-/// Requests for copies of ranges.
+/// Requests for copies of element ranges, made by appliers and placed in `out`.
 struct RangeRequests<'a> {
     table: &'a TableState,
     chunks: Vec<RangeChunk>,
@@ -165,8 +166,9 @@ impl Requests for RangeRequests<'_> {
 }
 
 impl Lanes {
-    /// Resolves the locations of the keys of `rows`, which are sorted by lane; `create` makes rows for
-    /// unknown keys. `found` gets each row's number and location, in any order.
+    /// Requests the locations of keys from their appliers, and blocks until all have answered. `rows` are indexes in
+    /// `keys`, sorted by lane; with `create` the servers create missing rows. `found` gets the index and location of
+    /// each row, in any order; a missing row has the empty location.
     pub(crate) fn resolve(
         &mut self,
         table: &TableState,
@@ -198,8 +200,9 @@ impl Lanes {
         Ok(())
     }
 
-    /// Has the rows of keys copied into replies; `rows` are sorted by lane. `place` gets each row's number
-    /// and its bytes, in any order.
+    /// Requests copies of rows from their appliers, and blocks until all have arrived. `rows` are indexes in `keys`,
+    /// sorted by lane; with `create` the servers create missing rows. `place` gets the index and bytes of each row,
+    /// in any order.
     pub(crate) fn gather_rows(
         &mut self,
         table: &TableState,
@@ -238,7 +241,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Most payload bytes of a reply on each lane.
+    /// Most payload bytes that a reply holds on every lane: the least of all lanes.
     pub(crate) fn reply_bytes_max(&mut self) -> usize {
         let rooms = (0..self.len()).map(|lane| self.get(lane).replies.payload_bytes_max());
         rooms
@@ -246,7 +249,8 @@ impl Lanes {
             .unwrap_or_else(|| unreachable!("a client has a lane"))
     }
 
-    /// Cuts rows into requests: of one lane, and with replies that fit a slot if `bytes` answer each key.
+    /// Cuts rows into requests of one lane each. A request has at most as many keys as its frame and, with `bytes`
+    /// bytes of reply for each, a reply slot hold.
     fn row_chunks(
         &mut self,
         table: &TableState,
@@ -273,8 +277,8 @@ impl Lanes {
         chunks
     }
 
-    /// Has parts of a range of a range table copied to their places in `out`, which begins at element
-    /// `first`.
+    /// Requests copies of element ranges from their appliers, and blocks until they are in `out`, which begins at
+    /// element `first`. The server copies complete blocks, each of one version.
     pub(super) fn gather_ranges(
         &mut self,
         table: &TableState,

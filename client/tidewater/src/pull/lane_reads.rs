@@ -15,14 +15,15 @@ use super::validation::{RowRead, RowValidator};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 
-/// Bytes that the reads of one call have under way in memory of all lanes together.
+/// Most bytes that the reads of one call have in flight on all lanes together.
 const CALL_BYTES: usize = 16 << 20;
-/// Most and least bytes of one lane's share: enough for 400 MB/s at a round trip of 10 ms, and for a
-/// window of a range.
+/// Largest number of bytes that one lane has in flight: enough for 400 MB/s at a round trip of 10 ms.
+/// `LANE_BYTES_MIN` is the least: a window of a range.
 const LANE_BYTES_MAX: usize = 4 << 20;
 const LANE_BYTES_MIN: usize = 256 << 10;
 
-/// Bytes that each of `lanes` lanes has under way at once.
+/// Bytes that each of `lanes` lanes may have in flight at once: its share of `CALL_BYTES`, within `LANE_BYTES_MIN`
+/// and `LANE_BYTES_MAX`.
 pub(super) const fn lane_bytes(lanes: usize) -> usize {
     let share = CALL_BYTES / if lanes == 0 { 1 } else { lanes };
     if share > LANE_BYTES_MAX {
@@ -34,13 +35,13 @@ pub(super) const fn lane_bytes(lanes: usize) -> usize {
     }
 }
 
-/// The reads of one lane, and memory that is kept between calls.
+/// Reads of one lane in a call, with buffers that are kept between calls.
 #[derive(Debug, Default)]
 pub(crate) struct LaneReads {
-    /// Reads with their places in the caller's memory.
+    /// Reads with their offsets in the caller's memory.
     pub(crate) ops: Vec<ReadOp>,
-    /// The rows that are read, in the order of `ops`; empty for reads of other things. Reads without
-    /// validation may move one read to the end.
+    /// Rows that are read, in the order of `ops`; empty for reads of other things. Reads without validation may move
+    /// one read to the end.
     pub(super) rows: Vec<RowRead>,
     /// Reads that are under way; those before them have arrived.
     posted: Range<usize>,
@@ -56,7 +57,7 @@ pub(crate) struct LaneReads {
     replaced: u64,
 }
 
-/// Destination of the reads of a call.
+/// Destination of the reads of a call: buffers for heads (row headers, version words) and bodies (payload).
 pub(crate) struct CallDest<'a> {
     pub(crate) head: &'a mut [u8],
     pub(crate) body: &'a mut [u8],
@@ -64,11 +65,11 @@ pub(crate) struct CallDest<'a> {
     pub(crate) row_bytes: Option<usize>,
 }
 
-/// Performs all reads; `reads[n]` are those of lane `n`. Afterwards each is placed, as after a read of its
-/// lane alone. A lane that breaks is recovered and its reads are repeated.
+/// Executes the reads of all lanes together, `reads[n]` on lane `n`, and blocks until each is placed in `dest`. A
+/// lane that breaks is recovered, and its reads are repeated.
 ///
 /// # Errors
-/// A deadline, which names the lane that is late; what a server refuses.
+/// A deadline, which names the lane that is late; a read that a server refuses.
 pub(crate) fn read_lanes(
     lanes: &mut Lanes,
     reads: &mut [LaneReads],
@@ -122,33 +123,35 @@ pub(crate) fn read_lanes(
 }
 
 impl LaneReads {
-    /// Removes all reads; the memory stays.
+    /// Removes all reads from the list; the buffers stay allocated.
     pub(super) fn clear(&mut self) {
         self.ops.clear();
         self.rows.clear();
     }
 
-    /// Removes all reads, also those under way, which nothing will collect.
+    /// Removes all reads from the list, also those in flight: their data is dropped when it arrives.
     pub(super) fn restart(&mut self) {
         self.clear();
         self.posted = 0..0;
         (self.tag, self.arrived) = (None, None);
     }
 
-    /// Takes a completed batch of the posted reads.
+    /// Stores a completed batch, if it is that of the posted reads; otherwise drops it.
     pub(super) fn take_arrived(&mut self, batch: ReadBatch) {
         if self.tag == Some(batch.tag) {
             self.arrived = Some(batch);
         }
     }
 
-    /// Whether no posted read is under way any more.
+    /// Whether no posted read is in flight: the batch has arrived, none was posted, or the lane was replaced. Does
+    /// not wait.
     pub(super) fn has_arrived(&self, lanes: &mut Lanes, lane: usize) -> bool {
         let is_replaced = |lanes: &mut Lanes| lanes.get(lane).replies.replaced() != self.replaced;
         self.tag.is_none() || self.arrived.is_some() || is_replaced(lanes)
     }
 
-    /// Posts the next reads under a tag: up to `most` bytes of heads, and as many of bodies.
+    /// Posts the next reads of the list under a tag, without waiting: up to `most` bytes of heads, and as many of
+    /// bodies. On a broken lane nothing is posted; `collect` recovers it.
     pub(super) fn post(
         &mut self,
         lanes: &mut Lanes,
@@ -197,7 +200,8 @@ impl LaneReads {
         Ok(())
     }
 
-    /// Waits for the posted reads and places them, if there are any.
+    /// Blocks until the posted reads have arrived and are placed in `dest`. If the lane was replaced, it reads them
+    /// again.
     pub(super) fn collect(
         &mut self,
         lanes: &mut Lanes,
@@ -219,7 +223,8 @@ impl LaneReads {
         self.read(lanes, lane, dest, deadline)
     }
 
-    /// Waits for the batch `tag`. Returns false if its lane was replaced, or at the deadline.
+    /// Blocks until the batch `tag` has arrived, and places it in `dest`. Returns false if the lane broke or was
+    /// replaced, or at the deadline.
     fn await_batch(
         &mut self,
         lanes: &mut Lanes,
@@ -273,7 +278,8 @@ impl LaneReads {
         Ok(true)
     }
 
-    /// Copies what arrived in the batch to the caller's memory: heads, and bodies unless they are there.
+    /// Copies an arrived batch to the caller's memory: heads always, bodies unless they were placed there directly
+    /// (`in_place`).
     fn place(&self, batch: &ReadBatch, in_place: bool, dest: &mut CallDest<'_>) {
         let ops = self.ops.get(self.posted.clone()).unwrap_or_default();
         for (op, read) in ops.iter().zip(&batch.ops) {
@@ -287,7 +293,8 @@ impl LaneReads {
         }
     }
 
-    /// Performs the posted reads in the caller's memory, and waits for them.
+    /// Reads the posted part of the list directly into the caller's memory, and blocks until it has arrived.
+    /// Recovers a broken lane.
     fn read(
         &mut self,
         lanes: &mut Lanes,
@@ -317,8 +324,8 @@ impl LaneReads {
     }
 }
 
-/// Runs `read` on a lane. If the lane breaks, recovers it and runs `read` again, until the deadline. A read
-/// that is late or refused is an error at once.
+/// Runs `read` on a lane. If the lane breaks, it recovers the lane and runs `read` again, until the deadline. A late
+/// or refused read is an error at once.
 fn recovering(
     lanes: &mut Lanes,
     lane: usize,

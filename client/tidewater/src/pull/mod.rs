@@ -26,8 +26,8 @@ pub(crate) use rows::{RowScratch, pull as pull_rows};
 pub(crate) use tidewater_bookkeeping::versions::Seen;
 pub use tidewater_bookkeeping::versions::{Pulled, RangeVersions};
 
-/// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from
-/// mapped memory never wait.
+/// Time limit of a pull: a duration from its first wait on, or a deadline. The clock is not read before that wait,
+/// as most pulls from mapped memory never wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Timeout {
     /// This long after its first wait begins.
@@ -37,7 +37,7 @@ pub(crate) enum Timeout {
 }
 
 impl Timeout {
-    /// The deadline of a wait that begins now.
+    /// Deadline of a wait that begins now.
     fn deadline(self) -> Deadline {
         match self {
             Self::In(timeout) => Deadline::after(timeout),
@@ -46,7 +46,7 @@ impl Timeout {
     }
 }
 
-/// Reading method of a pull, and its guarantee.
+/// Read mode of a pull, and the consistency that it guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PullMode {
     /// Every row or block is one committed version. It is read one-sidedly and verified, read again if
@@ -63,7 +63,7 @@ pub enum PullMode {
     Gather,
 }
 
-/// Action of a pull on a key without a row.
+/// Action of a pull for a key that has no row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
     /// Creates the row with its initial values (training).
@@ -73,7 +73,7 @@ pub enum Missing {
     Initial,
 }
 
-/// Options of a pull: mode, unknown keys, time limit.
+/// Options of a pull: mode, action for missing keys, time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullOptions {
     /// Reading method and guarantee.
@@ -95,14 +95,14 @@ impl Default for PullOptions {
 }
 
 impl PullOptions {
-    /// Sets the reading method.
+    /// Sets the read mode, with its guarantee.
     #[must_use]
     pub const fn mode(mut self, mode: PullMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets the action on unknown keys.
+    /// Sets the action for keys that have no row.
     #[must_use]
     pub const fn missing(mut self, missing: Missing) -> Self {
         self.missing = missing;

@@ -13,7 +13,7 @@ use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{RowSource, TableState};
 
-/// Memory of a pull, kept between calls so that a warm one allocates nothing.
+/// Buffers of row pulls, kept between calls so that a warm call allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     heads: Vec<u8>,
@@ -28,7 +28,7 @@ pub(crate) struct RowScratch {
     last: Vec<u32>,
 }
 
-/// A row of a call, by number, with its lane and location.
+/// Row of a call, by its index in the keys, with lane and location in the server's memory.
 #[derive(Debug, Clone, Copy)]
 struct LocatedRow {
     row: u32,
@@ -36,17 +36,17 @@ struct LocatedRow {
     loc: RowLocation,
 }
 
-/// Entries of a lane's extent table that are read.
+/// Read of entries of a lane's extent table, which gives the addresses of extents.
 #[derive(Debug, Clone, Copy)]
 struct ExtentRead {
     lane: usize,
-    /// Number of the first entry.
+    /// Index of the first entry in the extent table.
     first: u16,
-    /// Offset of the entries in [`ExtentScratch::lines`].
+    /// Offset in bytes of the entries in [`ExtentScratch::lines`].
     at: usize,
 }
 
-/// Memory for reads of extent tables.
+/// Buffers for reads of extent tables, kept between calls.
 #[derive(Debug, Default)]
 struct ExtentScratch {
     reads: Vec<LaneReads>,
@@ -55,7 +55,7 @@ struct ExtentScratch {
 }
 
 impl LaneReads {
-    /// Adds the read of a row.
+    /// Adds the read of a row of `row_bytes` payload bytes to the list; `row` is its index in the caller's keys.
     #[inline]
     fn add(&mut self, key: u64, row: u32, source: RowSource, loc: RowLocation, row_bytes: usize) {
         let at = row as usize;
@@ -80,16 +80,16 @@ impl LaneReads {
 }
 
 impl RowScratch {
-    /// Memory for a list of reads.
+    /// Buffer for a list of read operations, kept between calls.
     pub(super) const fn ops(&mut self) -> &mut Vec<ReadOp> {
         &mut self.ops
     }
 }
 
-/// Distance, in keys, by which cached locations are prefetched.
+/// Number of keys ahead for which cached locations are prefetched.
 pub(super) const LOCATIONS_AHEAD: usize = 16;
 
-/// One pull in progress.
+/// State of one blocking pull of rows: table, keys, destination, options and deadline.
 struct RowPull<'a> {
     lanes: &'a mut Lanes,
     table: &'a mut TableState,
@@ -100,7 +100,8 @@ struct RowPull<'a> {
     seen: Seen,
 }
 
-/// Pulls `keys` into `out`, row after row in the caller's order.
+/// Pulls the rows of `keys` into `out`, in the order of the keys, and blocks until all are there. Mapped memory is
+/// tried first; the remaining rows are read over the lanes. Returns the versions read.
 #[inline]
 pub(crate) fn pull(
     lanes: &mut Lanes,
@@ -146,7 +147,7 @@ pub(crate) fn pull(
     Ok(pull.seen.pulled())
 }
 
-/// Lets the writer finish: the pause doubles with each try, up to about a microsecond.
+/// Spins so that the writer of a row can finish. The pause doubles with each attempt, up to about a microsecond.
 fn pause(attempt: u32) {
     for _ in 0..(16u32 << attempt.min(6)) {
         tidewater_runtime::sync::spin_hint();
@@ -154,7 +155,8 @@ fn pause(attempt: u32) {
 }
 
 impl RowPull<'_> {
-    /// Pulls the rows of `todo` by reads.
+    /// Pulls the rows of `todo` by one-sided reads over the lanes. Rows that fail validation are read again, at most
+    /// `PULL_RETRIES_MAX` times; then the servers copy them.
     #[inline(never)]
     fn pull_todo(&mut self, scratch: &mut RowScratch) -> Result<(), ClientError> {
         if self.options.mode == PullMode::Gather {
@@ -192,8 +194,8 @@ impl RowPull<'_> {
             })
     }
 
-    /// Finds the location of every row of `todo`. Rows that are answered without a read (initial values
-    /// of unknown keys) are completed here and drop out of `reads`.
+    /// Finds the location of every row of `todo` and lists its read. Cached locations that have failed twice are
+    /// resolved again. Rows that need no read (initial values of missing keys) are completed here.
     fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
         s.reads.iter_mut().for_each(LaneReads::clear);
@@ -223,8 +225,8 @@ impl RowPull<'_> {
         }
     }
 
-    /// Handles rows without a cached location, or of an unknown extent: resolves the former on all lanes
-    /// at once, then reads the extent tables of all lanes.
+    /// Locates rows without a cached location, or in an extent of unknown address: asks the appliers for locations,
+    /// then reads the extent tables, on all lanes at once.
     #[cold]
     fn locate_missing(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
         if let (Some(&row), false) = (s.missing.first(), self.table.is_sparse()) {
@@ -261,7 +263,8 @@ impl RowPull<'_> {
         }
     }
 
-    /// Resolves the locations of rows, given with their lanes. Rows without one get initial values.
+    /// Resolves the locations of `unknown` rows (lane, index) by requests to the appliers, caches them, and adds
+    /// them to `located`. Keys that have no row get initial values in `out`.
     fn resolve(
         &mut self,
         located: &mut Vec<LocatedRow>,
@@ -295,7 +298,8 @@ impl RowPull<'_> {
         self.gather(&mut initial)
     }
 
-    /// Reads the entries of unknown extents, from all lanes at once.
+    /// Reads the extent-table entries of located rows whose extent has no known address, on all lanes at once. If
+    /// entries never validate, the server is asked: it refuses for a released table.
     fn learn_extents(
         &mut self,
         located: &[LocatedRow],
@@ -354,7 +358,7 @@ impl RowPull<'_> {
         }
     }
 
-    /// Performs the reads of `reads` on all lanes and validates the rows; those that fail are in `again`.
+    /// Executes the listed reads on all lanes and validates the rows; indexes of those that fail go to `again`.
     fn read(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.again.clear();
         let row_bytes = self.table.row.payload_bytes;
@@ -381,9 +385,8 @@ impl RowPull<'_> {
         Ok(())
     }
 
-    /// Whether the last row that was read from a lane has a matching checksum. Then the table still
-    /// existed when the other rows were read. Unvalidated rows do not show by themselves that their
-    /// memory was given to another table.
+    /// Whether the last row read from a lane, the sentinel, has a matching checksum. If so, the table still existed
+    /// when the unvalidated rows before it were read: their memory was not given to another table.
     fn sentinel_matches(&self, reads: &LaneReads, heads: &[u8]) -> bool {
         let Some(op) = reads.ops.last() else {
             return true;
@@ -404,7 +407,8 @@ impl RowPull<'_> {
         }
     }
 
-    /// Judges a row that was read, counts the verdict, and returns whether the row is accepted.
+    /// Judges a row that was read, and counts the verdict. Returns true if it is valid. A stale row's cached
+    /// location is removed.
     #[inline]
     fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
         let hogwild = self.options.mode == PullMode::Hogwild;
@@ -427,7 +431,7 @@ impl RowPull<'_> {
         verdict == Verdict::Valid
     }
 
-    /// Judges a row with head and payload placed apart.
+    /// Judges a row by its header in `heads` and its payload in `out`. In mode `Hogwild` only the header is checked.
     fn judge_placed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> (Verdict, RowVersion) {
         let at = row.row as usize;
         let (Some(head), Some(payload)) = (
@@ -445,7 +449,8 @@ impl RowPull<'_> {
         (verdict, RowVersion::of_head(head))
     }
 
-    /// Has rows copied by their servers. Sorts `rows` by lane.
+    /// Requests copies of rows from their servers, and blocks until they are in `out`. Sorts the indexes in `rows`
+    /// by lane.
     fn gather(&mut self, rows: &mut Vec<u32>) -> Result<(), ClientError> {
         self.seen.lose();
         for &row in &*rows {
@@ -466,7 +471,7 @@ impl RowPull<'_> {
     }
 }
 
-/// Makes the error of a location in an extent that there is not.
+/// Protocol error for a location that names an extent beyond the server's.
 #[cold]
 fn invalid_location(server: &str, loc: RowLocation, number: u16) -> ClientError {
     ClientError::Protocol {
@@ -478,8 +483,8 @@ fn invalid_location(server: &str, loc: RowLocation, number: u16) -> ClientError 
     }
 }
 
-/// Moves one of the reads behind the others, where a fence holds it. Each try moves another one, since
-/// the last row may be a hot one.
+/// Moves one read to the end of the list, behind a fence, as the sentinel that is validated. Each attempt takes
+/// another row, since a frequently written row may never validate.
 fn put_sentinel_last(ops: &mut [ReadOp], attempt: u32) {
     let Some(last) = ops.len().checked_sub(1) else {
         return;

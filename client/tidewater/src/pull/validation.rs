@@ -6,14 +6,14 @@ use tidewater_protocol::layout::row::{
 };
 use tidewater_protocol::mutants::{Mutant, on};
 
-/// A row to be read.
+/// Row to be read over a lane: key, checksum salt, remote address and location.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowRead {
     pub(super) key: u64,
     pub(super) salt: u64,
     pub(super) from: RemoteAddr,
     pub(super) loc: RowLocation,
-    /// Number in the caller's order.
+    /// Index in the caller's keys.
     pub(super) row: u32,
     /// Verdict on data that a lane unpacked; the row is then in the caller's memory.
     pub(super) unpacked: Option<Verdict>,
@@ -21,7 +21,7 @@ pub(super) struct RowRead {
     pub(super) ver: RowVersion,
 }
 
-/// Result of the validation of a row.
+/// Verdict of the validation of a row that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is the requested row, complete.
@@ -33,7 +33,7 @@ pub(super) enum Verdict {
 }
 
 impl RowRead {
-    /// Judges a row by its checksum.
+    /// Judges a row by the checksum of header and payload: valid, torn or stale.
     pub(super) fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
         let is_valid = verify_row(self.salt, self.key, head, payload).is_some();
         let ver = RowVersion::of_head(head);
@@ -43,7 +43,7 @@ impl RowRead {
         })
     }
 
-    /// Judges a row without a checksum of its payload.
+    /// Judges a row by the version in its header alone, without a checksum of its payload (Hogwild).
     pub(super) fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
         let is_valid = ver.is_valid();
@@ -53,7 +53,8 @@ impl RowRead {
         })
     }
 
-    /// Judges a copy of a row.
+    /// Judges a copied row: stale if the generation of its slot has changed, otherwise valid or torn by its
+    /// validation.
     #[inline]
     pub(super) fn judge(&self, copy: RowCopy) -> Verdict {
         // Rows of dense tables have no location and never move.
@@ -68,7 +69,8 @@ impl RowRead {
     }
 }
 
-/// Validates rows as they arrive and places their payload, in one pass.
+/// Callback that validates rows as they arrive on a lane and places their payload in the caller's memory, in one
+/// pass.
 pub(super) struct RowValidator<'a> {
     /// Rows in the order in which they are read.
     pub(super) rows: &'a mut [RowRead],

@@ -16,20 +16,20 @@ use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
 
-/// The client's state of a ring.
+/// Client's end of one push ring: staging buffer, credits and sequence numbers.
 #[derive(Debug)]
 pub(crate) struct PushRing {
     session: SessionId,
     ring: RingGeometry,
     staging: Vec<u8>,
     check_frames: bool,
-    /// Monotonic end of the built frames.
+    /// End of the built frames, in bytes since the session began.
     tail: u64,
-    /// Monotonic end of the frames that were written to the lane.
+    /// End of the frames that were written to the lane, in bytes since the session began.
     written: u64,
-    /// Tail that the lane was last signalled with.
+    /// Tail (bytes) that was last sent to the applier.
     signalled: u64,
-    /// Sequence number after the last frame that the lane was signalled with.
+    /// Sequence number after the last frame that was signalled to the applier.
     signalled_seq: u64,
     /// Address of the push counter, if pushes are counted.
     counter: Option<RemoteAddr>,
@@ -62,23 +62,23 @@ impl PushRing {
         }
     }
 
-    /// Most payload bytes of a frame.
+    /// Most payload bytes of one frame in this ring.
     pub(crate) const fn payload_bytes_max(&self) -> usize {
         size(self.ring.frame_bytes_max()) - FRAME_HEADER_BYTES
     }
 
-    /// Address of this client's push counter, if clients count.
+    /// Remote address of the counter word of this client's pushes; `None` if pushes are not counted.
     pub(crate) const fn counter(&self) -> Option<RemoteAddr> {
         self.counter
     }
 
-    /// The last accepted status of the server.
+    /// Last accepted status of the server: applied frames, freed bytes, refusals.
     pub(crate) const fn state(&self) -> &StateLine {
         &self.state
     }
 
-    /// Whether a status of the server is new, and possible. A status that goes back, is beyond the sent
-    /// frames or inside a cache line is invalid: the deadline reports it.
+    /// Whether a status of the server differs from the known one and is plausible. It is not if it goes back, passes
+    /// the sent frames, or ends inside a cache line; it is then ignored.
     pub(crate) fn is_news(&self, state: &StateLine) -> bool {
         let old = &self.state;
         let on = state.applied_seq >= old.applied_seq
@@ -91,7 +91,7 @@ impl PushRing {
         state != old && on && sent
     }
 
-    /// Accepts a status of the server; false if it is not new, or impossible.
+    /// Stores a status of the server if [`Self::is_news`] accepts it. Returns whether it did.
     pub(crate) fn learn(&mut self, state: StateLine) -> bool {
         let news = self.is_news(&state);
         if news {
@@ -100,7 +100,8 @@ impl PushRing {
         news
     }
 
-    /// Whether a frame with this payload fits now.
+    /// Whether a frame with a payload of this many bytes has room now: enough free bytes, and fewer than
+    /// `FRAMES_IN_FLIGHT_MAX` unanswered frames.
     pub(crate) fn has_room(&self, payload_len: usize) -> bool {
         let len = frame_bytes(payload_len);
         self.next_seq - self.state.applied_seq <= FRAMES_IN_FLIGHT_MAX
@@ -110,8 +111,8 @@ impl PushRing {
                 .is_some()
     }
 
-    /// Builds a frame in staging; `fill` writes all of its payload, which holds old bytes before.
-    /// Returns its sequence number, or `None` without room.
+    /// Builds a frame in the staging buffer, and sends nothing. `fill` must write all of its payload, which holds
+    /// old bytes before. Returns its sequence number; `None` if the ring has no room.
     pub(crate) fn build(
         &mut self,
         mut header: FrameHeader,
@@ -170,7 +171,7 @@ impl PushRing {
         self.tail += self.ring.to_wrap(self.tail);
     }
 
-    /// Bytes that were built and not signalled to the applier.
+    /// Number of bytes that were built and not signalled to the applier.
     pub(crate) const fn unsent(&self) -> u64 {
         self.tail - self.signalled
     }
@@ -180,7 +181,7 @@ impl PushRing {
         self.next_seq - self.signalled_seq
     }
 
-    /// Writes built frames and signals the applier.
+    /// Writes built frames to the server's ring, and signals the new tail to the applier.
     pub(crate) fn send(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         self.write_frames(lane)?;
         if self.signalled != self.tail {
@@ -226,8 +227,8 @@ impl PushRing {
         Ok(())
     }
 
-    /// Re-sends after a recovery: the server has consumed `head_bytes`. Everything behind it is written
-    /// again, at the same offsets.
+    /// Re-sends frames after a lane was recovered. The server has consumed `head_bytes` bytes; everything behind
+    /// them is written again, at the same offsets and with the same sequence numbers.
     pub(crate) fn resend(
         &mut self,
         head_bytes: u64,
@@ -240,23 +241,22 @@ impl PushRing {
         self.signal(lane)
     }
 
-    /// Whether the server has applied everything that was built.
+    /// Whether the server has answered (applied or refused) every frame that was built.
     pub(crate) const fn is_drained(&self) -> bool {
         self.state.applied_seq + 1 >= self.next_seq
     }
 
-    /// Whether the server has applied everything that the lane was signalled with: built frames that are
-    /// held back await no answer.
+    /// Whether the server has answered every frame that was signalled to it; held frames await no answer.
     pub(crate) const fn is_answered(&self) -> bool {
         self.state.applied_seq + 1 >= self.signalled_seq
     }
 
-    /// Whether posted frames are unanswered: no status counts them yet.
+    /// Whether the server has not consumed all signalled bytes yet, by its last status.
     pub(crate) const fn is_unanswered(&self) -> bool {
         self.state.head_bytes < self.signalled
     }
 
-    /// Describes the progress, for messages.
+    /// Text with the numbers of answered and of built frames, for messages.
     pub(crate) fn describe(&self) -> String {
         format!("{} of {} frames", self.state.applied_seq, self.next_seq - 1)
     }

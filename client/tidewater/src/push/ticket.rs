@@ -6,7 +6,7 @@ use tidewater_protocol::mutants::{Mutant, on};
 
 use crate::ids::ClientNumber;
 
-/// Frames of one push on one lane: `first..=last`.
+/// Run of frames of one push on one lane, by their sequence numbers `first..=last`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LaneSeqs {
     pub(crate) lane: u32,
@@ -16,9 +16,9 @@ pub(crate) struct LaneSeqs {
 
 const INLINE: usize = 4;
 
-/// Names the frames of a push. Dropping it is allowed and does not stop the push. If the push is
-/// refused, the next [`flush`](crate::Client::flush), tick, barrier or finish fails. A ticket frees
-/// nothing and owns no memory of the push.
+/// Handle to the result of a push: the sequence numbers of its frames on each lane. Dropping it is allowed and does
+/// not stop the push. If the push is refused, the next [`flush`](crate::Client::flush), tick, barrier or finish
+/// fails. A ticket frees nothing and owns no memory of the push.
 #[derive(Debug, Clone, Default)]
 #[must_use = "without waiting for it, that a push was refused is known at the next flush or tick"]
 pub struct Ticket {
@@ -39,7 +39,7 @@ impl Ticket {
         }
     }
 
-    /// Makes the ticket of a push to a table by a client.
+    /// Makes an empty ticket for a push of a client to a table; frames are added later.
     pub(crate) fn of(client: ClientNumber, table: TableId) -> Self {
         Self {
             owner: client.0.into(),
@@ -47,13 +47,13 @@ impl Ticket {
         }
     }
 
-    /// Whether a client may wait for it: all of it is its own, or it is empty.
+    /// Whether a client may wait for the ticket: all of its frames are this client's, or it is empty.
     #[inline]
     pub(crate) fn is_of(&self, client: ClientNumber) -> bool {
         self.owner == u64::from(client.0) || self.owner == 0
     }
 
-    /// Names the clients that pushed, for an error.
+    /// Text that names the clients that pushed the frames, for an error.
     pub(crate) fn owners(&self) -> String {
         let (first, other) = (self.owner & u64::from(u32::MAX), self.owner >> 32);
         match other {
@@ -62,12 +62,12 @@ impl Ticket {
         }
     }
 
-    /// Number of the table in the cluster.
+    /// Number of the table that was pushed to, unique in the cluster.
     pub const fn table(&self) -> u32 {
         self.table
     }
 
-    /// Adds a frame; extends the run that it follows on its lane, if there is one.
+    /// Adds a frame by lane and sequence number; extends the run that it continues, if there is one.
     pub(crate) fn add(&mut self, lane: usize, seq: u64) {
         self.add_run(LaneSeqs {
             lane: count(lane),
@@ -96,9 +96,8 @@ impl Ticket {
         self.inline[..self.len].iter().chain(&self.more).copied()
     }
 
-    /// Adds another ticket's frames. Waiting for this one then waits for both, and for nothing else
-    /// that was pushed in between. A merged ticket of two clients belongs to none: waiting for it is an
-    /// error.
+    /// Adds the frames of another ticket. Waiting for this ticket then waits for both pushes, and for nothing pushed
+    /// in between. A merged ticket of two clients belongs to none: waiting for it is an error.
     pub fn merge(&mut self, other: &Self) {
         if self.owner == 0 {
             (self.owner, self.table) = (other.owner, other.table);

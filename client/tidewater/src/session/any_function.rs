@@ -8,7 +8,8 @@ use crate::push::Ticket;
 use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::{AnyTable, Element, Table};
 
-/// Inputs of a call on an [`AnyTable`]; as [`FunctionArgs`].
+/// Inputs of a call of an expression or function on an [`AnyTable`]: tables, parameters and range, as
+/// [`FunctionArgs`].
 #[derive(Debug, Clone, Default)]
 pub struct AnyFunctionArgs<'a> {
     /// Tables of `x`, `y` and `z`, of the target's element type. Empty: `x` is the target.
@@ -19,9 +20,9 @@ pub struct AnyFunctionArgs<'a> {
     pub range: Option<Range<u64>>,
 }
 
-/// Element type of an [`AnyTable`].
+/// Element type that has a variant in [`AnyTable`].
 trait Typed: Element {
-    /// The table with its type, if it is this one.
+    /// The table with its static element type; `None` if its type is another one.
     fn of(table: AnyTable) -> Option<Table<Self>>;
 }
 
@@ -42,7 +43,8 @@ macro_rules! typed {
 
 typed!(f32 => F32, f64 => F64, i32 => I32, i64 => I64);
 
-/// Calls a function of a typed table with the table, and the arguments of its type.
+/// Macro: runs an expression with the typed table of an [`AnyTable`], and with arguments converted to its element
+/// type.
 macro_rules! with_typed {
     ($any:expr, $client:expr, $op:expr, $args:expr, ($table:ident, $typed:ident) => $do:expr) => {
         with_typed!(@ $any, $client, $op, $args, ($table, $typed) => $do; F32, F64, I32, I64)
@@ -64,7 +66,8 @@ macro_rules! with_typed {
     };
 }
 
-/// The inputs of a call with the element type of its target.
+/// Converts the input tables of a call to the element type of its target. Fails with `ClientError::Argument` for an
+/// input of another type.
 fn inputs_of<T: Typed>(
     client: &Client,
     op: &'static str,
@@ -86,7 +89,8 @@ fn inputs_of<T: Typed>(
 }
 
 impl AnyTable {
-    /// Compiles the expression `text` and runs [`Client::update`] with this table as target.
+    /// Compiles the expression `text` and runs [`Client::update`] with this table as target: sets each element to
+    /// its value.
     ///
     /// ```
     /// # use tidewater::{AnyFunctionArgs, AnyTable, JoinOptions, Reduction, Scalar, SyncMode, TableBuilder};
@@ -117,7 +121,8 @@ impl AnyTable {
         })
     }
 
-    /// Compiles the expression `text` and runs [`Client::reduce`] with this table as target.
+    /// Compiles the expression `text` and runs [`Client::reduce`] with this table as target: combines its values
+    /// over all elements. `None` without elements.
     ///
     /// # Errors
     /// As [`Client::reduce`] and [`AnyTable::update`].
@@ -133,7 +138,8 @@ impl AnyTable {
         })
     }
 
-    /// Runs [`Client::call_update`] with this table as target.
+    /// Runs [`Client::call_update`] with this table as target: the servers' update function `name` changes its
+    /// elements.
     ///
     /// # Errors
     /// As [`Client::call_update`]; [`ClientError::Argument`] for an input of another element type.
@@ -149,7 +155,8 @@ impl AnyTable {
         })
     }
 
-    /// Runs [`Client::call_reduce`] with this table as target.
+    /// Runs [`Client::call_reduce`] with this table as target: returns the results of the servers' function `name`
+    /// for all pieces.
     ///
     /// # Errors
     /// As [`Client::call_reduce`]; [`ClientError::Argument`] for an input of another element type.

@@ -8,7 +8,7 @@ use crate::error::ClientError;
 use crate::push::Ticket;
 use crate::table::AnyTable;
 
-/// A [`PushBuffer`] of any element type. Match on it for [`PushBuffer::add`].
+/// A [`PushBuffer`] with an element type known at run time. Match on it for [`PushBuffer::add`].
 ///
 /// ```
 /// # use tidewater::{AnyPushBuffer, AnyTable, JoinOptions, SyncMode, TableBuilder};
@@ -37,7 +37,7 @@ pub enum AnyPushBuffer {
     I64(PushBuffer<i64>),
 }
 
-/// Evaluates an expression with a buffer of any type.
+/// Macro: evaluates an expression with the typed buffer of an `AnyPushBuffer`.
 macro_rules! each {
     ($any:expr, $buffer:ident => $do:expr) => {
         match $any {
@@ -49,7 +49,7 @@ macro_rules! each {
     };
 }
 
-/// Passes a buffer of any type through a call that returns it.
+/// Macro: applies a call that returns the typed buffer, and wraps the result again.
 macro_rules! map {
     ($any:expr, $buffer:ident => $do:expr) => {
         match $any {
@@ -62,7 +62,7 @@ macro_rules! map {
 }
 
 impl AnyPushBuffer {
-    /// Makes a buffer of values that are added to the table.
+    /// Makes an empty buffer of values that a flush adds to those of the table.
     pub fn sum(table: AnyTable) -> Self {
         match &table {
             AnyTable::F32(table) => Self::F32(PushBuffer::sum(table)),
@@ -72,7 +72,7 @@ impl AnyPushBuffer {
         }
     }
 
-    /// Makes a buffer of gradients for the table's optimizer.
+    /// Makes an empty buffer of gradients, which a flush pushes to the table's optimizer.
     pub fn gradient(table: AnyTable) -> Self {
         match &table {
             AnyTable::F32(table) => Self::F32(PushBuffer::gradient(table)),
@@ -82,7 +82,7 @@ impl AnyPushBuffer {
         }
     }
 
-    /// Makes a buffer of values with which the table's are lowered.
+    /// Makes an empty buffer of values; a flush sets each value of the table to the minimum of both.
     pub fn min(table: AnyTable) -> Self {
         match &table {
             AnyTable::F32(table) => Self::F32(PushBuffer::min(table)),
@@ -92,7 +92,7 @@ impl AnyPushBuffer {
         }
     }
 
-    /// Makes a buffer of values with which the table's are raised.
+    /// Makes an empty buffer of values; a flush sets each value of the table to the maximum of both.
     pub fn max(table: AnyTable) -> Self {
         match &table {
             AnyTable::F32(table) => Self::F32(PushBuffer::max(table)),
@@ -102,17 +102,17 @@ impl AnyPushBuffer {
         }
     }
 
-    /// Sets the weight of each push, as [`PushBuffer::weight`].
+    /// Sets the weight that each push of the buffer carries, as [`PushBuffer::weight`].
     pub fn weight(self, weight: f64) -> Self {
         map!(self, buffer => buffer.weight(weight))
     }
 
-    /// Sets the limit of rows, as [`PushBuffer::rows_max`].
+    /// Sets the number of rows at which the buffer is flushed, as [`PushBuffer::rows_max`].
     pub fn rows_max(self, rows: usize) -> Self {
         map!(self, buffer => buffer.rows_max(rows))
     }
 
-    /// Sets the limit of bytes, as [`PushBuffer::bytes_max`].
+    /// Sets the number of bytes at which the buffer is flushed, as [`PushBuffer::bytes_max`].
     pub fn bytes_max(self, bytes: usize) -> Self {
         map!(self, buffer => buffer.bytes_max(bytes))
     }
@@ -122,7 +122,7 @@ impl AnyPushBuffer {
         map!(self, buffer => buffer.threshold(magnitude))
     }
 
-    /// Type of the table's elements.
+    /// Element type of the buffer and its table.
     pub const fn dtype(&self) -> DType {
         match self {
             Self::F32(_) => DType::F32,
@@ -142,7 +142,7 @@ impl AnyPushBuffer {
         each!(self, buffer => buffer.bytes())
     }
 
-    /// Pushes the rows of at least the threshold.
+    /// Pushes the buffered rows with a magnitude of at least the threshold; the others stay.
     ///
     /// # Errors
     /// As [`PushBuffer::flush`].
@@ -150,7 +150,7 @@ impl AnyPushBuffer {
         each!(self, buffer => buffer.flush(client))
     }
 
-    /// Pushes all rows, whatever their magnitude.
+    /// Pushes all buffered rows, whatever their magnitude.
     ///
     /// # Errors
     /// As [`PushBuffer::flush_all`].
@@ -158,7 +158,7 @@ impl AnyPushBuffer {
         each!(self, buffer => buffer.flush_all(client))
     }
 
-    /// Drops all rows and returns their number.
+    /// Drops all buffered rows without pushing them; returns their number.
     pub fn clear(&mut self) -> usize {
         each!(self, buffer => buffer.clear())
     }

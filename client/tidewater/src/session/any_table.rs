@@ -10,7 +10,7 @@ use crate::table::any::with_table;
 use crate::table::{AnyTable, Element, Table};
 
 impl AnyTable {
-    /// Creates the table, or opens the one of that name if its definition is equal.
+    /// Creates a table with the element type of `spec`, or opens the one of that name if its definition is equal.
     ///
     /// # Errors
     /// As [`Client::create_table`].
@@ -23,7 +23,7 @@ impl AnyTable {
         })
     }
 
-    /// Waits for a table with element type `dtype` that [`Client::start_create_table`] creates.
+    /// Blocks until [`Client::start_create_table`] has created a table with element type `dtype`, and returns it.
     ///
     /// # Errors
     /// As [`Client::finish_create_table`].
@@ -40,7 +40,7 @@ impl AnyTable {
         })
     }
 
-    /// Opens an existing table with element type `dtype`.
+    /// Opens an existing table by name, with element type `dtype`.
     ///
     /// # Errors
     /// As [`Client::open_table`].
@@ -53,7 +53,7 @@ impl AnyTable {
         })
     }
 
-    /// Waits for a version that is newer than `version`.
+    /// Blocks until a version (tick) of the table newer than `version` is complete; returns the newest complete one.
     ///
     /// # Errors
     /// As [`Client::wait_newer`].
@@ -66,7 +66,7 @@ impl AnyTable {
         with_table!(self, table => client.wait_newer(&table, version, timeout))
     }
 
-    /// Waits for version `tick` or a newer one.
+    /// Blocks until version `tick` of the table, or a newer one, is complete; returns the newest complete one.
     ///
     /// # Errors
     /// As [`Client::wait_until`].
@@ -79,7 +79,8 @@ impl AnyTable {
         with_table!(self, table => client.wait_until(&table, tick, timeout))
     }
 
-    /// Pins a version, or the newest.
+    /// Pins a version of the table, so that servers keep it until `unpin`; `None` pins the newest. Returns the
+    /// pinned version.
     ///
     /// # Errors
     /// As [`Client::pin`].
@@ -87,7 +88,7 @@ impl AnyTable {
         with_table!(self, table => client.pin(&table, version))
     }
 
-    /// Ends a pin.
+    /// Ends the pin of a version: the servers may overwrite it.
     ///
     /// # Errors
     /// As [`Client::unpin`].
@@ -95,7 +96,7 @@ impl AnyTable {
         with_table!(self, table => client.unpin(&table, version))
     }
 
-    /// Releases the table for all workers.
+    /// Releases the table for all workers: the servers free it.
     ///
     /// # Errors
     /// As [`Client::release_table`].
@@ -103,7 +104,7 @@ impl AnyTable {
         with_table!(self, table => client.release_table(table))
     }
 
-    /// The table's definition; `None` for a table of another client.
+    /// Definition of the table; `None` for a table of another client.
     pub fn spec(self, client: &Client) -> Option<&TableSpec> {
         fn of<'c, T: Element>(client: &'c Client, table: &Table<T>) -> Option<&'c TableSpec> {
             client.spec(table)

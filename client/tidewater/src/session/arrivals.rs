@@ -10,13 +10,13 @@ use crate::error::ClientError;
 use crate::pull::{CallDest, LaneReads, read_lanes};
 
 impl Client {
-    /// Frames of pushes that have arrived at each applier so far, server by server, from all clients of
-    /// all jobs. The difference between the sums at a pull and now is what others pushed since. A
-    /// program that lets workers drift apart may weigh its pushes by it.
+    /// Number of push frames that have been sent to each applier so far, server by server, by all clients of all
+    /// jobs. The difference between the sums at a pull and now is what others pushed since. A program that lets
+    /// workers drift apart may weigh its pushes by it.
     ///
-    /// Advisory. A frame is counted once, when it is sent, even if it will be refused. Frames under way
-    /// when a lane breaks may never be counted. Cost: one read of 16 bytes for each applier, which
-    /// takes no applier time (except over tcp, where its loop answers).
+    /// Advisory. A frame is counted once, when it is sent, even if it will be refused. Frames under way when a lane
+    /// breaks may never be counted. Cost: one read of 16 bytes for each applier, which takes no applier time (except
+    /// over tcp, where its loop answers).
     ///
     /// # Errors
     /// [`ClientError::Argument`] where a server does not count pushes; when a server is lost.
@@ -63,7 +63,7 @@ impl Client {
     }
 }
 
-/// Address of the cache line that holds a counter word.
+/// Remote address of the cache line that holds a counter word.
 const fn line_of(word: RemoteAddr) -> RemoteAddr {
     RemoteAddr {
         key: word.key,

@@ -3,9 +3,9 @@
 use super::Client;
 
 impl Client {
-    /// Lets up to `frames` frames of pushes of rows leave a lane together (default 1: each push leaves
-    /// before its call returns; 0 is 1). A push of one row is one frame. Over a network a batch costs two
-    /// system calls at either end instead of two a push.
+    /// Sets the number of push frames that leave a lane together (default 1: each push leaves before its call
+    /// returns; 0 counts as 1). A push of one row is one frame. Over a network a batch costs two system calls at
+    /// either end instead of two a push.
     ///
     /// A push then may stay in this client until the batch of its lane is full, has 32 KiB, or the program
     /// makes another call: one that waits, pulls, ticks, flushes, saves, or [`Client::progress`]. Waiting for

@@ -54,7 +54,7 @@ pub struct CachedTable<T: Element> {
     misses: u64,
 }
 
-/// Slot of a cached row.
+/// Slot of a cached row: its key, and the last clock at which it may be used.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     key: u64,
@@ -63,7 +63,7 @@ struct Slot {
 }
 
 impl<T: Element> CachedTable<T> {
-    /// Makes an empty cache of at most `rows` rows of a table by rows.
+    /// Makes an empty cache for at most `rows` rows of a table of rows.
     pub fn new(table: &Table<T>, rows: usize) -> Self {
         Self {
             table: *table,
@@ -77,7 +77,8 @@ impl<T: Element> CachedTable<T> {
         }
     }
 
-    /// Pulls rows like [`Client::pull_rows`], those of the cache without a read.
+    /// Pulls rows like [`Client::pull_rows`]. Cached rows that are recent enough are copied from the cache; the
+    /// others are pulled and cached.
     ///
     /// # Errors
     /// As [`Client::pull_rows`].
@@ -122,24 +123,25 @@ impl<T: Element> CachedTable<T> {
         Ok(())
     }
 
-    /// Drops rows, so that the next call pulls them: for example rows that this client has pushed to.
+    /// Removes rows from the cache, so that the next call pulls them: for example rows that this client has pushed
+    /// to.
     pub fn forget(&mut self, keys: &[u64]) {
         for key in keys {
             self.index.remove(key);
         }
     }
 
-    /// Number of rows that calls took from the cache.
+    /// Number of rows that calls have taken from the cache so far.
     pub const fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Number of rows that calls had to pull.
+    /// Number of rows that calls had to pull so far, repeated keys included.
     pub const fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// Number of rows in the cache, usable or not.
+    /// Number of rows in the cache, also those that are too old to be used.
     pub fn rows(&self) -> usize {
         self.index.len()
     }
@@ -148,7 +150,8 @@ impl<T: Element> CachedTable<T> {
         clock <= self.slots[slot].usable_to || on(Mutant::CachedRowsNeverAge)
     }
 
-    /// Stores a pulled row, in place of its older version, in a free slot, or in the oldest one.
+    /// Stores a pulled row in the cache, in place of its older version, in a free slot, or in place of the oldest
+    /// row. `usable_to` is the last clock at which it may be used.
     fn keep(&mut self, key: u64, row: &[T], usable_to: u64) {
         let dim = self.table.dim();
         let slot = match self.index.get(&key) {

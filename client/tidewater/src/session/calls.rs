@@ -14,13 +14,13 @@ use crate::interrupt;
 use crate::link::{BegunCall, CoordinatorCall, CoordinatorReply, Loaded, Saved};
 use crate::table::{Element, Table};
 
-/// Longest time that [`Client::test_call`] waits for a message.
+/// Longest time for which [`Client::test_call`] waits for a message of the coordinator.
 const LOOK: Duration = Duration::from_millis(1);
-/// Longest wait between two looks whether a call is to end.
+/// Longest wait of a `finish` call between two checks for an interrupt or the deadline.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// A call that was started: `Client::start_save` and the like. The `finish` call of its kind takes it and
-/// returns its result. It may be dropped: the call itself goes on, and its result is lost.
+/// Handle of a started call to the coordinator (`Client::start_save` and the like). The `finish` call of its kind
+/// takes it and returns its result. It may be dropped: the call itself goes on, and its result is lost.
 #[derive(Debug)]
 #[must_use = "the result of a call comes from its finish"]
 pub struct PendingCall {
@@ -28,7 +28,7 @@ pub struct PendingCall {
     op: &'static str,
     deadline: Deadline,
     state: CallState,
-    /// Tells the client, which has the other reference, that this was not dropped.
+    /// Reference that the client counts, to detect that this handle was dropped.
     _alive: Arc<()>,
 }
 
@@ -36,14 +36,14 @@ pub struct PendingCall {
 enum CallState {
     UnderWay(u64),
     Done(Box<CoordinatorReply>),
-    /// It has failed: the connection does not know it any more.
+    /// The call has failed: the connection has forgotten it.
     Over,
 }
 
-/// What a client knows of a call that it has started and that is not over.
+/// Record that the client keeps of a started call that is not over.
 #[derive(Debug)]
 pub(super) struct Started {
-    /// The other reference is the one of the [`PendingCall`].
+    /// Clone of the [`PendingCall`]'s reference; the count shows whether that was dropped.
     alive: Arc<()>,
     number: u64,
     op: &'static str,
@@ -97,8 +97,8 @@ impl Client {
         })
     }
 
-    /// Fails while a save of this client's clocks is under way. A dropped save ends when its
-    /// answer has arrived, or at its deadline.
+    /// Fails with `ClientError::Argument` while a save of this client's clocks is under way. A save whose handle was
+    /// dropped ends when its answer has arrived, or at its deadline.
     pub(super) fn check_no_save(&mut self, op: &'static str) -> Result<(), ClientError> {
         if self.started.is_empty() {
             return Ok(());
@@ -116,7 +116,8 @@ impl Client {
         })
     }
 
-    /// Forgets calls that were dropped. Those that hold the clock stay until they are over.
+    /// Abandons started calls whose handles were dropped. A save that holds the clock stays until its answer has
+    /// arrived or its deadline has passed.
     fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];
@@ -138,7 +139,7 @@ impl Client {
         }
     }
 
-    /// Waits up to `wait` for the answer of a call. Other messages do not end the wait.
+    /// Waits up to `wait` for the answer of call `number`; `None` without one. Other messages do not end the wait.
     fn await_reply(
         &mut self,
         op: &'static str,
@@ -154,8 +155,8 @@ impl Client {
         }
     }
 
-    /// Creates a table like [`Client::create_table`], without a wait. [`Client::finish_create_table`]
-    /// returns the table.
+    /// Starts the creation of a table, like [`Client::create_table`], without waiting for it.
+    /// [`Client::finish_create_table`] returns the table.
     ///
     /// # Errors
     /// A definition that is not valid; a lost connection.
@@ -165,8 +166,8 @@ impl Client {
         self.start_call(&call, deadline, false)
     }
 
-    /// Arrives at a barrier like [`Client::barrier`]: waits for what this worker has pushed, but not for
-    /// the other workers. [`Client::finish_barrier`] does.
+    /// Arrives at a barrier like [`Client::barrier`]: blocks until this worker's pushes are answered, but not for
+    /// the other workers. [`Client::finish_barrier`] waits for those.
     ///
     /// # Errors
     /// As [`Client::barrier`], but for workers that are missing.
@@ -188,9 +189,9 @@ impl Client {
         self.start_call(&call, deadline, false)
     }
 
-    /// Begins a save like [`Client::save`]. Pulls and pushes may follow at once. Under BSP and SSP the save is
-    /// of this worker's clocks, so that its next tick and [`Client::finish`] fail until
-    /// [`Client::finish_save`] or [`Client::test_call`] has seen the end of it. If its call is dropped, they
+    /// Starts a save like [`Client::save`], without waiting for it. Pulls and pushes may follow at once. Under BSP
+    /// and SSP the save is of this worker's clocks. Its next tick and [`Client::finish`] therefore fail until
+    /// [`Client::finish_save`] or [`Client::test_call`] has seen the end of the save. If its call is dropped, they
     /// fail until the save is over.
     ///
     /// # Errors
@@ -224,7 +225,7 @@ impl Client {
         self.start_call(&call, Deadline::after(timeout), is_cut)
     }
 
-    /// Begins a load like [`Client::load`].
+    /// Starts a load like [`Client::load`], without waiting for it. [`Client::finish_load`] returns its result.
     ///
     /// # Errors
     /// A directory without an absolute path; a lost connection.
@@ -234,16 +235,17 @@ impl Client {
         self.start_call(&call, Deadline::after(timeout), false)
     }
 
-    /// Whether a call is done: its `finish` then returns at once. Waits up to 1 ms for a message.
+    /// Polls a started call; returns whether it is done: its `finish` then returns at once. Waits up to 1 ms for a
+    /// message.
     ///
     /// # Errors
-    /// The failure of the call, which is over then, or its deadline. [`ClientError::Argument`] for a call of
-    /// another client.
+    /// The failure of the call, which is over then, or its deadline. [`ClientError::Argument`] for a call of another
+    /// client.
     pub fn test_call(&mut self, call: &mut PendingCall) -> Result<bool, ClientError> {
         self.poll_call(call, LOOK)
     }
 
-    /// Takes the answer of a call if it has arrived within `wait`.
+    /// Polls a started call for up to `wait`; stores its answer in the handle. Returns whether it is done.
     fn poll_call(&mut self, call: &mut PendingCall, wait: Duration) -> Result<bool, ClientError> {
         let wrong = |what: &str| ClientError::Argument {
             op: call.op,
@@ -297,7 +299,7 @@ impl Client {
         }
     }
 
-    /// Waits for a table that [`Client::start_create_table`] creates.
+    /// Blocks until [`Client::start_create_table`] has created its table; returns the table.
     ///
     /// # Errors
     /// As [`Client::create_table`].
@@ -310,7 +312,7 @@ impl Client {
         self.adopt(info, self.deadline())
     }
 
-    /// Waits for the barrier of [`Client::start_barrier`].
+    /// Blocks until the barrier of [`Client::start_barrier`] has opened.
     ///
     /// # Errors
     /// A refusal that names the missing workers.
@@ -319,7 +321,7 @@ impl Client {
         self.finish_call(call)?.done(op)
     }
 
-    /// Waits for the save of [`Client::start_save`]; returns what was written.
+    /// Blocks until the save of [`Client::start_save`] is complete; returns the rows and bytes written.
     ///
     /// # Errors
     /// As [`Client::save`].
@@ -328,7 +330,7 @@ impl Client {
         self.finish_call(call)?.saved(op)
     }
 
-    /// Waits for the load of [`Client::start_load`].
+    /// Blocks until the load of [`Client::start_load`] is complete; returns its tables and clocks.
     ///
     /// # Errors
     /// As [`Client::load`].

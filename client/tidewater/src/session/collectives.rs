@@ -19,16 +19,16 @@ use crate::link::{CoordinatorCall, unexpected};
 use crate::pull::{self, PullOptions, Timeout};
 use crate::table::{Element, Table};
 
-/// Barrier of every round. A worker that repeats a call waits for the others at theirs.
+/// Name of the barrier of every round of a collective call. A worker that repeats a call waits there for the others.
 const BARRIER: &str = "tidewater/collective";
-/// Barrier of the rounds after the first one in a job of open size: a worker that joins meanwhile is at the other.
+/// Name of the barrier of later rounds in a job of open size. A worker that joins meanwhile is at the other barrier.
 const BARRIER_PARTS: &str = "tidewater/collective-parts";
 
-/// Adds the values of one worker to a call's result, part after part: result, position among the
-/// workers, offset, bytes.
+/// Function that adds the values of one worker to a call's result, round after round. Arguments: result, index among
+/// the workers, offset in bytes, values.
 type Take<'a> = &'a dyn Fn(&mut [u8], usize, usize, &[u8]);
 
-/// What a client keeps between its collective calls.
+/// State that a client keeps between its collective calls: rounds, tables, members, buffers.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveState {
     /// Number of completed rounds.
@@ -49,7 +49,7 @@ pub(super) struct CollectiveState {
     values: Vec<u8>,
 }
 
-/// A call between two of its rounds. It is kept after a failure.
+/// Collective call between two of its rounds. It is kept after a failure, so that a repetition continues it.
 #[derive(Debug)]
 struct Open {
     op: &'static str,
@@ -59,11 +59,11 @@ struct Open {
     /// Number of completed rounds of the call, and bytes of each worker that they brought.
     parts: u64,
     at: usize,
-    /// Result of these rounds.
+    /// Result bytes of the completed rounds.
     done: Vec<u8>,
 }
 
-/// One round of a call.
+/// Parameters of one round of a collective call.
 struct Round<'a> {
     op: &'static str,
     rows: RowsOf,
@@ -120,14 +120,14 @@ impl Client {
         Ok(all)
     }
 
-    /// Ranks of the workers of the last collective call, ascending: its values are theirs. In a job of open
-    /// size they change from call to call. Empty before the first one.
+    /// Ranks of the workers that took part in the last collective call, ascending: the order of its values. In a job
+    /// of open size they change from call to call. Empty before the first call.
     pub fn collective_ranks(&self) -> Vec<WorkerId> {
         self.collective.members.iter().map(|at| at.rank).collect()
     }
 
-    /// Replaces `values` by the reduction over all workers, element by element in rank order. The
-    /// result is the same at every worker, to the bit, on any number of servers. Otherwise like
+    /// Replaces `values` by their reduction over all workers, element by element in rank order. All workers call it
+    /// with equally many elements, and get the same bits, on any number of servers. Otherwise like
     /// [`Client::all_gather`].
     ///
     /// # Errors
@@ -157,8 +157,8 @@ impl Client {
         Ok(())
     }
 
-    /// Replaces `values` by those of worker `root`. Otherwise like [`Client::all_gather`]; all workers
-    /// give a slice of the same length.
+    /// Replaces `values` by those of worker `root`, at every worker. All workers call it with slices of the same
+    /// length. Otherwise like [`Client::all_gather`].
     ///
     /// # Errors
     /// As [`Client::all_gather`]; a root that is no worker.
@@ -185,8 +185,9 @@ impl Client {
         Ok(())
     }
 
-    /// Runs a call of `len` elements a worker, or the rest of one that failed. `mine` is empty for a
-    /// worker that gives no values.
+    /// Runs a collective call of `len` elements a worker, or the rest of one that failed between rounds, and returns
+    /// the result bytes. `mine` is empty for a worker that gives no values; `take` adds each worker's values to the
+    /// result.
     fn collect(
         &mut self,
         op: &'static str,
@@ -236,7 +237,8 @@ impl Client {
         Ok(open.done)
     }
 
-    /// Takes the call that failed between its rounds out, if there is one: it must be this call.
+    /// Takes out the call that failed between its rounds; `None` if there is none. Fails if that is another call
+    /// than this one.
     fn take_open(&mut self, call: Call, len: usize) -> Result<Option<Open>, ClientError> {
         if let Some(open) = &self.collective.open
             && (open.call, open.len) != (call, len)
@@ -251,7 +253,7 @@ impl Client {
         Ok(open.filter(|_| !on(Mutant::CollectiveBeginsAgain)))
     }
 
-    /// Runs the first round of a call, in which the workers compare their calls.
+    /// Runs the first round of a call, in which the workers also compare their calls; returns the call's state.
     fn first_round(
         &mut self,
         op: &'static str,
@@ -290,8 +292,8 @@ impl Client {
         })
     }
 
-    /// Checks, after the first round, that the calls of all workers fit together. All workers come to
-    /// the same result.
+    /// Checks, after the first round, that the calls of all workers fit together: kind, type, length, root. All
+    /// workers come to the same result.
     fn agreed(&self, call: Call, bytes: usize) -> Result<(), CollectiveError> {
         let CollectiveState { rows, members, .. } = &self.collective;
         let rows = rows.chunks(rows.len() / members.len());
@@ -313,7 +315,8 @@ impl Client {
         }
     }
 
-    /// Passes the values of the last round on, in rank order, or those of one worker of it.
+    /// Passes the values of the last round to `take`, worker by worker in rank order; with `root`, only those of
+    /// that worker. `at` is the offset in bytes of the round in the call.
     fn deliver(
         &mut self,
         round: &Round<'_>,
@@ -342,8 +345,8 @@ impl Client {
         }
     }
 
-    /// Assigns this worker's rows, waits for the other workers, and reads the rows of those that give values. The
-    /// round is complete, and counts, when all of them are of this round.
+    /// Exchanges the values of one round: writes this worker's rows, waits at the barrier for the others, and reads
+    /// the rows of the workers that give values. The round counts when all of the rows read are of this round.
     fn exchange(&mut self, round: &Round<'_>) -> Result<(), ClientError> {
         let table = self.collective_table(round.rows)?;
         let (number, workers) = (round.header.round, self.workers);
@@ -384,7 +387,8 @@ impl Client {
         }
     }
 
-    /// Waits at the barrier of a round for all workers, which are known then. Returns its number.
+    /// Blocks at the barrier of a round until all workers have arrived, and stores them as the call's members.
+    /// Returns the number of the round.
     fn meet(&mut self, round: &Round<'_>) -> Result<u64, ClientError> {
         let deadline = Deadline::after(self.clock.deadline);
         let (op, number) = (round.op, round.header.round);
@@ -411,7 +415,8 @@ impl Client {
         arrived.map_err(|source| ClientError::Collective { op, source })
     }
 
-    /// Waits at a barrier of members: of these, or of all that have begun at this worker's clocks.
+    /// Blocks at a barrier of members in a job of open size: of the workers `of`, or, if that is empty, of all that
+    /// have begun at this worker's clocks. Returns the workers with their rounds.
     fn meet_members(
         &mut self,
         name: &str,
@@ -432,8 +437,8 @@ impl Client {
         }
     }
 
-    /// The arrival of this worker at a barrier of members. Clocks of domains in which it waits for no other say
-    /// nothing about where the others are.
+    /// Request with which this worker arrives at a barrier of members. It carries its clocks in BSP and SSP domains
+    /// only: others do not show where the other workers are.
     pub(super) fn member_barrier(
         &self,
         name: &str,
@@ -449,8 +454,8 @@ impl Client {
         }
     }
 
-    /// Reads rows of a collective table. Like a pull, but waits for no clock: the barrier has opened
-    /// after the rows took effect.
+    /// Reads rows of a collective table into the state's buffer. Like a pull, but waits for no clock: the rows took
+    /// effect before the barrier opened.
     fn read_rows(
         &mut self,
         table: &Table<i64>,
@@ -473,7 +478,8 @@ impl Client {
         Ok(())
     }
 
-    /// Fails if a row is of another round.
+    /// Checks that all rows read are of this round. Otherwise fails with the workers that have left, or are out of
+    /// step.
     fn check_round(&mut self, round: &Round<'_>) -> Result<(), ClientError> {
         let givers = givers(&self.collective.members, round.root);
         let each = self.collective.rows.len() / givers.len().max(1);
@@ -507,7 +513,7 @@ impl Client {
         })
     }
 
-    /// Workers that have not left the job, as the first server knows them.
+    /// Ranks of the workers that have not left the job, ascending, as server 0 knows them; empty without servers.
     pub(super) fn live_workers(&mut self) -> Result<Vec<WorkerId>, ClientError> {
         let deadline = self.deadline();
         let Some(link) = self.lanes.link(0) else {
@@ -524,7 +530,7 @@ impl Client {
         }
     }
 
-    /// The table of a round, created at the first call.
+    /// Table that carries the values of a round: of the first or of further rounds. The first call creates it.
     fn collective_table(&mut self, of: RowsOf) -> Result<Table<i64>, ClientError> {
         let known = match of {
             RowsOf::First => self.collective.first,
@@ -542,7 +548,7 @@ impl Client {
     }
 }
 
-/// The worker that alone gives values in a call.
+/// Rank of the only worker that gives values in a call (the root of a broadcast); `None` if all do.
 const fn root_of(call: Call) -> Option<u32> {
     match call.kind {
         Kind::Broadcast => Some(call.root),
@@ -550,7 +556,7 @@ const fn root_of(call: Call) -> Option<u32> {
     }
 }
 
-/// Those of the workers of a call that give values: one, or all.
+/// Members of a call that give values: all, or only `root`; empty if `root` is no member.
 fn givers(members: &[Arrival], root: Option<u32>) -> &[Arrival] {
     match root.map(|root| members.iter().position(|at| at.rank.0 == root)) {
         None => members,

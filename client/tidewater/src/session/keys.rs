@@ -22,8 +22,8 @@ use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{AnyTable, Element, Table};
 
-/// Position of a scan: partition and slot. Plain numbers, which may be stored and used by any client of
-/// the table.
+/// Position of a scan over the keys of a sparse table: partition and slot. Plain numbers, which may be stored and
+/// used by any client of the table.
 ///
 /// The default begins with the first partition and ends after the last one. Workers that share a scan
 /// take [ranges of partitions](Self::of_partitions).
@@ -44,7 +44,7 @@ impl Default for ScanCursor {
 }
 
 impl ScanCursor {
-    /// A scan of some partitions of a table.
+    /// Cursor at the beginning of a scan of these partitions of a table.
     pub const fn of_partitions(partitions: Range<u32>) -> Self {
         Self {
             partition: partitions.start,
@@ -55,8 +55,8 @@ impl ScanCursor {
 }
 
 impl Client {
-    /// Deletes the rows of some keys of a sparse table. Keys without a row are left out. Returns when the
-    /// frames are being sent; the ticket reports when they are applied.
+    /// Deletes the rows of some keys of a sparse table. Keys without a row are ignored. Returns when the frames are
+    /// sent; the ticket reports when they are applied.
     ///
     /// A deletion stands between the pushes of this client and is carried out exactly once. On a table of
     /// ticks it takes effect with the tick, in the order of rank, thread and call: pushes of that tick
@@ -155,9 +155,9 @@ impl Client {
         }
     }
 
-    /// Whether each of these keys of a sparse table has a row, in their order. Creates nothing. Sees what
-    /// this client has pushed and deleted before; of a table of ticks, what the tick has done. There, a key
-    /// counts as stored as soon as its server holds a push of it.
+    /// Asks the servers whether each of these keys of a sparse table has a row, and blocks for the answers, which
+    /// are in the order of `keys`. Creates nothing. Sees what this client has pushed and deleted before; of a table
+    /// of ticks, what the tick has done. There, a key counts as stored as soon as its server holds a push of it.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table that is not sparse; deadlines; a server's refusal.
@@ -211,19 +211,18 @@ impl Client {
         Ok(requests.replies.iter().map(|reply| reply.stored).sum())
     }
 
-    /// Lists stored keys from a cursor on, in no order, and moves the cursor. Returns the number of keys
-    /// written to `keys`: all of it except at the end of the scan, where it is less, at last 0.
+    /// Lists stored keys of a sparse table from a cursor on, in no order, and moves the cursor. Returns the number
+    /// of keys written to `keys`: all of it except at the end of the scan, where it is less, at last 0.
     ///
-    /// A key that is stored throughout the scan is returned exactly once. A key that is created or deleted
-    /// during the scan may or may not be returned. One that is deleted and created again may be returned
-    /// twice.
+    /// A key that is stored throughout the scan is returned exactly once. A key that is created or deleted during
+    /// the scan may or may not be returned. One that is deleted and created again may be returned twice.
     ///
-    /// Cost: requests to the servers, one after the other. Each covers slots of one partition: at most
-    /// 2,048, and no more than `keys` has room left for or one reply holds.
+    /// Cost: requests to the servers, one after the other. Each covers slots of one partition: at most 2,048, and no
+    /// more than `keys` has room left for or one reply holds.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a table that is not sparse, and for no room in `keys`; deadlines; a
-    /// server's refusal. The cursor has not moved then.
+    /// [`ClientError::Argument`] for a table that is not sparse, and for no room in `keys`; deadlines; a server's
+    /// refusal. The cursor has not moved then.
     pub fn scan_keys<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -233,8 +232,8 @@ impl Client {
         self.scan("scan_keys", table, cursor, keys, None)
     }
 
-    /// [`Client::scan_keys`] with the rows of the keys, `dim` elements each, in their order. Each row is one
-    /// version, complete; the rows together are no snapshot.
+    /// Lists stored keys from a cursor on like [`Client::scan_keys`], with their rows of `dim` elements each in
+    /// `values`. Each row is one complete version; the rows together are no snapshot.
     ///
     /// # Errors
     /// As [`Client::scan_keys`], and [`ClientError::Argument`] for `values` of another length.
@@ -343,7 +342,7 @@ impl Client {
     }
 }
 
-/// Keys of one reply.
+/// Decoded reply to one scan request: keys, rows, next slot and number of stored keys.
 #[derive(Debug)]
 struct Listed {
     next: u64,
@@ -352,7 +351,7 @@ struct Listed {
     values: Vec<u8>,
 }
 
-/// Slots of a partition to list the keys of.
+/// Part of a scan: slots of one partition from `first` on. A count covers all partitions of a lane's applier.
 #[derive(Debug, Clone, Copy)]
 struct ScanPart {
     lane: usize,
@@ -361,7 +360,7 @@ struct ScanPart {
     first: u64,
 }
 
-/// Requests for keys, one a part.
+/// Requests that list or count the stored keys of parts of a table.
 struct ScanRequests<'a> {
     table: &'a TableState,
     parts: Vec<ScanPart>,
@@ -436,7 +435,7 @@ impl Requests for ScanRequests<'_> {
 }
 
 impl AnyTable {
-    /// Deletes the rows of some keys.
+    /// Deletes the rows of some keys of this sparse table. Returns when the frames are sent.
     ///
     /// # Errors
     /// As [`Client::delete_keys`].
@@ -444,7 +443,7 @@ impl AnyTable {
         with_table!(&self, table => client.delete_keys(table, keys))
     }
 
-    /// Whether each of these keys has a row.
+    /// Whether each of these keys has a row in this sparse table, in the order of `keys`.
     ///
     /// # Errors
     /// As [`Client::exists`].
@@ -452,7 +451,7 @@ impl AnyTable {
         with_table!(&self, table => client.exists(table, keys))
     }
 
-    /// Number of stored keys.
+    /// Number of stored keys of this sparse table, over all servers.
     ///
     /// # Errors
     /// As [`Client::count_keys`].
@@ -460,7 +459,8 @@ impl AnyTable {
         with_table!(&self, table => client.count_keys(table))
     }
 
-    /// Lists stored keys from a cursor on.
+    /// Lists stored keys of this sparse table from a cursor on, and moves the cursor. Returns the number of keys
+    /// written.
     ///
     /// # Errors
     /// As [`Client::scan_keys`].

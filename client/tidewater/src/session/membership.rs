@@ -9,13 +9,13 @@ use crate::clock::SyncMode;
 use crate::error::ClientError;
 
 impl Client {
-    /// Whether this client is an observer ([`Job::observer`](crate::Job::observer)). Its rank is a number
-    /// above those of all workers.
+    /// Whether this client is an observer ([`Job::observer`](crate::Job::observer)), which only reads. Its rank is a
+    /// number above those of all workers.
     pub const fn is_observer(&self) -> bool {
         self.rank.observer().is_some()
     }
 
-    /// Fails for an observer: `op` changes the model, a clock or the job.
+    /// Fails with `ClientError::Observer` for an observer, since `op` changes the model, a clock or the job.
     pub(crate) const fn check_worker(&self, op: &'static str) -> Result<(), ClientError> {
         match self.is_observer() {
             true => Err(ClientError::Observer { op }),
@@ -23,7 +23,8 @@ impl Client {
         }
     }
 
-    /// Ends the sessions of an observer, and its connection's meaning for the coordinator.
+    /// Finishes an observer: ends its sessions with the servers, and reports to the coordinator that it is done. A
+    /// repeated call does nothing.
     pub(super) fn finish_observer(&mut self) -> Result<(), ClientError> {
         if self.guard.is_finished() {
             return Ok(());
@@ -35,10 +36,10 @@ impl Client {
         Ok(())
     }
 
-    /// Sets how far workers may drift apart in a clock domain, in place of the mode that the client was
-    /// made with: one table is trained under BSP and another one under ASP. It holds for pulls, ticks and
-    /// new siblings of this client from here on. Let all workers set the same, before their first tick
-    /// of the domain: a bound is kept by those that wait for it.
+    /// Sets the synchronisation mode of a clock domain, in place of the mode that the client was made with: one
+    /// table is trained under BSP and another one under ASP. It holds for pulls, ticks and new siblings of this
+    /// client from here on. Let all workers set the same, before their first tick of the domain: a bound is kept by
+    /// those that wait for it.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a domain that does not exist; [`ClientError::Observer`].
@@ -65,20 +66,20 @@ impl Client {
         Ok(())
     }
 
-    /// Sets the clocks with which a worker of a running job begins, as the coordinator has announced them to
+    /// Sets the clocks with which a worker that joins a running job begins, as the coordinator has announced them to
     /// all servers; other domains begin at 0. [`Job::client`](crate::Job::client) has done it; a client from
     /// [`Client::from_parts`] needs it before its first call.
     pub fn begin_at(&mut self, clocks: &[DomainClock]) {
         self.clock.begin_at(clocks);
     }
 
-    /// Sets the clocks at which this worker ends by the schedule of its job: its tick beyond them is refused.
+    /// Sets the clocks at which this worker ends by the schedule of its job: its tick beyond them fails.
     pub(crate) fn end_at(&mut self, clocks: &[DomainClock]) {
         self.clock.end_at(clocks);
     }
 }
 
-/// Fails for a domain that does not exist.
+/// Checks that a clock domain exists (0 to `DOMAINS_MAX - 1`); otherwise fails with `ClientError::Argument`.
 pub(super) fn check_domain(op: &'static str, domain: DomainId) -> Result<(), ClientError> {
     match usize::from(domain.0) < DOMAINS_MAX {
         true => Ok(()),

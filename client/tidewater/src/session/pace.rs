@@ -9,7 +9,7 @@ use tidewater_protocol::wire::control::{SlowMember, WorkerClock};
 use super::Client;
 use crate::error::ClientError;
 
-/// How many times as long as the median of all threads the steps of a slow one take.
+/// Factor over the median step time of all threads above which a thread counts as slow.
 const FACTOR: u64 = 2;
 
 /// A worker with a thread that is slower than the others, from [`Client::slow_workers`].
@@ -25,14 +25,13 @@ pub struct SlowWorker {
 }
 
 impl Client {
-    /// Workers that are slow in the default clock domain: the median of a thread's last 16 steps is more
-    /// than twice the median over all threads. A step is the time from a tick to the next one without the
-    /// wait for others: it begins with the later of the thread's own tick and the last move of the
-    /// minimum. Threads with fewer than 8 steps do not count, and one thread alone is not slow.
+    /// Returns the workers that are slow in the default clock domain: the median of a thread's last 16 steps is more
+    /// than twice the median over all threads. A step is the time from a tick to the next one without the wait for
+    /// others: it begins with the later of the thread's own tick and the last move of the minimum. Threads with
+    /// fewer than 8 steps do not count, and one thread alone is not slow.
     ///
-    /// The workers are also reported to the coordinator, which logs their names. What to do about them is
-    /// the program's decision. Cost: a request to one server, and one to the coordinator if the slow ones
-    /// are others than in the last call of this client.
+    /// The workers are also reported to the coordinator, which logs their names. Cost: a request to one server, and
+    /// one to the coordinator if the slow ones are others than in the last call of this client.
     ///
     /// # Errors
     /// That the server or the coordinator is lost; [`ClientError::Observer`].
@@ -58,7 +57,7 @@ impl Client {
     }
 }
 
-/// Applies the rule of [`Client::slow_workers`] to the step times of all threads.
+/// Finds the slow workers from the step times of all threads, by the rule of [`Client::slow_workers`].
 fn find_slow(threads: &[WorkerClock]) -> Vec<SlowMember> {
     let mut steps: Vec<u64> = threads
         .iter()

@@ -12,7 +12,7 @@ use crate::pull::{
 use crate::table::{Element, Table};
 
 impl Client {
-    /// The options of a pull, which creates no row for an observer.
+    /// Options of a pull as this client may use them: an observer creates no rows for missing keys.
     fn creates_nothing(&self, options: PullOptions) -> PullOptions {
         match self.is_observer() {
             true => options.missing(Missing::Initial),
@@ -20,13 +20,13 @@ impl Client {
         }
     }
 
-    /// Pulls rows by key (sparse) or index (layout `rows`) into `out`, row after row in the order of
-    /// `keys`. Keys may be unsorted and may repeat. On an error `out` is unspecified. Returns the versions
-    /// of the rows, as far as they are known.
+    /// Pulls rows by key (sparse) or index (layout `rows`) into `out`, in the order of `keys`, and blocks until they
+    /// are there. Keys may be unsorted and may repeat. On an error `out` is unspecified. Returns the versions of the
+    /// rows, as far as they are known.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements or an index is past the
-    /// end; deadlines; a server's refusal.
+    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements or an index is past the end;
+    /// deadlines; a server's refusal.
     pub fn pull_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -58,8 +58,9 @@ impl Client {
         )
     }
 
-    /// Starts a pull of rows; [`Client::finish_pull`] waits for it. Several may be under way, on one
-    /// table or many. Rows of unknown location are read when the pull is finished.
+    /// Starts a pull of rows without waiting for it; [`Client::finish_pull`] does. Several may be under way, on one
+    /// table or many. Under BSP and SSP it first waits for the clock. Rows of unknown location are read when the
+    /// pull is finished.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a range table, a snapshot, or too many pulls under way.
@@ -141,24 +142,24 @@ impl Client {
             .start_range(&mut self.lanes, state, scratch, request, deadline)
     }
 
-    /// Whether [`Client::finish_pull`] would return without waiting for reads under way.
+    /// Whether the reads of a started pull have arrived: [`Client::finish_pull`] would not wait for them. Does not
+    /// wait; true for a pull that is over.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a ticket of another client, or of a released table; when a
-    /// server is lost.
+    /// [`ClientError::Argument`] for a ticket of another client, or of a released table; when a server is lost.
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
         self.tables.find("try_pull", ticket.named)?;
         self.progress()?;
         Ok(self.async_pulls.is_ready(&mut self.lanes, ticket))
     }
 
-    /// Waits for a pull and writes its rows to `out`, in the order of its keys, or the elements of its range.
+    /// Blocks until a started pull is complete, and writes its rows to `out` in the order of its keys, or the
+    /// elements of its range.
     ///
     /// # Errors
-    /// As [`Client::pull_rows`]. [`ClientError::Argument`] also for a ticket of another client and for
-    /// an element type other than the table's. After a deadline, an interrupt, and
-    /// [`ClientError::Argument`], the pull is still under way: the call may be repeated, with this
-    /// buffer or another one. After any other error it is over.
+    /// As [`Client::pull_rows`]. [`ClientError::Argument`] also for a ticket of another client and for an element
+    /// type other than the table's. After a deadline, an interrupt, and [`ClientError::Argument`], the pull is still
+    /// under way: the call may be repeated, with this buffer or another one. After any other error it is over.
     pub fn finish_pull<T: Element>(
         &mut self,
         ticket: PullTicket,
@@ -187,7 +188,7 @@ impl Client {
         )
     }
 
-    /// Cancels a pull. Has no effect on one that is finished or cancelled.
+    /// Cancels a started pull, and frees its place. Has no effect on one that is finished or cancelled.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a ticket of another client, or of a released table.
@@ -197,8 +198,8 @@ impl Client {
         Ok(())
     }
 
-    /// Pulls elements `first ..` of a range table (row-major) into `out`. Returns their version or versions,
-    /// as far as they are known.
+    /// Pulls the elements of a range table from `first` on (row-major) into `out`, as many as it holds, and blocks
+    /// until they are there. Returns their version or versions, as far as they are known.
     ///
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table; deadlines; a server's refusal.
@@ -227,12 +228,12 @@ impl Client {
     }
 }
 
-/// Whether row numbers of these keys fit the 32 bits of the protocol.
+/// Whether a call may have this many keys: their indexes must fit the 32 bits of the protocol.
 pub(super) const fn is_countable(keys: &[u64]) -> bool {
     keys.len() < u32::MAX as usize
 }
 
-/// Error text for `elements` that do not fit the rows.
+/// Error text for a number of elements that does not fit `keys` and `dim`, or for too many keys.
 #[cold]
 pub(super) fn sizes(elements: usize, keys: &[u64], dim: usize) -> String {
     if is_countable(keys) {

@@ -25,19 +25,19 @@ use tidewater_bookkeeping::combine::{Combiner, not_finite};
 use tidewater_bookkeeping::feedback::{Feedback, PushForm, RANGE_PAGE, range_pages, range_pieces};
 use tidewater_bookkeeping::rejects::Refused;
 
-/// Unsent bytes of a range push at which its frames are sent. The applier begins while the next frames
-/// are built, without a wake-up for each.
+/// Unsent bytes of a range push at which its frames are sent. The applier begins while the next frames are built.
 const SEND_BYTES: u64 = 64 << 10;
-/// Why a value cannot be encoded, and what to do.
+/// End of an error text: a value is not finite and cannot be encoded, with the remedy.
 const NOT_FINITE: &str = "is not finite; push it without an encoding, or repair it";
 
 impl Client {
-    /// Pushes rows. Duplicate keys are combined first: sums and gradients are added, the least or greatest values are
-    /// taken, and the last assign wins. Returns when the frames are being sent; the ticket reports when they are applied.
+    /// Pushes rows to their appliers. Duplicate keys are combined first: sums and gradients are added, the least or
+    /// greatest values are taken, and the last assign wins. Returns when the frames are sent; the ticket reports
+    /// when they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for lengths that do not fit. A deadline when a ring stays full, which
-    /// names the ranks with an earlier turn in the iteration.
+    /// [`ClientError::Argument`] for lengths that do not fit. A deadline when a ring stays full, which names the
+    /// ranks with an earlier turn in the iteration.
     pub fn push_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -48,7 +48,7 @@ impl Client {
         self.push_rows_with(table, keys, values, op, PushOptions::default())
     }
 
-    /// [`Client::push_rows`] with a weight or an encoding of the values.
+    /// Pushes rows like [`Client::push_rows`], with a weight or an encoding of the values.
     ///
     /// # Errors
     /// As [`Client::push_rows`]. [`ClientError::Argument`] for options that the table or the operation
@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Checks the lengths of an update of rows, as [`Client::push_rows`] does.
+    /// Checks keys and number of elements of an update of rows, as [`Client::push_rows`] does. Sends nothing.
     pub(super) fn check_rows<T: Element>(
         &self,
         op: &'static str,
@@ -201,7 +201,7 @@ impl Client {
         }
     }
 
-    /// Keys of the frames that the last push of rows has built.
+    /// Keys of the rows that the last push, also a failed one, has built into frames.
     pub(super) fn built_keys(&self) -> Vec<u64> {
         let mut keys = Vec::new();
         for (rows, &built) in self.by_lane.iter().zip(&self.lane_next) {
@@ -211,11 +211,12 @@ impl Client {
         keys
     }
 
-    /// Pushes elements `first ..` of a range table.
+    /// Pushes elements of a range table from `first` on. Returns when the frames are sent; the ticket reports when
+    /// they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when the range is not in the table. A deadline when a ring stays full,
-    /// which names the ranks with an earlier turn in the iteration.
+    /// [`ClientError::Argument`] when the range is not in the table. A deadline when a ring stays full, which names
+    /// the ranks with an earlier turn in the iteration.
     pub fn push_range<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -226,7 +227,7 @@ impl Client {
         self.push_range_with(table, first, values, op, PushOptions::default())
     }
 
-    /// [`Client::push_range`] with a weight or an encoding of the values.
+    /// Pushes a range like [`Client::push_dense`], with a weight or an encoding of the values.
     ///
     /// # Errors
     /// As [`Client::push_range`]; [`ClientError::Argument`] for options as [`Client::push_rows_with`].
@@ -289,8 +290,8 @@ impl Client {
         )
     }
 
-    /// Sends the frames of a range push after the check of its arguments. Lanes without room wait while
-    /// others take their frames.
+    /// Builds and sends the frames of a range push, with checked arguments. Lanes without room wait while others
+    /// take their frames.
     fn send_range_frames(
         &mut self,
         table: Named,
@@ -359,20 +360,18 @@ impl Client {
         }
     }
 
-    /// Waits until a push is applied: reads that start afterwards see it (of tables `at_clock`: after
-    /// the tick).
+    /// Blocks until a push is applied: reads that start afterwards see it (of tables `at_clock`: after the tick).
     ///
     /// # Errors
-    /// [`ClientError::Rejected`] when a server refused a frame of it, and
-    /// [`ClientError::RejectForgotten`] when that reason is no longer kept; both at every call.
-    /// [`ClientError::Argument`] for a ticket of another client. A deadline, which names the ranks with
-    /// an earlier turn in the iteration.
+    /// [`ClientError::Rejected`] when a server refused a frame of it, and [`ClientError::RejectForgotten`] when that
+    /// reason is no longer kept; both at every call. [`ClientError::Argument`] for a ticket of another client. A
+    /// deadline, which names the ranks with an earlier turn in the iteration.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
     }
 
-    /// [`Client::wait_applied`] with a deadline.
+    /// Blocks until a push is applied, like [`Client::wait_applied`], but until the given deadline.
     ///
     /// # Errors
     /// As [`Client::wait_applied`].
@@ -407,7 +406,8 @@ impl Client {
         }
     }
 
-    /// Adds to a deadline error the ranks that pushes of `table`, or of any table, wait for.
+    /// Adds to a deadline error the ranks whose pushes servers apply before those of this client to `table` (`None`:
+    /// to any table).
     #[cold]
     pub(super) fn name_turns(&mut self, table: Option<TableId>, e: ClientError) -> ClientError {
         if !matches!(e, ClientError::Deadline { .. }) {
@@ -420,7 +420,7 @@ impl Client {
         })
     }
 
-    /// Fails for a ticket of another client.
+    /// Checks that a ticket is this client's or empty; otherwise fails with `ClientError::Argument`.
     #[inline]
     fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
         if ticket.is_of(self.tables.client) || on(Mutant::ForeignHandle) {
@@ -442,8 +442,7 @@ impl Client {
         }
     }
 
-    /// Makes the error of a refused frame. `table` is the push's table, used where the refusal is not
-    /// kept.
+    /// Makes the error of a refused frame. `table` is the push's table, used where the refusal is no longer kept.
     fn refusal(&self, table: Option<u32>, refusal: LaneRefusal) -> ClientError {
         let LaneRefusal { lane, refused } = refusal;
         let table = match refused {
@@ -472,8 +471,7 @@ impl Client {
         }
     }
 
-    /// Claims the earliest refusal that no ticket has claimed and fails with it. The next such call
-    /// returns that of the next push, if there is one.
+    /// Fails with the earliest refused push that no ticket has claimed, and marks it as claimed. Does not wait.
     pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
         match self.lanes.claim_refusal() {
             None => Ok(()),
@@ -482,7 +480,7 @@ impl Client {
     }
 }
 
-/// One frame of a range push.
+/// Frame of a range push: header, first element, values.
 struct RangeFrame<'a> {
     header: FrameHeader,
     first: u64,
@@ -491,8 +489,8 @@ struct RangeFrame<'a> {
 }
 
 impl RangeFrame<'_> {
-    /// Builds the frame in the ring of a lane. Returns its sequence number, or the bytes for which the ring
-    /// has no room yet: encoded values are encoded again then, for only `commit` keeps what they leave out.
+    /// Builds the frame in the ring of a lane. Returns its sequence number, or `Err` with the payload bytes if the
+    /// ring has no room yet. Encoded values are then encoded again: only `commit` keeps their residuals.
     fn build(
         mut self,
         lanes: &mut Lanes,
@@ -527,7 +525,7 @@ impl RangeFrame<'_> {
     }
 }
 
-/// Most rows of a table that one frame of a lane's ring takes.
+/// Most rows of `row_bytes` bytes that one push frame in a lane's ring takes.
 #[inline]
 fn rows_of_frame(lanes: &mut Lanes, lane: usize, row_bytes: usize) -> usize {
     let room = lanes.get(lane).ring.payload_bytes_max().saturating_sub(128);
@@ -554,7 +552,7 @@ fn push_header(
     header
 }
 
-/// Fills a frame with the keys and locations of its rows.
+/// Writes keys and cached locations of the rows of one frame to its payload `to`.
 fn fill_keys(
     to: &mut [u8],
     parts: RowsPayload,
@@ -580,7 +578,7 @@ fn fill_keys(
     }
 }
 
-/// Fills a frame with the values of its rows.
+/// Writes the values of the rows of one frame to its payload `to`.
 fn fill_values(
     to: &mut [u8],
     parts: RowsPayload,

@@ -13,12 +13,12 @@ use crate::push::{PushOptions, Ticket};
 use crate::table::{Element, Table};
 use tidewater_bookkeeping::combine::{add, magnitude};
 
-/// Rows at which a buffer is pushed, unless set otherwise.
+/// Number of rows at which a buffer is pushed, by default.
 const ROWS_MAX: usize = 16 << 10;
-/// Bytes of keys and values at which a buffer is pushed, unless set otherwise.
+/// Bytes of keys and values at which a buffer is pushed, by default.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Updates of a table's rows, merged by key before they are pushed together.
+/// Buffer of updates of a table's rows: merges them by key, and pushes them together.
 ///
 /// For a program that makes many small updates: each is an addition in local memory, and one push
 /// carries the sum of all that name a row. The table holds what direct pushes of sums would give;
@@ -64,7 +64,7 @@ pub struct PushBuffer<T: Element> {
     bytes_max: usize,
     threshold: f64,
     options: PushOptions,
-    /// Position of a key's row in `keys` and `values`.
+    /// Index of a key's row in `keys` and `values`.
     index: HashMap<u64, usize>,
     keys: Vec<u64>,
     values: Vec<T>,
@@ -88,24 +88,24 @@ impl<T: Element> PushBuffer<T> {
         }
     }
 
-    /// Makes a buffer of values that are added to the table ([`PushOp::Sum`]).
+    /// Makes an empty buffer of values that pushes add to those of the table ([`PushOp::Sum`]).
     pub fn sum(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Sum)
     }
 
-    /// Makes a buffer of gradients for the table's optimizer ([`PushOp::Gradient`]).
+    /// Makes an empty buffer of gradients for the table's optimizer ([`PushOp::Gradient`]).
     pub fn gradient(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Gradient)
     }
 
-    /// Makes a buffer of values with which the table's are lowered ([`PushOp::Min`]). The table has immediate effect;
-    /// flushes to another fail.
+    /// Makes an empty buffer of values; a push sets each value of the table to the minimum of both
+    /// ([`PushOp::Min`]). The table must have immediate effect; flushes to another fail.
     pub fn min(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Min)
     }
 
-    /// Makes a buffer of values with which the table's are raised ([`PushOp::Max`]), otherwise like
-    /// [`min`](Self::min).
+    /// Makes an empty buffer of values; a push sets each value of the table to the maximum of both
+    /// ([`PushOp::Max`]). Otherwise like [`min`](Self::min).
     pub fn max(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Max)
     }
@@ -147,13 +147,13 @@ impl<T: Element> PushBuffer<T> {
         size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
     }
 
-    /// Merges updates of rows: `values` holds a row for each key. Pushes the buffer when it is full, and
-    /// waits for nothing but room in the rings.
+    /// Merges updates of rows into the buffer: `values` holds a row for each key. Pushes the buffer when it is full,
+    /// and then waits for nothing but room in the rings.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for lengths that do not fit; nothing was added then. The refusal of an
-    /// earlier push of this buffer, and all errors of [`Client::push_rows`]; the updates are in the
-    /// buffer then, and the next call or flush pushes what has not been.
+    /// [`ClientError::Argument`] for lengths that do not fit; nothing was added then. The refusal of an earlier push
+    /// of this buffer, and all errors of [`Client::push_rows`]; the updates are in the buffer then, and the next
+    /// call or flush pushes what has not been.
     pub fn add(
         &mut self,
         client: &mut Client,
@@ -189,19 +189,19 @@ impl<T: Element> PushBuffer<T> {
         self.send(client, 0.0)
     }
 
-    /// Pushes the rows of at least the [`threshold`](Self::threshold). The ticket is that of all pushes
-    /// since the last flush, automatic ones included; without any it is empty.
+    /// Pushes the buffered rows with a magnitude of at least the [`threshold`](Self::threshold). The ticket is that
+    /// of all pushes since the last flush, automatic ones included; without any it is empty.
     ///
     /// # Errors
-    /// As [`Client::push_rows`]. Rows that were not passed on stay in the buffer, so that a repeated
-    /// flush pushes each row once. The repeated flush's ticket does not cover the frames of the failed
-    /// one: a refusal of those is returned by [`Client::flush`].
+    /// As [`Client::push_rows`]. Rows that were not passed on stay in the buffer, so that a repeated flush pushes
+    /// each row once. The repeated flush's ticket does not cover the frames of the failed one: a refusal of those is
+    /// returned by [`Client::flush`].
     pub fn flush(&mut self, client: &mut Client) -> Result<Ticket, ClientError> {
         self.send(client, self.threshold)?;
         Ok(std::mem::take(&mut self.sent))
     }
 
-    /// Pushes all rows, whatever their magnitude. Otherwise like [`flush`](Self::flush).
+    /// Pushes all buffered rows, whatever their magnitude. Otherwise like [`flush`](Self::flush).
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -210,7 +210,7 @@ impl<T: Element> PushBuffer<T> {
         Ok(std::mem::take(&mut self.sent))
     }
 
-    /// Drops all rows and returns their number.
+    /// Drops all buffered rows without pushing them; returns their number.
     pub fn clear(&mut self) -> usize {
         let rows = self.rows();
         self.index.clear();
@@ -219,7 +219,8 @@ impl<T: Element> PushBuffer<T> {
         rows
     }
 
-    /// Forgets the pushes that are applied, so that the ticket stays short.
+    /// Clears the buffer's ticket if its earlier pushes are applied, so that it stays short. Fails with their
+    /// refusal.
     fn settle(&mut self, client: &mut Client) -> Result<(), ClientError> {
         match client.try_applied(&self.sent) {
             Ok(false) => Ok(()),
@@ -235,7 +236,8 @@ impl<T: Element> PushBuffer<T> {
         }
     }
 
-    /// Pushes the rows with an element of at least this magnitude, and removes those that were passed on.
+    /// Pushes the buffered rows with an element of at least this magnitude, and removes those that were built into
+    /// frames.
     fn send(&mut self, client: &mut Client, least: f64) -> Result<(), ClientError> {
         let dim = self.table.dim();
         let (mut keys, mut values) = (Vec::new(), Vec::new());
@@ -271,7 +273,7 @@ impl<T: Element> PushBuffer<T> {
         }
     }
 
-    /// Removes rows that were passed on.
+    /// Removes the rows of these keys from the buffer: they were pushed.
     fn remove(&mut self, mut gone: Vec<u64>) {
         if gone.len() == self.keys.len() {
             self.clear();

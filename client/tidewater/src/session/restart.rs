@@ -9,19 +9,19 @@ use crate::link::ThreadLinks;
 use crate::table::opened::Tables;
 
 impl Client {
-    /// Rejoins the job after [`ClientError::ServerRestarted`]: opens a session with every server, its successor
-    /// too. No table is open then, residuals of encoded pushes are dropped, and all clocks are 0. Buffers of
-    /// [`Client::buffer`] are ordinary memory; make them again for verbs. Until a worker has rejoined, barriers
-    /// of the others wait for it.
+    /// Rejoins the job after [`ClientError::ServerRestarted`]: opens a session with every server, also the restarted
+    /// one. No table is open then, residuals of encoded pushes are dropped, and all clocks are 0. Buffers of
+    /// [`Client::buffer`] are ordinary memory; make them again for verbs. Until a worker has rejoined, barriers of
+    /// the others wait for it.
     ///
-    /// [`Client::create_table`], [`Client::open_table`] and [`Client::load`], also where they are started, do
-    /// this by themselves once a call has failed with that error. Without such an error it does nothing. Cost: a
-    /// round trip to the coordinator, and the opening of all sessions.
+    /// [`Client::create_table`], [`Client::open_table`] and [`Client::load`], also where they are started, do this
+    /// by themselves once a call has failed with that error. Without such an error it does nothing. Cost: a round
+    /// trip to the coordinator, and the opening of all sessions.
     ///
     /// # Errors
-    /// [`ClientError::ServerRestarted`] for a later restart; a server's refusal or a deadline, after which the
-    /// call can be repeated. [`ClientError::Thread`] from a sibling, and while siblings are open: their sessions
-    /// are gone too, and [`Client::finish`] ends them.
+    /// [`ClientError::ServerRestarted`] for a later restart; a server's refusal or a deadline, after which the call
+    /// can be repeated. [`ClientError::Thread`] from a sibling, and while siblings are open: their sessions are gone
+    /// too, and [`Client::finish`] ends them.
     pub fn rejoin(&mut self) -> Result<(), ClientError> {
         self.rejoin_if_restarted(self.deadline())
     }

@@ -16,16 +16,17 @@ use crate::error::ClientError;
 use crate::pull::{Missing, PullOptions};
 use crate::table::{Table, TableBuilder};
 
-/// Name of the table of positions: sparse, by rank.
+/// Name of the sparse table that holds each worker's data position, by rank.
 const NAME: &str = "tidewater/position";
 const WORD: usize = size_of::<i64>();
-/// The length in bytes plus 1, then the bytes.
+/// Words (8 bytes) of a position's row: the length in bytes plus 1, then the bytes.
 const WORDS: usize = 1 + POSITION_BYTES_MAX / WORD;
-/// Columns of the table.
+/// Number of columns of the table of positions, equal to `WORDS`.
 const COLUMNS: u32 = 33;
 const _: () = assert!(COLUMNS as usize == WORDS);
 
-/// What a client knows of the checkpoints of its job.
+/// State of a client for resuming: whether the job takes checkpoints, which one it continues from, and the table of
+/// positions.
 #[derive(Debug, Default)]
 pub(super) struct ResumeState {
     has_checkpoints: bool,
@@ -40,14 +41,14 @@ impl Client {
         self.resume.resumed = resumed;
     }
 
-    /// Whether checkpoints of the job are taken (`tidewater run --checkpoint DIR`).
+    /// Whether the job takes checkpoints (`tidewater run --checkpoint DIR`).
     pub const fn has_checkpoints(&self) -> bool {
         self.resume.has_checkpoints
     }
 
-    /// The checkpoint that the job continues from, with the clocks at which it was taken; `None` for a job
-    /// that begins. The tables of a resumed job exist: [`Client::create_table`] with the same definition opens
-    /// them. Clocks of the job begin at 0 in either case.
+    /// Checkpoint that the job was resumed from, with the clocks at which it was taken; `None` for a job that
+    /// begins. The tables of a resumed job exist: [`Client::create_table`] with the same definition opens them.
+    /// Clocks of the job begin at 0 in either case.
     ///
     /// # Examples
     /// ```
@@ -106,11 +107,11 @@ impl Client {
         pushed.map(drop)
     }
 
-    /// This worker's position as it is at the servers: that of the checkpoint in a resumed job, and of the last
-    /// worker of this rank in place of one that was lost. `None` if none was set.
+    /// Position of this worker in its data, as the servers hold it. In a resumed job it is that of the checkpoint;
+    /// in place of a lost worker, the one that the last worker of this rank set. `None` if none was set.
     ///
     /// # Errors
-    /// [`ClientError::Protocol`] for a row of another program; as [`Client::pull_rows`].
+    /// [`ClientError::Argument`] for a row of another program; as [`Client::pull_rows`].
     pub fn position(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
         let op = "position";
         first_only(op, self.guard.thread())?;

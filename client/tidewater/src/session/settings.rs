@@ -17,8 +17,8 @@ use crate::table::opened::Named;
 use crate::table::{AnyTable, Element, Table};
 
 impl Client {
-    /// Sets the hyper-parameters of a table's rule: the learning rate and all others. Optimizer state
-    /// stays. Returns when the frames are being sent; the ticket reports when they are applied.
+    /// Sets the hyper-parameters (learning rate and others) of a table's optimizer rule. Optimizer state stays.
+    /// Returns when the frames are sent; the ticket reports when they are applied.
     ///
     /// The change stands between the pushes of this client. On a table of ticks it takes effect with the
     /// tick that ends this client's open iteration, for all gradients of that tick, at the same tick on
@@ -62,17 +62,17 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Sets the learning rate that a schedule has in `iteration`, on the rule that this client set last
-    /// (at first, that of the definition). One worker calls it before the pushes of each iteration.
+    /// Sets a table's learning rate to that of a schedule in `iteration`; other hyper-parameters are those that this
+    /// client set last (at first, those of the definition). One worker calls it before the pushes of each iteration.
     ///
-    /// After [`Client::load`] pass the iteration of the whole training: the loaded clock plus the ticks
-    /// since. The rates, and so the bits, are then those of a run that never stopped. Numbers other than
-    /// the rate that were changed before the save are not known to a new client: it sends those of the
-    /// definition. Pass such a rule to [`Client::set_optimizer`] first.
+    /// After [`Client::load`] pass the iteration of the whole training: the loaded clock plus the ticks since. The
+    /// rates, and so the bits, are then those of a run that never stopped. Hyper-parameters other than the rate that
+    /// were changed before the save are not known to a new client: it sends those of the definition. Pass such a
+    /// rule to [`Client::set_optimizer`] first.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a schedule that is not valid, see [`Schedule::validate`], and those
-    /// of [`Client::set_optimizer`].
+    /// [`ClientError::Argument`] for a schedule that is not valid, see [`Schedule::validate`], and those of
+    /// [`Client::set_optimizer`].
     pub fn schedule<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -87,8 +87,8 @@ impl Client {
         self.set_optimizer(table, rule)
     }
 
-    /// Builds a SETTINGS frame in the ring of every applier of a table, or in none: it first waits for
-    /// room in all rings.
+    /// Builds and sends a SETTINGS frame to every applier of a table, or to none: it first waits for room in all
+    /// rings.
     fn send_settings(
         &mut self,
         table: Named,
@@ -122,7 +122,7 @@ impl Client {
 }
 
 impl AnyTable {
-    /// Sets the hyper-parameters of the table's rule.
+    /// Sets the hyper-parameters of the table's optimizer rule; the ticket reports when they are applied.
     ///
     /// # Errors
     /// As [`Client::set_optimizer`].
@@ -139,7 +139,7 @@ impl AnyTable {
         }
     }
 
-    /// Sets the learning rate that a schedule has in `iteration`.
+    /// Sets the table's learning rate to that of a schedule in `iteration`.
     ///
     /// # Errors
     /// As [`Client::schedule`].

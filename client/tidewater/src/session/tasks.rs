@@ -13,7 +13,7 @@ use crate::push::PushOptions;
 use crate::table::state::TableState;
 
 impl Client {
-    /// Sends a request about tasks to the coordinator, and waits for its answer.
+    /// Sends a request about tasks (take, report, ...) to the coordinator, and blocks for its answer.
     ///
     /// # Errors
     /// The coordinator's refusal; a deadline; [`ClientError::Observer`].
@@ -28,10 +28,10 @@ impl Client {
         self.finish_call(call)?.tasks(op)
     }
 
-    /// Opens a task by the number of its delivery. Servers hold what this client pushes from here on, until the
-    /// coordinator has decided that the task is finished; pulls do not see it before. Calls that take effect at
-    /// once fail meanwhile: ticks, functions, deletions, settings, collective calls. So do encoded pushes. Waits for
-    /// earlier pushes, so that their refusals do not count to the task.
+    /// Opens a task with the given delivery number. Servers hold what this client pushes from here on, until the
+    /// coordinator has decided that the task is finished; pulls do not see it before. Calls that take effect at once
+    /// fail meanwhile: ticks, functions, deletions, settings, collective calls. So do encoded pushes. It first waits
+    /// for earlier pushes, so that their refusals do not count to the task.
     ///
     /// # Errors
     /// [`ClientError::Argument`] while another task is open; [`ClientError::Observer`]. As [`Client::flush`]; the
@@ -44,7 +44,7 @@ impl Client {
         Ok(())
     }
 
-    /// Closes the open task: sends its marks behind its pushes, and waits until all appliers have them. Returns
+    /// Closes the open task: sends TASK frames behind its pushes, and blocks until all appliers have them. Returns
     /// whether servers hold pushes of it; the report of the task carries that.
     ///
     /// # Errors
@@ -67,8 +67,8 @@ impl Client {
         Ok(self.lanes.has_task_pushes())
     }
 
-    /// Drops what servers hold of the task that was opened last, and the refusals of its pushes. It may be
-    /// closed, and must not have been counted.
+    /// Drops the pushes that servers hold of the task opened last, and their refusals; blocks until the appliers
+    /// have done so. The task may be closed, but must not have been reported as finished.
     ///
     /// # Errors
     /// A deadline, or that a server is lost. [`ClientError::Argument`] while another task is open.
@@ -91,18 +91,19 @@ impl Client {
         Ok(())
     }
 
-    /// The delivery of the open task.
+    /// Delivery number of the open task; `None` if no task is open.
     pub const fn open_task(&self) -> Option<u64> {
         self.lanes.task()
     }
 
-    /// Number of this client among those of its process. It has another one after [`Client::rejoin`]: what it knew
-    /// of tables, tasks and queues is gone then.
+    /// Number of this client, unique in its process. It changes with [`Client::rejoin`], after which tables, tasks
+    /// and queues of before are invalid.
     pub const fn number(&self) -> u32 {
         self.tables.client.0
     }
 
-    /// Fails for an encoded push while a task is open: its residuals would stay if the task is dropped.
+    /// Fails with `ClientError::Argument` for an encoded push while a task is open: its residuals would stay if the
+    /// task is dropped.
     pub(super) fn check_options_in_task(
         &self,
         op: &'static str,
@@ -117,7 +118,7 @@ impl Client {
         Err(state.wrong(op, what.into()))
     }
 
-    /// Fails while a task is open.
+    /// Fails with `ClientError::Argument` while a task is open: `op` takes effect at once.
     pub(super) fn check_no_task(&self, op: &'static str) -> Result<(), ClientError> {
         match self.lanes.task() {
             None => Ok(()),

@@ -34,20 +34,21 @@ use crate::link::{
     ThreadLinks, blocking_calls,
 };
 
-/// Longest time that the report of a lost thread may take.
+/// Time limit for reporting a lost thread to the coordinator.
 const REPORT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to get the connection while another thread uses it.
+/// Pause between two attempts to lock the coordinator connection while another thread of the worker uses it.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longest time for which a thread holds the connection in a wait while others may need it.
+/// Longest time for which a waiting thread holds the coordinator connection while other threads of the worker may
+/// need it.
 const TURN: Duration = Duration::from_millis(5);
 
 type Link = Box<dyn CoordinatorLink>;
 
-/// State that the clients of one worker share.
+/// State that the clients of one worker's threads share: coordinator connection, open threads, row locations.
 pub(crate) struct WorkerState {
     rank: WorkerId,
     coordinator: Mutex<Link>,
-    /// Numbers of the further threads that are open.
+    /// Numbers of the further threads (siblings) that are open.
     open: Mutex<BTreeSet<u32>>,
     /// The first thread that ended before it finished.
     lost: OnceLock<WorkerThread>,
@@ -72,8 +73,8 @@ impl WorkerState {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the connection if no thread uses it. A thread that panicked inside a request has left it at
-    /// a message's end or broken, and the next request sees which.
+    /// Locks the coordinator connection if no thread uses it; `None` otherwise. A poisoned lock is taken: a thread
+    /// that panicked inside a request left the stream between messages or broken, and the next request finds out.
     fn try_coordinator(&self) -> Option<MutexGuard<'_, Link>> {
         match self.coordinator.try_lock() {
             Ok(link) => Some(link),
@@ -82,7 +83,8 @@ impl WorkerState {
         }
     }
 
-    /// Takes the connection; `None` if other threads use it until the deadline.
+    /// Locks the coordinator connection, and waits for other threads that use it. `None` if they do until the
+    /// deadline, or if a thread of the worker was lost.
     fn coordinator(&self, deadline: Deadline) -> Option<MutexGuard<'_, Link>> {
         loop {
             let link = self.try_coordinator();
@@ -93,7 +95,7 @@ impl WorkerState {
         }
     }
 
-    /// Fails if a thread of the worker was lost.
+    /// Fails with `ClientError::ThreadLost` if a thread of this worker ended before it finished.
     fn check(&self) -> Result<(), ClientError> {
         match self.lost.get() {
             Some(&thread) => Err(ClientError::ThreadLost { thread }),
@@ -101,7 +103,8 @@ impl WorkerState {
         }
     }
 
-    /// As [`Self::check`]; reports the loss unless that is done.
+    /// Fails like [`Self::check`] if a thread was lost. The first such call also reports the loss to the coordinator
+    /// over `link`.
     fn check_over(&self, link: &mut Link) -> Result<(), ClientError> {
         let checked = self.check();
         // SYNC: none. Only that one thread reports matters; the lock of `link` orders the rest.
@@ -115,8 +118,8 @@ impl WorkerState {
         checked
     }
 
-    /// Notes that a thread has ended before it finished. A thread that uses the connection now sees it
-    /// when its wait ends, and reports it.
+    /// Records that a thread has ended before it finished, and reports it to the coordinator. If another thread uses
+    /// the connection, that one reports it when its wait ends.
     fn lose(&self, thread: WorkerThread) {
         if mutants::on(Mutant::SiblingLossUnnoticed) {
             return;
@@ -130,7 +133,7 @@ impl WorkerState {
     }
 }
 
-/// Membership of one thread in its worker. Its end without [`ThreadGuard::finish`] loses the worker.
+/// Registration of one thread in its worker. Dropping it without [`ThreadGuard::finish`] loses the worker.
 pub(super) struct ThreadGuard {
     worker: Arc<WorkerState>,
     thread: WorkerThread,
@@ -140,7 +143,7 @@ pub(super) struct ThreadGuard {
 }
 
 impl ThreadGuard {
-    /// Thread 0 of a worker that has this connection.
+    /// Registration of thread 0 of a worker, with the connection to the coordinator.
     pub(super) fn first(rank: WorkerId, coordinator: Link) -> Self {
         Self {
             worker: Arc::new(WorkerState::new(rank, coordinator)),
@@ -150,7 +153,8 @@ impl ThreadGuard {
         }
     }
 
-    /// A further thread, with the lowest free number.
+    /// Registration of a further thread of the worker, with the lowest free number. Fails if `WORKER_THREADS_MAX`
+    /// threads are open.
     fn sibling(&self) -> Result<Self, ClientError> {
         let mut open = self.worker.open();
         let rank = self.worker.rank;
@@ -179,7 +183,7 @@ impl ThreadGuard {
         self.finished
     }
 
-    /// The connection to the coordinator, as this thread uses it.
+    /// Link to the coordinator for this thread, over the connection that the worker's threads share.
     pub(super) fn coordinator(&self) -> Box<dyn CoordinatorLink> {
         Box::new(SharedCoordinator {
             worker: Arc::clone(&self.worker),
@@ -187,22 +191,24 @@ impl ThreadGuard {
         })
     }
 
-    /// The row locations that the threads of the worker share.
+    /// Cached row locations that the threads of the worker share.
     pub(super) fn locations(&self) -> &SharedLocations {
         &self.worker.locations
     }
 
-    /// Fails if a thread of the worker was lost.
+    /// Fails with `ClientError::ThreadLost` if a thread of the worker ended before it finished.
     pub(super) fn check(&self) -> Result<(), ClientError> {
         self.worker.check()
     }
 
-    /// Fails for the first client while siblings of it are open, and after the loss of one.
+    /// Checks that this client may finish: fails for the first client while its siblings are open, and after the
+    /// loss of a thread.
     pub(super) fn check_finish(&self) -> Result<(), ClientError> {
         self.check_alone("finish")
     }
 
-    /// Fails for the first client while siblings of it are open, and after the loss of one.
+    /// Checks that a call `op` of the first client finds no open siblings. Fails otherwise, and after the loss of a
+    /// thread.
     pub(super) fn check_alone(&self, op: &'static str) -> Result<(), ClientError> {
         self.worker.check()?;
         let open = self.worker.open();
@@ -218,7 +224,7 @@ impl ThreadGuard {
         Err(ClientError::Thread { op, thread, what })
     }
 
-    /// Notes that the thread has finished: its number is free.
+    /// Records that the thread has finished: its number is free again.
     pub(super) fn finish(&mut self) {
         self.finished = true;
         self.worker.open().remove(&self.thread.thread);
@@ -242,8 +248,8 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// The connection of a worker to the coordinator, shared by its threads. Requests of several threads may
-/// be under way; one thread at a time sends or reads, and leaves the others' answers with the link.
+/// Link to the coordinator that the threads of a worker share. Requests of several threads may be in flight; one
+/// thread at a time sends or reads, and leaves the others' answers with the link.
 struct SharedCoordinator {
     worker: Arc<WorkerState>,
     thread: WorkerThread,
@@ -269,7 +275,8 @@ impl SharedCoordinator {
         })
     }
 
-    /// Time for which one wait holds the connection.
+    /// Longest time for which one wait holds the shared connection: `TURN` while siblings are open, otherwise
+    /// `COORDINATOR_LOOK`.
     fn turn(&self) -> Duration {
         match self.worker.open().is_empty() {
             true => COORDINATOR_LOOK,
@@ -428,7 +435,8 @@ impl CoordinatorLink for SharedCoordinator {
     }
 }
 
-/// Fails if the caller is not the first client of its worker, or is an observer.
+/// Checks that the caller is the first client of a worker. Fails with `ClientError::Thread` for a sibling, and with
+/// `ClientError::Observer` for an observer.
 pub(super) fn first_only(op: &'static str, thread: WorkerThread) -> Result<(), ClientError> {
     if thread.rank.observer().is_some() {
         return Err(ClientError::Observer { op });
@@ -441,7 +449,8 @@ pub(super) fn first_only(op: &'static str, thread: WorkerThread) -> Result<(), C
 }
 
 impl Client {
-    /// Connects a further thread of this worker. The new client belongs to the thread that it is moved to.
+    /// Makes a client for a further thread of this worker (a sibling). The new client belongs to the thread that it
+    /// is moved to.
     ///
     /// It has sessions and rings of its own, the rank of this worker, and the lowest free thread number.
     /// It begins at the clocks of this client and ticks by itself: a worker has ended an iteration when
@@ -519,7 +528,8 @@ impl Client {
         Ok(sibling)
     }
 
-    /// Sets how [`Client::sibling`] connects a thread. A client of a [`Job`](crate::Job) has it.
+    /// Sets the connector with which [`Client::sibling`] connects further threads. A client of a [`Job`](crate::Job)
+    /// has one.
     pub fn connect_siblings_by(&mut self, connect: Arc<dyn ConnectThread>) {
         self.connect = Some(connect);
     }
@@ -530,7 +540,7 @@ impl Client {
     }
 }
 
-/// A client moves to the thread that uses it.
+/// Compile-time check that a client is `Send`: it moves to the thread that uses it.
 const _: () = {
     const fn moves_to_its_thread<T: Send>() {}
     moves_to_its_thread::<Client>();

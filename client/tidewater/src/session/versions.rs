@@ -20,21 +20,21 @@ use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
-/// Pause before a group or a pin is tried again at a newer version.
+/// Pause before a pull of a group, or a pin of the newest version, is tried again at a newer version.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A version that this client has pinned.
+/// Version of a table that this client has pinned at the servers, with the buffers that hold it.
 #[derive(Debug)]
 pub(super) struct Pin {
     handle: HandleId,
     version: u64,
-    /// Buffer of the version at each lane with a part of the table.
+    /// Buffer number of the version at each lane; `None` at lanes without a partition of the table.
     buffers: Vec<Option<usize>>,
-    /// Calls of [`Client::pin`] without their [`Client::unpin`].
+    /// Number of calls of [`Client::pin`] without their [`Client::unpin`].
     holders: u32,
 }
 
-/// A range of a table in a pull of several tables, see [`Client::pull_group`].
+/// Range of one table, with its destination, in a pull of several tables: [`Client::pull_group`].
 #[derive(Debug)]
 pub struct GroupRange<'a> {
     named: Named,
@@ -43,7 +43,7 @@ pub struct GroupRange<'a> {
 }
 
 impl<'a> GroupRange<'a> {
-    /// Elements `first ..` of a table, for `out`.
+    /// Range of a table from element `first` on, with `out` as its destination and length.
     pub fn new<T: Element>(table: &Table<T>, first: u64, out: &'a mut [T]) -> Self {
         Self {
             named: table.named(),
@@ -53,7 +53,7 @@ impl<'a> GroupRange<'a> {
     }
 }
 
-/// Requests to pin a version, one for each lane with a part of the table.
+/// Requests to pin a version, one for each applier with partitions of the table.
 struct PinRequests<'a> {
     table: &'a TableState,
     version: u64,
@@ -101,7 +101,7 @@ impl Requests for PinRequests<'_> {
     }
 }
 
-/// Lanes with a part of a table, in ascending order.
+/// Lanes to the appliers that own partitions of a dense table, ascending.
 fn lanes_of(table: &TableState) -> Vec<usize> {
     let parts = table.dense.iter().flatten();
     let mut lanes: Vec<usize> = parts.map(|part| part.lane).collect();
@@ -110,7 +110,7 @@ fn lanes_of(table: &TableState) -> Vec<usize> {
     lanes
 }
 
-/// Fails for a table without snapshots.
+/// Checks that a table has snapshots; otherwise fails with `ClientError::Argument`.
 fn check_snapshots(op: &'static str, table: &TableState) -> Result<(), ClientError> {
     if table
         .dense
@@ -124,7 +124,7 @@ fn check_snapshots(op: &'static str, table: &TableState) -> Result<(), ClientErr
     Err(table.wrong(op, what.into()))
 }
 
-/// Sends the ends of a version's pins.
+/// Sends UNPIN frames for a version to all appliers of a table, without waiting for answers.
 fn send_unpins(
     lanes: &mut Lanes,
     table: &TableState,
@@ -142,8 +142,8 @@ fn send_unpins(
 }
 
 impl Client {
-    /// Waits until a version of `table` that is newer than `version` is complete at all appliers. Returns
-    /// the newest one that is. A pull that follows reads this version or a later one.
+    /// Blocks until a version of `table` newer than `version` is complete at all appliers. Returns the newest
+    /// complete version. A pull that follows reads this version or a later one.
     ///
     /// The version of a table is the number of ticks that all workers have completed in its clock domain.
     /// A pull of a snapshot returns the version of its elements, see [`Pulled::version`]. A table with
@@ -189,8 +189,8 @@ impl Client {
         self.wait_for_version("wait_newer", table, need, timeout)
     }
 
-    /// Waits until version `tick` of `table`, or a newer one, is complete at all appliers, like
-    /// [`Client::wait_newer`]. Returns the newest version that is.
+    /// Blocks until version `tick` of `table`, or a newer one, is complete at all appliers, like
+    /// [`Client::wait_newer`]. Returns the newest complete version.
     ///
     /// # Errors
     /// As [`Client::wait_newer`].
@@ -216,15 +216,14 @@ impl Client {
         wait_version(lanes, op, state.name(), state.spec.domain, need, deadline)
     }
 
-    /// Pulls ranges of several tables as of one version: the newest that every applier still holds for all
-    /// of them. The tables have snapshots and one clock domain. Returns the version; none without elements.
-    /// Cost: for each table a read of its snapshot records, then a pull of its range. Where ticks come
-    /// faster than that, more [`TableBuilder::versions`](crate::TableBuilder::versions) keep a version
-    /// longer.
+    /// Pulls ranges of several tables at one version: the newest that every applier still holds for all of them.
+    /// Blocks. The tables have snapshots and one clock domain. Returns the version; none without elements. Cost: for
+    /// each table a read of its snapshot records, then a pull of its range. Where ticks come faster than that, more
+    /// [`TableBuilder::versions`](crate::TableBuilder::versions) keep a version longer.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a table without snapshots or of another domain, or a range outside of
-    /// its table; deadlines.
+    /// [`ClientError::Argument`] for a table without snapshots or of another domain, or a range outside of its
+    /// table; deadlines.
     pub fn pull_group(
         &mut self,
         ranges: &mut [GroupRange<'_>],
@@ -306,16 +305,16 @@ impl Client {
         Ok(Some(version))
     }
 
-    /// Pins a version of a table with snapshots, or its newest one (`None`), and returns its number.
-    /// [`Client::pull_pinned`] reads it for as long as it is pinned, however slow this client is. A pin
-    /// delays no tick and no other client: it keeps one of the table's
-    /// [`versions`](crate::TableBuilder::versions) from being used again, and all but two of them can be
-    /// pinned, by all clients together. It ends with [`Client::unpin`], or with the session, so that the
-    /// pins of a process that dies are no longer held. A version that is pinned twice is unpinned twice.
+    /// Pins a version of a table with snapshots, or its newest one (`None`): servers keep it until
+    /// [`Client::unpin`]. Blocks for a round trip, and returns its number. [`Client::pull_pinned`] reads it, however
+    /// slow this client is. A pin delays no tick and no other client: it keeps one of the table's
+    /// [`versions`](crate::TableBuilder::versions) from being used again, and all but two of them can be pinned, by
+    /// all clients together. It also ends with the session, so that a dead process holds no pins. A version that is
+    /// pinned twice is unpinned twice.
     ///
     /// # Errors
-    /// [`ClientError::VersionGone`] with the versions that are kept; a refusal with the numbers when no
-    /// further version can be pinned; a deadline.
+    /// [`ClientError::VersionGone`] with the versions that are kept; a refusal with the numbers when no further
+    /// version can be pinned; a deadline.
     pub fn pin<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -391,12 +390,12 @@ impl Client {
         Ok(())
     }
 
-    /// Pulls elements `first ..` of a version that this client has pinned. Waits for no clock. Cost: that of
-    /// a pull of a snapshot without its first round trip.
+    /// Pulls the elements from `first` on of a version that this client has pinned into `out`. Waits for no clock.
+    /// Cost: that of a pull of a snapshot without its first round trip.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a version that is not pinned by this client, or a range outside of the
-    /// table; deadlines; the release of the table.
+    /// [`ClientError::Argument`] for a version that is not pinned by this client, or a range outside of the table;
+    /// deadlines; the release of the table.
     pub fn pull_pinned<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -453,7 +452,7 @@ impl Client {
         Ok(())
     }
 
-    /// Forgets the pins of a table that is released: they have ended with it.
+    /// Removes the records of this client's pins of a released table: the pins have ended with it. Sends nothing.
     pub(super) fn forget_pins(&mut self, handle: HandleId) {
         self.pins.retain(|pin| pin.handle != handle);
     }

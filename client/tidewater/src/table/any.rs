@@ -5,7 +5,7 @@ use tidewater_protocol::table::DType;
 
 use super::Table;
 
-/// A table of any element type. Match on it for calls that move elements.
+/// Table handle with an element type known at run time. Match on it for calls that move elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "named as the types are")]
 pub enum AnyTable {
@@ -15,7 +15,7 @@ pub enum AnyTable {
     I64(Table<i64>),
 }
 
-/// Evaluates an expression with a table of any type.
+/// Macro: evaluates an expression with the typed handle of an `AnyTable`.
 macro_rules! with_table {
     ($any:expr, $table:ident => $do:expr) => {
         match $any {
@@ -29,7 +29,7 @@ macro_rules! with_table {
 pub(crate) use with_table;
 
 impl AnyTable {
-    /// Type of the table's elements.
+    /// Element type of the table.
     pub const fn dtype(self) -> DType {
         match self {
             Self::F32(_) => DType::F32,
@@ -39,12 +39,12 @@ impl AnyTable {
         }
     }
 
-    /// Number of the table in the cluster.
+    /// Number of the table, unique in the cluster.
     pub const fn id(self) -> TableId {
         with_table!(self, table => table.id())
     }
 
-    /// Number of the table's partitions.
+    /// Number of partitions into which the table is divided over the appliers.
     pub const fn partitions(self) -> u32 {
         with_table!(self, table => table.partitions())
     }

@@ -3,7 +3,7 @@
 use tidewater_protocol::table::DType;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// An element type: slices of it convert to bytes without a copy.
+/// Element type of a table: a number (f32, f64, i32, i64). Slices of it convert to bytes without a copy.
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Default + Send + 'static {
     /// Type code in the protocol.
     const DTYPE: DType;

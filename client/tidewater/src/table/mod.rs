@@ -19,9 +19,9 @@ pub use any::AnyTable;
 pub use element::Element;
 use opened::Named;
 
-/// Handle of a table that a client created or opened. Calls of another client refuse it
-/// ([`ClientError::Argument`](crate::ClientError::Argument)), as do those of its own after the table
-/// was released.
+/// Typed handle of a table that a client created or opened. Calls of another client refuse it with
+/// [`ClientError::Argument`](crate::ClientError::Argument), as do those of its own client after the release of the
+/// table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table<T> {
     handle: HandleId,
@@ -50,7 +50,7 @@ impl<T: Element> Table<T> {
         }
     }
 
-    /// The handle without its element type.
+    /// Untyped copy of the handle, which keeps the element type as a code.
     #[inline]
     pub(crate) const fn named(&self) -> Named {
         Named {
@@ -71,14 +71,14 @@ impl<T: Element> Table<T> {
         self.partitions
     }
 
-    /// Number of the table in the cluster.
+    /// Number of the table, unique in the cluster.
     pub const fn id(&self) -> TableId {
         self.id
     }
 }
 
-/// Builds a table definition. Defaults are those of a training job: f32, plain SGD with rate 0.01,
-/// zeros, pushes that take effect on arrival, NaN and infinity refused.
+/// Builder of a table definition ([`TableSpec`]). Defaults are those of a training job: plain SGD with rate 0.01 (no
+/// optimizer for integers), zeros, pushes that take effect on arrival, NaN and infinity refused.
 #[derive(Debug, Clone)]
 pub struct TableBuilder(TableSpec);
 
@@ -108,12 +108,12 @@ impl TableBuilder {
         })
     }
 
-    /// Sparse table: rows of `dim` elements by 64-bit key, created at first touch.
+    /// Begins a sparse table: rows of `dim` elements by 64-bit key, created at the first push or pull of a key.
     pub fn sparse<T: Element>(name: &str, dim: u32) -> Self {
         Self::of(name, Shape::Sparse { dim }, T::DTYPE)
     }
 
-    /// Dense table of `rows x cols`, pulled and pushed by single rows in random order.
+    /// Begins a dense table of `rows` x `cols` elements, pulled and pushed by single rows in random order.
     pub fn rows<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
         Self::of(
             name,
@@ -126,7 +126,8 @@ impl TableBuilder {
         )
     }
 
-    /// Range table of `rows x cols`, pulled and pushed by ranges of elements.
+    /// Begins a range table of `rows` x `cols` elements, pulled and pushed by ranges of elements, in blocks of 16
+    /// KiB.
     pub fn range<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
         let layout = DenseLayout::Blocks {
             block_bytes: 16 << 10,
@@ -135,7 +136,7 @@ impl TableBuilder {
         Self::of(name, Shape::Dense { rows, cols, layout }, T::DTYPE)
     }
 
-    /// Sets the bytes of a block, a power of two (range tables).
+    /// Sets the size of a block in bytes, a power of two. No effect but for range tables.
     #[must_use]
     pub fn block_bytes(mut self, bytes: u32) -> Self {
         if let Shape::Dense {
@@ -148,8 +149,8 @@ impl TableBuilder {
         self
     }
 
-    /// Makes the table double buffered, so that [`crate::PullMode::Snapshot`] can read it (range
-    /// tables, with [`Self::at_clock`]).
+    /// Keeps snapshots of the table in two or more buffers, so that [`crate::PullMode::Snapshot`] can read it at one
+    /// tick. For range tables with [`Self::at_clock`].
     #[must_use]
     pub fn snapshot(mut self) -> Self {
         if let Shape::Dense {
@@ -170,50 +171,51 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the update rule for gradients.
+    /// Sets the optimizer: the update rule that servers apply to pushed gradients.
     #[must_use]
     pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
         self.0.optimizer = optimizer;
         self
     }
 
-    /// Sets all options of gradients at once.
+    /// Sets all options of gradients (decay, clipping, accumulator, staleness) at once.
     #[must_use]
     pub fn gradient(mut self, options: GradientOptions) -> Self {
         self.0.gradient = options;
         self
     }
 
-    /// Adds `decay` times the parameter to each gradient (L2 penalty). For a decoupled decay use
-    /// [`Optimizer::AdamW`].
+    /// Sets the weight decay: servers add `decay` times the parameter to each gradient (L2 penalty). For a decoupled
+    /// decay use [`Optimizer::AdamW`].
     #[must_use]
     pub fn weight_decay(mut self, decay: f64) -> Self {
         self.0.gradient.weight_decay = decay;
         self
     }
 
-    /// Bounds the magnitude of each element of a gradient.
+    /// Clips gradients by value: servers bound the magnitude of each element to `bound`.
     #[must_use]
     pub fn clip_value(mut self, bound: f64) -> Self {
         self.0.gradient.clip_value = Some(bound);
         self
     }
 
-    /// Bounds the Euclidean norm of a row's gradient (tables of rows).
+    /// Clips gradients by norm: servers bound the Euclidean norm of a row's gradient to `bound` (tables of rows).
     #[must_use]
     pub fn clip_norm(mut self, bound: f64) -> Self {
         self.0.gradient.clip_norm = Some(bound);
         self
     }
 
-    /// Sets the accumulator of new rows ([`Optimizer::AdaGrad`], [`Optimizer::RowAdaGrad`]).
+    /// Sets the initial value of the accumulator in new rows' optimizer state ([`Optimizer::AdaGrad`],
+    /// [`Optimizer::RowAdaGrad`]).
     #[must_use]
     pub fn initial_accumulator(mut self, first: f64) -> Self {
         self.0.gradient.initial_accumulator = first;
         self
     }
 
-    /// Divides the learning rate of each gradient by its staleness, see
+    /// Makes servers divide the learning rate of each gradient by its staleness, see
     /// [`GradientOptions::by_staleness`].
     #[must_use]
     pub fn by_staleness(mut self) -> Self {
@@ -221,21 +223,20 @@ impl TableBuilder {
         self
     }
 
-    /// Deletes a row that no push has touched for this number of ticks of the table's domain. Sparse tables
-    /// only. Pulls and functions do not count. A tick looks at one partition, so a row is deleted between
-    /// `ticks` and `ticks` plus the number of partitions after its last push, at a tick that its key and
-    /// that push decide. A load begins the count again.
+    /// Sets the expiry of rows: servers delete a row that no push has touched for this number of ticks of the
+    /// table's domain. Sparse tables only. Pulls and functions do not count. A tick examines one partition, so a row
+    /// is deleted between `ticks` and `ticks` plus the number of partitions after its last push, at a tick that its
+    /// key and that push decide. A load begins the count again.
     #[must_use]
     pub fn expire_after(mut self, ticks: u32) -> Self {
         self.0.keys.expire_after = ticks;
         self
     }
 
-    /// Makes the row of a key at this push of it, and drops the pushes before. Sparse tables that apply
-    /// pushes on arrival only. Until then every pull returns the initial values and makes no row. Servers
-    /// count in 1 MiB for a table and applier, by estimates: a key may get its row early or a few pushes
-    /// late. They forget
-    /// pushes in the course of 131,072 others of keys without a row.
+    /// Sets the admission threshold: servers create the row of a key at its push of this number, and drop the pushes
+    /// before. Sparse tables that apply pushes on arrival only. Until then every pull returns the initial values and
+    /// makes no row. Servers count in 1 MiB for a table and applier, by estimates: a key may get its row early or a
+    /// few pushes late. They forget pushes in the course of 131,072 others of keys without a row.
     #[must_use]
     pub fn admit_after(mut self, pushes: u8) -> Self {
         self.0.keys.admit_after = pushes;
@@ -250,14 +251,15 @@ impl TableBuilder {
         self
     }
 
-    /// Makes pushes take effect at the tick, reduced in rank order.
+    /// Makes pushes take effect at the tick of the table's domain: contributions of workers are reduced by `reduce`
+    /// in the order of their ranks.
     #[must_use]
     pub fn at_clock(mut self, reduce: Reduce) -> Self {
         self.0.effect = Apply::AtTick(reduce);
         self
     }
 
-    /// Sets whether frames with NaN or infinity are refused (default: yes).
+    /// Sets whether servers refuse push frames with NaN or infinity (default: yes).
     #[must_use]
     pub fn finite_check(mut self, check: bool) -> Self {
         self.0.finite_check = check;
@@ -282,7 +284,7 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the clock domain (default 0).
+    /// Sets the clock domain with the ticks at which the table's versions end (default 0).
     #[must_use]
     pub fn domain(mut self, domain: DomainId) -> Self {
         self.0.domain = domain;
@@ -299,7 +301,7 @@ impl TableBuilder {
         self
     }
 
-    /// The definition built so far.
+    /// Table definition built so far, for [`Client::create_table`](crate::Client::create_table).
     pub fn spec(&self) -> &TableSpec {
         &self.0
     }

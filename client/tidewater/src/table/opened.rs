@@ -11,7 +11,7 @@ use super::{Element, Table};
 use crate::error::ClientError;
 use crate::ids::{ClientNumber, HandleId};
 
-/// A handle without its element type.
+/// Table handle without its static element type, as the client's functions pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) handle: HandleId,
@@ -20,7 +20,7 @@ pub(crate) struct Named {
     pub(crate) dtype: DType,
 }
 
-/// The tables of one client. The slot of a released one is reused.
+/// Open tables of one client. The slot of a released table is reused.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) client: ClientNumber,
@@ -29,7 +29,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Makes an empty set for a new client.
+    /// Makes an empty set of tables, with a new client number.
     pub(crate) fn new() -> Result<Self, ClientError> {
         Ok(Self {
             client: ClientNumber::next()?,
@@ -38,7 +38,7 @@ impl Tables {
         })
     }
 
-    /// Number of open tables.
+    /// Number of open tables in the set.
     pub(crate) fn len(&self) -> usize {
         self.open().count()
     }
@@ -47,12 +47,12 @@ impl Tables {
         self.slots.iter().flatten()
     }
 
-    /// Finds an open table by its number in the cluster.
+    /// Finds an open table by its number in the cluster; `None` if this client has not opened it.
     pub(crate) fn by_id(&self, id: TableId) -> Option<&TableState> {
         self.open().find(|table| table.id == id)
     }
 
-    /// The clock domains of tables that take effect at the clock: of one table, or of all.
+    /// Clock domains of the open tables that take effect at ticks; with `of`, only of that table.
     pub(crate) fn domains_at_clock(&self, of: Option<TableId>) -> BTreeSet<DomainId> {
         let at_clock = |t: &&TableState| matches!(t.spec.effect, Apply::AtTick(_));
         let meant = |t: &&TableState| of.is_none_or(|id| t.id == id);
@@ -60,7 +60,7 @@ impl Tables {
         tables.map(|t| t.spec.domain).collect()
     }
 
-    /// Makes the handle number of the next table.
+    /// Makes the identifier of the next table opening. Fails after 2^32 - 1 openings.
     pub(crate) fn next_handle(&mut self) -> Result<HandleId, ClientError> {
         let serial = self.serial.checked_add(1);
         self.serial = serial.ok_or_else(|| {
@@ -72,8 +72,8 @@ impl Tables {
         Ok(HandleId::new(self.client, self.serial))
     }
 
-    /// Adds a table, in a free slot if there is one. An older one of its name was released by another
-    /// client, or there would be no second: it is dropped, and its handle returned.
+    /// Adds a table to the set, in a free slot if there is one. An older table of the same name must have been
+    /// released by another client: it is dropped, and its handle returned.
     pub(crate) fn add(&mut self, table: TableState) -> Option<HandleId> {
         let same = |slot: &&mut Option<TableState>| {
             slot.as_ref().is_some_and(|old| old.name() == table.name())
@@ -86,7 +86,7 @@ impl Tables {
         dropped.map(|old| old.handle)
     }
 
-    /// Makes a handle of an open table.
+    /// Makes a typed handle of an open table; `None` if the table is not open.
     pub(crate) fn handle<T: Element>(&self, id: TableId) -> Option<Table<T>> {
         let is = |slot: &Option<TableState>| slot.as_ref().is_some_and(|table| table.id == id);
         let index = self.slots.iter().position(is)?;
@@ -95,7 +95,7 @@ impl Tables {
         Some(Table::new(table.handle, id, index, dim, partitions))
     }
 
-    /// Removes a table: its handles become invalid.
+    /// Removes a table from the set, if the handle is valid: all handles of it become invalid.
     pub(crate) fn remove(&mut self, named: Named) {
         if on(Mutant::ReleaseKeepsTable) {
             return;
@@ -109,7 +109,7 @@ impl Tables {
         }
     }
 
-    /// Finds the table of a handle.
+    /// Finds the state of the table that a handle names.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a handle of another client, or of a released table.
@@ -121,7 +121,7 @@ impl Tables {
         }
     }
 
-    /// Like [`Self::find`], for changes.
+    /// Finds the state of a handle's table like [`Self::find`], mutably.
     #[inline]
     pub(crate) fn find_mut(
         &mut self,
@@ -138,7 +138,7 @@ impl Tables {
         }
     }
 
-    /// Makes the error of an invalid handle: names its table, and this client's table in its slot.
+    /// Error of an invalid handle: names its table, and the table that this client has in its slot.
     #[cold]
     fn unknown(&self, op: &'static str, named: Named) -> ClientError {
         let Named { id, dtype, .. } = named;

@@ -18,14 +18,14 @@ use crate::lanes::Lanes;
 use tidewater_bookkeeping::locations::Locations;
 use tidewater_runtime::sync::Arc;
 
-/// Entries of an extent table read at once: one page.
+/// Number of extent-table entries (64 bytes each) that one read fetches: one page of 4 KiB.
 const EXTENTS_AT_ONCE: u64 = 64;
 
-/// A partition of a dense table.
+/// Partition of a dense table: its lane, its rows or blocks, and their addresses at the server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DensePart {
     pub(crate) lane: usize,
-    /// First row or block of the partition, and their number.
+    /// First row or block of the partition; `count` is their number.
     first: u64,
     count: u64,
     pub(crate) salt: u64,
@@ -36,7 +36,8 @@ pub(crate) struct DensePart {
 }
 
 impl DensePart {
-    /// Address of the first block in a buffer; `None` for one that the table does not have.
+    /// Remote address of the partition's first block in snapshot buffer `number`; `None` for a buffer that the table
+    /// does not have.
     pub(crate) fn buffer(
         &self,
         number: usize,
@@ -54,7 +55,7 @@ impl DensePart {
     }
 }
 
-/// A sparse table at one lane.
+/// Part of a sparse table at one applier: address of the extent table, and the entries read so far.
 #[derive(Debug, Default)]
 pub(crate) struct SparseLane {
     salt: u64,
@@ -62,7 +63,7 @@ pub(crate) struct SparseLane {
     pub(crate) extents: Vec<Option<ExtentEntry>>,
 }
 
-/// Location of one row to read, and the salt of its checksum.
+/// Source of one row to read: lane, remote address, and the salt of its checksum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowSource {
     pub(crate) lane: usize,
@@ -70,13 +71,13 @@ pub(crate) struct RowSource {
     pub(crate) salt: u64,
 }
 
-/// A client's state of one table.
+/// State that a client keeps of one open table: definition, owners of partitions, addresses, row locations.
 #[derive(Debug)]
 pub(crate) struct TableState {
     pub(crate) handle: HandleId,
     pub(crate) id: TableId,
     pub(crate) spec: TableSpec,
-    /// The rule that this client set last; that of the definition before.
+    /// Optimizer rule that this client set last; before, that of the definition.
     pub(crate) rule: Optimizer,
     pub(crate) row: RowLayout,
     /// Locations of sparse rows, shared by the threads of the worker.
@@ -84,7 +85,7 @@ pub(crate) struct TableState {
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
-    /// Index of the rows of a dense table with layout `rows`.
+    /// Index from row number to partition, for a dense table with layout `rows`.
     index: RangeIndex,
 }
 
@@ -95,12 +96,13 @@ fn remote(r: Remote) -> RemoteAddr {
     }
 }
 
-/// Whether memory has at least `bytes`, begins at a word boundary, and does not wrap the address space.
+/// Whether remote memory has at least `bytes` bytes, begins at an 8-byte boundary, and does not wrap the address
+/// space.
 const fn holds(r: Remote, bytes: u64) -> bool {
     r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
 }
 
-/// Geometry of a range table, and its partitions in blocks.
+/// Block geometry of a range table, and its partitions as ranges of blocks. `None` for other tables.
 fn blocks(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
     let Shape::Dense {
         rows,
@@ -118,7 +120,7 @@ fn blocks(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
     Some((layout, Ranges::new(layout.blocks(), spec.partitions)))
 }
 
-/// The rows or blocks of a dense table, cut into partitions.
+/// Partitions of a dense table as ranges of its rows or blocks. `None` for a sparse table.
 fn dense_ranges(spec: &TableSpec) -> Option<Ranges> {
     match (spec.shape, blocks(spec)) {
         (_, Some((_, ranges))) => Some(ranges),
@@ -179,8 +181,9 @@ impl TableState {
         })
     }
 
-    /// Adopts the description of the server that has `lanes`. It may name only its own appliers and
-    /// partitions, and memory that reads cannot exceed. `Err` describes the violation.
+    /// Stores the addresses of a table's memory at one server, from its descriptor. `lanes` are the lanes to that
+    /// server. A descriptor that names other appliers or partitions, or memory that reads would exceed, is refused:
+    /// `Err` describes the violation.
     pub(crate) fn learn(
         &mut self,
         descriptor: &TableDescriptor,
@@ -224,7 +227,8 @@ impl TableState {
         Ok(())
     }
 
-    /// Whether the memory of a partition is as large as its rows or blocks.
+    /// Whether the memory that a server describes for a partition is as large as its rows or blocks, versions and
+    /// snapshots.
     fn holds_partition(&self, p: &PartitionDescriptor) -> bool {
         let Some(ranges) = dense_ranges(&self.spec) else {
             return false;
@@ -295,17 +299,17 @@ impl TableState {
         )
     }
 
-    /// Geometry of a range table, and its partitions in blocks.
+    /// Block geometry of a range table, and its partitions as ranges of blocks. `None` for other tables.
     pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
         blocks(&self.spec)
     }
 
-    /// The rows of a dense table with layout `rows`, cut into partitions.
+    /// Partitions of a dense table with layout `rows` as ranges of rows. `None` for other tables.
     pub(crate) fn row_ranges(&self) -> Option<Ranges> {
         dense_ranges(&self.spec).filter(|_| !self.is_blocks())
     }
 
-    /// The lane to the owner of a key or row.
+    /// Lane to the applier that owns a key (sparse) or row number (dense). `None` for a row past the end.
     #[inline]
     pub(crate) fn lane_of(&self, key: u64) -> Option<usize> {
         let partition = match self.spec.shape {
@@ -319,12 +323,13 @@ impl TableState {
         self.lane_of_partition.get(partition.0 as usize).copied()
     }
 
-    /// The lane to the owner of a partition.
+    /// Lane to the applier that owns a partition. `None` for a partition that the table does not have.
     pub(crate) fn lane_of_partition(&self, partition: u32) -> Option<usize> {
         self.lane_of_partition.get(partition as usize).copied()
     }
 
-    /// The source of a row, if known without a request. A row of a dense table has no location.
+    /// Source and location of a row, if known without a request; `None` if a server must resolve it. The location of
+    /// a dense row is `NONE`.
     #[inline]
     pub(crate) fn locate(&self, key: u64) -> Option<(RowSource, RowLocation)> {
         if !self.is_sparse() {
@@ -337,7 +342,7 @@ impl TableState {
         Some((self.sparse_row(lane, loc).ok()?, loc))
     }
 
-    /// Prefetches what [`Self::locate`] will read.
+    /// Prefetches the cache line of the cached location that [`Self::locate`] will read for a key.
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) {
         if self.is_sparse() {
@@ -345,7 +350,7 @@ impl TableState {
         }
     }
 
-    /// The source of a row of a dense table.
+    /// Source of a row of a dense table, computed from its number. `None` past the end.
     #[inline]
     pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
         let Shape::Dense { rows, .. } = self.spec.shape else {
@@ -375,7 +380,8 @@ impl TableState {
         })
     }
 
-    /// The source of a sparse row, if its extent is known; `Err` names the unknown extent.
+    /// Source of a sparse row at a known location. `Err` is the number of its extent if the address of that is not
+    /// known yet.
     #[inline]
     pub(crate) fn sparse_row(&self, lane: usize, loc: RowLocation) -> Result<RowSource, u16> {
         let number = loc.extent();
@@ -398,8 +404,9 @@ impl TableState {
         }
     }
 
-    /// The read of a lane's extent table around entry `number`, and the number of the first entry read.
-    /// Neighbours are included: a client that is new to a table reads once, not once for each extent.
+    /// Read of a lane's extent table around entry `number`, and the number of the first entry read. It covers a page
+    /// of neighbours, so that a client that is new to a table does not read once for each extent. `None` for an
+    /// entry past the table.
     pub(crate) fn extents_op(&self, lane: usize, number: u16) -> Option<(ReadOp, u16)> {
         let table = self.sparse.get(lane)?.table?;
         let entries = table.len / LINE_BYTES as u64;
@@ -424,8 +431,8 @@ impl TableState {
         Some((op, first as u16 + 1))
     }
 
-    /// Adopts entries that were read, from number `first` on. Entries that do not validate (of extents
-    /// that do not exist yet) are skipped.
+    /// Stores entries of a lane's extent table that were read into `lines`, from entry number `first` on. Entries
+    /// that do not validate (of extents that do not exist yet) are skipped.
     pub(crate) fn learn_extents(&mut self, lane: usize, first: u16, lines: &[u8]) {
         let stride = self.row.stride as u64;
         let Some(sparse) = self.sparse.get_mut(lane) else {
@@ -456,12 +463,12 @@ impl TableState {
         }
     }
 
-    /// Name of the table, for errors.
+    /// Name of the table, for error texts.
     pub(crate) fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Makes the error of a call with arguments that do not fit the table.
+    /// Error of a call `op` with arguments that do not fit the table.
     #[cold]
     pub(crate) fn wrong(&self, op: &'static str, what: String) -> ClientError {
         let table = self.name().to_owned();

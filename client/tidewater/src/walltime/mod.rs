@@ -34,10 +34,11 @@ use crate::session::Client;
 pub use signals::Signals;
 pub use stop::StopSign;
 
-/// Table and barrier of the workers' agreement.
+/// Name of the table and of the barrier by which workers agree to stop.
 const NAME: &str = "tidewater/walltime";
 
-/// Watches for SIGTERM and SIGUSR1 in a job; all its workers must do so.
+/// Watcher for SIGTERM, SIGUSR1 and `tidewater stop`, which ends all workers of a job at one step. All workers must
+/// use it.
 #[derive(Debug)]
 pub struct Walltime {
     signals: Signals,
@@ -47,11 +48,11 @@ pub struct Walltime {
 }
 
 impl Walltime {
-    /// Starts to watch. Until the value is dropped, SIGTERM and SIGUSR1 are recorded and do not end the
-    /// process. All workers call it before their first step, and wait for each other in it.
+    /// Starts to watch for signals. Until the value is dropped, SIGTERM and SIGUSR1 are recorded and do not end the
+    /// process. All workers call it before their first step; it blocks until all have.
     ///
-    /// `every` is the number of steps (ticks of domain 0) between two checks, the same on all workers;
-    /// 0 is 1. A run ends at most three checks after the signal, and under SSP(s) `s` steps later.
+    /// `every` is the number of steps (ticks of domain 0) between two checks, the same on all workers; 0 counts as
+    /// 1. A run ends at most three checks after the signal, and under SSP(s) `s` steps later.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when signals cannot be caught; the table's refusal; a deadline.
@@ -108,7 +109,7 @@ impl Walltime {
         Ok(self.ended)
     }
 
-    /// Whether [`Walltime::end`] was called.
+    /// Whether [`Walltime::end`] was called: the agreement is over.
     pub const fn is_ended(&self) -> bool {
         self.sign.is_none()
     }

@@ -13,10 +13,10 @@ use tidewater_runtime::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{ClientError, SystemError};
 
-/// Signals that batch systems send before they kill.
+/// Signals that batch systems send some time before they kill: SIGTERM and SIGUSR1.
 const NOTED: [i32; 2] = [SIGTERM, SIGUSR1];
 
-/// While such a value lives, SIGTERM and SIGUSR1 are recorded and do not end the process.
+/// Recorder of SIGTERM and SIGUSR1: while such a value lives, they are recorded and do not end the process.
 #[derive(Debug)]
 pub struct Signals {
     came: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ struct Process {
     asking: usize,
 }
 
-/// State that the handlers access.
+/// State that the signal handlers of the process access.
 struct Handlers {
     /// Number of the last signal; 0 if none came.
     came: Arc<AtomicUsize>,
@@ -41,8 +41,8 @@ struct Handlers {
 }
 
 impl Signals {
-    /// Starts to record signals. Earlier ones are not seen. A handler that the program had installed
-    /// before is also called.
+    /// Starts to record signals. Earlier signals are not seen, unless another value recorded them. A handler that
+    /// the program had installed before is also called.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when the system does not let them be caught.
@@ -64,7 +64,7 @@ impl Signals {
         })
     }
 
-    /// Number of the last signal that came.
+    /// Number of the last recorded signal; `None` if none came.
     pub fn came(&self) -> Option<i32> {
         let came = self.came.load(Ordering::Relaxed);
         i32::try_from(came).ok().filter(|&signal| signal != 0)
@@ -100,7 +100,8 @@ impl Handlers {
         Ok(Self { came, default })
     }
 
-    /// Registers one more value, next to `others`.
+    /// Registers one more [`Signals`] value; `others` is the number of living ones. The first one clears the record
+    /// and disables the default action.
     fn ask(&self, others: usize) -> Arc<AtomicUsize> {
         if others == 0 {
             self.came.store(0, Ordering::Relaxed);
@@ -114,7 +115,8 @@ fn process() -> MutexGuard<'static, Process> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bit n-1 is set if the program handles or ignores signal n; none if `/proc` is unreadable.
+/// Mask of the signals that the program handles or ignores: bit n-1 stands for signal n. It is 0 if `/proc` is
+/// unreadable.
 fn handled() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let masks = status.lines().filter_map(|line| {

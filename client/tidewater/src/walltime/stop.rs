@@ -19,12 +19,13 @@ use crate::pull::PullOptions;
 use crate::session::Client;
 use crate::table::{Table, TableBuilder};
 
-/// Cells: the signal's number, written by any worker; the clock, written by the lowest rank.
+/// Row of the signal's number, which any worker writes. The row `CLOCK` holds the clock at which all stop, which the
+/// lowest rank writes.
 const SIGNAL: u64 = 0;
 const CLOCK: u64 = 1;
 
-/// An agreement of all workers to stop at one step. [`Walltime`](super::Walltime) uses it with the
-/// signals of a batch system. A program with other reasons to stop makes its own.
+/// Agreement of all workers to stop at one step, through two rows of a table. [`Walltime`](super::Walltime) uses it
+/// with the signals of a batch system. A program with other reasons to stop makes its own.
 #[derive(Debug)]
 pub struct StopSign {
     table: Table<i64>,
@@ -35,8 +36,8 @@ pub struct StopSign {
 }
 
 impl StopSign {
-    /// Makes an agreement with a table and a barrier of that name. `every` (above 0) is the number of
-    /// steps between two checks. A check is a read of two short rows, which over TCP costs as much as a
+    /// Makes an agreement, with a table and a barrier named `name`; all workers call it. `every` (above 0) is the
+    /// number of steps between two checks. A check is a read of two short rows, which over TCP costs as much as a
     /// step's pull.
     ///
     /// # Errors
@@ -53,7 +54,8 @@ impl StopSign {
         })
     }
 
-    /// Checks at the start of each step whether the run ends here. `signal` returns a signal that came.
+    /// Checks whether the run ends at this step; called at the start of each step, and reads the table at each
+    /// `every`-th. `signal` returns the number of a signal that this worker has received.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -78,12 +80,13 @@ impl StopSign {
         Ok(stop_at != 0 && clock >= stop_at)
     }
 
-    /// Whether [`StopSign::look`] checks at this clock.
+    /// Whether the client's clock is a step at which [`StopSign::look`] reads the table.
     pub fn is_check(&self, client: &Client) -> bool {
         client.clock().is_multiple_of(self.every)
     }
 
-    /// Returns, after the last step, the signal that ended the run, the same at every worker.
+    /// Returns the number of the signal that ended the run, the same at every worker; `None` without one. All
+    /// workers call it after the last step; it blocks until all have.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -97,7 +100,7 @@ impl StopSign {
         Ok(self.read(client)?.0)
     }
 
-    /// Clears both cells; called on one worker, before the others check.
+    /// Clears the recorded signal and stop clock; one worker calls it, before the others check.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -106,15 +109,15 @@ impl StopSign {
         self.write(client, CLOCK, 0)
     }
 
-    /// Lets this worker ask again, after an agreement that was cleared.
+    /// Lets this worker write a signal again, after an agreement that was cleared.
     pub const fn renew(&mut self) {
         self.asked = false;
     }
 
-    /// Removes the table; one worker calls it, when no worker uses it any more.
+    /// Releases the agreement's table; one worker calls it, when no worker uses the table any more.
     ///
     /// # Errors
-    /// A pull or push fails, or a deadline passes.
+    /// The coordinator's refusal, or a deadline.
     pub fn release(self, client: &mut Client) -> Result<(), ClientError> {
         client.release_table(self.table)
     }

@@ -48,10 +48,10 @@ use super::stream::Stream;
 use crate::error::{Cause, ClientError};
 use crate::link::{OpenLane, ServerLink};
 
-/// Longest time of an attempt that no caller requested.
+/// Time limit of an attempt to resume a session that a periodic check makes, without a call that needs it.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Why an attempt failed.
+/// Failure of one attempt of a request to a server: it decides whether the request is repeated.
 #[derive(Debug)]
 enum Failure {
     /// The connection failed: the next attempt may succeed.
@@ -73,14 +73,14 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// A session of one client thread with one server.
+/// Link of one client thread to one server: the control connection and the session on it.
 #[derive(Debug)]
 pub struct NetServerLink {
     name: String,
     server: ServerMember,
     config: ConnectConfig,
     transport: TransportKind,
-    /// Why it takes this transport, for operators.
+    /// Reason for the choice of this transport, for operators.
     reason: String,
     /// Control connection; `None` while it is cut.
     conn: Option<Control>,
@@ -105,7 +105,7 @@ pub struct NetServerLink {
 }
 
 impl NetServerLink {
-    /// Sets the transport of the link, and the name that follows from it.
+    /// Sets the link's transport, and builds its name from the server's number and address.
     fn become_of(&mut self, transport: TransportKind) {
         self.transport = transport;
         let Self { server, .. } = self;
@@ -116,7 +116,7 @@ impl NetServerLink {
         self.name = format!("{} ({address})", server.id);
     }
 
-    /// Records what an attachment says of the session.
+    /// Stores the session number and the addresses of the push counters from the server's answer to `Attach`.
     fn attached(&mut self, attached: &Attached) {
         self.session = attached.session;
         let counter = |lane: &LaneGrant| {
@@ -142,7 +142,8 @@ impl NetServerLink {
         }
     }
 
-    /// Requests a session; checks that the lanes are in the order of the appliers.
+    /// Sends `Attach` to the server and returns its answer. Fails unless the granted lanes are in the order of the
+    /// appliers.
     fn attach(
         &self,
         conn: &mut Control,
@@ -165,7 +166,7 @@ impl NetServerLink {
         }
     }
 
-    /// Opens a connection and authenticates both ends.
+    /// Opens a control or lane connection to the server, over a unix socket or TCP, and authenticates both ends.
     fn connect(&self, purpose: Purpose, deadline: Deadline) -> Attempt<Control> {
         let endpoints = &self.server.endpoints;
         let stream = if self.transport == TransportKind::Shm {
@@ -214,7 +215,8 @@ impl NetServerLink {
             .map_err(|e| self.failure(e))
     }
 
-    /// As [`Self::ask`] within a call that ends at `deadline`; news of the server extend the attempt up to there.
+    /// Sends a request as [`Self::ask`] does, with an attempt that progress notices of the server extend, at most up
+    /// to `deadline`.
     fn ask_patiently(
         &mut self,
         request: &ServerRequest,
@@ -238,14 +240,16 @@ impl NetServerLink {
         answer
     }
 
-    /// Keeps a connection after an answer. A refusal leaves it usable.
+    /// Keeps the control connection for the next request after an answer or a refusal; drops it after other
+    /// failures.
     fn keep(&mut self, conn: Control, answer: &Attempt<ServerAnswer>) {
         if matches!(answer, Ok(_) | Err(Failure::Final(ClientError::Refused(_)))) {
             self.conn = Some(conn);
         }
     }
 
-    /// Classifies a connection's failure for the next attempt.
+    /// Classifies a failure of the control connection: a refusal or a failed handshake is final, other failures
+    /// allow another attempt.
     fn failure(&self, e: ConnError) -> Failure {
         match e {
             ConnError::Refused(no) | ConnError::Handshake(HandshakeError::RefusedByPeer(no)) => {
@@ -273,7 +277,8 @@ impl NetServerLink {
         })
     }
 
-    /// Sends a request over the session's control connection, or over a new one if that is cut.
+    /// Sends a request over the session's control connection and waits for the answer. Without a connection it opens
+    /// one and resumes the session. One attempt; no repetition.
     fn ask(&mut self, request: &ServerRequest, deadline: Deadline) -> Attempt<ServerAnswer> {
         let mut conn = match self.conn.take() {
             Some(conn) => conn,
@@ -284,7 +289,8 @@ impl NetServerLink {
         answer
     }
 
-    /// Opens a new control connection and resumes the session on it, at a successor with the carrier too.
+    /// Opens a new control connection and resumes the session on it. At the successor of a restarted server it sends
+    /// `Reattach` with the transport, otherwise `Resume`.
     fn resume(&mut self, deadline: Deadline) -> Attempt<Control> {
         let mut conn = self.connect(Purpose::Control, deadline)?;
         let session = self.session;
@@ -323,8 +329,8 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats attempts over the session's control connection until one succeeds or fails for good. The
-    /// session has its transport: no transport counts as unfit any more.
+    /// Repeats `attempt` until it succeeds, fails for good, or `deadline` passes. For requests of an open session:
+    /// an unavailable transport is reported as `ClientError::ServerLost`.
     fn retry<T>(
         &mut self,
         op: &'static str,
@@ -340,7 +346,8 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats attempts until one succeeds or fails for a reason other than the connection.
+    /// Repeats `attempt`, with growing pauses, while the connection fails and `deadline` has not passed. Other
+    /// failures are returned at once; so is an absent server if a session is open.
     fn attempts<T>(
         &mut self,
         op: &'static str,
@@ -366,7 +373,8 @@ impl NetServerLink {
         }
     }
 
-    /// One attempt that ends at `deadline`, of a call that ends at `call`.
+    /// Makes one attempt to recover the lane to an applier: the server makes a new lane, and the client connects to
+    /// it. The attempt ends at `deadline`, a slow verbs connection at `call`, the end of the caller's call.
     fn try_recover(
         &mut self,
         applier: ApplierId,
@@ -393,8 +401,8 @@ impl NetServerLink {
         })
     }
 
-    /// Ends the session at once, instead of some time after its connection. Complete frames in its
-    /// rings are applied; wait for tickets before.
+    /// Ends the session at the server at once; otherwise it ends some time after its connection. The server still
+    /// applies complete frames in the rings. Wait for tickets before, to learn of refusals.
     ///
     /// # Errors
     /// The server's refusal, or that it is unreachable before the deadline.
@@ -541,7 +549,7 @@ impl ServerLink for NetServerLink {
     }
 }
 
-/// A connection over TCP was not made.
+/// Error of a TCP connection that was not made, with the address.
 #[derive(Debug, thiserror::Error)]
 #[error("connect to {address}: {source}")]
 struct ConnectError {
@@ -549,7 +557,8 @@ struct ConnectError {
     source: std::io::Error,
 }
 
-/// The failure of a connection that was not made.
+/// Classifies a failed connection attempt: a refused connection means that no process listens (`Absent`), others may
+/// be tried again.
 fn not_connected(kind: std::io::ErrorKind, why: Cause) -> Failure {
     match kind {
         std::io::ErrorKind::ConnectionRefused => Failure::Absent(why),
@@ -557,7 +566,7 @@ fn not_connected(kind: std::io::ErrorKind, why: Cause) -> Failure {
     }
 }
 
-/// Address of the public copy of a granted lane's status record.
+/// Remote address of the public copy of a lane's status record, from the lane's grant.
 const fn status_of(grant: &LaneGrant) -> RemoteAddr {
     let Remote { key, address, .. } = grant.status;
     RemoteAddr { key, addr: address }

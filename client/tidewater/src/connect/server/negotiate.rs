@@ -20,14 +20,14 @@ use crate::error::ClientError;
 use crate::link::OpenLane;
 
 impl NetServerLink {
-    /// Attaches the calling thread, which sleeps in `parker`, to a server. The lanes are in the order
-    /// of the server's appliers. `Auto` takes shared memory on one host, else verbs if both ends have
-    /// them, else TCP, and logs the reason (one line, level info). Another choice is used or fails.
+    /// Opens a session of the calling thread, which sleeps in `parker`, with a server. Returns the link and its
+    /// lanes, in the order of the server's appliers. `Auto` takes shared memory on one host, else verbs if both ends
+    /// have them, else TCP, and logs the reason (one line, level info). Another choice is used or fails.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when the chosen transport is unavailable, which names what is
-    /// missing and where; [`ClientError::Refused`] with the server's reason; [`ClientError::Control`]
-    /// when the handshake fails; [`ClientError::ServerLost`] when the deadline passes.
+    /// [`ClientError::Environment`] when the chosen transport is unavailable, which names what is missing and where;
+    /// [`ClientError::Refused`] with the server's reason; [`ClientError::Control`] when the handshake fails;
+    /// [`ClientError::ServerLost`] when the deadline passes.
     pub fn open(
         server: &ServerMember,
         config: &ConnectConfig,
@@ -68,7 +68,8 @@ impl NetServerLink {
         }
     }
 
-    /// Opens a session over the first available transport.
+    /// Opens a session over the first available of shared memory, verbs and TCP, and logs why the earlier ones are
+    /// unavailable. Warns if TCP is used on a host with fast RDMA.
     fn open_best(&mut self, deadline: Deadline) -> Result<Vec<OpenLane>, Failure> {
         let server = self.server.id;
         "one host".clone_into(&mut self.reason);
@@ -105,7 +106,7 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// Makes the error of an unavailable transport: the choice, the cause and the alternatives.
+    /// Error of an unavailable transport: the chosen transport, the cause `why`, and the alternatives.
     pub(super) fn cannot(&self, why: &str) -> ClientError {
         let (what, remedy) = match self.config.transport {
             TransportChoice::Shm => (
@@ -124,7 +125,8 @@ impl NetServerLink {
     }
 }
 
-/// The fastest RDMA port of a host, if TCP in its place is worth a warning.
+/// Name and rate of the host's fastest RDMA port, if it reaches `RDMA_FAST_MBPS`; otherwise `None`. A session over
+/// TCP then logs a warning.
 fn fast_port(topology: &Topology) -> Option<String> {
     let (name, rate_mbps) = topology.fastest_rdma_port()?;
     let gbps = f64::from(rate_mbps) / 1000.0;

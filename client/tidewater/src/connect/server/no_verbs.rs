@@ -15,11 +15,11 @@ use crate::error::Cause;
 
 const NOT_BUILT_IN: &str = "this program was built without the cargo feature verbs or verbs-dlopen";
 
-/// Uninhabited: this program has no RDMA side.
+/// RDMA resources of a link, in a program built without RDMA: an uninhabited type.
 #[derive(Debug)]
 pub(super) enum VerbsSide {}
 
-/// Uninhabited: this program offers no queue pairs.
+/// Client's end of a lane over verbs, in a program built without RDMA: an uninhabited type.
 #[derive(Debug)]
 pub(super) enum LaneOffer {}
 

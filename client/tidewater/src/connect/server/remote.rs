@@ -26,7 +26,7 @@ use crate::error::{Cause, ClientError};
 use crate::link::{OpenLane, ServerLink as _};
 
 impl NetServerLink {
-    /// Opens a session with lanes over TCP.
+    /// Opens a session with the server whose lanes are TCP connections, one for each applier.
     pub(super) fn open_tcp(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Tcp);
         self.needs_tcp_address()?;
@@ -34,8 +34,8 @@ impl NetServerLink {
         self.connect_lanes(&attached, deadline)
     }
 
-    /// Opens a session with lanes over verbs, on the first pair of ports that passes its check. If only
-    /// verbs are unavailable, the control connection is kept for the next transport.
+    /// Opens a session with lanes over verbs, on the first pair of RDMA ports that passes its check. If verbs are
+    /// unavailable it returns `Failure::Unfit`, and the control connection stays for the next transport.
     pub(super) fn open_verbs(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Verbs);
         self.needs_tcp_address()?;
@@ -66,7 +66,8 @@ impl NetServerLink {
         }
     }
 
-    /// Opens a session with lanes over verbs on the pair of ports that the server selects.
+    /// Makes one attempt to open a session over verbs, on the pair of RDMA ports that the server selects. If the
+    /// pair is unusable, it ends the session and releases the port.
     fn open_path(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let attached = self.attach_remote(Transport::Verbs, deadline)?;
         self.path_proved = false;
@@ -84,7 +85,8 @@ impl NetServerLink {
         opened
     }
 
-    /// Opens this end's port of the pair that the server has selected.
+    /// Opens the client's RDMA port of the pair that the server has selected. A port that does not open is excluded
+    /// from further attempts.
     fn use_path(&mut self, attached: &Attached) -> Attempt<()> {
         let port = attached.path.and_then(|path| self.paths.select(path));
         let port =
@@ -115,7 +117,8 @@ impl NetServerLink {
         ).into()))
     }
 
-    /// Attaches over the existing control connection, or over a new one.
+    /// Requests a session with lanes over TCP or verbs, over the existing control connection or a new one. Repeats
+    /// the request while an earlier session of this link still holds the rank.
     fn attach_remote(&mut self, transport: Transport, deadline: Deadline) -> Attempt<Attached> {
         let mut first = true;
         let attached = self.attempts("attach", deadline, |link, deadline| {
@@ -154,7 +157,8 @@ impl NetServerLink {
         Ok(attached)
     }
 
-    /// Ranks the RDMA ports of this host for the control connection.
+    /// Ranks the RDMA ports of this host by how they reach the server: the local address of the control connection
+    /// is the hint. The ranked ports are offered to the server.
     fn prepare_verbs(&mut self, conn: &mut Control) -> Attempt<()> {
         let local = conn
             .stream_mut()
@@ -167,15 +171,16 @@ impl NetServerLink {
         Ok(())
     }
 
-    /// Opens the device of the session again after it has failed. Buffers that the program registered are
-    /// copied from now on, until it registers them again.
+    /// Opens the session's RDMA port again after its device has failed. Reads into buffers that the program
+    /// registered before copy from now on, until it registers them again.
     fn reopen_verbs(&mut self) -> Attempt<()> {
         let port = self.paths.port();
         let port = port.ok_or_else(|| Failure::Again("there is no port".into()))?;
         self.open_port(&port)
     }
 
-    /// Connects the lanes of a new session: those over verbs by one request, those over TCP one by one.
+    /// Connects the lanes of a new session: those over verbs by one request, those over TCP one by one. A lane with
+    /// a failed connection is recovered.
     fn connect_lanes(&mut self, attached: &Attached, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let grants = &attached.lanes;
         if self.transport == TransportKind::Verbs {
@@ -212,7 +217,7 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// Connects a granted lane over a connection of its own.
+    /// Connects a granted lane over a TCP connection of its own, with a mailbox in this process's memory.
     pub(super) fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpClientLane> {
         let purpose = Purpose::Lane {
             session: self.session,
@@ -236,8 +241,8 @@ impl NetServerLink {
             .map_err(|e| Failure::Again(e.into()))
     }
 
-    /// The server counts pushes, and `device` has no atomics: a lane over verbs cannot count. A client that
-    /// must have verbs fails with the remedy; another one goes on uncounted, and logs the reason.
+    /// Drops the push counter of a lane over verbs, since `device` has no 64-bit atomics and cannot count pushes. If
+    /// the program chose verbs explicitly, it fails with the remedy; otherwise it logs the reason.
     fn go_uncounted(&mut self, applier: ApplierId, device: &str) -> Attempt<()> {
         let why = format!(
             "pushes are counted (--count-pushes), but {device} has no 64-bit atomics: start servers without \
@@ -260,8 +265,8 @@ impl NetServerLink {
         Ok(())
     }
 
-    /// Makes queue pairs of one recovered lane at both ends and exchanges their numbers. News of the server
-    /// extend the attempt up to `deadline`.
+    /// Connects one recovered lane over verbs: makes queue pairs at both ends and exchanges their numbers. Progress
+    /// notices of the server extend the attempt up to `deadline`.
     pub(super) fn verbs_lane(
         &mut self,
         grant: &LaneGrant,
@@ -279,7 +284,8 @@ impl NetServerLink {
         self.opened(&side, grant, offer, &connected, deadline)
     }
 
-    /// As [`Self::verbs_lane`] for all lanes of a session, by one request.
+    /// Connects all lanes of a session over verbs, as [`Self::verbs_lane`] does, but by one request to the server.
+    /// Lanes are in the order of `grants`.
     fn verbs_lanes(
         &mut self,
         grants: &[LaneGrant],
@@ -307,7 +313,8 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// Makes this end of a lane over verbs.
+    /// Makes the client's end of a lane over verbs: queue pairs and mailbox. Reopens the port first if its device
+    /// has failed.
     fn offer(&mut self, grant: &LaneGrant) -> Attempt<(Arc<VerbsSide>, LaneOffer)> {
         if self.verbs.as_ref().is_some_and(|side| side.has_failed()) {
             self.reopen_verbs()?;
@@ -324,9 +331,8 @@ impl NetServerLink {
         Ok((side, offer.map_err(unfit_for)?))
     }
 
-    /// Opens the client's end of a lane after the server has made its end. On the first lane of a session
-    /// it also proves, for all lanes, that the path carries packets of all lengths. Every lane then reads
-    /// its status record once.
+    /// Opens the client's end of a lane over verbs, after the server has made its end. The first lane of a session
+    /// also proves that the path carries packets of all lengths. Every lane then reads its status record once.
     fn opened(
         &mut self,
         side: &VerbsSide,
@@ -350,7 +356,7 @@ impl NetServerLink {
     }
 }
 
-/// A lane of a new session.
+/// Lane of a new session, with sequence numbers at their start.
 fn first(grant: &LaneGrant, lane: Box<dyn ClientLane>) -> OpenLane {
     OpenLane {
         lane,
@@ -359,19 +365,20 @@ fn first(grant: &LaneGrant, lane: Box<dyn ClientLane>) -> OpenLane {
     }
 }
 
-/// The first read over a lane failed.
+/// Error: the first read over a lane with new queue pairs, that of its status record, failed.
 #[derive(Debug, thiserror::Error)]
 #[error("queue pairs were made, but the status record cannot be read: {source}")]
 struct StatusUnread {
     source: LaneError,
 }
 
-/// Another transport may work in place of verbs.
+/// Failure of a verbs resource, classified as `Unfit`: another transport or pair of ports may work.
 fn unfit_for(cause: impl Into<Cause>) -> Failure {
     Failure::Unfit(cause.into())
 }
 
-/// A server that refuses a lane over verbs may serve another transport.
+/// Reclassifies a server's refusal of the transport (`BadTransport`) as `Unfit`, so that another transport is tried.
+/// Other failures are returned unchanged.
 fn unfit(failure: Failure) -> Failure {
     match failure {
         Failure::Final(ClientError::Refused(no)) if no.code == RefusalCode::BadTransport => {
@@ -381,8 +388,8 @@ fn unfit(failure: Failure) -> Failure {
     }
 }
 
-/// Reads the public copy of a lane's status record once. The lane then has the device's key of that
-/// memory: no later read of the copy waits for a lookup in the server's key directory.
+/// Reads the public copy of a lane's status record once, as the first read over a new verbs lane. The client then
+/// holds the remote key of that memory, and no later read waits for a lookup in the server's key directory.
 fn read_status(
     lane: &mut dyn ClientLane,
     grant: &LaneGrant,

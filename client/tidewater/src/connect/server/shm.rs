@@ -13,7 +13,8 @@ use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;
 
 impl NetServerLink {
-    /// Opens a session over shared memory, with one attempt: what fails on one host fails again.
+    /// Opens a session over shared memory with one attempt. Any failure of the connection is `Unfit`, so that
+    /// another transport is tried: what fails on one host fails again.
     pub(super) fn open_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         if let Some(why) = obstacle(&self.server) {
             return Err(Failure::Unfit(why.into()));
@@ -48,7 +49,7 @@ impl NetServerLink {
         Ok(attached.lanes.iter().zip(lanes).map(open).collect())
     }
 
-    /// Opens lane `a` in its new memory, after a recovery.
+    /// Maps the new memory of recovered lane `a`, from descriptors that the server passed, and returns the lane.
     pub(super) fn renewed(&mut self, a: usize, attach: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
         let Some(mut conn) = self.conn.take() else {
             return Err(Failure::Again("the connection is cut".into()));
@@ -62,7 +63,8 @@ impl NetServerLink {
         Ok(Box::new(lane))
     }
 
-    /// Maps the memory of the descriptors that came with the last answer.
+    /// Maps the shared memory of lanes, from descriptors that came with the server's last answer over the unix
+    /// socket.
     fn map(&self, conn: &mut Control, attach: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
         let fds = conn.stream_mut().take(shm::descriptors(attach));
         let fds = fds.map_err(|e| Failure::Again(e.into()))?;
@@ -81,7 +83,8 @@ impl NetServerLink {
     }
 }
 
-/// Why shared memory with a server is unavailable, as far as known without a request.
+/// Reason why shared memory with a server is unavailable, found without a request: no unix socket, or another host.
+/// `None` if none is known.
 fn obstacle(server: &ServerMember) -> Option<String> {
     if server.endpoints.unix.is_empty() {
         return Some("the server listens on no unix socket".into());

@@ -16,7 +16,8 @@ use tidewater_verbs::{ClientDomain, Notifier, OpenPort, VerbsError, rank_ports};
 
 use crate::error::Cause;
 
-/// RDMA resources that the lanes of one link share.
+/// RDMA resources of one link, which its lanes share: the client's protection domain on one port, and the notifier
+/// of completions.
 #[derive(Debug)]
 pub(super) struct VerbsSide {
     domain: Arc<ClientDomain>,
@@ -24,7 +25,8 @@ pub(super) struct VerbsSide {
 }
 
 impl VerbsSide {
-    /// Ranks the ports of this host for connections from `control`.
+    /// Ranks the RDMA ports of this host by how well they reach the server. `control` is the local address of the
+    /// control connection; `names` restricts the ports; `local_rank` spreads processes over equal ports.
     pub(super) fn ports(
         control: IpAddr,
         names: Option<&RdmaDevice>,
@@ -41,8 +43,8 @@ impl VerbsSide {
         rank_ports(&wish)
     }
 
-    /// Opens a port, for a thread that sleeps on `watch` and arms `arms`. The device raises its events by
-    /// completion vector `vector`, modulo those that it has.
+    /// Opens an RDMA port for a thread that sleeps on `watch` and arms completion events through `arms`. The device
+    /// raises its events on completion vector `vector`, modulo the number of vectors.
     pub(super) fn new(
         port: &PortCandidate,
         fabric: FabricSettings,
@@ -57,19 +59,20 @@ impl VerbsSide {
         })
     }
 
-    /// Whether the device has failed since. Logs its events.
+    /// Whether the RDMA device has failed since it was opened. Logs the asynchronous events of the device.
     pub(super) fn has_failed(&self) -> bool {
         let device = self.domain.open_port().device();
         device.log_events();
         device.has_failed()
     }
 
-    /// Registers a buffer, so that the device may write it for the lanes.
+    /// Registers a buffer with the RDMA device, so that reads over the lanes write it without a copy.
     pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), VerbsError> {
         self.domain.register(buffer)
     }
 
-    /// Makes a lane's queue pairs and mailbox. `counts`: pushes over it are counted.
+    /// Makes the client's queue pairs and mailbox of a lane. `pulls` is the number of queue pairs for reads;
+    /// `counts` tells whether pushes over the lane are counted, which needs atomics.
     pub(super) fn offer(
         &self,
         pulls: usize,
@@ -83,8 +86,8 @@ impl VerbsSide {
         Ok(offer)
     }
 
-    /// Opens the lane, once the server has sent its end. With `prove`, proves before that deadline that
-    /// the path carries packets of all lengths.
+    /// Opens a lane over verbs from both ends' data: the client's `offer` and the server's `connected`. With
+    /// `prove`, it also proves before that deadline that the path carries packets of all lengths.
     pub(super) fn open(
         &self,
         offer: LaneOffer,
@@ -99,7 +102,7 @@ impl VerbsSide {
         Ok(Box::new(lane))
     }
 
-    /// The device that keeps a lane from having atomics.
+    /// Text that names the RDMA device without 64-bit atomics: this host's if it lacks them, otherwise the server's.
     pub(super) fn without_atomics(&self) -> String {
         let device = self.domain.open_port().device();
         match device.limits().atomics {

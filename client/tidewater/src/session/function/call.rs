@@ -25,12 +25,13 @@ use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
-/// Frames of an update after which they are sent: appliers begin while the next ones are built.
+/// Number of built frames of an update after which they are sent, so that appliers begin while the next ones are
+/// built.
 const SEND_FRAMES: usize = 16;
 
 impl Client {
-    /// Sets each element of `target` to the value of an expression. The call is ordered like a push:
-    /// later pushes, functions and reductions of this client come after it, and pulls see it after a
+    /// Sets each element of `target` to the value of an expression, computed at the servers. The call is ordered
+    /// like a push: later pushes, functions and reductions of this client come after it, and pulls see it after a
     /// wait for its ticket. It is applied exactly once. It covers the rows that exist when it begins.
     ///
     /// On a dense table of ticks the call belongs to the iteration that this client has open: it takes effect with its
@@ -79,13 +80,13 @@ impl Client {
         sent.map_err(|e| self.name_turns(Some(target.id()), e))
     }
 
-    /// Computes an expression for each element of `target` and combines the values. `None`: there is
-    /// no element. It sees this client's earlier pushes, and those of others as a pull does; elements
+    /// Computes an expression for each element of `target` at the servers, and combines the values. Blocks; `None`
+    /// if there is no element. It sees this client's earlier pushes, and those of others as a pull does; elements
     /// that change meanwhile are seen before or after, in pieces of 256 KiB.
     ///
-    /// Sums of floats accumulate in f64 with compensation. The order is fixed by the table's definition,
-    /// so the result has the same bits on any number of servers (for sparse tables, up to the order in
-    /// which rows were created).
+    /// Sums of floats accumulate in f64 with compensation. The order is fixed by the table's definition, so the
+    /// result has the same bits on any number of servers (for sparse tables, up to the order in which rows were
+    /// created).
     ///
     /// # Errors
     /// As [`Client::update`]; a server's refusal.
@@ -120,19 +121,19 @@ impl Client {
         Ok(total.value())
     }
 
-    /// Makes a function of a WebAssembly module on all servers, for all clients of this job. It is called
-    /// by its name, as a function of the servers' program is. What a module exports is in
-    /// `docs/FUNCTIONS.md`. The name stays with the module until the job ends; the same module may be loaded
-    /// again, so that all workers may make this call. A barrier makes it visible to those that do not.
+    /// Loads a WebAssembly module on all servers as the function `name`, for all clients of this job; blocks until
+    /// all have it. It is called by its name, as a function of the servers' program is. What a module exports is in
+    /// `docs/FUNCTIONS.md`. The name stays with the module until the job ends; the same module may be loaded again,
+    /// so that all workers may make this call. A barrier makes it visible to those that do not.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a name or a module over the limits. [`ClientError::Refused`] where the
-    /// servers load no functions (`--load-functions`), the module is not valid, has imports or lacks an
-    /// export, or the name is taken. A server that refuses does not have the function; others may.
+    /// [`ClientError::Argument`] for a name or a module over the limits. [`ClientError::Refused`] where the servers
+    /// load no functions (`--load-functions`), the module is not valid, has imports or lacks an export, or the name
+    /// is taken. A server that refuses does not have the function; others may.
     ///
     /// # Cost
-    /// A round trip to the coordinator, which sends the module to each server. Each compiles it, about
-    /// a millisecond for each KiB, while it serves other clients.
+    /// A round trip to the coordinator, which sends the module to each server. Each compiles it, about a millisecond
+    /// for each KiB, while it serves other clients.
     pub fn load_function(&mut self, name: &str, module: &[u8]) -> Result<(), ClientError> {
         let wrong = |what| ClientError::Argument {
             op: "load_function",
@@ -152,8 +153,8 @@ impl Client {
         self.lanes.coordinator.load_function(name, module, deadline)
     }
 
-    /// Runs an update function that the servers have under `name`. Order, atomicity and
-    /// exactly-once as in [`Client::update`]; a function that fails changes nothing of its frame.
+    /// Runs the update function `name` of the servers on the elements of `target`. Order, atomicity and exactly-once
+    /// as in [`Client::update`]; a function that fails changes nothing of its frame.
     ///
     /// # Errors
     /// As [`Client::update`], and for every table of ticks. The ticket fails when the servers have no such function,
@@ -171,8 +172,8 @@ impl Client {
         self.send_update(op, target, FunctionBody::Named { name, arguments }, args)
     }
 
-    /// Runs a reducing function that the servers' program registered under `name`. Returns the results
-    /// of all pieces, in the order of their elements.
+    /// Runs the reducing function `name` of the servers on each piece of `target`, and blocks until all have
+    /// answered. Returns the result bytes of all pieces, in the order of their elements.
     ///
     /// # Errors
     /// As [`Client::reduce`].
@@ -190,14 +191,13 @@ impl Client {
         self.request_results(op, target, body, 0, args)
     }
 
-    /// Runs an update function that the servers' program registered on the rows of `keys`, which are
-    /// created if they are missing. `values` travel with the keys, equally many for each: the function
-    /// gets those of its frame as one input. So a server's program decides what a push means. Order and
-    /// exactly-once are those of [`Client::push_rows`].
+    /// Runs the update function `name` of the servers on the rows of `keys`, which are created if they are missing.
+    /// `values` travel with the keys, equally many for each: the function gets those of its frame as one input. A
+    /// server's program thus decides what a push means. Order and exactly-once are those of [`Client::push_rows`].
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for keys that are not ascending or repeat, values that are not a
-    /// multiple of the keys, a range table, or a table that takes effect at ticks.
+    /// [`ClientError::Argument`] for keys that are not ascending or repeat, values that are not a multiple of the
+    /// keys, a range table, or a table that takes effect at ticks.
     pub fn call_rows<T: Element>(
         &mut self,
         target: &Table<T>,
@@ -236,13 +236,12 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Runs a reducing function that the servers' program registered on the rows of `keys`, which are
-    /// created if they are missing. It appends equally many elements for each key of a frame; `out` gets
-    /// them in the order of the keys. So a server's program decides what a pull returns.
+    /// Runs the reducing function `name` of the servers on the rows of `keys`, which are created if they are
+    /// missing, and blocks for the results. It returns equally many elements for each key of a frame; `out` gets
+    /// them in the order of the keys. A server's program thus decides what a pull returns.
     ///
     /// # Errors
-    /// As [`Client::call_rows`]; [`ClientError::Protocol`] when the function returns another number of
-    /// elements.
+    /// As [`Client::call_rows`]; [`ClientError::Protocol`] when the function returns another number of elements.
     pub fn call_pull<T: Element>(
         &mut self,
         target: &Table<T>,
@@ -280,7 +279,8 @@ impl Client {
         lanes.request_all("wait for a function's rows", &mut requests, deadline)
     }
 
-    /// Checks a call with keys.
+    /// Checks the arguments of a call with keys: a table of rows, ascending keys, and a number of elements that is a
+    /// multiple of theirs.
     fn check_keyed<T: Element>(
         &self,
         op: &'static str,
@@ -308,7 +308,7 @@ impl Client {
         checked.map_err(|what| state.wrong(op, what))
     }
 
-    /// Turns a defect of a call into an error that names the table.
+    /// Converts a defect of a call's arguments into `ClientError::Argument` with the name of the target table.
     fn check_call<T: Element>(
         &self,
         op: &'static str,
@@ -319,7 +319,8 @@ impl Client {
         checked.map_err(|what| state.wrong(op, what))
     }
 
-    /// Checks that the inputs of a call are like its target. Returns their numbers.
+    /// Checks that the input tables of a call have the shape and partitions of its target. Returns their table
+    /// numbers.
     fn input_ids<T: Element>(
         &self,
         op: &'static str,
@@ -354,7 +355,8 @@ impl Client {
         Ok(ids)
     }
 
-    /// The pieces that a call covers.
+    /// Cuts the range that a call covers into pieces, each for one frame and one lane. Asks the servers for the
+    /// number of slots of a sparse table. Fails for a range outside the table.
     fn pieces<T: Element>(
         &mut self,
         op: &'static str,
@@ -454,7 +456,8 @@ impl Client {
     }
 }
 
-/// Checks that a table which takes effect at ticks can hold an update for one.
+/// Checks that a table that takes effect at ticks can hold an update until the tick: `AtTickProblem` names the
+/// conditions.
 fn check_effect(
     op: &'static str,
     state: &TableState,
@@ -469,7 +472,7 @@ fn check_effect(
     }
 }
 
-/// Requests of a function on the rows of keys.
+/// Requests of a reducing function on the rows of keys, with replies placed in `out`.
 struct KeyedRequests<'a, T> {
     state: &'a TableState,
     name: &'a str,

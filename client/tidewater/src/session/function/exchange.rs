@@ -15,7 +15,7 @@ use crate::lanes::{Lanes, Requests};
 use crate::pull;
 use crate::table::state::TableState;
 
-/// Most slots of a partition that a client believes in: it makes a piece for each 2,048 of them.
+/// Most slots that a client accepts for a partition in a server's answer: it makes a piece for each 2,048 of them.
 const SLOTS_MAX: u64 = u32::MAX as u64;
 
 pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) -> FrameHeader {
@@ -26,7 +26,7 @@ pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) 
     header
 }
 
-/// The numbers of the pieces of each lane.
+/// Queues of indexes of `pieces`, one for each lane.
 pub(crate) fn by_lane(pieces: &[FramePiece], lanes: usize) -> Vec<VecDeque<usize>> {
     let mut queues = vec![VecDeque::new(); lanes];
     for (n, piece) in pieces.iter().enumerate() {
@@ -35,7 +35,8 @@ pub(crate) fn by_lane(pieces: &[FramePiece], lanes: usize) -> Vec<VecDeque<usize
     queues
 }
 
-/// Numbers of slots of a sparse table's partitions.
+/// Requests the number of slots of each partition of a sparse table from its applier, and blocks until all have
+/// answered. In the order of the partitions.
 pub(crate) fn count_slots(
     lanes: &mut Lanes,
     table: &TableState,
@@ -63,7 +64,7 @@ pub(crate) fn count_slots(
     results.iter().zip(&pieces).map(number).collect()
 }
 
-/// Requests of a function, one for each piece.
+/// Requests of a function, one for each piece of a table, with the result bytes of each.
 struct PieceRequests<'a> {
     table: &'a TableState,
     pieces: &'a [FramePiece],
@@ -104,7 +105,8 @@ impl Requests for PieceRequests<'_> {
     }
 }
 
-/// Sends one request for each piece and returns the payloads of the replies in the pieces' order.
+/// Sends one request for each piece, and blocks until all are answered. Returns the payloads of the replies in the
+/// order of `pieces`.
 pub(crate) fn request_all(
     lanes: &mut Lanes,
     table: &TableState,

@@ -11,29 +11,30 @@ use crate::pull;
 use crate::table::Element;
 use crate::table::state::TableState;
 
-/// Bytes that a frame keeps for names and arguments.
+/// Bytes of a frame that are reserved for the function's name and arguments.
 const HEAD_BYTES: usize = 9 << 10;
 
-/// Most bytes of a result: 64 KiB, as of an applier's other results.
+/// Most bytes of a function's result for one frame: 64 KiB.
 const RESULT_BYTES_MAX: usize = 64 << 10;
 
-/// Rows of one frame, by their position among the keys.
+/// Rows of one frame, by their indexes in the call's keys, with their lane.
 #[derive(Debug)]
 pub(crate) struct RowChunk {
     pub(crate) lane: usize,
     pub(crate) rows: Vec<u32>,
 }
 
-/// Bytes that belong to a key of a call.
+/// Bytes of values that are sent with each key of a call, and that are returned for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeyBytes {
-    /// Bytes that travel with it.
+    /// Bytes of values sent with a key.
     pub(crate) sent: usize,
-    /// Bytes of its result.
+    /// Bytes of result returned for a key.
     pub(crate) returned: usize,
 }
 
-/// Cuts keys into frames, each with keys of one lane in their order. `Err` describes the defect.
+/// Cuts the keys of a call into frames, each with keys of one lane in their order. Frame, reply and work of the
+/// applier bound the keys of a frame. `Err` describes the defect: a key past the end, or values that fit no frame.
 pub(crate) fn row_chunks(
     lanes: &mut Lanes,
     table: &TableState,
@@ -79,7 +80,7 @@ pub(crate) fn rows_header(table: &TableState, kind: FrameKind, rows: usize) -> F
     pull::request(table, kind, rows, false)
 }
 
-/// Keys and values of one frame.
+/// Encoded keys and values of one frame, kept between frames.
 #[derive(Debug, Default)]
 pub(crate) struct RowsScratch {
     keys: Vec<u8>,
@@ -87,7 +88,7 @@ pub(crate) struct RowsScratch {
 }
 
 impl RowsScratch {
-    /// Takes some keys, and `each` values of each.
+    /// Encodes the keys with indexes `rows`, and `each` values of each key, as the contents of one frame.
     pub(crate) fn fill<T: Element>(
         &mut self,
         keys: &[u64],

@@ -40,7 +40,7 @@ pub struct Expression<T> {
 }
 
 impl<T: Element> Expression<T> {
-    /// Compiles an expression for tables of `T`.
+    /// Compiles the text of an expression for tables with elements of type `T`.
     ///
     /// # Errors
     /// [`ClientError::Expression`] with the position of the first defect.
@@ -57,18 +57,18 @@ impl<T: Element> Expression<T> {
         })
     }
 
-    /// Number of input tables that it needs: 3 if it names `z`, 2 if `y`, 1 if `x`.
+    /// Number of input tables that the expression needs: 3 if it names `z`, 2 if `y`, 1 if `x`.
     pub const fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Number of parameters that it needs.
+    /// Number of parameters (`p0`, `p1`, ...) that the expression needs.
     pub const fn parameters(&self) -> usize {
         self.parameters
     }
 }
 
-/// Whether a parameter has a value in an element type, where expressions compute.
+/// Whether a parameter's value can be represented in the element type in which expressions compute.
 fn holds(dtype: DType, value: f64) -> bool {
     match dtype {
         DType::F32 => !value.is_finite() || value.abs() <= f64::from(f32::MAX),
@@ -88,7 +88,8 @@ fn wrong_expression(text: &str, source: ExpressionError) -> ClientError {
     }
 }
 
-/// Inputs of a call. The default runs over all of the target, with the target as `x`.
+/// Inputs of a call of an expression or function: tables, parameters and range. The default covers all of the
+/// target, with the target as `x`.
 #[derive(Debug, Clone)]
 pub struct FunctionArgs<'a, T> {
     /// Tables of `x`, `y` and `z`. They have the target's shape, element type and number of partitions;
@@ -111,7 +112,8 @@ impl<T> Default for FunctionArgs<'_, T> {
 }
 
 impl<T: Element> FunctionArgs<'_, T> {
-    /// Checks the inputs of an expression against the call; `Err` describes the defect.
+    /// Checks inputs and parameters of a call against its expression: their numbers, and that values fit the element
+    /// type. `Err` describes the defect.
     pub(crate) fn check(&self, expression: &Expression<T>) -> Result<(), String> {
         let inputs = self.inputs.len().max(1);
         if inputs < expression.inputs {
@@ -141,7 +143,8 @@ impl<T: Element> FunctionArgs<'_, T> {
         self.check_limits()
     }
 
-    /// Checks the inputs of a call by name: it has arguments, and no parameters.
+    /// Checks the inputs of a call of a named function: it takes argument bytes, and no parameters. `Err` describes
+    /// the defect.
     pub(crate) fn check_named(&self) -> Result<(), String> {
         match self.parameters.len() {
             0 => self.check_limits(),

@@ -6,7 +6,7 @@ use tidewater_protocol::limits::{FRAME_ROWS_MAX, FUNCTION_BYTES_MAX};
 
 use crate::table::state::TableState;
 
-/// Piece of one partition: one frame.
+/// Piece of one partition that one frame of a function call covers: a run of elements, rows or slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FramePiece {
     pub(crate) lane: usize,
@@ -16,8 +16,8 @@ pub(crate) struct FramePiece {
     pub(crate) count: u64,
 }
 
-/// Most elements (range tables), rows or slots of one frame. It depends on the table's definition only:
-/// the pieces of a table, and so the order of a reduction, are the same on any number of servers.
+/// Most elements (range tables), rows or slots of one frame. It depends on the table's definition only: the pieces
+/// of a table, and so the order of a reduction, are the same on any number of servers.
 fn per_frame(table: &TableState) -> u64 {
     match table.is_blocks() {
         true => (FUNCTION_BYTES_MAX / table.spec.dtype.size()) as u64,
@@ -25,8 +25,8 @@ fn per_frame(table: &TableState) -> u64 {
     }
 }
 
-/// The pieces of a dense table inside `range`, in the order of its elements or rows. `None`: a
-/// partition has no known owner.
+/// Cuts `range` of a dense table (elements, or rows) into pieces, in their order. `None` if a partition has no known
+/// owner.
 pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<FramePiece>> {
     let (ranges, unit) = match table.blocks() {
         Some((layout, ranges)) => (ranges, layout.block_elements()),
@@ -51,7 +51,8 @@ pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<
     Some(pieces)
 }
 
-/// The pieces of a sparse table with these numbers of slots in its partitions.
+/// Cuts a sparse table into pieces; `slots` has the number of slots of each partition. `None` if a partition has no
+/// known owner.
 pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<FramePiece>> {
     let mut pieces = Vec::new();
     for (partition, &slots) in (0..).zip(slots) {
@@ -61,7 +62,7 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
     Some(pieces)
 }
 
-/// Cuts `range` at multiples of `step` from `start` on.
+/// Cuts `range` of one partition at multiples of `step` from `start` on, and appends the pieces.
 fn cut(
     pieces: &mut Vec<FramePiece>,
     lane: usize,
