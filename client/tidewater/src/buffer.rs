@@ -13,9 +13,9 @@ use crate::error::{ClientError, MemoryError};
 use crate::lanes::Lanes;
 use crate::table::Element;
 
-/// Elements in memory that the client's NICs may write; made by [`Client::buffer`]. It derefs to a
-/// slice. Data pulled over verbs into it, or into a part of it, is placed there without a copy. Over
-/// other transports, and for other clients, it is ordinary memory.
+/// Buffer of elements in registered memory, which the client's NICs may write; made by [`Client::buffer`]. It derefs
+/// to a slice. Data pulled over verbs into it, or into a part of it, is placed there without a copy. Over other
+/// transports, and for other clients, it is ordinary memory.
 ///
 /// It has no lifetime rules: it can be dropped, sent to another thread, forgotten, and outlive its
 /// client. Its pages stay pinned as long as it exists.

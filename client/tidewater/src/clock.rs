@@ -184,8 +184,8 @@ impl WorkerClock {
             .collect()
     }
 
-    /// Clock (iteration) that a push of this domain carries. After a tick whose CLOCK frame is built but not sent
-    /// everywhere, pushes already belong to the next iteration.
+    /// Clock (iteration) that a push of this domain carries. After the CLOCK frame of a tick is built, also if it is
+    /// not sent everywhere, pushes belong to the next iteration.
     pub(crate) fn stamp(&self, domain: DomainId) -> u64 {
         self.built[domain.0 as usize]
     }
@@ -268,9 +268,9 @@ impl WorkerClock {
         }
     }
 
-    /// Adds to a deadline error the workers whose pushes the servers apply before this one's. A server may leave
-    /// this worker's pushes in their ring until those workers tick. Other errors are returned unchanged. Cost: a
-    /// request to every server, within 2 seconds in all.
+    /// Adds to a deadline error the workers that come before this one in the order in which servers apply pushes. A
+    /// server may leave this worker's pushes in their ring until those workers tick. Other errors are returned
+    /// unchanged. Cost: a request to every server, within 2 seconds in all.
     #[cold]
     pub(crate) fn name_turn(
         &self,
@@ -360,8 +360,8 @@ impl WorkerClock {
         lanes.send_all(deadline)
     }
 
-    /// Fails with `ClientError::Protocol` if a server has refused a CLOCK frame of the last tick. Does not wait;
-    /// unanswered frames count as accepted.
+    /// Fails with `ClientError::Protocol` if a server has refused a CLOCK frame of the last tick. Does not wait: as
+    /// long as one of the frames is unanswered, it succeeds.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
             Some(Err(LaneRefusal { lane, refused })) => Err(ClientError::Protocol {
@@ -496,7 +496,7 @@ pub(crate) fn check_member(
     Ok(())
 }
 
-/// Text that names the workers whose clock is below `need`, as the servers report them, and the servers that do not
+/// Text that names the workers with a clock below `need`, as the servers report them, and the servers that do not
 /// answer. For deadline errors and logs.
 fn missing_workers(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);

@@ -33,7 +33,7 @@ pub trait ServerLink: Send {
     /// Name of the server, for error texts and logs.
     fn name(&self) -> &str;
 
-    /// Identifier of the session on this connection.
+    /// Identifier of the session with the server.
     fn session(&self) -> SessionId;
 
     /// Transport that carries the lanes.
@@ -132,7 +132,7 @@ pub struct ThreadLinks {
 
 /// Connector that opens sessions for further threads (siblings) of one worker.
 pub trait ConnectThread: Send + Sync {
-    /// Opens a session with every server for thread number `thread` of the worker.
+    /// Opens a session with every server for thread number `thread` of the worker; blocks until all are open.
     ///
     /// # Errors
     /// The refusal of a server, or that it is unreachable.
@@ -467,7 +467,7 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// Like [`Self::check`], but waits up to `_timeout`: for a caller that saw a connection end
+    /// Polls like [`Self::check`], but waits up to `_timeout` for a notice: for a caller that saw a connection end
     /// without a cause.
     ///
     /// # Errors
@@ -483,7 +483,7 @@ pub trait CoordinatorLink: Send {
     fn stop_asked(&mut self) -> Result<Option<String>, ClientError> {
         Ok(None)
     }
-    /// Whether a call has failed with [`ClientError::ServerRestarted`], and the client has not rejoined.
+    /// Whether a call has failed with [`ClientError::ServerRestarted`], and the client has not rejoined since.
     fn has_restarted(&self) -> bool {
         false
     }

@@ -93,8 +93,9 @@ impl Schedule {
         }
     }
 
-    /// Checks that the numbers of the schedule are finite and above 0. A rate far into `Step` may still
-    /// round to 0 or grow beyond the type; then [`Client::schedule`](crate::Client::schedule) refuses it.
+    /// Checks that the rates and factors of the schedule are finite and above 0, and that its counts are in their
+    /// ranges. A rate far into `Step` may still round to 0 or grow beyond the type; then
+    /// [`Client::schedule`](crate::Client::schedule) refuses it.
     ///
     /// # Errors
     /// [`ClientError::Argument`] names the first number that is out of its range, and the range.

@@ -58,7 +58,7 @@ use tidewater_bookkeeping::combine::Combiner;
 use tidewater_bookkeeping::feedback::Feedback;
 pub use versions::GroupRange;
 
-/// Connections and settings from which [`Client::from_parts`] makes a client.
+/// Connections to coordinator and servers, with settings, from which [`Client::from_parts`] makes a client.
 pub struct Parts {
     /// Control connection to the coordinator.
     pub coordinator: Box<dyn CoordinatorLink>,
@@ -74,8 +74,8 @@ pub struct Parts {
     pub sync: SyncMode,
 }
 
-/// A worker's client, from [`Job::client`](crate::Job::client). It belongs to one thread; further threads
-/// of the worker have clients of their own, from [`Client::sibling`].
+/// Client of one thread of a worker, from [`Job::client`](crate::Job::client): it pulls, pushes and ticks. Further
+/// threads of the worker have clients of their own, from [`Client::sibling`].
 ///
 /// # Resource clean-up
 /// Dropping it ends the session. Pushed data stays pushed; wait for the tickets that matter. Dropping
@@ -401,7 +401,7 @@ impl Client {
         self.tick_domain(DomainId(0))
     }
 
-    /// Ends an iteration in a clock domain, like [`Client::tick`].
+    /// Ends an iteration in the given clock domain, like [`Client::tick`] in the default one.
     ///
     /// # Errors
     /// As [`Client::tick`]; [`ClientError::Argument`] for a domain that does not exist.
@@ -632,7 +632,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reports to the coordinator that this worker cannot go on. The job ends and its error names
+    /// Reports to the coordinator that this worker cannot go on. The job ends for all workers, and its error names
     /// `reason`.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ pub struct JoinConfig {
 }
 
 impl JoinConfig {
-    /// Settings to join the namespace "default", with a free rank, in a job of unknown size.
+    /// Parameters to join the namespace "default" at this coordinator, with a free rank, in a job of unknown size.
     pub fn new(coordinator: impl Into<String>, token: JobToken) -> Self {
         let (coordinator, namespace) = (coordinator.into(), NAMESPACE_DEFAULT.to_owned());
         Self {

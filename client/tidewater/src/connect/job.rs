@@ -117,13 +117,13 @@ impl Job {
         }
     }
 
-    /// Rank of this process's worker. `None` if it claims none: each client then takes a free one.
+    /// Rank that this process's worker claims. `None` if it claims none: each client then takes a free one.
     pub const fn rank(&self) -> Option<u32> {
         self.join.rank
     }
 
-    /// Number of workers of the job; `None` if only the coordinator knows it. [`Client::workers`] has
-    /// the number in every case.
+    /// Number of workers of the job, as this process knows it before it connects; `None` if only the coordinator
+    /// does. [`Client::workers`] has the coordinator's number.
     pub const fn workers(&self) -> Option<u32> {
         self.workers
     }
@@ -159,8 +159,8 @@ impl Job {
         format!("{worker}, job \"{namespace}\", coordinator at {coordinator}")
     }
 
-    /// Connects this process's worker: joins the job and opens a session with every server. The client
-    /// belongs to the calling thread.
+    /// Connects this process's worker: joins the job and opens a session with every server. Blocks until all servers
+    /// have joined, or fails at the join timeout. The client belongs to the calling thread.
     ///
     /// # Errors
     /// A wrong token, rank or version as the coordinator reports it; a number of workers that differs
@@ -237,9 +237,8 @@ impl Job {
         }
     }
 
-    /// Leaves the job when this worker has finished ([`Client::finish`]). A process that keeps the
-    /// coordinator or a server waits until the workers of all processes have finished. An embedded
-    /// cluster ends.
+    /// Leaves the job, after this worker has finished ([`Client::finish`]). A process that runs the coordinator or a
+    /// server blocks until the workers of all processes have finished. An embedded cluster ends.
     ///
     /// # Errors
     /// [`ClientError::Launch`] when a server in this process has failed.

@@ -142,7 +142,7 @@ pub struct JoinOptions {
     pub memory_budget: Option<usize>,
 }
 
-/// Role in which this process has joined.
+/// Result of a join: the job of this process as a worker, or the end of its service as a server.
 ///
 /// # Example
 /// ```no_run

@@ -32,8 +32,8 @@ impl BootstrapHost {
     /// Largest number of bytes of a bootstrap record.
     pub const RECORD_BYTES_MAX: usize = BOOTSTRAP_BYTES_MAX;
 
-    /// Starts the coordinator of a job of `size` processes, servers and workers. `interface` names the
-    /// network device to listen on; `None` is `TIDEWATER_INTERFACE`, or all devices.
+    /// Starts the coordinator of a job on a thread of this process, for `size` processes (servers and workers).
+    /// `interface` names the network device to listen on; `None` is `TIDEWATER_INTERFACE`, or all devices.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when the coordinator cannot listen.

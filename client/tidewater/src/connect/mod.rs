@@ -57,7 +57,7 @@ pub struct ConnectConfig {
 }
 
 impl ConnectConfig {
-    /// Thread 0 of worker `rank` at epoch 1 in the namespace "default", with the best transport.
+    /// Settings for thread 0 of worker `rank` at epoch 1 in the namespace "default", with the best transport.
     pub fn new(token: JobToken, cluster: ClusterId, rank: u32) -> Self {
         Self {
             token,

@@ -16,22 +16,23 @@ use crate::error::{ClientError, rejected};
 
 /// List of requests about one table that appliers answer, each with its lane, payload and reply.
 pub(crate) trait Requests {
-    /// Name and number of the table, for errors.
+    /// Name and number of the table that all requests of the list are about, for error texts.
     fn table(&self) -> (&str, TableId);
 
     /// Number of requests in the list.
     fn len(&self) -> usize;
 
-    /// Lane of a request.
+    /// Lane on which request `n` is sent.
     fn lane(&self, n: usize) -> usize;
 
-    /// Header of a request, without tag and sizes.
+    /// Frame header of request `n`; the sender fills in tag and sizes.
     fn header(&self, n: usize) -> FrameHeader;
 
-    /// Payload of a request.
+    /// Payload bytes of request `n`.
     fn payload(&mut self, n: usize) -> &[u8];
 
-    /// Accepts the payload of a reply; replies come in any order. `Err` describes an impossible one.
+    /// Accepts the payload of the reply to request `n`; replies come in any order. `Err` describes an impossible
+    /// reply.
     fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String>;
 }
 
@@ -64,11 +65,11 @@ struct LaneQueue {
 }
 
 impl Lanes {
-    /// Sends all requests and hands each reply to [`Requests::answer`].
+    /// Sends all requests of a list to their appliers, and blocks until all are answered. Hands each reply to
+    /// [`Requests::answer`]. Sends a request again if its lane was replaced.
     ///
     /// # Errors
-    /// The first refusal; a deadline with the operation `op`; [`ClientError::Protocol`] for an impossible
-    /// reply.
+    /// The first refusal; a deadline with the operation `op`; [`ClientError::Protocol`] for an impossible reply.
     pub(crate) fn request_all(
         &mut self,
         op: &'static str,

@@ -220,7 +220,7 @@ impl BlockPull<'_> {
         Ok(bytes)
     }
 
-    /// Validates the blocks of a round whose reads are in `head` and `out`, after it completes payloads that begin
+    /// Validates the blocks of a round that was read into `head` and `out`. Before, it completes payloads that begin
     /// within a word. Torn blocks are added to `again`.
     pub(super) fn judge_round(
         &mut self,

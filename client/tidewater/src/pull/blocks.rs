@@ -658,8 +658,8 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// Reads all pieces of a pinned version, whose buffers no applier writes. `None` if a record is torn; the
-    /// records show whether the table still exists.
+    /// Reads all pieces of a pinned version; no applier writes its buffers. `None` if a record is torn; the records
+    /// show whether the table still exists.
     fn try_pinned(
         &mut self,
         pieces: &[RangePart],
@@ -694,7 +694,7 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// Copy of a piece whose payload lies in snapshot buffer number `buffer` of its partition.
+    /// Copy of a piece with the payload address of snapshot buffer number `buffer` of its partition.
     fn in_buffer(&self, piece: &RangePart, buffer: usize) -> Result<RangePart, ClientError> {
         let spec = &self.table.spec;
         let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);

@@ -15,7 +15,7 @@ use super::validation::{RowRead, RowValidator};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 
-/// Most bytes that the reads of one call have in flight on all lanes together.
+/// Most bytes that the reads of one call have in flight in buffers of all lanes together.
 const CALL_BYTES: usize = 16 << 20;
 /// Largest number of bytes that one lane has in flight: enough for 400 MB/s at a round trip of 10 ms.
 /// `LANE_BYTES_MIN` is the least: a window of a range.

@@ -298,7 +298,7 @@ impl RowPull<'_> {
         self.gather(&mut initial)
     }
 
-    /// Reads the extent-table entries of located rows whose extent has no known address, on all lanes at once. If
+    /// Reads the extent-table entries of located rows in extents without a known address, on all lanes at once. If
     /// entries never validate, the server is asked: it refuses for a released table.
     fn learn_extents(
         &mut self,

@@ -176,7 +176,7 @@ impl PushRing {
         self.tail - self.signalled
     }
 
-    /// Number of frames that were built and not signalled to the applier.
+    /// Number of frames that were built in the ring and not signalled to the applier.
     pub(crate) const fn unsent_frames(&self) -> u64 {
         self.next_seq - self.signalled_seq
     }

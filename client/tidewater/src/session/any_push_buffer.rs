@@ -117,7 +117,7 @@ impl AnyPushBuffer {
         map!(self, buffer => buffer.bytes_max(bytes))
     }
 
-    /// Sets the least magnitude that a flush pushes, as [`PushBuffer::threshold`].
+    /// Sets the least magnitude of the rows that a flush pushes; smaller rows stay, as [`PushBuffer::threshold`].
     pub fn threshold(self, magnitude: f64) -> Self {
         map!(self, buffer => buffer.threshold(magnitude))
     }
@@ -132,12 +132,12 @@ impl AnyPushBuffer {
         }
     }
 
-    /// Number of distinct rows in the buffer.
+    /// Number of distinct rows that are buffered and not pushed.
     pub const fn rows(&self) -> usize {
         each!(self, buffer => buffer.rows())
     }
 
-    /// Bytes of the keys and values in the buffer.
+    /// Bytes of the buffered keys and values.
     pub const fn bytes(&self) -> usize {
         each!(self, buffer => buffer.bytes())
     }

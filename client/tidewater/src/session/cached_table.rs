@@ -9,7 +9,7 @@ use crate::error::ClientError;
 use crate::pull::PullOptions;
 use crate::table::{Element, Table};
 
-/// A cache of rows under BSP and SSP: a row is pulled again when it is older than the staleness allows.
+/// Client-side cache of rows under BSP and SSP: a row is pulled again when it is older than the staleness allows.
 ///
 /// A pull at clock `c` under `SSP(s)` must show the iterations before `c - s`. A row that was read when
 /// the slowest worker was at clock `g` shows all before `g`, and stays in use up to clock `g + s`. Under

@@ -97,8 +97,8 @@ impl Client {
         })
     }
 
-    /// Fails with `ClientError::Argument` while a save of this client's clocks is under way. A save whose handle was
-    /// dropped ends when its answer has arrived, or at its deadline.
+    /// Fails with `ClientError::Argument` while a save of this client's clocks is under way. A save with a dropped
+    /// handle ends when its answer has arrived, or at its deadline.
     pub(super) fn check_no_save(&mut self, op: &'static str) -> Result<(), ClientError> {
         if self.started.is_empty() {
             return Ok(());
@@ -116,8 +116,8 @@ impl Client {
         })
     }
 
-    /// Abandons started calls whose handles were dropped. A save that holds the clock stays until its answer has
-    /// arrived or its deadline has passed.
+    /// Abandons started calls with dropped handles. A save that holds the clock stays until its answer has arrived
+    /// or its deadline has passed.
     fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];

@@ -59,7 +59,7 @@ struct Open {
     /// Number of completed rounds of the call, and bytes of each worker that they brought.
     parts: u64,
     at: usize,
-    /// Result bytes of the completed rounds.
+    /// Buffer of the call's result, filled by the completed rounds.
     done: Vec<u8>,
 }
 
@@ -77,8 +77,8 @@ struct Round<'a> {
 }
 
 impl Client {
-    /// Gives `values` to all workers and returns those of all, in rank order. All workers of the job
-    /// call it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]). In a job of open size
+    /// Gathers the `values` of all workers at every worker, in rank order. Blocks until all workers of the job have
+    /// called it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]). In a job of open size
     /// these are its members at the call ([`Client::collective_ranks`]).
     ///
     /// No clock moves. When it returns, every worker has called it. What a worker waited for before its

@@ -184,8 +184,8 @@ impl Client {
         Ok(stored)
     }
 
-    /// Number of stored keys of a sparse table, over all servers. One request to each applier: other
-    /// workers may push and delete between the answers.
+    /// Counts the stored keys of a sparse table, over all servers. One request to each applier: other workers may
+    /// push and delete between the answers.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table that is not sparse; deadlines; a server's refusal.

@@ -12,7 +12,7 @@ use crate::error::ClientError;
 /// Factor over the median step time of all threads above which a thread counts as slow.
 const FACTOR: u64 = 2;
 
-/// A worker with a thread that is slower than the others, from [`Client::slow_workers`].
+/// Worker with a thread that is slower than the others, with its step times; from [`Client::slow_workers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlowWorker {

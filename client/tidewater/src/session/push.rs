@@ -392,7 +392,7 @@ impl Client {
         done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal))
     }
 
-    /// Whether a push is applied; does not wait.
+    /// Whether the servers have applied all frames of a push; does not wait.
     ///
     /// # Errors
     /// As [`Client::wait_applied`], except the deadline.
@@ -406,8 +406,8 @@ impl Client {
         }
     }
 
-    /// Adds to a deadline error the ranks whose pushes servers apply before those of this client to `table` (`None`:
-    /// to any table).
+    /// Adds to a deadline error the ranks with an earlier turn in the open iteration: servers apply their pushes to
+    /// `table` (`None`: to any table) before this client's.
     #[cold]
     pub(super) fn name_turns(&mut self, table: Option<TableId>, e: ClientError) -> ClientError {
         if !matches!(e, ClientError::Deadline { .. }) {

@@ -111,38 +111,38 @@ impl<T: Element> PushBuffer<T> {
     }
 
     /// Sets the weight of each push (default 1), as [`PushOptions::weight`]: with 1/n the sum of the buffers of n
-    /// workers is their average. The threshold looks at values without it.
+    /// workers is their average. The threshold is compared with unweighted values.
     pub const fn weight(mut self, weight: f64) -> Self {
         self.options.weight = weight;
         self
     }
 
-    /// Sets the number of rows at which the buffer is pushed (default 16,384).
+    /// Sets the number of rows at which [`add`](Self::add) pushes the buffer (default 16,384).
     pub const fn rows_max(mut self, rows: usize) -> Self {
         self.rows_max = rows;
         self
     }
 
-    /// Sets the bytes of keys and values at which the buffer is pushed (default 4 MiB).
+    /// Sets the bytes of keys and values at which [`add`](Self::add) pushes the buffer (default 4 MiB).
     pub const fn bytes_max(mut self, bytes: usize) -> Self {
         self.bytes_max = bytes;
         self
     }
 
-    /// Sets the least magnitude that a flush pushes (default 0). A row without an element of that
-    /// magnitude stays in the buffer, and later updates are added to it. NaN counts as infinite. A
-    /// buffer that is full is pushed whatever its magnitudes.
+    /// Sets the least magnitude of the rows that a flush pushes (default 0). A row without an element of that
+    /// magnitude stays in the buffer, and later updates are added to it. NaN counts as infinite. A buffer that is
+    /// full is pushed whatever its magnitudes.
     pub const fn threshold(mut self, magnitude: f64) -> Self {
         self.threshold = magnitude;
         self
     }
 
-    /// Number of distinct rows in the buffer.
+    /// Number of distinct rows that are buffered and not pushed.
     pub const fn rows(&self) -> usize {
         self.keys.len()
     }
 
-    /// Bytes of the keys and values in the buffer.
+    /// Bytes of the buffered keys and values.
     pub const fn bytes(&self) -> usize {
         size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
     }

@@ -73,13 +73,12 @@ impl Client {
         self.resume.resumed.as_ref()
     }
 
-    /// Sets this worker's position in its data: up to 256 bytes that a restarted worker gets from
-    /// [`Client::position`]. Under BSP and SSP it takes effect with the next tick, otherwise at once. Cost: a
-    /// push of one row; the first call creates a table.
+    /// Stores this worker's position in its data at the servers: up to 256 bytes that a restarted worker gets from
+    /// [`Client::position`]. Under BSP and SSP it takes effect with the next tick, otherwise at once. Cost: a push
+    /// of one row; the first call creates a table.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for more bytes; [`ClientError::Thread`] for a sibling; as
-    /// [`Client::push_rows`].
+    /// [`ClientError::Argument`] for more bytes; [`ClientError::Thread`] for a sibling; as [`Client::push_rows`].
     pub fn set_position(&mut self, position: &[u8]) -> Result<(), ClientError> {
         let op = "set_position";
         self.check_worker(op)?;

@@ -431,7 +431,8 @@ impl Client {
         )
     }
 
-    /// Ends a pin of this client. The servers may then use the memory of the version again.
+    /// Ends a pin of this client, without waiting for the servers. They may then use the memory of the version
+    /// again. A version that was pinned twice stays pinned until the second call.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a version that is not pinned by this client; a deadline.

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Element type of a table: a number (f32, f64, i32, i64). Slices of it convert to bytes without a copy.
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Default + Send + 'static {
-    /// Type code in the protocol.
+    /// Code of the element type in table definitions and frames.
     const DTYPE: DType;
 }
 

@@ -61,12 +61,12 @@ impl<T: Element> Table<T> {
         }
     }
 
-    /// Number of elements of a row.
+    /// Number of elements of a row (columns).
     pub const fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Number of the table's partitions, as given or as chosen when it was created.
+    /// Number of the table's partitions, as given or as the coordinator chose it at creation.
     pub const fn partitions(&self) -> u32 {
         self.partitions
     }
@@ -243,7 +243,7 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the initial values and their seed.
+    /// Sets the initial values of elements  and the seed of random ones.
     #[must_use]
     pub fn init(mut self, init: Init, seed: u64) -> Self {
         self.0.init = init;
@@ -266,18 +266,18 @@ impl TableBuilder {
         self
     }
 
-    /// Makes appliers write each result into a redo record before they store it, so that a successor
-    /// of a dead server can finish a row that was cut (default: no). [`Durability::Warm`] implies it. Set it
-    /// only to measure its cost, a second copy and a checksum for each row.
+    /// Makes appliers write each result into a redo record before they store it, so that the successor of a dead
+    /// server can complete a half-written row (default: no). [`Durability::Warm`] implies it. Set it only to measure
+    /// its cost, a second copy and a checksum for each row.
     #[must_use]
     pub fn redo(mut self, redo: bool) -> Self {
         self.0.redo = redo;
         self
     }
 
-    /// Sets what of the table outlives the process of a server (default: nothing). Servers refuse
-    /// [`Durability::Warm`] unless a holder process keeps their memory (`tidewater server --restarts N`). If all tables
-    /// of a job are warm, its workers go on by themselves when a server was killed.
+    /// Sets which state of the table outlives a server process (default: nothing). Servers refuse
+    /// [`Durability::Warm`] unless a holder process keeps their memory (`tidewater server --restarts N`). If all
+    /// tables of a job are warm, its workers go on by themselves when a server was killed.
     #[must_use]
     pub const fn durability(mut self, durability: Durability) -> Self {
         self.0.durability = durability;

@@ -89,10 +89,10 @@ impl Walltime {
         sign.look(client, || self.signals.came().or(asked))
     }
 
-    /// Returns the signal that ended the run, or `None`; called after the last step, on all workers,
-    /// which wait for each other. The result is the same for all, also for a signal after the last
-    /// check. A process that a signal ended exits with 128 plus its number. Signals are still recorded,
-    /// so that a second one does not spoil the save that follows.
+    /// Ends the agreement after the last step: returns the number of the signal that ended the run, or `None`. All
+    /// workers call it; it blocks until all have. The result is the same for all, also for a signal after the last
+    /// check. A process that a signal ended exits with 128 plus its number. Signals are still recorded, so that a
+    /// second one does not spoil the save that follows.
     ///
     /// # Errors
     /// As of a pull, a push and a barrier.

@@ -26,7 +26,7 @@ use crate::error::{Cause, ClientError};
 use crate::link::{OpenLane, ServerLink as _};
 
 impl NetServerLink {
-    /// Opens a session with the server whose lanes are TCP connections, one for each applier.
+    /// Opens a session with lanes over TCP: one connection for each applier of the server.
     pub(super) fn open_tcp(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Tcp);
         self.needs_tcp_address()?;
