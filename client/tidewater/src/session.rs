@@ -488,8 +488,8 @@ impl Client {
         })
     }
 
-    /// This worker's clock in the domain of a table, and the last clock at which a row that is pulled now may still
-    /// be used under BSP or SSP. The latter is `None` under ASP.
+    /// This worker's clock in the domain of a table, and the last clock at which a row pulled now may still be used.
+    /// The latter is `None` under ASP.
     fn usable_to<T: Element>(
         &mut self,
         table: &Table<T>,

@@ -499,8 +499,8 @@ impl NetCoordinatorLink {
     }
 }
 
-/// Milliseconds until the coordinator ends a barrier: the time to `deadline` less `HEAD_START`, of which at most
-/// half is taken.
+/// Milliseconds until the coordinator ends a barrier: the time to `deadline` less `HEAD_START` (200 ms), but at
+/// least half of that time.
 fn time_of_barrier(deadline: Deadline) -> u64 {
     let left = deadline.left();
     let wait = left.saturating_sub(HEAD_START.min(left / 2));

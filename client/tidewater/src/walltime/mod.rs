@@ -52,7 +52,7 @@ impl Walltime {
     /// process. All workers call it before their first step; it blocks until all have.
     ///
     /// `every` is the number of steps (ticks of domain 0) between two checks, the same on all workers; 0 counts as
-    /// 1. A run ends at most three checks after the signal, and under SSP(s) `s` steps later.
+    /// one. A run ends at most three checks after the signal, and under SSP(s) `s` steps later.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when signals cannot be caught; the table's refusal; a deadline.
