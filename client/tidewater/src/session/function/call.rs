@@ -157,8 +157,8 @@ impl Client {
     /// as in [`Client::update`]; a function that fails changes nothing of its frame.
     ///
     /// # Errors
-    /// As [`Client::update`], and for every table of ticks. The ticket fails when the servers have no such function,
-    /// or it refuses.
+    /// As [`Client::update`]; [`ClientError::Argument`] also for every table of ticks. The ticket fails when the
+    /// servers have no such function, or it refuses.
     pub fn call_update<T: Element>(
         &mut self,
         target: &Table<T>,
