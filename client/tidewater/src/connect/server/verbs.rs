@@ -71,8 +71,8 @@ impl VerbsSide {
         self.domain.register(buffer)
     }
 
-    /// Makes the client's queue pairs and mailbox of a lane. `pulls` is the number of queue pairs for reads;
-    /// `counts` tells whether pushes over the lane are counted, which needs atomics.
+    /// Makes the client's queue pairs and mailbox of a lane. `pulls` is the number of queue pairs for reads; with
+    /// `counts`, pushes over the lane are counted, which needs atomics.
     pub(super) fn offer(
         &self,
         pulls: usize,
