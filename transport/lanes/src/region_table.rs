@@ -214,12 +214,14 @@ impl RegionTable {
         }
     }
 
-    /// Registers a range with all attached registrars, then returns its new key. Cost: that of the
-    /// registrars; key lookups do not wait for them.
+    /// Registers a range with all attached registrars, then returns its new key. If a registrar refuses
+    /// the range during its attachment, that [`Self::attach`] fails instead of this call. Cost: that of
+    /// the registrars; key lookups do not wait for them.
     ///
     /// # Errors
     /// [`ExportError`]: no key is left, or a registrar refused the range after its attachment was
-    /// complete.
+    /// complete. The table is then unchanged. Registrars that accepted the range keep it, and the next
+    /// call registers its own range at the same index.
     pub fn add(&self, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
         self.add_entry(None, export)
     }

@@ -391,8 +391,9 @@ pub const LANE_OUT_SPANS: usize = 64;
 /// Maximum read batches that a TCP lane of a client holds back to send them together. A quarter of what is
 /// usually in flight keeps both server and client busy.
 pub const LANE_HELD_BATCHES: usize = 16;
-/// Time for which a client's TCP lane holds back read batches while its thread receives answers: less than a
-/// sleep and a wake-up.
+/// Maximum time for which a client's TCP lane holds back read batches, to send them together while its thread
+/// collects answers. It begins with the first held batch. A poll, a wait or [`LANE_HELD_BATCHES`] end it
+/// earlier. It is less than a sleep and a wake-up.
 pub const LANE_HELD_TIME: Duration = Duration::from_micros(20);
 /// Maximum mailbox bytes that a server queues for a client that does not read. They exceed two complete
 /// mailboxes: all that the client can have asked for, and as much again in clock records. A client that is

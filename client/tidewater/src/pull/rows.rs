@@ -299,7 +299,8 @@ impl RowPull<'_> {
     }
 
     /// Reads the extent-table entries of located rows in extents without a known address, on all lanes at once. If
-    /// entries never validate, the server is asked: it refuses for a released table.
+    /// an entry does not validate in `PULL_RETRIES_MAX` + 1 reads, the server is asked for its row: it refuses for a
+    /// released table. Otherwise the call succeeds with the address unknown, which the caller has to check.
     fn learn_extents(
         &mut self,
         located: &[LocatedRow],

@@ -218,12 +218,14 @@ impl Client {
 
     /// Pulls ranges of several tables at one version: the newest that every applier still holds for all of them.
     /// Blocks. The tables have snapshots and one clock domain. Returns the version; none without elements. Cost: for
-    /// each table a read of its snapshot records, then a pull of its range. Where ticks come faster than that, more
+    /// each table a read of its snapshot records, then a pull of its range. If a version is replaced before all
+    /// ranges are read, the call starts again at a newer one. Where ticks come faster than that, more
     /// [`TableBuilder::versions`](crate::TableBuilder::versions) keep a version longer.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table without snapshots or of another domain, or a range outside of its
-    /// table; deadlines.
+    /// table. [`ClientError::Deadline`], also when versions were replaced too early until the deadline. After an error
+    /// the destinations may be partly overwritten, with values of different versions.
     pub fn pull_group(
         &mut self,
         ranges: &mut [GroupRange<'_>],

@@ -55,7 +55,8 @@ pub(super) struct RecoveryState {
 }
 
 impl RecoveryState {
-    /// Applies changes to the copy of the journalled state.
+    /// Applies changes to the copy of the journalled state, in memory only. The caller of
+    /// [`Coordinator::take_changes`] writes them to the journal.
     fn journal(&mut self, changes: &[Change]) {
         for change in changes {
             if let Err(error) = self.journalled.apply(change.clone()) {

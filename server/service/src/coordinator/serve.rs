@@ -616,7 +616,11 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the next complete message of a connection. Returns `false` if there is none.
+    /// Handles the next complete message of a connection. Returns `false` if there is none. The caller
+    /// disconnects the peer after an error.
+    ///
+    /// # Errors
+    /// Reason, as text: the message or the handshake is not valid, or a server's lease cannot be set.
     fn take_one(&mut self, token: u64) -> Result<bool, String> {
         let now = clock::now().saturating_duration_since(self.start);
         let Some(conn) = self.conns.get_mut(&token) else {

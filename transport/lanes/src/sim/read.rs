@@ -195,9 +195,9 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Starts the reads that may start: all that were sent, a fenced read only when it is the oldest. A
-    /// network that executes reads in order keeps the fences itself: events of one time fire in their
-    /// order.
+    /// Starts the reads that may start: all that were sent, but a fenced read only when it is the oldest.
+    /// If the network executes reads in order, fenced reads start at once too: all have the same delay,
+    /// and events of one time fire in their order.
     fn start_reads(&mut self, id: LinkId) {
         let in_order = self.faults.distance.is_some_and(|d| d.reads_in_order);
         let mut at = 0;

@@ -237,7 +237,7 @@ impl<'a> WordsMut<'a> {
     }
 
     /// Stores the 64-bit word at byte offset `at` with Release ordering: after everything that this
-    /// thread wrote before.
+    /// thread wrote before. `at` is rounded down to a multiple of 8. Panics if it is outside.
     #[inline]
     pub fn store_release(&self, at: usize, word: u64) {
         self.check_alive();

@@ -106,7 +106,11 @@ impl Requests for PieceRequests<'_> {
 }
 
 /// Sends one request for each piece, and blocks until all are answered. Returns the payloads of the replies in the
-/// order of `pieces`.
+/// order of `pieces`. Each request carries `payload` with the first element of its piece written into it; the caller
+/// can use `payload` again afterwards.
+///
+/// # Errors
+/// As [`Lanes::request_all`]. No further request is built then, and replies that are still to come are discarded.
 pub(crate) fn request_all(
     lanes: &mut Lanes,
     table: &TableState,
