@@ -547,8 +547,12 @@ impl Lanes {
         self.ask(server, deadline, clocks).map(Some)
     }
 
-    /// Sends a request over a server's control link and returns the answer. Repeats it, also at a successor of the
-    /// server, until `deadline` passes or the job ends.
+    /// Sends a request over a server's control link and returns the answer. The request must be idempotent: it is
+    /// repeated, also at a successor of the server, until `deadline` passes or the job ends.
+    ///
+    /// # Errors
+    /// Repeated are [`ClientError::Deadline`] of one attempt, [`ClientError::ServerLost`], and refusals by which a
+    /// restarted server does not know the session yet. Other errors are returned at once.
     pub(crate) fn ask<T>(
         &mut self,
         server: usize,

@@ -121,9 +121,12 @@ impl RegisteredRegion {
 /// each range before its key is given out, because a NIC has to know the range before a peer can address
 /// it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
-    /// Registers the range of entry `index` with the device, so that peers can access it by `key`. Called
-    /// once for each entry, or again for an index with a key that was then not given out. Cost: the
+    /// Registers the range of entry `index` with the device, so that peers can access it by `key`. Cost: the
     /// pinning of its pages.
+    ///
+    /// Called once for each entry, unless another registrar refuses the entry afterwards. The table then
+    /// gives out no key and calls again with the same index for its next range, maybe with the same key.
+    /// The new range then replaces the old one, which no peer could access.
     ///
     /// # Errors
     /// When the device refuses; no peer then gets access to the range.
@@ -486,7 +489,9 @@ pub struct Mapped<'a> {
 }
 
 impl<'a> Mapped<'a> {
-    /// Wraps the window of the complete public memory; `check` are the check bits of the server's keys.
+    /// Wraps the window of the complete public memory. `check` is [`RegionTable::check_of`] the server's keys,
+    /// as a plain number of 8 bits. [`Self::words`] refuses a key with other check bits: it is of another
+    /// start of the server.
     #[inline]
     pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }

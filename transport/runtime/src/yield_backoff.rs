@@ -36,8 +36,9 @@ impl Default for YieldBackoff {
 }
 
 impl YieldBackoff {
-    /// Yields the core once (a system call), and adapts the rate to whether another thread used the
-    /// yield.
+    /// Yields the core once (a system call), and sets [`Self::every`], the polls until the next yield. The
+    /// number returns to its initial value if another thread ran during the yield, else it doubles up to a
+    /// maximum. A spinning caller calls this after each `every` polls.
     pub fn make(&mut self) {
         let before = clock::now();
         std::thread::yield_now();

@@ -116,8 +116,8 @@ impl Client {
         })
     }
 
-    /// Abandons started calls with dropped handles. A save that holds the clock stays until its answer has arrived
-    /// or its deadline has passed.
+    /// Abandons started calls with dropped handles. A save that holds the clock, so that this client must not tick
+    /// or finish, stays until its answer has arrived or its deadline has passed.
     fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];

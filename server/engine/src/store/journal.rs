@@ -93,7 +93,8 @@ impl Journal {
     /// Appends an entry to the journal. Returns false, with nothing written, if its block has no room.
     ///
     /// # Errors
-    /// Never for a block of this memory.
+    /// [`StoreError`] if the journal's block is outside the server's private memory. No block that this memory
+    /// allocated is.
     pub(crate) fn append(&mut self, entry: &[u8]) -> Result<bool, StoreError> {
         let has_room = self.at + bytes_of(entry) <= self.block.len;
         if has_room {

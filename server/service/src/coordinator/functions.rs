@@ -114,8 +114,8 @@ impl Coordinator {
         self.order_next_load();
     }
 
-    /// Drops the waiting loads of a job that ends. A load under way stays until servers have answered.
-    /// Returns the requests of both.
+    /// Drops the waiting function loads of a job that ends. A load under way stays until servers have answered.
+    /// Returns the client requests of both, which the caller must answer: the loads no longer do.
     pub(super) fn drop_loads(&mut self, namespace: &str) -> Vec<Asker> {
         let mut askers = Vec::new();
         self.functions.retain(|_, load| {

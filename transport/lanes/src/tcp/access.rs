@@ -23,12 +23,13 @@ fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>,
     words.map_err(|_| AccessDenied::Outside)
 }
 
-/// Totals of consecutive short reads that are copied together into an answer.
+/// Number, bytes and cost of consecutive short reads that are copied together into an answer. A short read
+/// has at most [`COPIED_READ_BYTES`]. The server reserves the bytes and charges the cost to its poll.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) reads: usize,
     pub(super) bytes: usize,
-    /// Cost in bytes of a poll's budget.
+    /// Cost in bytes of a poll's budget: at least [`SHORT_READ_BYTES`] a read.
     pub(super) cost: usize,
 }
 

@@ -75,7 +75,8 @@ impl Post {
         }
     }
 
-    /// Returns whether the missing bytes are enough to be received straight into the mailbox.
+    /// Returns whether the rest of this post is received straight into the mailbox, not through the input
+    /// buffer. True if its first 64 bytes have arrived and at least [`DIRECT_BYTES`] are missing.
     const fn takes_directly(&self) -> bool {
         self.got >= LINE_BYTES && self.left() >= DIRECT_BYTES
     }
@@ -151,8 +152,12 @@ impl Inbound {
         Ok(any)
     }
 
-    /// Receives with one system call, directly into the destination of a long run, else into the input
-    /// buffer. Returns its result and the number of bytes that it asked for.
+    /// Receives with one system call. Bytes go directly to their destination if at least [`DIRECT_BYTES`] of
+    /// them are contiguous there and the input buffer is empty, else into the input buffer. Returns the result
+    /// of the call and the number of bytes that it asked for.
+    ///
+    /// `caller` is the destination of the read or batch that the calling thread waits for; `None` if it waits
+    /// for none. Answers to other batches go to the memory of their batch.
     fn receive_once(
         &mut self,
         socket: &Socket,

@@ -40,7 +40,8 @@ pub const fn inbox_bytes(ring_bytes: usize) -> usize {
 pub const MAILBOX_STATE_AT: usize = 0;
 /// Byte offset of the clock records, one a domain, in the mailbox of a lane.
 pub const MAILBOX_CLOCKS_AT: usize = 64;
-/// Byte offset of the closed word in the mailbox of a lane.
+/// Byte offset of the closed word (u64) in the mailbox of a lane, used on shared memory only. The server stores
+/// 1 when it closes the lane. A client checks it before each operation and uses the lane only while it is 0.
 pub const MAILBOX_CLOSED_AT: usize = MAILBOX_REJECTS_AT - LINE_BYTES;
 /// Byte offset of the reject records in the mailbox of a lane.
 pub const MAILBOX_REJECTS_AT: usize = 8192;

@@ -23,7 +23,13 @@ fn release_fence(mutant: Mutant) {
 }
 
 /// Stores a row in shared memory: the two header words, then the payload. No order is needed: a reader
-/// accepts only a row with a matching checksum in its header. Cost: a copy of the payload.
+/// accepts only a row with a matching checksum in its header. The caller computes the checksum in `head`;
+/// this function stores it unchecked. Cost: a copy of the payload.
+///
+/// A shorter payload leaves the rest of `row` as it was, but fills its last partial word with zeros.
+///
+/// # Panics
+/// If header and payload are longer than `row`.
 #[inline(always)]
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);

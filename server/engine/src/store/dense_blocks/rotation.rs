@@ -49,7 +49,8 @@ pub enum PinRefusal {
 }
 
 impl Rotation {
-    /// Creates the rotation of `buffers` buffers with initial values, which are those of epoch `front`.
+    /// Creates the rotation of `buffers` buffers, at least 1. `front` is the epoch of the table's initial values.
+    /// Buffer `front % buffers` is the front and holds them complete. Readers may not use the others yet.
     pub(super) fn new(buffers: usize, front: u64) -> Self {
         let first = (front % buffers as u64) as usize;
         let initial = |n| Buffer {
