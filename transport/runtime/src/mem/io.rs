@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::{MemError, Region};
 
-/// Most parts (address and length) of one scatter/gather call: enough for a window of large reads, 2 KiB
-/// of stack.
+/// Maximum parts (address and length) of one scatter/gather call: enough for a window of large reads, 2
+/// KiB of stack.
 pub const PARTS: usize = 128;
 
 const NOTHING: libc::iovec = libc::iovec {
@@ -106,11 +106,12 @@ impl<'a> SendList<'a> {
     }
 
     /// Sends the listed bytes with one `sendmsg` call and returns the number of bytes that the socket
-    /// took, perhaps fewer. Never blocks, never raises SIGPIPE. With `more` (`MSG_MORE`) the kernel may
-    /// hold the last packet back until the next call, for 200 ms at most.
+    /// took, perhaps fewer. The list keeps its parts: the caller builds another one for the rest. Never
+    /// blocks, never raises SIGPIPE. With `more` (`MSG_MORE`) the kernel may hold the last packet back
+    /// until the next call, for 200 ms at most.
     ///
     /// # Errors
-    /// Those of the socket; `WouldBlock` when it takes nothing now.
+    /// Those of the socket; `WouldBlock` when it takes nothing now. No byte is then sent.
     pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let message = self.0.message();
@@ -178,7 +179,8 @@ impl<'a> RecvList<'a> {
     }
 
     /// Receives available bytes into the parts, in order, with one `recvmsg` call, and returns their
-    /// number. 0 means that the peer has closed the connection. Never blocks.
+    /// number, perhaps fewer than the parts hold: the remaining bytes of the parts are unchanged. 0
+    /// means that the peer has closed the connection, unless the list is empty. Never blocks.
     ///
     /// # Errors
     /// Those of the socket; `WouldBlock` when nothing has arrived.
@@ -194,7 +196,7 @@ impl<'a> RecvList<'a> {
 }
 
 /// Returns the address of byte offset `at` of a region, after a check that `len` bytes from there are
-/// inside.
+/// inside. `at` need not be aligned. Outside is [`MemError::Bounds`].
 fn first_byte(region: &Region, at: usize, len: usize) -> Result<*mut u8, MemError> {
     let start = at / 8 * 8;
     region.check(start, len.saturating_add(at - start))?;

@@ -18,8 +18,9 @@ const WORDS: usize = LINE_BYTES / 8;
 /// more than it saves.
 const MANY: usize = 32;
 
-/// Copies cache lines from shared words to private bytes by one string move, as many as both slices hold.
-/// Returns false, without a copy, for fewer than [`MANY`] lines or on a processor other than x86-64.
+/// Copies cache lines from shared words to private bytes by one string move, as many as both slices
+/// hold. Returns false, without a copy, for fewer than [`MANY`] lines or on a processor other than
+/// x86-64: the caller then copies line by line.
 #[inline]
 pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) -> bool {
     let lines = from.len().min(to.len());
@@ -29,7 +30,7 @@ pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]])
 }
 
 /// Copies cache lines from private bytes to shared words by one string move, as [`copy_out`] does the
-/// other way.
+/// other way. Returns false, without a copy, in the same cases: the caller then copies line by line.
 #[inline]
 pub(super) fn copy_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) -> bool {
     let lines = from.len().min(to.len());

@@ -79,15 +79,17 @@ impl Pages {
 }
 
 /// Allocates all pages of a hugepage memfd of `bytes` bytes now (`fallocate`), so that no later access
-/// faults with SIGBUS. After a failure the pages taken so far stay until the memfd is closed.
+/// faults with SIGBUS. Fails if the pool has too few; the pages taken so far then stay until the memfd
+/// is closed.
 pub(super) fn take_all(fd: impl AsFd, bytes: usize) -> Result<(), MemError> {
     let take = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64);
     rustix::io::retry_on_intr(take).map_err(|e| os("fallocate", bytes, POOL)(e.into()))
 }
 
 /// Returns the pages of a byte range of a memfd to the system (`FALLOC_FL_PUNCH_HOLE`). Afterwards the
-/// range reads as zeros in every mapping, and costs memory when it is touched again. Not for hugepages.
-/// Cost: a system call, and about 100 ns for each page.
+/// range reads as zeros in every mapping, and costs memory when it is touched again. Pages that lie only
+/// partly in the range stay, with the part zeroed. Not for hugepages. Cost: a system call, and about 100
+/// ns for each page.
 ///
 /// # Errors
 /// [`MemError::Os`] when the kernel refuses; the bytes of the range may then be zero or not.
@@ -98,7 +100,8 @@ pub fn give_back(fd: impl AsFd, at: usize, bytes: usize) -> Result<(), MemError>
         .map_err(|e| os("fallocate", bytes, "use a newer kernel")(e.into()))
 }
 
-/// Returns the page size in bytes if `fd` is a memfd of hugepages; `None` for ordinary pages.
+/// Returns the page size in bytes if `fd` is a memfd of hugepages; `None` for ordinary pages, and if it
+/// cannot be found out.
 pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let stat = rustix::fs::fstatfs(fd).ok()?;

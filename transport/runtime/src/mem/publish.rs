@@ -5,9 +5,9 @@ use super::shared::{Words, WordsMut};
 use crate::sync::{Ordering, device_release_fence, fence};
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Stores `bytes` at byte offset `at` after a Release fence. A reader that loads one of these words and
-/// then fences sees all stores that the writer made before (F04, F15). Cost: a `memcpy`; the fence is
-/// free on x86.
+/// Stores `bytes` at byte offset `at`, a multiple of 8, after a Release fence. A reader that loads one
+/// of these words and then fences sees all stores that the writer made before (clauses F04 and F15 of
+/// the lane contract). Cost: a `memcpy`; the fence is free on x86.
 #[inline]
 pub fn publish(to: WordsMut<'_>, at: usize, bytes: &[u8]) {
     // SYNC: publish. Pairs with the Acquire in `cell`, in `fabric::Mailbox::line` and in `read_fence`.
@@ -15,8 +15,9 @@ pub fn publish(to: WordsMut<'_>, at: usize, bytes: &[u8]) {
     to.copy_in(at, bytes);
 }
 
-/// Loads the two words of a checksummed record (value, checksum) at byte offset `at`, then an Acquire
-/// fence. If the checksum matches, everything that the writer published before the record is visible.
+/// Loads the two words of a checksummed record at byte offset `at`, then an Acquire fence. Returns value
+/// and checksum, which the caller compares. If the checksum matches, everything that the writer
+/// published before the record is visible.
 #[inline]
 pub fn cell(from: Words<'_>, at: usize) -> [u64; 2] {
     let words = [from.load(at), from.load(at + 8)];
@@ -25,8 +26,8 @@ pub fn cell(from: Words<'_>, at: usize) -> [u64; 2] {
     words
 }
 
-/// Fence of a one-sided read that is flagged `fence` (F03): loads before it are performed before loads
-/// after it.
+/// Fence of a one-sided read that is flagged `fence` (clause F03 of the lane contract): loads before it
+/// are performed before loads after it.
 ///
 /// On shared memory a read "has completed" when its loads have. An Acquire fence keeps later loads (and
 /// stores) behind earlier loads, which is all that a seqlock's reader needs. Let a load before the fence

@@ -93,8 +93,9 @@ impl Region {
         })
     }
 
-    /// Creates a memfd of `bytes` bytes, sealed against resizing, and maps it for writing. It is sparse:
-    /// pages cost memory when first touched. Before its descriptor is passed to a peer it is sealed by
+    /// Creates a memfd of `bytes` bytes, sealed against resizing, and maps it for writing. Returns the
+    /// mapping, and the descriptor by which peers map the same memory. It is sparse: pages cost memory
+    /// when first touched. Before the descriptor is passed to a peer the caller seals it by
     /// [`seal_for_readers`] or [`seal_for_writers`].
     ///
     /// # Errors
@@ -136,8 +137,9 @@ impl Region {
         Ok((region, fd))
     }
 
-    /// Maps the first `bytes` bytes of a memfd that a peer process passed. The memfd must be at least
-    /// that long, and sealed against shrinking: else the peer could end this process by truncating it.
+    /// Maps the first `bytes` bytes of a memfd that a peer process passed, for reading and, if
+    /// `writable`, writing. The memfd must be at least that long, and sealed against shrinking: else the
+    /// peer could end this process by truncating it. Of hugepages `bytes` must be a whole number.
     ///
     /// # Errors
     /// [`MemError::Os`] when it is not such a memfd or cannot be mapped.
@@ -303,12 +305,13 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Allocates the pages of a byte range now (`MADV_POPULATE_WRITE`), so that no later access faults on
-    /// them. Does nothing on kernels before 5.14, which lack that advice, and for hugepages. Cost: one
-    /// system call and the zeroing of the pages.
+    /// Allocates the pages of a byte range now (`MADV_POPULATE_WRITE`), so that no later access faults
+    /// on them. `at` is a multiple of 8. Does nothing on kernels before 5.14, which lack that advice,
+    /// and for hugepages. Cost: one system call and the zeroing of the pages.
     ///
     /// # Errors
-    /// [`MemError::Bounds`], or [`MemError::Os`] when there is no memory.
+    /// [`MemError::Bounds`] when the range is not inside the region or not aligned, [`MemError::Os`]
+    /// when there is no memory. Some of the pages may then be allocated.
     pub fn prefault(&self, at: usize, len: usize) -> Result<(), MemError> {
         self.check(at, len)?;
         if self.pages.are_huge() {
@@ -371,10 +374,10 @@ impl Region {
     }
 }
 
-/// Seals a memfd that peers may only read (`F_SEAL_FUTURE_WRITE`). No process can map it for writing from
-/// now on, also not by opening `/proc/self/fd`, and no peer can add a seal. Existing mappings stay
-/// writable. Kernels before 5.1 do not have that seal: there only [`read_only_fd`] stands between a peer
-/// and the memory.
+/// Seals a memfd before it is passed to peers that may only read it (`F_SEAL_FUTURE_WRITE`). No process
+/// can map it for writing from now on, also not by opening `/proc/self/fd`, and no peer can add a seal.
+/// Existing mappings stay writable. Kernels before 5.1 do not have that seal: there only
+/// [`read_only_fd`] stands between a peer and the memory. Repeating the call changes nothing.
 ///
 /// # Errors
 /// [`MemError::Os`] when the kernel refuses, for instance because `fd` is open for reading only.
@@ -392,8 +395,8 @@ pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
     }
 }
 
-/// Seals a memfd that peers may write against further seals (`F_SEAL_SEAL`). A peer that added a seal
-/// could keep later peers from mapping it.
+/// Seals a memfd against further seals (`F_SEAL_SEAL`), before it is passed to peers that may write it.
+/// A peer that added a seal could keep later peers from mapping it. Repeating the call changes nothing.
 ///
 /// # Errors
 /// As [`seal_for_readers`].
@@ -421,12 +424,12 @@ fn sealing(e: rustix::io::Errno) -> MemError {
     )(e.into())
 }
 
-/// Opens a second descriptor of a memfd that can only be mapped for reading. Use it together with
-/// [`seal_for_readers`]: without the seal, `/proc/self/fd` gives a descriptor that can be mapped for
-/// writing.
+/// Opens a second descriptor of a memfd that can only be mapped for reading, to be passed to a peer. Use
+/// it together with [`seal_for_readers`]: without the seal, `/proc/self/fd` gives a descriptor that can
+/// be mapped for writing.
 ///
 /// # Errors
-/// [`MemError::Os`] when `/proc` is not mounted.
+/// [`MemError::Os`] when `/proc` is not mounted, or no further descriptor can be opened.
 pub fn read_only_fd(fd: impl AsFd) -> Result<OwnedFd, MemError> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());

@@ -7,7 +7,8 @@ use tidewater_protocol::layout::row::{
 
 /// Copies a row's payload from shared memory to `out` and validates its checksum in one pass. `row`
 /// begins with the row's header; `salt` is the table's, `key` the row's. A concurrent writer may change
-/// the words: the checksum covers exactly the bytes copied, so a torn copy is not validated.
+/// the words: the checksum covers exactly the bytes copied, so a torn copy is not validated. `out` is
+/// filled in either case.
 ///
 /// # Panics
 /// When `row` is shorter than a header and `out`.

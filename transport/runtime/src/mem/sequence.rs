@@ -39,9 +39,9 @@ impl Sequence {
         (self.0.load(Ordering::Relaxed) == before).then_some(result)
     }
 
-    /// Calls `change`, which stores the words, with an odd count around it. The caller excludes other
-    /// writers. If `change` panics, the count stays odd, and reads return `None` until the next change
-    /// ends.
+    /// Calls `change`, which stores the words, with an odd count around it, and returns its result. The
+    /// caller excludes other writers. If `change` panics, the count stays odd, and reads return `None`
+    /// until the next change ends.
     pub fn write<R>(&self, change: impl FnOnce() -> R) -> R {
         // SYNC: none. Only writers store the count, and the caller orders them.
         let odd = self.0.load(Ordering::Relaxed) | 1;

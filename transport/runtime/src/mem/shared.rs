@@ -14,12 +14,13 @@ use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Read-only window of shared memory, as 64-bit relaxed atomics.
+/// Read-only window, a borrowed range of shared memory, as 64-bit relaxed atomics. Byte offsets count
+/// from its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Words<'a>(&'a [AtomicU64]);
 
-/// Writable window of shared memory, as 64-bit relaxed atomics. Each word has one writer at a time, which
-/// the type does not check.
+/// Writable window, a borrowed range of shared memory, as 64-bit relaxed atomics. Each word has one
+/// writer at a time, which the type does not check. Byte offsets count from its start.
 #[derive(Debug, Clone, Copy)]
 pub struct WordsMut<'a>(&'a [AtomicU64]);
 
@@ -59,8 +60,8 @@ impl<'a> Words<'a> {
         self.0.is_empty()
     }
 
-    /// Returns a window of `len` bytes at byte offset `at` of this one. `len` is rounded up to whole
-    /// words. Panics if it is not inside.
+    /// Returns a window of `len` bytes at byte offset `at` of this one. `at` is rounded down to a
+    /// multiple of 8, `len` up to whole words. Panics if the range is not inside.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Self {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
@@ -85,29 +86,32 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Loads the 64-bit word at byte offset `at`, without ordering (Relaxed).
+    /// Loads the 64-bit word at byte offset `at`, without ordering (Relaxed). `at` is rounded down to a
+    /// multiple of 8. Panics if it is outside.
     #[inline]
     pub fn load(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Relaxed)
     }
 
     /// Loads the 64-bit word at byte offset `at` with Acquire ordering: what its writer stored before a
-    /// [`WordsMut::store_release`] of this value is visible afterwards.
+    /// [`WordsMut::store_release`] of this value is visible afterwards. `at` is rounded down to a
+    /// multiple of 8. Panics if it is outside.
     #[inline]
     pub fn load_acquire(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Acquire)
     }
 
     /// Loads the eight words (64 bytes) at byte offset `at`, without ordering. They may be torn by a
-    /// concurrent writer.
+    /// concurrent writer. `at` is rounded down to a multiple of 8. Panics if they are not inside.
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let words = &self.0[at / 8..at / 8 + LINE_BYTES / 8];
         std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
-    /// Copies `out.len()` bytes from byte offset `at`, a multiple of 8, to `out`, without ordering. `out`
-    /// may end inside a word. The copy may be torn by a concurrent writer. Cost: about a `memcpy`.
+    /// Copies `out.len()` bytes from byte offset `at`, a multiple of 8 (others are rounded down), to
+    /// `out`, without ordering. `out` may end inside a word. The copy may be torn by a concurrent
+    /// writer. Panics if the range is not inside. Cost: about a `memcpy`.
     #[inline]
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
@@ -122,8 +126,8 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies `out.len()` bytes from any byte offset `at` to `out`. Like [`Self::copy_out`], which needs
-    /// a multiple of 8.
+    /// Copies `out.len()` bytes from byte offset `at`, which need not be aligned, to `out`; otherwise as
+    /// [`Self::copy_out`].
     pub fn copy_out_from(&self, at: usize, out: &mut [u8]) {
         let lead = at % 8;
         let aligned = at.next_multiple_of(8);
@@ -137,9 +141,9 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies `out.len()` bytes from byte offset `at` to `out` and returns the hash of the copied bytes.
-    /// `hash` is the hasher's initial state. Each word is loaded once, so the hash covers exactly the
-    /// copy, also if it is torn.
+    /// Copies `out.len()` bytes from byte offset `at`, a multiple of 8, to `out` and returns the hash of
+    /// the copied bytes. `hash` is the hasher's state before them. Each word is loaded once, so the hash
+    /// covers exactly the copy, also if it is torn. Panics if the range is not inside.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {
@@ -164,8 +168,8 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Copies less than a cache line from shared words to private bytes, word by word. A function of its own:
-/// most copies have no such rest.
+/// Copies less than a cache line from shared words to private bytes, word by word, until `out` is full.
+/// `words` must be long enough. A function of its own: most copies have no such rest.
 #[inline(never)]
 fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
     let (complete, part) = out.as_chunks_mut::<8>();
@@ -215,8 +219,8 @@ impl<'a> WordsMut<'a> {
         self.0.is_empty()
     }
 
-    /// Returns a writable window of `len` bytes at byte offset `at` of this one. `len` is rounded up to
-    /// whole words. Panics if it is not inside.
+    /// Returns a writable window of `len` bytes at byte offset `at` of this one. `at` is rounded down to
+    /// a multiple of 8, `len` up to whole words. Panics if the range is not inside.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Self {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
@@ -229,7 +233,8 @@ impl<'a> WordsMut<'a> {
         Some(Self(self.as_read().get(at, len)?.0))
     }
 
-    /// Stores the 64-bit word at byte offset `at`, without ordering (Relaxed).
+    /// Stores the 64-bit word at byte offset `at`, without ordering (Relaxed). `at` is rounded down to a
+    /// multiple of 8. Panics if it is outside.
     #[inline]
     pub fn store(&self, at: usize, word: u64) {
         self.check_alive();
@@ -254,14 +259,16 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Atomically adds `add` (wrapping) to the word at byte offset `at` and returns the old value.
+    /// Atomically adds `add` (wrapping) to the word at byte offset `at` and returns the old value
+    /// (AcqRel). `at` is rounded down to a multiple of 8. Panics if it is outside.
     #[inline]
     pub fn fetch_add(&self, at: usize, add: u64) -> u64 {
         self.0[at / 8].fetch_add(add, Ordering::AcqRel)
     }
 
-    /// Atomically stores `new` in the word at byte offset `at` if it equals `expect`. Returns the old
-    /// value: `expect` if the store was done.
+    /// Atomically stores `new` in the word at byte offset `at` if it equals `expect` (AcqRel). Returns
+    /// the old value: `expect` if the store was done. `at` is rounded down to a multiple of 8. Panics if
+    /// it is outside.
     #[inline]
     pub fn compare_swap(&self, at: usize, expect: u64, new: u64) -> u64 {
         let r = self.0[at / 8].compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire);
@@ -269,7 +276,7 @@ impl<'a> WordsMut<'a> {
     }
 
     /// Stores eight words (64 bytes) at byte offset `at`, in no order. A concurrent reader may see them
-    /// torn.
+    /// torn. `at` is rounded down to a multiple of 8. Panics if they are not inside.
     #[inline]
     pub fn store_line(&self, at: usize, line: &Line) {
         #[cfg(all(feature = "mutants", not(loom)))]
@@ -286,8 +293,9 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Copies `bytes` to byte offset `at`, a multiple of 8, without ordering. The rest of a last partial
-    /// word becomes zero. Cost: about a `memcpy`.
+    /// Copies `bytes` to byte offset `at`, a multiple of 8 (others are rounded down), without ordering.
+    /// The rest of a last partial word becomes zero. Panics if the range is not inside. Cost: about a
+    /// `memcpy`.
     #[inline]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
         #[cfg(all(feature = "mutants", not(loom)))]
@@ -306,7 +314,8 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Stores zeros in the `len` bytes at byte offset `at`; `len` is rounded up to whole words.
+    /// Stores zeros in the `len` bytes at byte offset `at`, without ordering. `at` is rounded down to a
+    /// multiple of 8, `len` up to whole words. Panics if the range is not inside.
     pub fn zero(&self, at: usize, len: usize) {
         #[cfg(all(feature = "mutants", not(loom)))]
         if let Some(words) = super::crash::cut(len.div_ceil(8)) {

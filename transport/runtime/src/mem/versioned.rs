@@ -22,14 +22,9 @@ fn release_fence(mutant: Mutant) {
     }
 }
 
-/// Stores a row in shared memory: the two header words, then the payload. No order is needed: a reader
-/// accepts only a row with a matching checksum in its header. The caller computes the checksum in `head`;
-/// this function stores it unchecked. Cost: a copy of the payload.
-///
-/// A shorter payload leaves the rest of `row` as it was, but fills its last partial word with zeros.
-///
-/// # Panics
-/// If header and payload are longer than `row`.
+/// Stores a row in shared memory: the two header words, then the payload. `row` begins with the header.
+/// The caller is the row's only writer, and has computed the checksum in `head`. No order is needed: a
+/// reader accepts only a row with a matching checksum in its header. Cost: a copy of the payload.
 #[inline(always)]
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);
@@ -63,6 +58,8 @@ pub struct BlockVersions {
 }
 
 /// Writes a block as the writer of a seqlock: the odd version word, the payload, the even version word.
+/// `version` is a window that begins with the version word, `target` one that begins with the block. The
+/// caller is their only writer.
 ///
 /// The reader loads the version word, the payload behind a [`read_fence`], and the version word again
 /// behind another ([`copy_out`]). It accepts two equal even words.
@@ -86,8 +83,9 @@ pub fn store_block(
     }
 }
 
-/// Publishes a snapshot by storing its 64-byte record, which names the complete buffer, after a Release
-/// fence. A reader that sees the record and then fences sees the complete buffer.
+/// Publishes a snapshot: stores its 64-byte record `line` at the start of `to`, after a Release fence.
+/// The record names the buffer that the caller has completed. A reader that sees the record and then
+/// fences sees the complete buffer.
 #[inline]
 pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
     // SYNC: snapshot. Pairs with the reader's `read_fence` after its first load.
@@ -95,9 +93,9 @@ pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
     to.store_line(0, line);
 }
 
-/// Release fence of a snapshot's writer, after the record that opens an epoch and before its first store
-/// into the reused buffer. A reader that copied one of the new words then sees the changed record and
-/// rejects its copy.
+/// Release fence of a snapshot's writer; it stores nothing. The writer calls it after it stored the
+/// record that opens an epoch, and before its first store into the reused buffer. A reader that copied
+/// one of the new words then sees the changed record and rejects its copy.
 #[inline]
 pub fn begin_buffer() {
     // SYNC: snapshot. Pairs with the reader's `read_fence` before its second load. A reader that copied a
@@ -105,8 +103,9 @@ pub fn begin_buffer() {
     release_fence(Mutant::EpochWithoutFence);
 }
 
-/// Zeroes the first `len` bytes of `words`, which hold block versions, then fences. Called before the
-/// memory that they guard is zeroed and reused, so that readers reject a block read from it.
+/// Zeroes the first `len` bytes of `words`, the version words of blocks, then fences. The caller zeroes
+/// and reuses the memory of these blocks only afterwards. Readers then reject a block read from it: its
+/// version has changed.
 #[inline]
 pub fn void(words: WordsMut<'_>, len: usize) {
     words.zero(0, len);
@@ -114,11 +113,13 @@ pub fn void(words: WordsMut<'_>, len: usize) {
     release_fence(Mutant::VoidWithoutFence);
 }
 
-/// One-sided read of shared memory: copies its first bytes to `head`, the following ones to `body`, and
-/// may see a concurrent write torn. With `fence`, it is performed after every earlier read. Cost: a copy.
+/// One-sided read of shared memory: fills `head` with its first bytes and `body` with the following
+/// ones. The length of `head` must be a multiple of 8, which is not checked. The copy may be torn by a
+/// concurrent write, which the caller must detect. With `fence`, it is performed after every earlier
+/// read. Cost: a copy.
 ///
 /// # Panics
-/// When `from` is shorter than `head` and `body`, or `head` is not whole 64-bit words.
+/// When `from` is shorter than `head` and `body`.
 #[inline]
 pub fn copy_out(from: Words<'_>, fence: bool, head: &mut [u8], body: &mut [u8]) {
     if fence {
