@@ -26,7 +26,8 @@ impl Deadline {
         Self(now() + after.min(FARTHEST))
     }
 
-    /// Creates a deadline at the instant `at`, without the limit of 100 years.
+    /// Creates a deadline at the instant `at`. It is not cut to 100 years from now, as
+    /// [`Deadline::after`] is.
     pub const fn at(at: Instant) -> Self {
         Self(at)
     }

@@ -66,13 +66,15 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Publishes that the calling thread runs: stores its thread id in the word at byte offset `at` of
-    /// `region`, as a robust futex. While the value lives the thread must not lock robust mutexes of the
-    /// C library, because it has given up that list. Cost: a page and three system calls, once.
+    /// Publishes that the calling thread runs: stores its thread id in the word at byte offset `at`, a
+    /// multiple of 8, of `region`, as a robust futex. While the value lives the thread must not lock
+    /// robust mutexes of the C library, because it has given up that list. Cost: a page and three system
+    /// calls, once.
     ///
     /// # Errors
-    /// [`LivenessError`] if the word is outside the region or the kernel refuses robust lists; the word
-    /// is then 0.
+    /// [`LivenessError`] if the word is outside the region, there is no memory, or the kernel refuses
+    /// robust lists. Nothing is then published: the word is unchanged or 0, and the thread keeps its
+    /// former list.
     pub fn hold(region: &Arc<Region>, at: usize) -> Result<Self, LivenessError> {
         let word = region.words_mut(at, 8)?;
         let mut held = Self {
@@ -175,10 +177,10 @@ pub struct LivenessView {
 }
 
 impl LivenessView {
-    /// Creates a view of `region` with the applier's liveness word at byte offset `at`.
+    /// Creates a view of `region` with the applier's liveness word at byte offset `at`, a multiple of 8.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when the word is not inside the region.
+    /// [`MemError::Bounds`] when the word is not inside the region, or `at` is not aligned.
     pub fn new(region: &Arc<Region>, at: usize) -> Result<Self, MemError> {
         region.check(at, 8)?;
         let region = Arc::clone(region);
@@ -192,7 +194,8 @@ impl LivenessView {
     }
 
     /// Returns whether the applier thread has ended, by exit, panic or kill: its liveness word has
-    /// [`OWNER_DIED`]. Cost: one load.
+    /// [`OWNER_DIED`]. False while it runs or has not begun, and always where the kernel refuses robust
+    /// lists. Cost: one load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.memory().load(self.at) & OWNER_DIED != 0 && !mutants::on(Mutant::LivenessIgnored)

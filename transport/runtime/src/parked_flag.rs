@@ -11,8 +11,8 @@
 use crate::mem::{Words, WordsMut};
 use crate::sync::{Ordering, fence};
 
-/// Consumer's half: sets the parked flag, then a full fence. From then on producers wake this thread. The
-/// consumer polls every source once more before it sleeps.
+/// Consumer's half: sets the parked flag, the first word of the window `word`, then a full fence. From
+/// then on producers wake this thread. The consumer polls every source once more before it sleeps.
 #[inline]
 pub fn set(word: WordsMut<'_>) {
     word.store(0, 1);
@@ -20,15 +20,17 @@ pub fn set(word: WordsMut<'_>) {
     fence(Ordering::SeqCst);
 }
 
-/// Consumer's half: clears the parked flag after a sleep, so that producers no longer wake this thread. A
-/// producer that has not yet seen this causes one spurious wake-up.
+/// Consumer's half: clears the parked flag, the first word of `word`, after a sleep or instead of one.
+/// Producers then no longer wake this thread. A producer that has not yet seen this causes one spurious
+/// wake-up.
 #[inline]
 pub fn clear(word: WordsMut<'_>) {
     word.store(0, 0);
 }
 
 /// Producer's half, called after the data was stored: a full fence, then returns whether the consumer's
-/// parked flag is set. If true, the producer wakes the consumer.
+/// parked flag (the first word of `word`) is set. If true, the caller wakes the consumer; this function
+/// does not.
 #[inline]
 pub fn must_wake(word: Words<'_>) -> bool {
     // SYNC: parked flag. Pairs with the fence in `set`.

@@ -23,14 +23,17 @@ use tidewater_protocol::mutants::{self, Mutant};
 /// shared memory, and shorter than a time slice that another thread could use.
 pub const SPIN: Duration = Duration::from_micros(20);
 
-/// Parks an idle thread and lets producers unpark it. The order of calls is: `prepare_park`, poll once
-/// more, `park_until` (or not), `cancel_park`; see [`wait_until`].
+/// Parks an idle thread and lets producers unpark it. Producers are the threads and processes that store
+/// data for it; each then loads the parked flag that this thread has in their memory, and wakes the
+/// thread if it is set. The order of calls is: `prepare_park`, poll once more, `park_until` (or not),
+/// `cancel_park`; see [`wait_until`].
 pub trait Parker: Send {
-    /// Sets the parked flags of this thread: from now on every producer that stores data must wake it.
+    /// Sets the parked flags of this thread, and fences: from now on every producer that stores data
+    /// must wake it. The caller polls once more before it parks.
     fn prepare_park(&mut self);
 
     /// Blocks this thread until a producer wakes it or the deadline passes. May return early (a spurious
-    /// wake-up).
+    /// wake-up), so the caller polls again. A wake-up since `prepare_park` ends it at once.
     fn park_until(&mut self, deadline: Deadline);
 
     /// Clears the parked flags of this thread: producers no longer need to wake it.
@@ -47,14 +50,15 @@ pub trait Parker: Send {
         true
     }
 
-    /// Returns the rate of core yields, which the parker keeps across waits. `None` if it keeps none:
-    /// each wait then starts from the initial rate.
+    /// Returns the backoff that sets how often a spin yields the core. The parker keeps it across waits.
+    /// `None` if it keeps none: each wait then starts from the initial rate.
     fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
         None
     }
 }
 
-/// Blocks until `look` returns a value or an error. Returns `None` when the deadline passes first.
+/// Blocks until `look` returns a value or an error. Returns `None` when the deadline passes first;
+/// `look` is called once more after that, and a value that it then finds is returned.
 ///
 /// `look` polls the thread's lanes and never blocks. Every polled source must be able to wake `parker`:
 /// its parked flags lie where the producers load them, its sockets are in its reactor.

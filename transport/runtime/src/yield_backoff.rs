@@ -56,7 +56,8 @@ impl YieldBackoff {
         };
     }
 
-    /// Returns whether another thread ran during the last yield.
+    /// Returns whether another thread ran during the last yield, judged by its duration; false before
+    /// the first one.
     pub const fn taken(&self) -> bool {
         self.taken
     }
