@@ -53,7 +53,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("scan", scan),
 ];
 
-/// Salt of all records in these decoders' inputs, fixed so that recorded fuzzing seeds verify.
+/// Salt of all records in these decoders' inputs, fixed so that the checksums of recorded fuzzing seeds still match.
 pub const SALT: u64 = 0x7469_6465;
 
 /// Returns the first 64 bytes of `bytes` as a line, padded with zeros.
@@ -105,7 +105,8 @@ fn settings_payload(bytes: &[u8]) {
     }
 }
 
-/// Decodes as many encoded elements as fit the bytes: a fuzzer does not guess a length.
+/// Decodes as many encoded elements as the input has bytes for. Their number is computed from the input's length, which
+/// a fuzzer would not guess.
 fn encoded_values(bytes: &[u8]) {
     let [first, rest @ ..] = bytes else { return };
     let Some(code) = EncodingCode::from_code(first % 5) else {

@@ -53,7 +53,8 @@ impl TaggedU32 {
     }
 }
 
-/// Partition of `count` items into `parts` contiguous, near-equal ranges: their sizes differ by at most one.
+/// Partition of `count` items into `parts` contiguous, near-equal ranges: their sizes differ by at most one. Cuts a
+/// dense table's rows or blocks into partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranges {
     /// Number of items to cut.
@@ -70,7 +71,7 @@ impl Ranges {
         Self { count, parts }
     }
 
-    /// Returns the index of the first item of range `part`; `part == parts` gives `count`.
+    /// Returns the index of the first item of range `part`, which is at most `parts`; `part == parts` gives `count`.
     #[inline]
     pub const fn start(&self, part: u32) -> u64 {
         match self.count.checked_mul(part as u64) {
@@ -79,7 +80,8 @@ impl Ranges {
         }
     }
 
-    /// Returns the number of items in range `part`.
+    /// Returns the number of items in range `part`, which must be below `parts`. 0 if there are fewer items than ranges
+    /// and this one is empty.
     #[inline]
     pub const fn len(&self, part: u32) -> u64 {
         self.start(part + 1) - self.start(part)
@@ -90,7 +92,8 @@ impl Ranges {
         self.count == 0
     }
 
-    /// Returns the number of the range that holds item `thing`, which must be below `count`.
+    /// Returns the number of the range that holds item `thing`. It must be below `count`; without items the call
+    /// panics.
     #[inline]
     pub const fn part_of(&self, thing: u64) -> u32 {
         // The largest p with floor(count p / parts) <= thing. Most tables are small enough for the
@@ -102,8 +105,8 @@ impl Ranges {
     }
 }
 
-/// Precomputed division for lookups in [`Ranges`]: each lookup multiplies in place of a division, and is off by
-/// at most two.
+/// Precomputed division that estimates `Ranges::part_of`: a multiplication in place of a division. The estimate is at
+/// most two below the right range, and never above it; the caller corrects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeIndex {
     /// Number of complete ranges per item: floor(parts / count).
@@ -131,11 +134,11 @@ impl RangeIndex {
         }
     }
 
-    /// Returns the number of the range that holds item `thing` (which must be below the count), or a number at
-    /// most [`Self::GUESS_OFF_MAX`] below it. With t the thing, of C things in P parts, the right one is
-    /// floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and misses it by
-    /// less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with P = w C + r, it is (t +
-    /// 1) w + floor(((t + 1) r - 1) / C).
+    /// Estimates the number of the range that holds item `thing`, which must be below the count: the right one, or at
+    /// most [`Self::GUESS_OFF_MAX`] below it, which the caller corrects. With t the thing, of C things in P parts, the
+    /// right one is floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and misses
+    /// it by less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with P = w C + r, it is (t + 1)
+    /// w + floor(((t + 1) r - 1) / C).
     #[inline]
     pub const fn guess(&self, thing: u64) -> u32 {
         if self.quotient == 0 {

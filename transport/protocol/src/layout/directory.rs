@@ -13,7 +13,8 @@ const CELL: u64 = u64::from_le_bytes(*b"key-cell");
 /// Bytes of one cell of the key directory.
 pub const KEY_CELL_BYTES: usize = 32;
 
-/// Returns the byte offset of a region's cell in the key directory. `index` is the region's number, from 0.
+/// Returns the byte offset of a region's cell in the key directory. `index` is the number of the region at the server,
+/// from 0.
 pub const fn key_cell_at(index: u32) -> usize {
     index as usize * KEY_CELL_BYTES
 }
@@ -28,8 +29,8 @@ pub struct KeyCell {
 }
 
 impl KeyCell {
-    /// Encodes the cell with its checksum, which also covers the directory's salt and the cell's number
-    /// `index`.
+    /// Encodes the cell with its checksum, which also covers the salt of the directory and the number `index` of the
+    /// cell: that of the region, from 0.
     pub fn to_bytes(&self, salt: u64, index: u32) -> [u8; KEY_CELL_BYTES] {
         let w = [u64::from(self.key.0), u64::from(self.rkey)];
         let words = [

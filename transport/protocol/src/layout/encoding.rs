@@ -96,8 +96,8 @@ const fn is_block(elements: u32) -> bool {
     ENCODING_BLOCK_MIN <= elements && elements <= ENCODING_BLOCK_MAX
 }
 
-/// Returns the number of bytes that `elements` values take in this encoding. Of Int8 the block size is read
-/// from the first 4 of `bytes`; `None` if it is out of range or `bytes` is shorter.
+/// Returns the number of bytes that `elements` values take in this encoding. Only for Int8 are `bytes`, the encoded
+/// values, read: the first 4 hold the block size. `None` if it is out of range or `bytes` is shorter.
 pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Option<usize> {
     match code {
         EncodingCode::Bf16 | EncodingCode::F16 => Some(2 * elements),
@@ -110,11 +110,11 @@ pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Optio
     }
 }
 
-/// Decodes `elements` values from `bytes` and appends them to `out` as little-endian elements of `dtype`: f64
-/// for [`DType::F64`], else f32. Cost: one pass; at most 8 bytes for each byte of `bytes`.
+/// Decodes `elements` values from `bytes`, which hold them and nothing else, and appends them to `out` as little-endian
+/// elements of `dtype`: f64 for [`DType::F64`], else f32. Cost: one pass; at most 8 bytes for each byte of `bytes`.
 ///
 /// # Errors
-/// The expected number of bytes, where `bytes` has another; 0 for a block out of range.
+/// The expected number of bytes, where `bytes` has another; 0 for an Int8 block size out of range. `out` is unchanged.
 pub fn decode(
     code: EncodingCode,
     elements: usize,
@@ -153,8 +153,9 @@ fn pairs(bytes: &[u8]) -> impl Iterator<Item = u16> + '_ {
     pairs.iter().map(|pair| u16::from_le_bytes(*pair))
 }
 
-/// Encodes finite `values` into `out`, which is cleared first, and replaces each value by what the receiver
-/// decodes. The caller can so keep the rounding error. [`PushEncoding::Exact`] gives elements of `dtype`.
+/// Encodes finite `values` into `out`, which is cleared first. Replaces each of `values` by the value that the receiver
+/// decodes, so that the caller can compute the rounding error and keep it. [`PushEncoding::Exact`] gives elements of
+/// `dtype`.
 pub fn encode(encoding: PushEncoding, dtype: DType, values: &mut [f64], out: &mut Vec<u8>) {
     out.clear();
     match encoding {

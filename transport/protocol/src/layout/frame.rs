@@ -16,7 +16,7 @@ use super::hash::H64;
 use super::{LINE_BYTES, Line, pack, unpack};
 use crate::table::{DType, PushOp};
 
-/// Bytes of the optional weight at the end of a push's payload: an f64.
+/// Bytes of the optional weight at the end of a push's payload: an f64 by which a server multiplies the values.
 pub const WEIGHT_BYTES: usize = 8;
 /// Bytes of the header of a frame in a ring, before the payload: one line.
 pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
@@ -222,7 +222,8 @@ pub enum FrameError {
 }
 
 impl FrameHeader {
-    /// Encodes the header, its checksum included, as a line of eight words.
+    /// Encodes the header as a line of eight words, with the value of the field `checksum`. It computes no checksum:
+    /// the caller stores that of `Self::hasher` and the payload in the field first, or 0.
     #[inline]
     pub const fn to_line(&self) -> Line {
         [
@@ -280,8 +281,8 @@ impl FrameHeader {
         FRAME_HEADER_BYTES as u64 + (self.payload_len as u64).next_multiple_of(LINE_BYTES as u64)
     }
 
-    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the
-    /// frame's checksum. The header's `chk` is left out. PAD has no payload to absorb.
+    /// Returns the hash state after the header, without its field `checksum`. The caller absorbs the payload and
+    /// finishes it, which gives the frame's checksum. A PAD frame has no payload to absorb.
     pub fn hasher(&self) -> H64 {
         let line = self.to_line();
         let mut h = H64::new([self.session, 0x5457_5031, self.payload_len as u64, 0]);

@@ -230,7 +230,7 @@ impl AtTickProblem {
         })
     }
 
-    /// Describes the reason and its remedy for an error message, as a clause about "it", the table.
+    /// Describes the reason and its remedy for an error message. The text is a clause in which "it" is the table.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Named => {
@@ -380,19 +380,19 @@ impl<'a> FunctionCall<'a> {
     }
 }
 
-/// Encoder of a function call's payloads, one for each frame. All frames share these bytes but for the first
-/// element.
+/// Encoder of the payloads of one function call that takes several frames: one payload for each. They differ only in
+/// the first element, so one buffer is reused.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionPayload {
     bytes: Vec<u8>,
 }
 
 impl FunctionPayload {
-    /// Encodes a call of `body`; `tables` are the numbers of its input tables, `reduction` is 0 in UPDATE
-    /// frames.
+    /// Encodes a call of `body`; `tables` are the numbers of its input tables, `reduction` is 0 in UPDATE frames.
     ///
     /// # Panics
-    /// If there are more inputs, parameters or bytes than the limits of this module: callers check them.
+    /// If there are more inputs, parameters or bytes than the limits of this module, which callers check before. Also
+    /// for `FunctionBody::NamedRows`, which `NamedRows::encode` encodes.
     pub fn new(body: FunctionBody<'_>, reduction: u8, tables: &[u32], parameters: &[f64]) -> Self {
         assert!(
             tables.len() <= FUNCTION_INPUTS_MAX && parameters.len() <= FUNCTION_PARAMETERS_MAX,
@@ -436,7 +436,8 @@ impl FunctionPayload {
         Self { bytes }
     }
 
-    /// Returns the payload of the frame that begins at element, row or slot `first`.
+    /// Writes `first`, an element, row or slot, into the payload and returns the payload: that of the frame which
+    /// begins there. The next call overwrites it.
     pub fn at(&mut self, first: u64) -> &[u8] {
         self.bytes[..8].copy_from_slice(&first.to_le_bytes());
         &self.bytes

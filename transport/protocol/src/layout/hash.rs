@@ -40,8 +40,8 @@ const fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Incremental state of the keyed 64-bit hash. It absorbs blocks of eight words; the finishing call absorbs the
-/// remainder.
+/// Incremental state of the keyed 64-bit hash. It absorbs blocks of eight words; one of the finishing calls absorbs the
+/// remainder and returns the hash. `Copy`: a finished state does not change the original.
 #[derive(Debug, Clone, Copy)]
 pub struct H64 {
     lanes: [u64; 4],
@@ -77,7 +77,8 @@ impl H64 {
         *d = d.rotate_left(29) ^ fold(w[6] ^ K[3], w[7] ^ *d);
     }
 
-    /// Absorbs the last words, at most eight and possibly none, and returns the hash.
+    /// Absorbs the last words, at most eight and possibly none, and returns the hash. Words past the eighth would be
+    /// ignored.
     #[inline(always)]
     pub fn finish(mut self, rest: &[u64]) -> u64 {
         if !rest.is_empty() {
@@ -131,8 +132,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// Returns the hash without all complete lines but the last: the defect of the mutant
-    /// `hash-last-line-only`.
+    /// Returns a wrong hash, for the test mutant `hash-last-line-only`: of the complete lines it covers only the last,
+    /// and the rest of the bytes.
     #[cold]
     #[inline(never)]
     pub fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
@@ -165,7 +166,8 @@ impl H64 {
     }
 }
 
-/// Returns the keyed checksum of a record's words. `salt` is the memory's, and `what` the kind of the record.
+/// Returns the keyed checksum of a record's words, at most eight. `salt` is that of the session, table or directory
+/// that the record belongs to, and `what` a constant for the kind of the record.
 #[inline]
 pub fn line_checksum(salt: u64, what: u64, words: &[u64]) -> u64 {
     H64::new([salt, what, words.len() as u64, 0]).finish(words)

@@ -146,13 +146,13 @@ pub struct SnapshotLine {
 }
 
 impl SnapshotLine {
-    /// Whether the buffer of this epoch is kept and complete: `kept <= epoch <= front`.
+    /// Whether the buffer of this epoch is kept and complete, so that clients may read it: `kept <= epoch <= front`.
     #[inline]
     pub const fn holds(&self, epoch: u64) -> bool {
         self.kept <= epoch && epoch <= self.front
     }
 
-    /// Number of the buffer that holds an epoch; `None` if that epoch is not kept.
+    /// Number of the buffer that holds the version of epoch `epoch`; `None` if that epoch is not kept.
     #[inline]
     pub const fn buffer_of(&self, epoch: u64) -> Option<usize> {
         if !self.holds(epoch) || self.front - epoch >= VERSIONS_MAX as u64 {
@@ -161,7 +161,8 @@ impl SnapshotLine {
         Some((self.buffers >> (4 * (self.front - epoch)) & 15) as usize)
     }
 
-    /// Epoch that holds a version. A version is a clock of the domain; epochs also count loads of saved models.
+    /// Epoch that holds the version `version`, whether it is kept or not. A version is a clock of the domain; epochs
+    /// also count loads of saved models.
     #[inline]
     pub const fn epoch_of(&self, version: u64) -> u64 {
         version.saturating_add(self.front.saturating_sub(self.min_clock))

@@ -57,8 +57,8 @@ impl ReplyHeader {
         ]
     }
 
-    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the
-    /// reply's checksum. `session` is the session's nonce.
+    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the reply's
+    /// checksum. `session` is the session's nonce, which seeds the hash.
     pub fn hasher(&self, session: u64) -> H64 {
         let mut w = self.words();
         if mutants::on(Mutant::ReplySlotOutsideHash) {
@@ -75,7 +75,8 @@ impl ReplyHeader {
         h
     }
 
-    /// Encodes the header as a line; `checksum` is the checksum over header and payload.
+    /// Encodes the header as a line. `checksum` is that over header and payload, which the caller computes with
+    /// `Self::hasher`.
     pub const fn to_line(&self, checksum: u64) -> Line {
         let w = self.words();
         [w[0], w[1], w[2], w[3], w[4], w[5], w[6], checksum]

@@ -55,9 +55,10 @@ impl RingGeometry {
         self.bytes - self.offset(position)
     }
 
-    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at or after `tail`.
-    /// `head` and `tail` are monotonic positions of the reader and the writer. Returns `None` while the ring
-    /// has no room.
+    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at or after `tail`, behind a
+    /// PAD frame if it would cross the end of the memory. `head` and `tail` are monotonic positions of the reader and
+    /// the writer. Writes nothing. Returns `None` while the ring has no room: the writer tries again once `head` has
+    /// moved.
     pub const fn place(&self, head: u64, tail: u64, len: u64) -> Option<Placement> {
         let pad = if self.to_wrap(tail) < len {
             self.to_wrap(tail)
@@ -73,8 +74,8 @@ impl RingGeometry {
         })
     }
 
-    /// Whether a tail that the writer claims is possible: not before `consumed`, at most one ring after it, and
-    /// a multiple of 64. All are monotonic byte positions.
+    /// Whether a tail that the writer claims is possible. The reader ends the session if not. A tail is not before
+    /// `consumed`, at most one ring after it, and a multiple of 64. All are monotonic byte positions.
     pub const fn tail_is_sane(&self, consumed: u64, tail: u64) -> bool {
         tail >= consumed && tail - consumed <= self.bytes && tail.is_multiple_of(LINE_BYTES as u64)
     }

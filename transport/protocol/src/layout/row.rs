@@ -76,7 +76,8 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// Computes the layout of rows with `payload_bytes` payload bytes each.
+    /// Computes the layout of rows with `payload_bytes` payload bytes each. The stride is header and payload, rounded
+    /// up to a multiple of 8.
     pub const fn new(payload_bytes: usize) -> Self {
         Self {
             payload_bytes,
@@ -163,7 +164,8 @@ pub fn checksum_matches(ver: RowVersion, stored: u64, checksum: impl FnOnce() ->
     checksum() == stored
 }
 
-/// Encodes the header of a row: version word and checksum, little-endian.
+/// Encodes the header of a row, version word and checksum, as 16 little-endian bytes. The caller has computed the
+/// checksum (`row_checksum`).
 pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     let mut head = [0; ROW_HEADER_BYTES];
     head[..8].copy_from_slice(&ver.0.to_le_bytes());
@@ -171,8 +173,8 @@ pub fn row_head(ver: RowVersion, checksum: u64) -> [u8; ROW_HEADER_BYTES] {
     head
 }
 
-/// Location of a sparse row on its applier: `generation u16 | extent u16 | slot u32` in 64 bits. 0 stands for
-/// no row: extents are numbered from 1.
+/// Location of a sparse row on its applier: `generation u16 | extent u16 | slot u32` in 64 bits. 0 stands for no row:
+/// extents are numbered from 1. It is a hint: the row's checksum shows whether the slot still holds the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RowLocation(pub u64);
 

@@ -21,14 +21,16 @@ use crate::limits::{
     ROW_BYTES_MAX,
 };
 
-/// Byte offset of the tail record in the inbox of a lane.
+/// Byte offset in the inbox of a lane of the tail record, by which the client announces the end of its frames.
 pub const INBOX_TAIL_AT: usize = 0;
-/// Byte offset of the client thread's parked flag in the inbox of a lane.
+/// Byte offset in the inbox of a lane of the parked flag: the client's thread sets it to 1 while it sleeps, so that the
+/// server wakes it.
 pub const INBOX_DOZE_AT: usize = 64;
 /// Byte offset of the ring's data in the inbox of a lane.
 pub const INBOX_RING_AT: usize = 4096;
 
-/// Bytes from an applier's parked flag to its liveness word in public memory, on the same cache line.
+/// Bytes from an applier's parked flag to its liveness word, both in the server's public memory and on one cache line.
+/// The liveness word shows whether the applier's thread has ended.
 pub const ALIVE_AFTER_DOZE: usize = 8;
 
 /// Returns the bytes of a lane's inbox with a ring of `ring_bytes` data bytes.
@@ -36,16 +38,16 @@ pub const fn inbox_bytes(ring_bytes: usize) -> usize {
     INBOX_RING_AT + ring_bytes
 }
 
-/// Byte offset of the status record in the mailbox of a lane.
+/// Byte offset in the mailbox of a lane of the status record: how far the server has applied the lane's frames.
 pub const MAILBOX_STATE_AT: usize = 0;
 /// Byte offset of the clock records, one a domain, in the mailbox of a lane.
 pub const MAILBOX_CLOCKS_AT: usize = 64;
-/// Byte offset of the closed word (u64) in the mailbox of a lane, used on shared memory only. The server stores
-/// 1 when it closes the lane. A client checks it before each operation and uses the lane only while it is 0.
+/// Byte offset in the mailbox of a lane of the closed word, which the server sets to 1 once it has destroyed the lane.
+/// Shared memory only.
 pub const MAILBOX_CLOSED_AT: usize = MAILBOX_REJECTS_AT - LINE_BYTES;
-/// Byte offset of the reject records in the mailbox of a lane.
+/// Byte offset in the mailbox of a lane of the reject records, one for each frame that may be in flight.
 pub const MAILBOX_REJECTS_AT: usize = 8192;
-/// Byte offset of the reply slots in the mailbox of a lane.
+/// Byte offset in the mailbox of a lane of the reply slots, into which the server writes answers to requests.
 pub const MAILBOX_REPLIES_AT: usize =
     MAILBOX_REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
 /// Number of reply slots of a lane: the maximum of its requests that wait for an answer at once.
@@ -57,8 +59,8 @@ pub const REPLY_SLOT_BYTES: usize = reply_slot_bytes(RING_BYTES_DEFAULT);
 /// Bytes of the largest mailbox: that of a lane with a ring of default size.
 pub const MAILBOX_BYTES: usize = mailbox_bytes(RING_BYTES_DEFAULT);
 
-/// Returns the bytes of one reply slot, header included, of a lane with a ring of `ring_bytes` bytes: 4 KiB
-/// more than the ring's largest frame. Beyond the default size of a ring the slot does not grow.
+/// Returns the bytes of one reply slot, header included, of a lane with a ring of `ring_bytes` data bytes: 4 KiB more
+/// than the ring's largest frame. The slots of rings over the default size are as large as those of the default.
 pub const fn reply_slot_bytes(ring_bytes: usize) -> usize {
     let ring_bytes = match ring_bytes < RING_BYTES_DEFAULT {
         true => ring_bytes,
@@ -93,23 +95,26 @@ pub const fn ring_within(budget: usize, lanes: usize) -> Option<usize> {
     None
 }
 
-/// Bytes of one word of an applier's ticket line, in which clients count their pushes. Processors count in its
-/// first word, NICs in its second: the atomics of each are atomic among themselves only.
+/// Bytes of one word of an applier's ticket line: a cache line of counters, in which clients count their pushes with
+/// atomics. Processors count in its first word, NICs in its second: the atomics of each are atomic among themselves
+/// only.
 pub const TICKET_WORD_BYTES: u64 = 8;
-/// Bytes in use of an applier's ticket line: the processors' word and the NICs' word.
+/// Bytes in use of an applier's ticket line, which counts pushes: the processors' word and the NICs' word.
 pub const TICKET_BYTES: usize = 2 * TICKET_WORD_BYTES as usize;
 
-/// Returns the byte offset in the mailbox of a domain's clock record.
+/// Returns the byte offset in the mailbox of the clock record of clock domain `domain`, which is below `DOMAINS_MAX`.
 pub const fn mailbox_clock_at(domain: u8) -> usize {
     MAILBOX_CLOCKS_AT + domain as usize * LINE_BYTES
 }
 
-/// Returns the byte offset in the mailbox of the reject record of frame `seq`: a frame's sequence number.
+/// Returns the byte offset in the mailbox of the reject record of the frame with sequence number `seq`. Frames that are
+/// `FRAMES_IN_FLIGHT_MAX` apart share one.
 pub const fn mailbox_reject_at(seq: u64) -> usize {
     MAILBOX_REJECTS_AT + (seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES
 }
 
-/// Returns the byte offset in the mailbox of reply slot `slot`, if the lane's ring has `ring_bytes` bytes.
+/// Returns the byte offset in the mailbox of reply slot `slot`, which is below `REPLY_SLOTS`, if the lane's ring has
+/// `ring_bytes` data bytes.
 pub const fn mailbox_reply_at(slot: usize, ring_bytes: usize) -> usize {
     MAILBOX_REPLIES_AT + slot * reply_slot_bytes(ring_bytes)
 }
