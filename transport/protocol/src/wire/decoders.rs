@@ -76,8 +76,8 @@ fn token(bytes: &[u8]) {
     }
 }
 
-/// Builds a decoder filled with valid frames. `bytes` holds their bodies, each after one byte of kind and one
-/// of length. Fuzzers so reach the state machines without guessing a check.
+/// Builds a decoder filled with valid frames. `bytes` holds their bodies, each after one byte of kind and one of
+/// length. Fuzzers so reach the state machines behind it without guessing a frame's check.
 fn framed(bytes: &[u8]) -> Decoder {
     let mut out = Vec::new();
     let mut rest = bytes;

@@ -76,8 +76,8 @@ pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), Wi
     Ok(())
 }
 
-/// Checks that `text` has at most `max` bytes and no control characters, so that it is fit for a log line.
-/// `what` is the field's name in the error.
+/// Checks that `text` has at most `max` bytes and no control characters, so that it is fit for a log line; empty is
+/// valid. Else an error with `what` as the field's name.
 pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     at_most(what, text.len() as u64, max as u64)?;
     if text.chars().any(char::is_control) {
@@ -89,7 +89,7 @@ pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result
     Ok(())
 }
 
-/// Checks that `text` has 1 to `max` bytes and no control characters. `what` is the field's name in the error.
+/// Checks that `text` has 1 to `max` bytes and no control characters. Else an error with `what` as the field's name.
 pub(crate) fn name_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     if text.is_empty() {
         return Err(WireError::Malformed {

@@ -81,7 +81,7 @@ fn fnv1a(state: u32, bytes: &[u8]) -> u32 {
 
 const FNV_START: u32 = 0x811c_9dc5;
 
-/// Appends a control frame to `out`: the header, and the body that `write` appends. On an error `out` is
+/// Appends a control frame of kind `kind` to `out`: the header, and the body that `write` appends. On an error `out` is
 /// unchanged.
 ///
 /// # Errors
@@ -156,7 +156,8 @@ impl Decoder {
         }
     }
 
-    /// Raises the limit of a body to [`CONTROL_BYTES_MAX`] bytes. Called once the peer is authenticated.
+    /// Raises the limit of a body from that of an unauthenticated peer to [`CONTROL_BYTES_MAX`] bytes. The caller has
+    /// authenticated the peer by the handshake.
     pub const fn trust(&mut self) {
         self.body_bytes_max = CONTROL_BYTES_MAX;
     }
@@ -177,7 +178,8 @@ impl Decoder {
     /// Returns the next complete frame in the buffer; `None` until more bytes are pushed.
     ///
     /// # Errors
-    /// The stream is not one of frames, or a frame is over the limit or damaged. Final.
+    /// The stream is not one of frames, or a frame is over the limit or damaged. Final: each further call returns the
+    /// same error, and the caller closes the connection.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -209,8 +211,8 @@ impl Decoder {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
     }
 
-    /// Returns the number of bytes that the next frame needs at least to be complete. A caller that reads no
-    /// more than these takes nothing of what follows the frame.
+    /// Returns the number of bytes that must at least be pushed until the next frame is complete: those of its header,
+    /// then those of its body. A caller that reads no more than these takes nothing of what follows the frame.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
         let frame_bytes = match u32_at(head, 4) {
@@ -225,8 +227,8 @@ impl Decoder {
         self.buffer.len() - self.taken
     }
 
-    /// Returns the buffered bytes after the last returned frame. They belong to the protocol that follows on
-    /// the connection.
+    /// Consumes the decoder and returns the buffered bytes after the last returned frame. They belong to the protocol
+    /// that follows on the connection.
     pub fn into_rest(mut self) -> Vec<u8> {
         self.buffer.drain(..self.taken);
         self.buffer

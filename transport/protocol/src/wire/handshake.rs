@@ -148,11 +148,11 @@ enum ClientState {
 }
 
 impl ClientHandshake {
-    /// Starts the handshake and appends the hello's frame to `out`. `hello.random` must be fresh from the
-    /// system's random source.
+    /// Starts the handshake and appends the frame of `hello`, the first message, to `out`, for the caller to send.
+    /// `hello.random` must be fresh from the system's random source.
     ///
     /// # Errors
-    /// The namespace is empty or too long.
+    /// The namespace is empty or too long, or holds control characters. `out` is unchanged.
     pub fn start(
         token: &JobToken,
         hello: Hello,
@@ -170,11 +170,11 @@ impl ClientHandshake {
         })
     }
 
-    /// Handles the next frame of the server and appends the answer, if there is one, to `out`. `Some`: both
-    /// ends are authenticated and the handshake is over. `None`: a further frame must follow.
+    /// Handles the next frame of the server and appends the answer, if there is one, to `out`, for the caller to send.
+    /// `Some`: both ends are authenticated and the handshake is over. `None`: a further frame must follow.
     ///
     /// # Errors
-    /// [`HandshakeError`]; the connection is of no more use.
+    /// [`HandshakeError`]: the caller closes the connection. Nothing is to be sent, and each further call fails too.
     pub fn step(
         &mut self,
         frame: Frame<'_>,
@@ -320,13 +320,14 @@ impl ServerHandshake {
         }
     }
 
-    /// Handles the next frame of the client and appends the answer to `out`, a refusal included. `Some`: the
-    /// peer holds the token, the policy admits it, and the handshake is over. `None`: a further frame must
-    /// follow. `admit` runs last and may still refuse, with a reason that the peer receives (an unknown
-    /// session, say).
+    /// Handles the next frame of the client and appends the answer to `out`, a refusal included, for the caller to
+    /// send. `Some`: the peer holds the token, the policy admits it, and the handshake is over. `None`: a further frame
+    /// must follow. `admit` runs last and may still refuse, with a reason that the peer receives (an unknown session,
+    /// say).
     ///
     /// # Errors
-    /// [`HandshakeError`] for this end's log; send `out`, then close.
+    /// [`HandshakeError`] for this end's log; the caller sends `out`, which has the refusal, then closes the
+    /// connection.
     pub fn step(
         &mut self,
         policy: &ServerPolicy,
@@ -473,8 +474,8 @@ const fn unexpected(found: u16, expected: u16) -> HandshakeError {
     HandshakeError::Wire(WireError::Kind { found, expected })
 }
 
-/// Compares the ids that the client expects (`meant`) with those of the listening process (`here`); `None` if
-/// they match. An expected id of 0 matches any value if `may_ask`.
+/// Compares the ids that the client expects (`meant`) with those of the listening process (`here`). `None` if they
+/// match, else a refusal with the first difference. An expected id of 0 matches any value if `may_ask`.
 fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
     let pairs = [
         (RefusalCode::WrongCluster, meant.cluster.0, here.cluster.0),

@@ -29,7 +29,8 @@ use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
 
 /// Bytes of a random value of the handshake, and of an HMAC-SHA256.
 pub const RANDOM_BYTES: usize = 32;
-/// Value of a hello's rank by which a process asks the coordinator to assign one.
+/// Value of a hello's rank by which a process asks the coordinator to assign it one (a worker's rank, a server's
+/// number).
 pub const RANK_ANY: u32 = u32::MAX;
 /// Name of the namespace of a cluster that was started for one job.
 pub const NAMESPACE_DEFAULT: &str = "default";
@@ -164,8 +165,8 @@ pub struct Hello {
     pub random: [u8; RANDOM_BYTES],
 }
 
-/// Returns the protocol version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any
-/// version; `None` for a shorter body.
+/// Returns the protocol version in the first four bytes of the body of a [`Hello`], [`Challenge`] or [`Refused`], which
+/// every version has there; `None` for a shorter body.
 pub fn version_of(body: &[u8]) -> Option<u32> {
     body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
@@ -316,7 +317,8 @@ impl Welcome {
     /// Bytes at the start of the body that the HMAC covers: all but the HMAC itself.
     pub const AUTHENTICATED_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
 
-    /// Appends the part of the body that the HMAC covers, without the HMAC.
+    /// Appends the part of the body that the HMAC covers to `out`. The caller computes the HMAC over it and appends
+    /// that.
     pub fn encode_authenticated(&self, out: &mut Vec<u8>) {
         let Ids {
             cluster,

@@ -51,8 +51,8 @@ impl ControlPeer {
         }
     }
 
-    /// Creates the state of a connection with a finished handshake. `decoder` may hold bytes that were already
-    /// received.
+    /// Creates the state of a connection on which the handshake was finished elsewhere. `decoder` is the one that
+    /// received it: it may hold bytes that follow, and its limit is already raised.
     pub const fn authenticated(decoder: Decoder) -> Self {
         Self {
             decoder,
@@ -74,11 +74,12 @@ impl ControlPeer {
         self.decoder.push(bytes)
     }
 
-    /// Returns the next event of the received bytes; `None` until more are fed. `admit` is called for a peer
-    /// that holds the token, and may still refuse it with a reason that the peer receives.
+    /// Returns the next event of the received bytes; `None` until more are fed. `admit` is called for a peer that holds
+    /// the token, and may still refuse it with a reason that the peer receives.
     ///
     /// # Errors
-    /// The peer is to be disconnected, after [`Self::outgoing`] is written: it may hold a refusal.
+    /// The handshake failed, or the stream is damaged. The caller writes [`Self::outgoing`], which may hold a refusal,
+    /// then disconnects.
     pub fn next(
         &mut self,
         policy: &ServerPolicy,
@@ -97,11 +98,11 @@ impl ControlPeer {
         Ok(self.decoder.next_frame()?.map(PeerEvent::Message))
     }
 
-    /// Returns the next message of the received bytes; `None` until more are fed, and always before the
-    /// handshake is over.
+    /// Returns the next message of the received bytes; `None` until more are fed, and always before the handshake is
+    /// over: it is [`Self::next`] that handles the handshake.
     ///
     /// # Errors
-    /// The stream is damaged; disconnect.
+    /// The stream is damaged; the caller disconnects.
     pub fn next_message(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         if self.handshake.is_some() {
             return Ok(None);
@@ -136,7 +137,8 @@ impl ControlPeer {
         &self.outgoing[self.sent..]
     }
 
-    /// Removes the first `bytes` bytes of [`Self::outgoing`], which the caller has written.
+    /// Removes the first `bytes` bytes of [`Self::outgoing`], which the caller has written to the socket. More than
+    /// there are count as all.
     pub fn sent(&mut self, bytes: usize) {
         self.sent = (self.sent + bytes).min(self.outgoing.len());
         if self.sent == self.outgoing.len() {

@@ -112,8 +112,8 @@ impl From<RefusalCode> for u16 {
     }
 }
 
-/// Typed refusal of a request or connection: a code, numbers that explain it, and a text. Either the peer
-/// refuses, or this end does.
+/// Typed refusal of a request or connection: a code, numbers that explain it, and a text. The end that refuses makes
+/// it; the other end receives it or, where the connection fails before, makes an equal one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Refusal {
     /// Code of the reason.
@@ -134,8 +134,8 @@ impl Refusal {
         }
     }
 
-    /// Sets the text, in a form that can be sent: control characters become spaces, and it is truncated at
-    /// [`TEXT_BYTES_MAX`] bytes.
+    /// Returns the refusal with `text`, in a form that can be sent: control characters become spaces, and it is
+    /// truncated at [`TEXT_BYTES_MAX`] bytes.
     #[must_use]
     pub fn with_text(mut self, text: impl fmt::Display) -> Self {
         let mut clean: String = text

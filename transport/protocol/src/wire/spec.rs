@@ -280,10 +280,10 @@ impl TableSpec {
     }
 
     /// Checks that `optimizer` can replace the rule of this existing table: it must be the same rule, with
-    /// hyper-parameters in range.
+    /// hyper-parameters in range. Changes nothing.
     ///
     /// # Errors
-    /// [`SpecError::OtherRule`], [`SpecError::Parameter`].
+    /// [`SpecError::OtherRule`] for another rule, [`SpecError::Parameter`] for the first hyper-parameter out of range.
     pub fn check_change(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
         let same = std::mem::discriminant(optimizer) == std::mem::discriminant(&self.optimizer);
         if !same || *optimizer == Optimizer::None {
@@ -394,7 +394,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks that `value` can be stored in the table's element type; `name` is the field's name in the error.
+    /// Checks that `value` can be stored in the table's element type; else [`SpecError::Parameter`], with `name` as the
+    /// field's name.
     fn element(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         match self.dtype {
             DType::F32 => holds(
@@ -413,8 +414,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks that `value` is at least 0, and finite in the element type; `name` is the field's name in the
-    /// error.
+    /// Checks that `value` is at least 0 and can be stored in the table's element type; else [`SpecError::Parameter`],
+    /// with `name` as the field's name.
     fn not_negative(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         self.element(name, value)?;
         holds(name, value, value >= 0.0, "at least 0")

@@ -103,7 +103,7 @@ pub struct TableInfo {
     pub placement: Placement,
 }
 
-/// A WebAssembly module in binary format. `Debug` shows only its length.
+/// A WebAssembly module in binary format, the code of a function that clients load. `Debug` shows only its length.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleBytes(pub Vec<u8>);
 
@@ -298,7 +298,8 @@ pub enum Command {
         /// Number of the table.
         id: TableId,
     },
-    /// Stops the clocks of a namespace, so that a worker can join. Answer: [`CommandReply::Clocks`].
+    /// Stops the clocks of a namespace, so that a worker can join: the minimum clocks at the server do not advance
+    /// until `MembersChanged`. Answer: [`CommandReply::Clocks`].
     HoldClocks {
         /// Namespace of the job.
         namespace: String,
@@ -684,7 +685,7 @@ impl Message for Command {
     }
 }
 
-/// Checks the namespace and the rank by which a command names a worker.
+/// Checks the namespace and the rank by which a command names a worker: both must be within their limits.
 fn worker_of(name: &str, worker: WorkerId) -> Result<(), WireError> {
     namespace(name)?;
     worker_id(worker)

@@ -106,8 +106,8 @@ pub struct ThreadClock {
     pub clock: u64,
 }
 
-/// Request of a worker to wait at a barrier of the members of its job, with the clocks that identify the
-/// barrier.
+/// Request of a worker to wait at a barrier of the members of its job. Name and clocks identify the barrier: it opens
+/// when all awaited workers are at it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberBarrier {
     /// Name of the barrier.
@@ -180,8 +180,9 @@ impl core::fmt::Display for ServerEnd {
     }
 }
 
-/// Report that a successor has taken the place of a server, without its memory. The tables of the job are gone
-/// on all servers, and its clocks are 0.
+/// Report that a successor has taken the place of a server that ended. `Notice::ServerRestarted` carries it if
+/// the successor lacks the server's memory: the tables of the job are then gone on all servers, and its clocks are 0.
+/// `Notice::ServerResumed` carries it if the successor has that memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRestart {
     /// The end of the server before.

@@ -80,7 +80,7 @@ pub trait Request: Message {
 
 /// A control message that answers a request, with the request's id.
 pub trait Answer: Message {
-    /// Converts a refusal to an error, and returns any other answer as it is.
+    /// Returns the answer, or the refusal that it carries as an error.
     ///
     /// # Errors
     /// The answer is a refusal.
@@ -118,7 +118,8 @@ pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
     decode_body(frame.body())
 }
 
-/// Decodes and validates an answer from the frame kind and body that the caller kept, without the id.
+/// Decodes and validates an answer from the kind and body of a received frame, which the caller kept. The id at the
+/// start of the body is dropped.
 ///
 /// # Errors
 /// As [`decode`].

@@ -28,7 +28,8 @@ impl Part {
         }
     }
 
-    /// Whether a process of this part also has the part `other`: both are equal, or this is [`Part::Both`].
+    /// Whether a process of this part also has the part `other`: both are equal, or this is [`Part::Both`]. Not
+    /// symmetric.
     pub fn includes(self, other: Self) -> bool {
         self == other || self == Self::Both
     }

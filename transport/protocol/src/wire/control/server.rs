@@ -61,8 +61,8 @@ pub struct Attach {
     pub failed_paths: Vec<VerbsPath>,
 }
 
-/// Permission of a server for one lane of a session: the applier, a nonce for the connection, and memory that
-/// the client may access.
+/// Permission of a server for one lane, the connection of a session to one applier: a nonce by which the client
+/// connects it, and memory that the client may access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneGrant {
     /// Applier of the lane.
@@ -110,8 +110,8 @@ pub struct Attached {
     pub path: Option<VerbsPath>,
 }
 
-/// Answer of a server to Recover: the state of a lane that was connected again. The client writes the ring's
-/// bytes `[head_bytes, tail)` again from its staging copy.
+/// Answer of a server to Recover: the state of a lane that was connected again. The client writes the ring's bytes from
+/// `head_bytes` to the end of its frames again, from its own copy of the ring.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
     /// The lane, with a new nonce.

@@ -231,7 +231,8 @@ impl VerbsEnd {
 }
 
 impl VerbsConnect {
-    /// Checks all fields as the decoder does, for requests that came in another format than a control frame.
+    /// Checks all fields as the decoder of control frames does. For requests that came in another format, which their
+    /// receiver checks itself.
     ///
     /// # Errors
     /// [`WireError::Malformed`] or another reason why no lane can have these values.
