@@ -59,7 +59,7 @@ pub struct Owner {
     pub applier: ApplierId,
 }
 
-/// Owners of a table's partitions, indexed by partition number. An owner is an applier of a server.
+/// Owner, an applier of a server, of each partition of a table, indexed by partition number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement(pub Vec<Owner>);
 
@@ -83,7 +83,8 @@ impl Placement {
         Self((0..partitions as usize).map(owner).collect())
     }
 
-    /// Iterates over the numbers of the partitions that `owner` owns, ascending; nothing if it owns none.
+    /// Iterates over the numbers of the partitions that `owner` owns, ascending; empty if it owns none. Cost: a scan of
+    /// all partitions.
     pub fn owned_by(&self, owner: Owner) -> impl Iterator<Item = PartitionId> + '_ {
         let mine = self.0.iter().enumerate().filter(move |&(_, o)| *o == owner);
         mine.map(|(p, _)| PartitionId(p as u32))

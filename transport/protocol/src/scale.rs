@@ -46,7 +46,7 @@ impl LaneEnd {
         }
     }
 
-    /// Objects and memory of the server's end of one such lane; parameters as for [`Self::of_client`].
+    /// Objects and memory of the server's end of one lane to a client; parameters as for [`Self::of_client`].
     pub const fn of_server(appliers: u16, ring_bytes: usize) -> Self {
         Self {
             queue_pairs: 1 + pulling_pairs(appliers),

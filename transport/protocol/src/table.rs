@@ -48,8 +48,8 @@ impl DType {
         self as u8
     }
 
-    /// Whether a push to a table of this type can carry this weight: at least 0, and finite in f64 and in the
-    /// element type. Always false for integer types, which have no weights.
+    /// Whether a push to a table of this type can carry `weight`, a factor of its values: at least 0, and finite in f64
+    /// and in the element type. Always false for integer types, which have no weights.
     pub fn is_weight(self, weight: f64) -> bool {
         let most = match self {
             Self::F32 => f32::MAX.into(),
@@ -101,8 +101,8 @@ impl PushOp {
         matches!(self, Self::Sum | Self::Gradient)
     }
 
-    /// Whether tables that apply pushes at ticks ([`Apply::AtTick`]) accept the operation: all but minimum and
-    /// maximum.
+    /// Whether tables that apply pushes at ticks ([`Apply::AtTick`]) accept the operation: all but [`PushOp::Min`] and
+    /// `PushOp::Max`.
     pub const fn has_ticks(self) -> bool {
         self.adds_up() || matches!(self, Self::Assign)
     }
@@ -358,14 +358,14 @@ impl Serialize for TableSpec {
 pub const TRANSIENT_TABLES: [&str; 2] = ["tidewater/collective", "tidewater/collective-parts"];
 
 impl TableSpec {
-    /// Whether the table is one of [`TRANSIENT_TABLES`]: it holds only values that collective calls exchange.
-    /// It is part of no saved model, and its clock domain does not count as used.
+    /// Whether the table is one of [`TRANSIENT_TABLES`], by its name: it holds only values that collective calls
+    /// exchange. It is part of no saved model, and its clock domain does not count as used.
     pub fn is_transient(&self) -> bool {
         TRANSIENT_TABLES.contains(&self.name.as_str())
     }
 
-    /// Whether appliers write each result into a redo record before they store it: by `redo`, or by
-    /// [`Durability::Warm`].
+    /// Whether appliers write each result into a redo record before they store it, so that a successor process can
+    /// complete a store that was cut. True by `redo`, or by [`Durability::Warm`].
     pub const fn keeps_redo(&self) -> bool {
         self.redo || matches!(self.durability, Durability::Warm)
     }

@@ -27,7 +27,7 @@ impl Deadline {
     }
 
     /// Creates a deadline at the instant `at`. It is not cut to 100 years from now, as
-    /// [`Deadline::after`] is.
+    /// `Deadline::after` is.
     pub const fn at(at: Instant) -> Self {
         Self(at)
     }

@@ -15,9 +15,9 @@ pub(super) struct Limit {
     pub(super) value: &'static (dyn Value + Sync),
 }
 
-/// A value of a limit that the page can show.
+/// Type of a limit's value that the page can show: an integer, a duration, or a range of integers.
 pub(super) trait Value {
-    /// Formats the value with its unit. `in_bytes`: a number counts bytes.
+    /// Formats the value with its unit. `in_bytes`: an integer is a number of bytes, shown in KiB, MiB and so on.
     fn shown(&self, in_bytes: bool) -> String;
 }
 

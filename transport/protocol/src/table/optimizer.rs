@@ -317,8 +317,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the same rule with the learning rate `rate`: `lr`, or `alpha` of [`Optimizer::Ftrl`].
-    /// [`Optimizer::None`] stays as it is.
+    /// Returns the same rule with the learning rate `rate`: `lr`, or `alpha` of [`Optimizer::Ftrl`]. The rate is not
+    /// checked. [`Optimizer::None`] stays as it is.
     #[must_use]
     pub const fn with_rate(mut self, rate: f64) -> Self {
         match &mut self {
@@ -411,8 +411,8 @@ impl GradientOptions {
         *self == Self::default()
     }
 
-    /// Whether gradients reach the rule unchanged: no clipping and no weight decay. Staleness is not looked at,
-    /// because it changes the learning rate.
+    /// Whether gradients reach the rule unchanged: no clipping and no weight decay. `by_staleness` does not count,
+    /// because it changes the learning rate and not the gradient.
     pub fn keeps_gradients(&self) -> bool {
         self.weight_decay == 0.0 && self.clip_value.is_none() && self.clip_norm.is_none()
     }
