@@ -39,15 +39,16 @@ pub const TABLE_NAME_BYTES_MAX: usize = 128;
 /// Maximum elements of a row of a range table. In the other layouts, [`ROW_BYTES_MAX`] allows less: 65,488
 /// elements of four bytes, or 32,744 of eight.
 pub const ROW_DIM_MAX: u32 = 65_536;
-/// Maximum virtual partitions of a table: enough to balance 64 servers, few enough to scan.
+/// Maximum virtual partitions of a table, each of which belongs to one applier: enough to balance 64 servers,
+/// few enough to scan.
 pub const PARTITIONS_MAX: u32 = 4_096;
 /// Least number of virtual partitions that the coordinator selects for a table, unless the table has fewer rows
 /// or blocks (`placement::default_partitions`). Balances up to 8 appliers within 10 %.
 pub const PARTITIONS_DEFAULT: u32 = 64;
-/// Value of a table definition's partition count by which the coordinator selects the number.
+/// Value of the partition count in a request to create a table by which the coordinator selects the number.
 pub const PARTITIONS_AUTO: u32 = 0;
-/// Elements for each of which a large dense table gets one more partition by default, up to eight for each
-/// applier.
+/// Elements of a dense table for each of the partitions that the coordinator selects for it, up to eight
+/// partitions for each applier. Has an effect on large tables only.
 pub const PARTITION_ELEMENTS: u64 = 1 << 19;
 /// Maximum tables that exist at once in a namespace.
 pub const TABLES_MAX: usize = 1_024;
@@ -79,7 +80,8 @@ pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYT
 
 "Jobs":
 
-/// Maximum clock domains of a cluster. Each takes one clock record of 64 bytes in every mailbox.
+/// Maximum clock domains (sets of tables that tick together) of a cluster. Each takes one clock record of 64
+/// bytes in every mailbox.
 pub const DOMAINS_MAX: usize = 64;
 /// Maximum number of servers in a cluster.
 pub const SERVERS_MAX: u32 = 1_024;
@@ -148,10 +150,10 @@ pub const DATA_DEADLINE: Duration = Duration::from_secs(30);
 pub const CREATE_BYTES_A_SECOND: u64 = 16 << 20;
 /// Default deadline of a client's wait for a clock, and of the trainer's saves and loads.
 pub const CLOCK_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// Interval of a client's log line that names the awaited workers during a clock wait.
+/// Interval of the log lines in which a client names the workers that it waits for during a clock wait.
 pub const CLOCK_NAG: Duration = Duration::from_secs(60);
-/// Interval at which a waiting client checks whether the coordinator has ended the job. A person hardly notices
-/// the delay, and it costs two wake-ups a second.
+/// Interval at which a client that waits checks whether the coordinator has ended the job. A person hardly
+/// notices the delay, and it costs two wake-ups a second.
 pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
 /// Time for which a server keeps a session after its control connection was cut, so that the client can
 /// re-attach.
@@ -181,7 +183,7 @@ pub const BUFFERS_MAX: usize = 64;
 /// multiplication error.
 pub const BUFFER_BYTES_MAX: usize = 1 << 40;
 /// Default limit, in bytes, of the pushes that one applier holds back until the turn of their rank in the
-/// iteration. Bounds what a slow worker makes the others pile up.
+/// iteration; a push over it is refused. Bounds what a slow worker makes the others pile up.
 pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;
 /// Default data bytes of a ring, into which a client writes frames for one applier. A frame takes at most a
 /// quarter of them.
@@ -198,7 +200,7 @@ pub const ENCODING_BLOCK_MIN: u32 = 8;
 /// Most elements that share one scale in a push encoded as Int8: one scale for a row of any length.
 pub const ENCODING_BLOCK_MAX: u32 = ROW_DIM_MAX;
 /// Default limit, in bytes, of the rounding residuals that a client keeps for encoded pushes (error feedback):
-/// 64 Mi elements.
+/// 64 Mi elements. Pushes that need more are sent exact.
 pub const RESIDUAL_BYTES_DEFAULT: usize = 256 << 20;
 /// Maximum bytes of table elements that one frame of a function covers: the largest block. An applier finishes
 /// a frame before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
@@ -212,8 +214,8 @@ pub const FUNCTION_MODULE_BYTES_MAX: usize = 512 << 10;
 pub const FUNCTIONS_LOADED_MAX: usize = 64;
 /// Number of refused frames of a lane for which the client keeps the reason: as many as can be in flight.
 pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
-/// Runs of successive refused frames, older than those with a kept reason, that a client distinguishes on a
-/// lane. They take 24 KiB.
+/// Maximum runs (successive refused frames) of a lane that a client keeps once their reasons are dropped: it
+/// then knows only that they were refused. They take 24 KiB.
 pub const REJECT_RUNS_MAX: usize = 1_024;
 /// Maximum asynchronous pulls of a client that are started and not finished: each holds the memory of its rows.
 pub const PULLS_MAX: usize = 256;
@@ -239,7 +241,7 @@ pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
 /// system makes records that change during a save pile up.
 pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
 /// Time for which the coordinator waits for the servers' answers of one save or load: 8 TiB a server at 400
-/// MB/s. A server that takes longer hangs.
+/// MB/s. A server that takes longer counts as hung.
 pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 /// Default timeout of a save or load call in C, C++, Fortran or Python. Programs in Rust pass a timeout.
 pub const FILE_CALL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -326,8 +328,8 @@ pub const READY_LINE_BYTES_MAX: usize = 512;
 pub const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
 /// Maximum bytes that an error quotes of a child's last stderr line. The start of the line is kept.
 pub const QUOTED_LINE_BYTES_MAX: usize = 400;
-/// Time for which the launcher collects further exits to find the root cause of a failure. A process that ends
-/// because it lost another one may be seen to end first.
+/// Time after a process has failed for which the launcher collects further exits, to report the root cause. A
+/// process that ends because it lost another one may be seen to end first.
 pub const BLAME_TIMEOUT: Duration = Duration::from_secs(3);
 
 "Control connections":
@@ -343,9 +345,10 @@ pub const UNAUTHENTICATED_BYTES_MAX: usize = 4 << 10;
 /// Maximum bytes queued for a control peer that does not read: two of the largest messages. Past this the
 /// connection is closed, so that memory does not grow.
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
-/// Maximum unread notices that a blocking control connection keeps.
+/// Maximum unread notices that a blocking control connection keeps. One more drops the oldest.
 pub const NOTICES_MAX: usize = 256;
 /// Maximum started requests of a blocking control connection with an answer that the caller has not yet taken.
+/// One more is an error.
 pub const REQUESTS_STARTED_MAX: usize = 256;
 /// Maximum bytes of a namespace, which has fixed room in the handshake's first message.
 pub const NAMESPACE_BYTES_MAX: usize = 64;
@@ -388,8 +391,8 @@ pub const LANE_IN_BYTES: usize = 64 << 10;
 pub const LANE_OUT_BYTES: usize = 320 << 10;
 /// Maximum ranges of registered memory queued, without a copy, for a TCP socket: one gather list of the kernel.
 pub const LANE_OUT_SPANS: usize = 64;
-/// Maximum read batches that a TCP lane of a client holds back to send them together. A quarter of what is
-/// usually in flight keeps both server and client busy.
+/// Maximum read batches that a TCP lane of a client holds back to send them together; with so many it sends
+/// them. A quarter of what is usually in flight keeps both server and client busy.
 pub const LANE_HELD_BATCHES: usize = 16;
 /// Maximum time for which a client's TCP lane holds back read batches, to send them together while its thread
 /// collects answers. It begins with the first held batch. A poll, a wait or [`LANE_HELD_BATCHES`] end it
@@ -425,13 +428,14 @@ pub const LANE_SILENCE_DOUBLINGS: u32 = 5;
 
 /// Maximum queue pairs of a verbs lane: one that pushes, and up to four that pull.
 pub const VERBS_PAIRS_MAX: usize = 5;
-/// Least receive requests that an end of a verbs lane keeps posted. Half of them are returned at once, one is
-/// kept for the signal that returns them, and a few remain in reserve.
+/// Least receive requests that an end of a verbs lane keeps posted: the credits of the other end, one for each
+/// signal. Half of them are returned at once, one is kept for the signal that returns them, and a few remain in
+/// reserve.
 pub const VERBS_RECEIVES_MIN: u16 = 8;
 /// Receive requests that an end of a verbs lane keeps posted by default: the number of signals that it may
 /// leave unseen. Each takes only 64 bytes of the queue.
 pub const VERBS_RECEIVES: u16 = 32;
-/// Maximum work requests of a verbs queue pair that are not known to be complete.
+/// Maximum work requests of a verbs queue pair that are posted and not known to be complete.
 pub const VERBS_SENDS: u32 = 128;
 /// Maximum work requests that are posted with one doorbell: enough to make its cost small, few enough that the
 /// device starts while the next batch is built.
@@ -464,10 +468,10 @@ pub const VERBS_SPIN_MAX: Duration = Duration::from_micros(100);
 /// server's processors. A dead server is detected after this and the retries of a packet, so within two
 /// seconds.
 pub const VERBS_PROBE_EVERY: Duration = Duration::from_secs(1);
-/// Least number of polls without a completion after which a queue pair counts as having lost a request. The
-/// polls are [`VERBS_PROBE_EVERY`] apart. With the default timeout, retries take two seconds on the slowest
-/// devices, and this is one more; longer timeouts have more polls. Breaking a lane costs milliseconds; not
-/// breaking it costs the deadline of the call.
+/// Least number of polls without a completion after which a queue pair counts as having lost a request, and its
+/// lane is broken. The polls are [`VERBS_PROBE_EVERY`] apart. With the default timeout, retries take two seconds
+/// on the slowest devices, and this is one more; longer timeouts have more polls. Breaking a lane costs
+/// milliseconds; not breaking it costs the deadline of the call.
 pub const VERBS_SILENT_LOOKS: u32 = 3;
 /// Maximum threads of a server that connect verbs lanes at once. Enough for many clients that start together,
 /// and for some clients with an unreachable address, each of which takes a thread for a second.
@@ -498,7 +502,8 @@ pub const VERBS_TRAFFIC_CLASS: u8 = 106;
 /// Number of times that a device sends a message again because the peer has no receive posted (RNR). Not 7,
 /// which means for ever.
 pub const VERBS_RNR_RETRIES: u8 = 6;
-/// Wait before each such retry (RNR NAK timer): code 12 of the InfiniBand specification, 0.64 ms.
+/// Code of the device's wait before it sends a message again for lack of a posted receive (RNR NAK timer): 12 of
+/// the InfiniBand specification, 0.64 ms.
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Maximum number of routers that a RoCE v2 packet may pass (IPv6 hop limit, IPv4 TTL).
 pub const VERBS_HOP_LIMIT: u8 = 64;

@@ -260,13 +260,13 @@ impl<'a> WordsMut<'a> {
     }
 
     /// Atomically adds `add` (wrapping) to the word at byte offset `at` and returns the old value
-    /// (AcqRel). `at` is rounded down to a multiple of 8. Panics if it is outside.
+    /// (`AcqRel`). `at` is rounded down to a multiple of 8. Panics if it is outside.
     #[inline]
     pub fn fetch_add(&self, at: usize, add: u64) -> u64 {
         self.0[at / 8].fetch_add(add, Ordering::AcqRel)
     }
 
-    /// Atomically stores `new` in the word at byte offset `at` if it equals `expect` (AcqRel). Returns
+    /// Atomically stores `new` in the word at byte offset `at` if it equals `expect` (`AcqRel`). Returns
     /// the old value: `expect` if the store was done. `at` is rounded down to a multiple of 8. Panics if
     /// it is outside.
     #[inline]
