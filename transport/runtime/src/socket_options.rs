@@ -22,10 +22,10 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
 
 /// Sets keepalive and `TCP_USER_TIMEOUT` so that the kernel breaks the connection after about `silence`
 /// without an acknowledgement. That holds for an idle connection, and for sent data that the other host
-/// does not acknowledge or has no room for.
+/// does not acknowledge or has no room for. Does not block.
 ///
 /// # Errors
-/// The error of the system call.
+/// The error of the system call; some of the options may then be set.
 pub fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, silence / 2)?;

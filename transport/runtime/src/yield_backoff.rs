@@ -16,9 +16,9 @@ const LOOKS_PER_OFFER_MAX: u32 = 1 << 13;
 /// a shorter yield was not used.
 const TAKEN: Duration = Duration::from_micros(1);
 
-/// Exponential backoff of the yields (`sched_yield`) of a spinning thread. The rate halves whenever no
-/// thread used the last yield. It returns to the initial rate when a thread did, or when a spin without a
-/// yield found nothing: the awaited thread may have waited for this core.
+/// Exponential backoff of the yields (`sched_yield`) of a spinning thread. The polls between two yields
+/// double whenever no thread used the last yield. They return to the initial number when a thread did,
+/// or when a spin without a yield found nothing: the awaited thread may have waited for this core.
 #[derive(Debug, Clone)]
 pub struct YieldBackoff {
     /// Polls between two yields.
@@ -36,9 +36,9 @@ impl Default for YieldBackoff {
 }
 
 impl YieldBackoff {
-    /// Yields the core once (a system call), and sets [`Self::every`], the polls until the next yield. The
-    /// number returns to its initial value if another thread ran during the yield, else it doubles up to a
-    /// maximum. A spinning caller calls this after each `every` polls.
+    /// Yields the core once (a system call). A spinning thread calls it after every [`Self::every`]
+    /// polls, a number that this sets anew: the initial one if another thread used the yield, else twice
+    /// the last.
     pub fn make(&mut self) {
         let before = clock::now();
         std::thread::yield_now();
@@ -62,8 +62,8 @@ impl YieldBackoff {
         self.taken
     }
 
-    /// Records a spin that found nothing and made `made` yields. With none, the rate returns to its
-    /// initial value. With one or more, the rate stays as those yields set it.
+    /// Records the end of a spin that found nothing and made `made` yields. With none, the polls between
+    /// two yields return to their initial number. With one or more they stay as those yields set them.
     pub const fn in_vain(&mut self, made: u32) {
         if made == 0 {
             self.every = LOOKS_PER_OFFER;

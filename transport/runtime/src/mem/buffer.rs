@@ -39,14 +39,14 @@ impl Buffer {
         })
     }
 
-    /// Returns the memory region behind the buffer, to be registered with a device. The caller does not
-    /// touch its bytes.
+    /// Returns the memory region behind the buffer, for the registration with a device. The caller does
+    /// not touch its bytes, which the program sees as an ordinary slice.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Stores a device registration in the buffer. Dropping the buffer drops the registrations first,
-    /// then unmaps the memory.
+    /// Stores a device's registration of this memory in the buffer, so that it lives as long. Dropping
+    /// the buffer drops the registrations first, then unmaps the memory.
     pub fn keep(&mut self, registration: Arc<dyn Any + Send + Sync>) {
         self.registrations.push(registration);
     }

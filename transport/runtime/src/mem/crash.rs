@@ -35,7 +35,8 @@ pub fn run_for<T>(words: u64, f: impl FnOnce() -> T) -> Option<(T, u64)> {
 }
 
 /// Charges a store of `words` words to the limit of [`run_for`]. Returns `None` if all of them may be
-/// stored. `Some(n)`: the writer stores the first `n` words only, then calls [`crash`].
+/// stored. `Some(n)`: the limit ends in this store; the caller stores the first `n` words only, then
+/// calls [`crash`].
 #[inline]
 pub(super) fn cut(words: usize) -> Option<usize> {
     let left = LEFT.get();

@@ -16,7 +16,8 @@ use super::region::{MemError, os};
 
 const HERE: u8 = 0xa5;
 
-/// Detects that the process was forked: the guard belongs to the process that made it.
+/// Detects that the process was forked: the guard belongs to the process that made it. A library checks
+/// it before a call that must not run in a forked child, which shares sockets and rings with its parent.
 ///
 /// ```
 /// let guard = tidewater_runtime::mem::ForkGuard::new()?;

@@ -199,7 +199,8 @@ impl Region {
         self.map.len()
     }
 
-    /// Returns whether the region has no bytes (never, in practice).
+    /// Returns whether the length of the region is 0 bytes (never, in practice). It does not look at the
+    /// contents.
     pub fn is_empty(&self) -> bool {
         self.map.len() == 0
     }
@@ -209,7 +210,7 @@ impl Region {
         self.writable
     }
 
-    /// Returns the page size of the region.
+    /// Returns whether the region has ordinary pages or hugepages, and of which size.
     pub const fn pages(&self) -> Pages {
         self.pages
     }
@@ -350,12 +351,12 @@ impl Region {
     }
 
     /// Locks a byte range in memory (`mlock2`, `MLOCK_ONFAULT`), so that it is never swapped: pages that
-    /// are present at once, the others as they are touched. Does nothing for hugepages, which are never
-    /// swapped. Cost: a system call, which makes no page present.
+    /// are present at once, the others as they are touched. `at` is a multiple of 8. Does nothing for
+    /// hugepages, which are never swapped. Cost: a system call, which makes no page present.
     ///
     /// # Errors
     /// [`MemError::Memlock`] when the kernel refuses, which means that the limit is too low;
-    /// [`MemError::Bounds`].
+    /// [`MemError::Bounds`] when the range is not inside the region or not aligned.
     pub fn lock(&self, at: usize, len: usize) -> Result<(), MemError> {
         self.check(at, len)?;
         if self.pages.are_huge() {

@@ -24,7 +24,8 @@ fn release_fence(mutant: Mutant) {
 
 /// Stores a row in shared memory: the two header words, then the payload. `row` begins with the header.
 /// The caller is the row's only writer, and has computed the checksum in `head`. No order is needed: a
-/// reader accepts only a row with a matching checksum in its header. Cost: a copy of the payload.
+/// reader accepts only a row with a matching checksum in its header. Panics when `row` is shorter than
+/// header and payload. Cost: a copy of the payload.
 #[inline(always)]
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);
