@@ -45,7 +45,8 @@ impl JobToken {
         Self(bytes)
     }
 
-    /// Parses 64 hexadecimal digits, with optional white space around them; `None` for any other text.
+    /// Parses a token from 64 hexadecimal digits, upper or lower case, with optional white space around them; `None`
+    /// for any other text.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.trim().as_bytes();
         let mut bytes = [0; 32];
@@ -266,7 +267,8 @@ pub struct ServerPolicy {
 }
 
 impl ServerPolicy {
-    /// Returns the reason to refuse the authenticated sender of `hello`; `None` if the policy admits it.
+    /// Returns the first reason to refuse the authenticated sender of `hello`: ids, namespace, role or features. `None`
+    /// if the policy admits it.
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         let is_control = hello.purpose == Purpose::Control;
         let roles = if is_control {

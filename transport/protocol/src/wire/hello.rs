@@ -133,7 +133,7 @@ impl Features {
     /// coordinator's restart in place of failing.
     pub const RESUMES: u64 = 1;
 
-    /// Returns the feature bits that one end requires and the other does not offer; 0 if the ends are
+    /// Returns the feature bits that this end requires and `other` does not offer, or the reverse; 0 if the ends are
     /// compatible.
     pub const fn missing(self, other: Self) -> u64 {
         (self.required & !other.offered) | (other.required & !self.offered)

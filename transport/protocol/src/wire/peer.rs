@@ -147,8 +147,8 @@ impl ControlPeer {
         }
     }
 
-    /// Consumes the connection. Returns the received bytes that no event has consumed, and the queued bytes
-    /// that are not yet written.
+    /// Consumes the connection, for the owner of its socket to go on with another protocol. Returns the received bytes
+    /// that no event has consumed, and the queued bytes that are not yet written, in this order.
     pub fn into_buffers(mut self) -> (Vec<u8>, Vec<u8>) {
         self.outgoing.drain(..self.sent);
         (self.decoder.into_rest(), self.outgoing)

@@ -91,8 +91,8 @@ pub struct Resumed {
     pub skipped: u32,
 }
 
-/// Complete description of a created table: its number, its definition, and the applier that owns each
-/// partition.
+/// Complete description of a created table, as the coordinator sends it to servers and clients: its number, its
+/// definition, and the applier that owns each partition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableInfo {
     /// Number of the table.
@@ -236,7 +236,8 @@ pub enum CoordinatorRequest {
     MemberBarrier(MemberBarrier),
 }
 
-/// Answer of the coordinator to a [`CoordinatorRequest`].
+/// Answer of the coordinator to a [`CoordinatorRequest`]: the result that the request's variant documents, or a
+/// refusal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorAnswer {
     /// The request is done.
@@ -282,8 +283,8 @@ pub enum CoordinatorAnswer {
     Arrivals(Vec<Arrival>),
 }
 
-/// Command of the coordinator to a server. It goes over the connection that the server opened, and only after
-/// the answer to its join.
+/// Command of the coordinator to a server: creates, saves, loads or releases tables, changes the members of a job, or
+/// ends the server. It goes over the connection that the server opened, and only after the answer to its join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Creates the server's partitions. Answer: Done, when they can be described, pulled and pushed.
@@ -397,7 +398,8 @@ pub enum Command {
     },
 }
 
-/// Current optimizer rule of a table with hyper-parameters that differ from its definition.
+/// Optimizer rule of a table as it is now, if its hyper-parameters differ from the table's definition. Part of a saved
+/// model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TableSetting {
     /// Number of the table.
@@ -425,7 +427,8 @@ pub struct SavedPart {
     pub cut_ms: u64,
 }
 
-/// Reply of a server to a [`Command`] of the coordinator.
+/// Reply of a server to a [`Command`] of the coordinator: the result that the command's variant documents, or a
+/// refusal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CommandReply {
     /// The command is done.
@@ -443,7 +446,8 @@ pub enum CommandReply {
     ThreadClocks(Vec<ThreadClock>),
 }
 
-/// One-way notice of the coordinator or a server to a peer. It has no answer.
+/// One-way notice of the coordinator or a server to a peer: a change of the membership, a failure, a release of a
+/// table, or the end of a server, a job or the cluster. It has no answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Notice {
     /// The membership of the cluster changed.

@@ -179,7 +179,8 @@ pub struct TableDescriptor {
     pub parts: Vec<ApplierPart>,
 }
 
-/// Request of a worker or observer to a server, on the session's control connection.
+/// Request of a worker or observer to a server, on the session's control connection: attaches, moves or ends a session,
+/// connects or recovers a lane, or reads a table's descriptors or a domain's clocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerRequest {
     /// Creates the connection's session. Answer: [`ServerAnswer::Attached`].
@@ -222,7 +223,8 @@ pub enum ServerRequest {
     },
 }
 
-/// Answer of a server to a [`ServerRequest`].
+/// Answer of a server to a [`ServerRequest`]: the result that the request's variant documents, a refusal, or an interim
+/// report ([`ServerAnswer::Queued`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerAnswer {
     /// The request is done.
@@ -316,7 +318,8 @@ impl Message for ServerAnswer {
     }
 }
 
-/// Checks that a list of lanes is not empty and its appliers ascend, each at most once.
+/// Checks that a list of lanes has 1 to `APPLIERS_MAX` entries, in ascending order of their appliers and without
+/// repetition.
 fn lane_list(appliers: impl ExactSizeIterator<Item = ApplierId>) -> Result<(), WireError> {
     at_most("lanes", appliers.len() as u64, u64::from(APPLIERS_MAX))?;
     let numbers: Vec<u16> = appliers.map(|applier| applier.0).collect();
@@ -365,7 +368,8 @@ impl Attach {
 }
 
 impl Remote {
-    /// Checks that the end of the range, `address + len`, does not overflow 64 bits.
+    /// Checks that the end of the range, `address + len`, does not overflow 64 bits. Whether the region is that large
+    /// is checked where it is accessed.
     pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),

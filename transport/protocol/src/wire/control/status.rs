@@ -210,8 +210,8 @@ impl ServerStatus {
     }
 }
 
-/// Converts a text to a form that a status field accepts: control characters become spaces, and it is truncated
-/// to [`STATUS_TEXT_BYTES_MAX`] bytes.
+/// Returns the text in a form that a status field accepts: control characters become spaces, and it is truncated to
+/// [`STATUS_TEXT_BYTES_MAX`] bytes.
 pub fn status_text(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut text: String = text.chars().map(clean).collect();

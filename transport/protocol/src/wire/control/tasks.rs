@@ -217,7 +217,8 @@ pub enum TaskRequest {
     },
 }
 
-/// Answer of the coordinator to a [`TaskRequest`].
+/// Answer of the coordinator to a [`TaskRequest`]: the number of a queue, a task, a request to ask again later, the
+/// state of a queue, or whether a report counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskAnswer {
     /// Number of the queue; `None` if it is not there, and is made with its shards.
