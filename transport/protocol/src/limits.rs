@@ -70,8 +70,8 @@ pub const EXTENT_BYTES_MAX: usize = 64 << 20;
 /// Maximum extents of a sparse table on one applier, so that 16 bits in a row location name one. With extents
 /// of the greatest size they hold 256 GiB of rows.
 pub const EXTENTS_MAX: usize = 4_096;
-/// Maximum blocks of a server's memory, which tables, rings and mailboxes take. Each has an entry of 64 bytes
-/// in the memory's directory.
+/// Maximum blocks into which a server's memory is divided for tables, rings and mailboxes. Each has an entry of
+/// 64 bytes in the memory's directory.
 pub const MEMORY_BLOCKS_MAX: usize = 65_536;
 /// Bytes of a frame with one row that are not values: header, one key and one location, 64 B each.
 pub const FRAME_ROW_OVERHEAD_BYTES: usize = 192;
@@ -93,8 +93,8 @@ pub const OBSERVERS_MAX: u32 = 4_096;
 /// Maximum entries of a job's membership file. An entry is a stay of one worker, from the clock of its join to
 /// that of its end. Each server keeps the clocks of each.
 pub const SCHEDULE_STAYS_MAX: usize = 65_536;
-/// Largest clock, in ticks, in a membership file: three years of ticks of 0.3 us. Values above it are reserved
-/// for special clocks.
+/// Largest clock, in ticks, in a job's membership file: three years of ticks of 0.3 us. Larger values are
+/// reserved, for instance for a worker that has finished.
 pub const SCHEDULE_CLOCK_MAX: u64 = 1 << 48;
 /// Maximum processes of one launch, servers and workers together.
 pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
@@ -107,13 +107,13 @@ pub const SESSIONS_MAX: usize = WORKERS_MAX as usize;
 /// Maximum threads of a worker that have a client. Bounds the members of a clock domain; more threads than the
 /// processors of a node gain nothing.
 pub const WORKER_THREADS_MAX: u32 = 256;
-/// Maximum authenticated connections of a server for control, and for lanes that are not yet handed to an
-/// applier. One for each session, and as many again that are being replaced or only query.
+/// Maximum authenticated connections of a server: control connections, and those of lanes that are not yet
+/// handed to an applier. One for each session, and as many again that replace another one or only query.
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
 /// Maximum unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
 /// and leaves room for all threads of a large job to connect at once.
 pub const UNAUTHENTICATED_CONNECTIONS_MAX: usize = 512;
-/// Maximum jobs (namespaces) that one coordinator serves at a time.
+/// Maximum jobs that one coordinator serves at a time, each in a namespace of its own.
 pub const JOBS_MAX: usize = 256;
 /// Maximum bytes of values that a worker contributes to one collective call. More belongs in a table.
 pub const COLLECTIVE_BYTES_MAX: usize = 1 << 20;
@@ -386,10 +386,11 @@ pub const LANE_QUIET_MAX: Duration = Duration::from_secs(5);
 pub const LANE_WRITE_BYTES_MAX: usize = RING_BYTES_MAX + 4096;
 /// Bytes of a TCP lane's input buffer, the most that one system call receives: a window of small replies.
 pub const LANE_IN_BYTES: usize = 64 << 10;
-/// Bytes copied and queued for a TCP socket before the lane accepts no more. The answer to a pull of 1,024 rows
-/// of 64 f32 is not split.
+/// Bytes copied and queued for a TCP socket at which the lane executes no further request until some are sent.
+/// The answer to a pull of 1,024 rows of 64 f32 is not split.
 pub const LANE_OUT_BYTES: usize = 320 << 10;
-/// Maximum ranges of registered memory queued, without a copy, for a TCP socket: one gather list of the kernel.
+/// Maximum ranges of registered memory queued, without a copy, for a TCP socket: as many as one gather list of
+/// the kernel takes. With so many the lane executes no further request until some are sent.
 pub const LANE_OUT_SPANS: usize = 64;
 /// Maximum read batches that a TCP lane of a client holds back to send them together; with so many it sends
 /// them. A quarter of what is usually in flight keeps both server and client busy.
@@ -432,8 +433,8 @@ pub const VERBS_PAIRS_MAX: usize = 5;
 /// signal. Half of them are returned at once, one is kept for the signal that returns them, and a few remain in
 /// reserve.
 pub const VERBS_RECEIVES_MIN: u16 = 8;
-/// Receive requests that an end of a verbs lane keeps posted by default: the number of signals that it may
-/// leave unseen. Each takes only 64 bytes of the queue.
+/// Receive requests that an end of a verbs lane keeps posted by default: the number of signals that it can
+/// receive before it looks at them. Each takes only 64 bytes of the queue.
 pub const VERBS_RECEIVES: u16 = 32;
 /// Maximum work requests of a verbs queue pair that are posted and not known to be complete.
 pub const VERBS_SENDS: u32 = 128;
@@ -441,7 +442,7 @@ pub const VERBS_SENDS: u32 = 128;
 /// device starts while the next batch is built.
 pub const VERBS_CHAIN_REQUESTS: usize = 32;
 /// Bytes of READs after which a send batch ends and the next queue pair gets the next batch. While one batch
-/// arrives, the client copies the one before it to its destination.
+/// arrives, the client copies the batch before it to its destination.
 pub const VERBS_CHAIN_BYTES: usize = 128 << 10;
 /// Maximum bytes of one RDMA READ into staging memory; longer ones are split. A full batch fits, at any start
 /// word.
