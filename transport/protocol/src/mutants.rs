@@ -489,7 +489,7 @@ pub const fn device_mask() -> DeviceMask {
 #[cfg(feature = "mutants")]
 static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
 
-/// Whether `mutant` is active in this process: `TIDEWATER_MUTANT` names it.
+/// Whether `mutant` is active in this process: `TIDEWATER_MUTANT` names it. An unknown name activates none.
 ///
 /// With `TIDEWATER_MUTANTS_REACHED=FILE` none is active. Each mutant that the process asks about has its name
 /// appended to the file once: a test that does not reach a mutant cannot detect it.

@@ -91,8 +91,8 @@ impl RowLayout {
     }
 }
 
-/// Returns the hash state of a row before its payload, seeded with the table's salt, the key, the version and
-/// the payload's length. The caller absorbs the payload.
+/// Returns the hash state of a row before its payload, seeded with the table's salt, the key, the version and the
+/// payload's length. The caller absorbs the payload and finishes it, which gives the row's checksum.
 #[inline(always)]
 pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) -> H64 {
     H64::new([salt, key, ver.0, payload_bytes as u64])

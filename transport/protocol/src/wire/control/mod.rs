@@ -93,8 +93,8 @@ pub trait Answer: Message {
     }
 }
 
-/// Validates `message` and appends it to `out` as a control frame. `id` is that of the request, for its answer
-/// too, and 0 for a notice. On an error `out` is unchanged.
+/// Validates `message` and appends it to `out` as a control frame. `id` is the number of a request on its connection:
+/// that of this request, or of the one that is answered; 0 for a notice. On an error `out` is unchanged.
 ///
 /// # Errors
 /// A field, or the complete message, is over its limit.
