@@ -60,14 +60,15 @@ pub use tidewater_runtime::wait::{Parker, SPIN};
 pub use tidewater_runtime::yield_backoff::YieldBackoff;
 pub use unpack::Unpack;
 
-/// Numbers of all clauses of the lane contract, F01 to F18. The conformance suite has a test for each.
+/// Numbers of all clauses of the lane contract in the module's table, F01 to F18. The conformance suite
+/// has a test for each.
 pub const CLAUSES: &[&str] = &[
     "F01", "F02", "F03", "F04", "F05", "F06", "F07", "F08", "F09", "F10", "F11", "F12", "F13",
     "F14", "F15", "F16", "F17", "F18",
 ];
 
-/// Greatest payload of a `write_signal`, in bytes: the amount that RDMA verbs send inline with the
-/// doorbell.
+/// Greatest payload of a [`ClientLane::write_signal`], 64 bytes: RDMA verbs send as much inline in the
+/// work request. A longer one is [`LaneError::Usage`].
 pub const SIGNAL_BYTES_MAX: usize = LINE_BYTES;
 
 /// Transport that carries a lane: shared memory, TCP, RDMA verbs, or the simulator of tests.
@@ -94,7 +95,8 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// Address in a peer's registered memory: region key and byte address, as in RDMA.
+/// Address in a peer's registered memory: region key and byte address, as in RDMA. For the regions of a
+/// server, the address is the byte offset in the server memory that the key names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// Key of the registered region.
@@ -104,7 +106,8 @@ pub struct RemoteAddr {
 }
 
 /// One one-sided read of server memory, as the client requests it. Its first `head_len` bytes are placed
-/// in [`ReadDest::head`], the rest in [`ReadDest::body`].
+/// in [`ReadDest::head`], the rest in [`ReadDest::body`]. So a list of reads separates headers from
+/// payload.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadOp {
     /// Source address; a multiple of 8.
@@ -122,6 +125,7 @@ pub struct ReadOp {
 }
 
 /// Two destination buffers of a list of reads, borrowed from the caller: one for heads, one for bodies.
+/// Each read names its byte offset in either.
 #[derive(Debug)]
 pub struct ReadDest<'a> {
     /// Receives headers and version words.
@@ -135,7 +139,7 @@ impl ReadOp {
     /// no fence.
     ///
     /// # Errors
-    /// [`LaneError::Usage`] for 4 GiB or more: the caller splits its reads first.
+    /// [`LaneError::Usage`] for 4 GiB or more: the caller has to split such a read.
     pub fn of_body(from: RemoteAddr, len: usize) -> Result<Self, LaneError> {
         let len = u32::try_from(len).map_err(|_| LaneError::Usage {
             op: "read",
@@ -151,7 +155,8 @@ impl ReadOp {
         })
     }
 
-    /// Returns whether the read stays inside destination buffers of `head` and `body` bytes.
+    /// Returns whether the read stays inside destination buffers of `head` and `body` bytes. False also
+    /// when `head_len` exceeds `len`.
     pub const fn fits(&self, head: usize, body: usize) -> bool {
         let head_len = self.head_len as usize;
         let Some(body_len) = (self.len as usize).checked_sub(head_len) else {
@@ -163,7 +168,8 @@ impl ReadOp {
 }
 
 /// List of asynchronous reads that owns its destination buffers. [`ClientLane::submit_read`] moves it
-/// into the lane, and [`ClientLane::poll_read`] returns it once all of its reads are complete.
+/// into the lane. [`ClientLane::poll_read`] returns it with both buffers filled once all of its reads are
+/// complete.
 #[derive(Debug, Default)]
 pub struct ReadBatch {
     /// The reads, in order of submission.
@@ -176,7 +182,9 @@ pub struct ReadBatch {
     pub tag: u64,
 }
 
-/// Failure of an operation on either end of a lane: broken, access refused, deadline, or misuse.
+/// Failure of an operation on either end of a lane: lane broken, access refused, deadline passed, or
+/// invalid call. After `Usage` nothing was done, after `Access` not the refused operation. After the
+/// others the outcome is unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
@@ -243,16 +251,18 @@ pub enum LaneError {
 
 impl LaneError {
     /// Returns whether this error breaks the lane, so that no later operation on it succeeds. False for
-    /// `Usage` and `Late` only.
+    /// `Usage` and `Late` only: after those the lane goes on and the call may be repeated.
     pub const fn is_fatal(&self) -> bool {
         !matches!(self, Self::Usage { .. } | Self::Late { .. })
     }
 }
 
 /// The client's end of a lane, used by one thread: one-sided reads, writes and atomics on server memory.
-/// Any error but `Usage` and `Late` is final for the lane.
+/// After any error but `Usage` and `Late` the lane is broken: each later operation fails too, until the
+/// caller replaces or recovers the lane.
 ///
-/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the lane inside it.
+/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the
+/// lane inside it.
 pub trait ClientLane: Send {
     /// Returns the transport that carries this lane.
     fn transport(&self) -> TransportKind;
@@ -261,12 +271,13 @@ pub trait ClientLane: Send {
     fn peer(&self) -> &str;
 
     /// Reads all `ops` into the buffers of `into`; blocks until they are complete or the deadline passes
-    /// (F01-F03, F09, F12, F13). Batches submitted earlier make progress meanwhile. Cost: shm a copy; tcp
-    /// one round trip for all.
+    /// (F01-F03, F09, F12, F13). Batches submitted earlier make progress meanwhile. Cost: over shared
+    /// memory a copy, over TCP one round trip for all.
     ///
     /// # Errors
-    /// [`LaneError`], at the deadline [`LaneError::Late`] or [`LaneError::Deadline`]. The parts of the
-    /// destination that `ops` name are then unspecified; the rest is untouched.
+    /// [`LaneError`]. At the deadline [`LaneError::Late`], after which the caller may read again, or
+    /// [`LaneError::Deadline`], which breaks the lane. The parts of the destination that `ops` name are
+    /// then unspecified; the rest is untouched.
     fn read(
         &mut self,
         ops: &[ReadOp],
@@ -274,8 +285,9 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Reads and blocks like [`ClientLane::read`], but first offers data to `unpacker`, where it arrives
-    /// complete in memory of the lane. Reads that the unpacker does not take are placed in `into`.
+    /// Reads and blocks like [`ClientLane::read`], but first offers the data of reads to `unpacker`. The
+    /// lane offers only reads that arrive complete in its own buffers; over shared memory there are none.
+    /// Reads that the unpacker does not take are placed in `into`.
     ///
     /// # Errors
     /// As [`ClientLane::read`].
@@ -288,27 +300,30 @@ pub trait ClientLane: Send {
     ) -> Result<(), LaneError>;
 
     /// Submits a batch of reads without blocking (F14). The batch comes back from
-    /// [`ClientLane::poll_read`], in any order among batches. Nothing is sent before
+    /// [`ClientLane::poll_read`], in any order among batches. Nothing need be sent before
     /// [`ClientLane::flush`] or [`ClientLane::poll`].
     ///
     /// # Errors
-    /// [`LaneError`]; the batch stays with the lane.
+    /// [`LaneError`]. The caller does not get the batch back: the lane keeps or drops it.
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError>;
 
-    /// Returns a finished batch, all reads of which are complete; `None` if there is none. Batches finish
-    /// in any order. Never blocks.
+    /// Removes and returns a batch of which all reads are complete, with its buffers filled; `None` if
+    /// there is none. Batches finish in any order. Never blocks. Receives nothing: the caller polls the
+    /// lane for that.
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
-    /// Blocks until the batch `tag` is complete, and receives its remaining bodies directly into `body`.
-    /// Afterwards `body` holds all bodies (F13) and the returned batch holds the heads, except those of
-    /// reads that `unpacker` took. `ops` are the reads of the batch with their offsets in `body`.
+    /// Blocks until the batch `tag` is complete, and receives its remaining bodies directly into `body`,
+    /// without a copy. `ops` are the reads of the batch with their byte offsets in `body`. Afterwards
+    /// `body` holds all bodies (F13) and the returned batch holds the heads, except those of reads that
+    /// `unpacker` took.
     ///
-    /// Returns `None` if the transport places reads only in the batch's own memory, if the batch is not
-    /// the oldest under way, or if the deadline passes. The batch then stays under way and `body` is
-    /// unspecified. Bytes that `unpacker` wrote were copied from `body` to their offsets in the batch.
+    /// Returns `None` if the transport places reads only in the batch's own memory, or the batch is not the
+    /// oldest under way, or the deadline passes. `body` is then unspecified, and the batch comes back from
+    /// [`ClientLane::poll_read`]. Bytes that `unpacker` wrote were copied from `body` to their offsets in
+    /// the batch.
     ///
     /// # Errors
-    /// [`LaneError`].
+    /// [`LaneError`]: the lane broke, or, as `Usage`, `ops` are not the reads of the batch.
     fn wait_read(
         &mut self,
         tag: u64,
@@ -318,24 +333,26 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError>;
 
-    /// Writes `bytes` to server memory at `to`: the client's own inbox (F04, F07). Need not wake the
-    /// applier. Does not wait until the bytes are placed.
+    /// Writes `bytes` to server memory at `to`, a multiple of 8 in the client's own inbox (F04, F07). The
+    /// bytes up to the next multiple of 8 become unspecified. Need not wake the applier. Does not wait
+    /// until the bytes are placed.
     ///
     /// # Errors
-    /// [`LaneError`].
+    /// [`LaneError`]; outside the inbox [`LaneError::Access`], perhaps of a later call, which breaks the
+    /// lane (F09).
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to server memory and wakes the applier if it sleeps
-    /// (F06). Also hands earlier writes over to the transport.
+    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to the client's inbox, as [`ClientLane::write`] does,
+    /// and wakes the applier if it sleeps (F06). Also hands earlier writes over to the transport.
     ///
     /// # Errors
-    /// [`LaneError`].
+    /// [`LaneError`]; [`LaneError::Usage`] for more bytes.
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Writes like [`ClientLane::write_signal`], and after it adds `add` to the server's word `counter`
-    /// (F05, F08). No call waits for the addition: if the lane breaks later, its outcome is unknown, like
-    /// that of the write. Cost above the signal: an atomic, on verbs in the same doorbell, on tcp in the
-    /// same packet.
+    /// Writes like [`ClientLane::write_signal`], and after it adds `add` to the server's 64-bit word
+    /// `counter` (F05, F08). The caller does not get the old value and does not wait for it on TCP and
+    /// verbs. If the lane breaks later, whether the addition was done is unknown, like that of the write.
+    /// Cost above the signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -373,7 +390,7 @@ pub trait ClientLane: Send {
     ) -> Result<u64, LaneError>;
 
     /// Hands posted writes and submitted reads over to the transport, without waiting for their
-    /// completion.
+    /// completion. Until then a lane may keep them at this end.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -381,15 +398,16 @@ pub trait ClientLane: Send {
 
     /// Flushes like [`ClientLane::flush`], now or somewhat later. The lane may delay if answers are
     /// outstanding that this thread has yet to collect. It then sends with the next post, at the latest
-    /// when the thread waits. For callers that submit one batch for each that completes: a transport may
+    /// when the thread waits. For callers that submit a new batch whenever one completes: a transport may
     /// then serve many with one system call.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush_soon(&mut self) -> Result<(), LaneError>;
 
-    /// Sends and receives what can move now; never blocks. Returns whether anything moved. Always false
-    /// over shared memory, where the client reads its mailbox directly.
+    /// Sends and receives what can move now; never blocks. Returns whether anything moved, so that the
+    /// caller looks at its batches and its mailbox. Always false over shared memory, where the client
+    /// reads its mailbox directly.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -399,7 +417,8 @@ pub trait ClientLane: Send {
     fn mailbox(&self) -> &Mailbox;
 
     /// Returns the server's public memory, mapped for direct loads by this thread. Loads are unordered
-    /// and may be torn like reads (F02); an Acquire fence stands where a read would have a fence (F03).
+    /// and may be torn like reads (F02). Where a read would have a fence (F03), the caller makes an
+    /// Acquire fence.
     ///
     /// `None` on transports that send reads over a network, and on a lane that failed:
     /// [`ClientLane::read`] then reports the cause (F10).
@@ -407,10 +426,11 @@ pub trait ClientLane: Send {
 }
 
 /// Implements [`ClientLane::write_signal_count`] for transports with atomics that complete before their
-/// call returns: a `write_signal`, then a `fetch_add`. Drops the old value.
+/// call returns: a `write_signal`, then a `fetch_add`. Drops the old value. Blocks for [`DATA_DEADLINE`]
+/// (30 s) at most.
 ///
 /// # Errors
-/// [`LaneError`].
+/// [`LaneError`] of either call; after that of the second the write was made.
 pub fn signal_then_count(
     lane: &mut (impl ClientLane + ?Sized),
     to: RemoteAddr,
@@ -423,42 +443,47 @@ pub fn signal_then_count(
         .map(drop)
 }
 
-/// The applier's end of a lane: executes the client's requests and writes the client's mailbox. Used by
-/// one thread.
+/// The applier's end of a lane, used by the applier's thread only. It executes the client's requests
+/// where no NIC does, and writes the client's mailbox.
 pub trait ServerLane: Send {
     /// Returns the name of the client at the other end, for error messages.
     fn peer(&self) -> &str;
 
     /// Executes the client's requests that have arrived, as a NIC would. Work is bounded; never blocks.
-    /// Returns whether anything moved. Checks memory accesses against `exports` and `inbox` (F09).
+    /// Returns whether anything moved: if so, the applier looks at the inbox and polls again before it
+    /// sleeps. Checks memory accesses against `exports`, the registered regions, and `inbox` (F09).
     ///
     /// # Errors
-    /// [`LaneError`]: the lane is broken and the server lane is to be destroyed.
+    /// [`LaneError`]: the lane is broken, and the caller has to destroy this end.
     fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError>;
 
-    /// Writes `bytes` at byte offset `at` of the client's mailbox (F15). The lane may keep the bytes
-    /// until [`ServerLane::signal`].
+    /// Writes `bytes` at byte offset `at`, a multiple of 8, of the client's mailbox (F15). The lane may
+    /// keep the bytes until [`ServerLane::signal`].
     ///
     /// # Errors
-    /// [`LaneError`].
+    /// [`LaneError`]: the lane is broken. The caller ensures that the place is inside the mailbox.
     fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Hands posts over to the transport and wakes the client thread if it sleeps (F15).
+    /// Hands all earlier posts over to the transport and wakes the client thread if it sleeps (F15). Does
+    /// not wait until they are placed.
     ///
     /// # Errors
     /// [`LaneError`].
     fn signal(&mut self) -> Result<(), LaneError>;
 
     /// Returns the time after which the applier must poll the lane although no event wakes it. `None` if
-    /// the poll may wait for an event. Covers operations under way that end without a wake-up.
+    /// an event announces all there is to do, so that the applier may sleep. Covers operations under way
+    /// that end without a wake-up.
     fn poll_hint(&self) -> Option<Duration>;
 
-    /// Closes the lane and blocks until no byte of it is placed any more (F11).
+    /// Closes the lane and blocks until no byte of it is placed in server memory any more (F11). Later
+    /// calls on this end fail. A second call does nothing.
     fn destroy(&mut self);
 
     /// Starts to close the lane and returns whether it is closed: if true, no byte of it is placed any
     /// more (F11). If false, a device is still at work; the caller calls again, or
-    /// [`ServerLane::destroy`], which blocks. Never blocks. The lane is broken from the first call on.
+    /// [`ServerLane::destroy`], which blocks. Never blocks, except in this default, which calls
+    /// `destroy`. The lane is broken from the first call on.
     fn end(&mut self) -> bool {
         self.destroy();
         true
@@ -466,7 +491,7 @@ pub trait ServerLane: Send {
 }
 
 /// Memory of one lane that the server writes and the client reads: status, clock and reject records,
-/// reply slots. The layout is in `layout::session`.
+/// reply slots. The layout is in `layout::session`. Clones share the memory.
 #[derive(Debug, Clone)]
 pub struct Mailbox {
     region: Arc<Region>,
@@ -475,20 +500,21 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Creates a mailbox of `len` bytes at byte offset `base` of a region.
+    /// Creates a mailbox of `len` bytes at byte offset `base`, a multiple of 8, of a region.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when the window is not inside the region.
+    /// [`MemError::Bounds`] when the window is not inside the region or not aligned.
     pub fn new(region: Arc<Region>, base: usize, len: usize) -> Result<Self, MemError> {
         region.check(base, len)?;
         Ok(Self { region, base, len })
     }
 
-    /// Loads the 64-byte cache line at byte offset `at`, possibly torn, then an Acquire fence. If the
-    /// line's checksum matches, everything that the server wrote before it is visible.
+    /// Loads the 64-byte line at byte offset `at`, possibly torn, then makes an Acquire fence. If the
+    /// caller finds that the line's checksum matches, everything that the server wrote before it is
+    /// visible.
     ///
     /// # Panics
-    /// When `at` is past the end: offsets come from `layout::session`.
+    /// When `at` is past the end or no multiple of 8: offsets come from `layout::session`.
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let line = self.words(at, LINE_BYTES).line(0);
@@ -500,7 +526,7 @@ impl Mailbox {
     /// Returns a read-only window of `len` bytes at byte offset `at` of the mailbox.
     ///
     /// # Panics
-    /// When the window is not inside: offsets come from `layout::session`.
+    /// When the window is not inside or `at` is no multiple of 8: offsets come from `layout::session`.
     #[inline]
     pub fn words(&self, at: usize, len: usize) -> Words<'_> {
         assert!(
@@ -531,7 +557,8 @@ impl Mailbox {
     }
 }
 
-/// Server memory that the client of one lane writes: the tail record and the ring of frames.
+/// Server memory that the client of one lane writes and the applier reads: the tail record, the client's
+/// parked flag and the ring of frames. Clones share the memory.
 #[derive(Debug, Clone)]
 pub struct Inbox {
     region: Arc<Region>,
@@ -542,10 +569,11 @@ pub struct Inbox {
 
 impl Inbox {
     /// Creates an inbox at byte offset `base` of a region, with a ring of geometry `ring`. `salt`, the
-    /// session's nonce, keys the checksum of the tail record.
+    /// session's nonce, keys the checksum of the tail record. Stores nothing: see [`Self::reset_tail`].
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when tail record and ring are not inside the region.
+    /// [`MemError::Bounds`] when tail record and ring are not inside the region, or `base` is no multiple
+    /// of 8.
     pub fn new(
         region: Arc<Region>,
         base: usize,
@@ -566,11 +594,11 @@ impl Inbox {
         self.ring
     }
 
-    /// Returns a writable window of the complete inbox, tail record and ring, for the transport that
-    /// executes the client's writes.
+    /// Returns a writable window of the complete inbox, from the tail record to the ring's end, for the
+    /// transport that executes the client's writes.
     ///
     /// # Panics
-    /// Never: the window is inside by construction.
+    /// When the region is mapped for reading only; the window is inside by construction.
     pub fn window(&self) -> WordsMut<'_> {
         match self
             .region
@@ -587,16 +615,17 @@ impl Inbox {
         (&self.region, self.base)
     }
 
-    /// Reads the ring's tail, the position in bytes behind the client's last frame. `None` if the tail
-    /// record's checksum does not match. All frames before the tail are then visible.
+    /// Reads the ring's tail, the position in bytes behind the client's last frame. All frames before the
+    /// tail are then visible. `None` if the tail record's checksum does not match: a write of it is under
+    /// way.
     #[inline]
     pub fn tail(&self) -> Option<u64> {
         let cell = publish::cell(self.window().as_read(), INBOX_TAIL_AT);
         CheckedU64(cell).value(self.salt)
     }
 
-    /// Stores `tail`, a ring position in bytes, in the tail record: 0 at creation, the consumed position
-    /// after recovery.
+    /// Stores `tail`, a ring position in bytes, in the tail record on behalf of the client. The server
+    /// stores 0 at creation, and the position that it has consumed after a recovery of the lane.
     pub fn reset_tail(&self, tail: u64) {
         let [v, checksum] = CheckedU64::new(tail, self.salt).0;
         let w = self.window();
@@ -604,16 +633,17 @@ impl Inbox {
         w.store_release(INBOX_TAIL_AT + 8, checksum);
     }
 
-    /// Loads the 64-byte frame header at a ring position, possibly torn. Positions count bytes from the
-    /// start of the session and never wrap.
+    /// Loads the 64-byte frame header at a ring position, possibly torn: the caller verifies its
+    /// checksum. Positions are multiples of 64, count bytes from the start of the session and never wrap.
     pub fn header(&self, position: u64) -> Line {
         self.window()
             .as_read()
             .line(INBOX_RING_AT + self.ring.offset(position) as usize)
     }
 
-    /// Returns a window of `len` bytes, `skip` bytes after a ring position. Positions never wrap, but the
-    /// bytes must not cross the ring's end. An empty window if they are outside the inbox's region.
+    /// Returns a window of `len` bytes that begins `skip` bytes, a multiple of 8, after a ring position.
+    /// Positions never wrap, but the caller must ensure that the bytes do not cross the ring's end. An
+    /// empty window if they are outside the inbox's region or misaligned.
     pub fn payload(&self, position: u64, skip: usize, len: usize) -> Words<'_> {
         let at = INBOX_RING_AT + self.ring.offset(position) as usize + skip;
         match self.region.words(self.base + at, len) {

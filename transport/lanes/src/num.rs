@@ -5,7 +5,8 @@ const _: () = assert!(
     "sizes of tables are computed in 64 bits: 32-bit targets are not supported"
 );
 
-/// Converts a count or a byte offset from `u64` to `usize` without loss: targets have 64 bits.
+/// Converts a count or a byte offset from `u64` to `usize` without loss. This crate compiles for 64-bit
+/// targets only.
 #[inline]
 #[allow(
     clippy::cast_possible_truncation,

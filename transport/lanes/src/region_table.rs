@@ -8,8 +8,8 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
-/// Region key by which every client addresses its own inbox. Each server lane resolves it to the inbox of
-/// its session.
+/// Region key by which every client addresses its own inbox; the same for all. Each server lane resolves
+/// it to the inbox of its own session. It is not an entry of the region table.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
 
 /// Kind of access that a peer has to a registered region: read, write, or read and atomics.
@@ -23,8 +23,8 @@ pub enum AccessFlags {
     Atomic,
 }
 
-/// One entry of the region table: a byte range of memory, its access flags and the server memory that it
-/// is part of.
+/// One entry of the region table: a byte range of memory, its access flags, and the number of the server
+/// memory (public or counters) that contains it.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
     /// Memory that contains the range.
@@ -40,8 +40,8 @@ pub struct RegisteredRegion {
     pub memory: u8,
 }
 
-/// Reason why the server refused a client's access: the check that failed. A code on the wire of the TCP
-/// lane, a text in errors.
+/// Reason why the server refused a client's access: the check that failed. It is a one-byte code on the
+/// wire of the TCP lane, and a text in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -61,7 +61,8 @@ pub enum AccessDenied {
 }
 
 impl AccessDenied {
-    /// Decodes the reason from its one-byte wire code; `None` for an unknown code.
+    /// Decodes the reason from its one-byte wire code; `None` for an unknown code, so that the message is
+    /// invalid.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::Other,
@@ -87,12 +88,12 @@ impl AccessDenied {
     }
 }
 
-/// Cause that a registrar (a device) reports when it cannot register a range.
+/// Cause that a registrar (a device, such as an RDMA NIC) reports when it cannot register a range.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl RegisteredRegion {
-    /// Builds the error for this range when a registrar refused it as entry `index`; `source` is the
-    /// cause.
+    /// Builds [`ExportError::Refused`] for this range when a registrar refused to register it as entry
+    /// `index`; `source` is the registrar's cause.
     pub fn refused(&self, index: u32, source: RegistrarError) -> ExportError {
         ExportError::Refused {
             index,
@@ -117,12 +118,14 @@ impl RegisteredRegion {
     }
 }
 
-/// Device that registers the table's ranges, such as the protection domain of an RDMA NIC. It receives
-/// each range before its key is given out, because a NIC has to know the range before a peer can address
-/// it.
+/// Device that registers the table's ranges, such as the protection domain of an RDMA NIC. The table
+/// calls it for each range before it gives the range's key out. A NIC has to know the range before a peer
+/// can address it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
-    /// Registers the range of entry `index` with the device, so that peers can access it by `key`. Cost: the
-    /// pinning of its pages.
+    /// Registers the range `export`, entry `index` of the table, with the device, so that peers can
+    /// access it by `key`. Cost: the pinning of its pages. If another registrar refuses the entry, its
+    /// key is not given out. The table then calls again for the next range at that index, which replaces
+    /// this one.
     ///
     /// Called once for each entry, unless another registrar refuses the entry afterwards. The table then
     /// gives out no key and calls again with the same index for its next range, maybe with the same key.
@@ -138,10 +141,10 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
     ) -> Result<(), RegistrarError>;
 
     /// Registers many entries like [`Registrar::register`]; `entries` gives index, key and range of each.
-    /// Other threads may register other entries meanwhile.
+    /// The table may call `register` for other entries on other threads meanwhile.
     ///
     /// # Errors
-    /// The first entry that cannot be registered.
+    /// The first entry that cannot be registered; others may be registered by then.
     fn register_all(
         &self,
         entries: &[(u32, RegionKey, RegisteredRegion)],
@@ -154,7 +157,8 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// Reason why the region table could not register a range: no key left, or a device refused.
+/// Reason why the region table could not register a range: its index has no key, or a device refused the
+/// range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -178,8 +182,9 @@ pub enum ExportError {
     },
 }
 
-/// Table of one server's registered regions, by key. A key is `memory << 28 | check << 20 | index`. The
-/// check bits are random for each start of the server, so that a key of an earlier start is refused.
+/// Table of one server's registered regions. A region key is `memory << 28 | check << 20 | index`: number
+/// of the server memory, check bits, index in this table. The 8 check bits are random for each creation
+/// of the server's memory, so that a key of an earlier one is refused.
 #[derive(Debug)]
 pub struct RegionTable {
     entries: RwLock<Arc<Vec<Option<RegisteredRegion>>>>,
@@ -190,7 +195,8 @@ pub struct RegionTable {
     registrars: Mutex<Vec<Attached>>,
 }
 
-/// A registrar that is attached to the table, and the state of its attachment.
+/// A registrar that is attached to the table. It is not ready while [`RegionTable::attach`] still
+/// registers the older entries with it.
 #[derive(Debug)]
 struct Attached {
     registrar: Weak<dyn Registrar>,
@@ -206,8 +212,8 @@ const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;
 
 impl RegionTable {
-    /// Creates an empty region table. `check` are the check bits of its keys, from the server's
-    /// incarnation.
+    /// Creates an empty region table. `check` are the check bits of all its keys: the low 8 bits of the
+    /// incarnation (random start number) of the server that created the memory.
     pub fn new(check: u8) -> Self {
         Self {
             entries: RwLock::new(Arc::new(Vec::new())),
@@ -217,9 +223,9 @@ impl RegionTable {
         }
     }
 
-    /// Registers a range with all attached registrars, then returns its new key. If a registrar refuses
-    /// the range during its attachment, that [`Self::attach`] fails instead of this call. Cost: that of
-    /// the registrars; key lookups do not wait for them.
+    /// Registers a range with all attached registrars, then returns its new key, by which peers access
+    /// it. If a registrar refuses the range during its attachment, that [`Self::attach`] fails instead of
+    /// this call. Cost: that of the registrars; key lookups do not wait for them.
     ///
     /// # Errors
     /// [`ExportError`]: no key is left, or a registrar refused the range after its attachment was
@@ -229,8 +235,9 @@ impl RegionTable {
         self.add_entry(None, export)
     }
 
-    /// Registers a range like [`Self::add`], but as entry `index`, which must be free. Memory that
-    /// outlives its process keeps its key this way, as the key follows from the memory alone.
+    /// Registers a range like [`Self::add`], but as entry `index`. The caller ensures that the entry is
+    /// free: another range there would be replaced. A successor process that takes memory over thereby
+    /// gives each range the same key.
     ///
     /// # Errors
     /// As [`Self::add`].
@@ -276,13 +283,12 @@ impl RegionTable {
         Ok(key)
     }
 
-    /// Attaches a registrar and registers all present entries with it; it receives later entries for as
-    /// long as it lives. Entries that are added meanwhile are registered by the thread that adds them,
-    /// which waits for no others. If one of those is refused, its range is still added, and this call
-    /// fails.
+    /// Attaches a registrar: registers all present entries with it, and later entries for as long as it
+    /// lives. Entries that [`Self::add`] adds meanwhile are registered with it by the adding thread. If
+    /// the registrar refuses one of those, the entry is still added, and this call fails.
     ///
     /// # Errors
-    /// [`ExportError::Refused`]; the registrar then receives no more entries.
+    /// [`ExportError::Refused`]; the registrar is then detached and receives no more entries.
     pub fn attach(&self, registrar: &Arc<dyn Registrar>) -> Result<(), ExportError> {
         let (weak, entries) = {
             let mut registrars = self.registrars();
@@ -316,7 +322,7 @@ impl RegionTable {
         registered
     }
 
-    /// Returns the table index in a region key, for any value of its check bits.
+    /// Returns the table index in a region key, its low 20 bits, for any value of its check bits.
     pub const fn index_of(key: RegionKey) -> u32 {
         key.0 & ((1 << INDEX_BITS) - 1)
     }
@@ -340,23 +346,25 @@ impl RegionTable {
         }
     }
 
-    /// Returns the check bits of this server start's keys, for peers that map memories completely.
+    /// Returns the check bits (8 bits) that all keys of this table contain. Clients over shared memory
+    /// compare them, as they have no table.
     pub const fn check_bits(&self) -> u8 {
         (self.check >> INDEX_BITS) as u8
     }
 
-    /// Returns the check bits in a region key.
+    /// Returns the check bits (8 bits) in a region key, as a plain number.
     pub const fn check_of(key: RegionKey) -> u8 {
         (key.0 >> INDEX_BITS) as u8
     }
 
-    /// Returns the number of the server memory in a region key (0 public, 1 counters), for peers that map
-    /// memories completely.
+    /// Returns the number of the server memory in a region key (0 public, 1 counters). Clients over
+    /// shared memory map each memory completely and find the bytes by it.
     pub const fn memory_of(key: RegionKey) -> u8 {
         (key.0 >> MEMORY_SHIFT) as u8
     }
 
-    /// Creates a cached view of the table for one thread, empty until its first check.
+    /// Creates a cached view of the table for one thread. It is empty, and copies the table's entries at
+    /// its first check.
     pub fn view(self: &Arc<Self>) -> RegionTableView {
         RegionTableView {
             exports: Arc::clone(self),
@@ -366,7 +374,8 @@ impl RegionTable {
     }
 }
 
-/// One thread's cached copy of the region table. A key lookup takes no lock unless the table changed.
+/// One thread's cached copy of the region table, refreshed by each check. A check takes no lock unless
+/// the table changed since the last one.
 #[derive(Debug, Clone)]
 pub struct RegionTableView {
     exports: Arc<RegionTable>,
@@ -375,11 +384,12 @@ pub struct RegionTableView {
 }
 
 impl RegionTableView {
-    /// Checks that the bytes `[addr, addr + len)` are inside the region of `key` and that its access
-    /// flags allow `want`. Returns the region.
+    /// Checks that the bytes `[addr, addr + len)` are inside the region of `key` and that `addr` is a
+    /// multiple of 8. The region's access flags must allow `want`. Returns the region; `addr` is the byte
+    /// offset in its memory.
     ///
     /// # Errors
-    /// The check that failed.
+    /// The check that failed. Always `NoRight` for a write to a valid key.
     #[inline]
     pub fn check(
         &mut self,
@@ -394,7 +404,7 @@ impl RegionTableView {
         Ok(export)
     }
 
-    /// Starts the access checks of one list of reads, with the table as it is now.
+    /// Starts the access checks of one list of reads. All use the table as it is now.
     #[inline]
     pub fn reads(&mut self) -> ReadChecks<'_> {
         self.refresh();
@@ -434,8 +444,8 @@ impl RegionTableView {
     }
 }
 
-/// Access checks for one list of reads against the region table. It caches the last key, so consecutive
-/// reads of one region look the key up once.
+/// Access checks for one list of reads against the region table, made by [`RegionTableView::reads`]. It
+/// caches the last key, so consecutive reads of one region look the key up once.
 #[derive(Debug)]
 pub struct ReadChecks<'a> {
     view: &'a RegionTableView,
@@ -444,7 +454,7 @@ pub struct ReadChecks<'a> {
 
 impl<'a> ReadChecks<'a> {
     /// Checks that the bytes `[addr, addr + len)` may be read by `key`, as [`RegionTableView::check`]
-    /// does. Returns the region.
+    /// does for reads. Returns the region; `addr` is the byte offset in its memory.
     ///
     /// # Errors
     /// The check that failed.
@@ -478,8 +488,9 @@ fn register(
     registered.map_err(|source| export.refused(index, source))
 }
 
-/// A server's public memory as a client on the same host has it mapped. A caller that validates its reads
-/// can load from it without a list of reads. The checks are those of the lane's own reads.
+/// A server's public memory as a client on the same host has it mapped, made by
+/// [`crate::fabric::Mapping::look`]. A caller that validates its reads can load from it without a list of
+/// reads. The checks are those of the lane's own reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
     memory: Words<'a>,
@@ -489,16 +500,16 @@ pub struct Mapped<'a> {
 }
 
 impl<'a> Mapped<'a> {
-    /// Wraps the window of the complete public memory. `check` is [`RegionTable::check_of`] the server's keys,
-    /// as a plain number of 8 bits. [`Self::words`] refuses a key with other check bits: it is of another
-    /// start of the server.
+    /// Wraps the window of the complete public memory. `check` are the check bits of the server's region
+    /// keys as a plain number: [`Self::words`] refuses keys with others.
     #[inline]
     pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }
     }
 
-    /// Returns the window that a read of `len` bytes at `addr` by `key` would copy. `None` if the read
-    /// would be refused: the lane's own read reports the cause.
+    /// Returns the window that a read of `len` bytes at byte address `addr` by `key` would copy. `None`
+    /// if the read would be refused: wrong key, outside the memory, or misaligned. The lane's own read
+    /// then reports the cause.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
         let known = RegionTable::memory_of(key) == PUBLIC

@@ -7,8 +7,8 @@ use tidewater_runtime::liveness::LivenessView;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// A lane's mapping of its server's public memory, for direct loads by a client on the same host. The
-/// mapping reports no errors: its holder stops using it when its lane fails.
+/// A lane's mapping of its server's public memory, for direct loads by a client on the same host. Loads
+/// never fail: [`Self::look`] says before each operation whether the lane is still open.
 #[derive(Debug, Clone)]
 pub struct Mapping {
     /// The complete public memory, with the liveness word of the applier.
@@ -20,8 +20,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Creates the mapping of a lane. `public` is the server's memory with the applier's liveness word;
-    /// `mailbox` contains the lane's closed word; `check` are the check bits of the server's region keys.
+    /// Creates the mapping of a lane. `public` is the server's memory with the applier's liveness word.
+    /// `mailbox` contains the closed word, which the server sets when it ends the lane. `check` are the 8
+    /// check bits that valid region keys of the server contain.
     pub(crate) fn new(public: LivenessView, mailbox: &Mailbox, check: u8) -> Self {
         let (region, base) = mailbox.region();
         Self {
@@ -32,15 +33,16 @@ impl Mapping {
         }
     }
 
-    /// Returns whether the applier thread has ended: its process was killed or crashed. Cost: one load.
+    /// Returns whether the applier thread has ended, because its process exited, was killed or crashed.
+    /// False where the kernel cannot report it. Cost: one load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.public.has_ended()
     }
 
     /// Returns the mapped memory for the loads of one operation. `None` if the server has closed the lane
-    /// or the applier has ended (F10). Cost: a load of a line that no thread writes, and one of the line
-    /// with the applier's parked flag.
+    /// or the applier has ended (F10): the lane's next call reports that. Cost: a load of a line that no
+    /// thread writes, and one of the line with the applier's parked flag.
     #[inline]
     pub fn look(&self) -> Option<Mapped<'_>> {
         let memory = self.public.memory();
