@@ -20,7 +20,8 @@ use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-/// Eventfd that wakes one sleeping thread. Clones share the eventfd.
+/// Eventfd that wakes one sleeping thread, which waits on it in its [`Reactor`]. Producers hold clones,
+/// which share the eventfd.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
 
@@ -54,14 +55,15 @@ impl Waker {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Wakes the waker's thread by a write to the eventfd: one system call. An error is ignored: a full
-    /// counter means that a wake-up is already pending.
+    /// Wakes the waker's thread by a write to the eventfd: one system call. If it does not sleep now, its
+    /// next sleep ends at once. An error is ignored: a full counter means that a wake-up is already
+    /// pending.
     pub fn wake(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
     }
 
-    /// Consumes all pending wake-ups by a read of the eventfd; does nothing if there are none. Never
-    /// blocks.
+    /// Consumes all pending wake-ups by a read of the eventfd; does nothing if there are none. The woken
+    /// thread calls it. Never blocks.
     pub fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut count);
@@ -74,8 +76,8 @@ impl AsFd for Waker {
     }
 }
 
-/// The epoll set of descriptors on which one thread sleeps. Clones share the set, so that a socket can
-/// change the readiness it waits for.
+/// The epoll set of descriptors on which one thread sleeps, part of its [`OsParker`]. Clones share the
+/// set, so that a socket can change the readiness it waits for.
 #[derive(Debug, Clone)]
 pub struct Reactor(Arc<ReactorState>);
 
@@ -90,13 +92,14 @@ struct ReactorState {
     awake: bool,
 }
 
-/// Epoll token of the thread's waker.
+/// Epoll token (user data of an event) of the thread's waker.
 const WAKER: u64 = u64::MAX;
-/// Epoll token of descriptors without a [`Readiness`]: their owners poll them after each wake-up anyway.
+/// Epoll token of descriptors without a [`Readiness`] flag: their owners poll them after each wake-up
+/// anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
-/// Cached flag of one descriptor in the reactor: whether it may be readable. A sleep that the descriptor
-/// ends sets it; the owner clears it when it finds nothing more to read.
+/// Cached flag of one descriptor in the reactor: whether it may be readable. A sleep that ends because
+/// the descriptor is readable sets it. Its owner clears it when it finds nothing more to read.
 ///
 /// Until the next sleep the owner then need not poll: later input ends that sleep at once, because the
 /// set is level-triggered. A thread that never sleeps has to poll now and then all the same.
@@ -107,13 +110,14 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Returns whether the descriptor may have input, so that polling it is worth a system call.
+    /// Returns whether the descriptor may have input, so that its owner should read it: a system call.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Stores whether the descriptor may have input. Only the thread that sleeps and reads calls this.
+    /// Stores whether the descriptor may have input. Only the thread that sleeps on the reactor and reads
+    /// the descriptor calls this.
     #[inline]
     pub(crate) fn set(&self, readable: bool) {
         self.readable.store(readable, Ordering::Relaxed);
@@ -130,16 +134,17 @@ impl Reactor {
         })))
     }
 
-    /// Returns whether the reactor's thread never sleeps and thus needs no wake-ups.
+    /// Returns whether the reactor's thread never sleeps (made by [`OsParker::awake`]). Producers then
+    /// need not wake it.
     pub fn is_awake(&self) -> bool {
         self.0.awake
     }
 
     /// Adds a descriptor that wakes the thread when it is readable; also when it is writable if `output`
-    /// is set.
+    /// is set. It stays until it is closed.
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The error of the system call; the descriptor is then not added.
     pub fn add(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
         self.add_as(fd, NOBODY, output)
     }
@@ -150,10 +155,10 @@ impl Reactor {
     }
 
     /// Adds a descriptor that wakes the thread when it is readable. Returns its [`Readiness`] flag,
-    /// initially set.
+    /// initially set. The owner removes it with [`Self::remove`].
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The error of the system call; the descriptor is then not added.
     pub(crate) fn add_readiness(&self, fd: impl AsFd) -> io::Result<Readiness> {
         let mut all = self.registered();
         let free = all.iter().position(Option::is_none);
@@ -170,11 +175,11 @@ impl Reactor {
         Ok(readiness)
     }
 
-    /// Changes the events of a descriptor: readable wakes the thread, and writable too if `output` is
-    /// set.
+    /// Changes the events for which a descriptor wakes the thread: when it is readable, and also when it
+    /// is writable if `output` is set. `readiness` is the flag from [`Self::add_readiness`].
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The error of the system call; the events are then unchanged.
     pub(crate) fn change(
         &self,
         fd: impl AsFd,
@@ -184,12 +189,12 @@ impl Reactor {
         self.modify(fd, readiness, flags(output))
     }
 
-    /// Changes the events of a descriptor so that only writability wakes the thread. For a peer that has
-    /// to read its answers before it may send requests: its input must not wake meanwhile, or this thread
-    /// would spin.
+    /// Changes the events of a descriptor so that only writability wakes the thread. For a lane that
+    /// accepts no requests until its peer has read the pending answers. Input must not wake meanwhile, or
+    /// this thread would spin.
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The error of the system call; the events are then unchanged.
     pub(crate) fn output_only(&self, fd: impl AsFd, readiness: &Readiness) -> io::Result<()> {
         self.modify(fd, readiness, epoll::EventFlags::OUT)
     }
@@ -204,7 +209,8 @@ impl Reactor {
         Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
     }
 
-    /// Removes a descriptor that [`Self::add_readiness`] added. It may be closed already.
+    /// Removes a descriptor that [`Self::add_readiness`] added, so that it no longer wakes the thread. It
+    /// may be closed already.
     pub(crate) fn remove(&self, fd: impl AsFd, readiness: &Readiness) {
         // The kernel has already removed a descriptor that was closed.
         let _ = epoll::delete(&self.0.epoll, fd);
@@ -213,8 +219,8 @@ impl Reactor {
         }
     }
 
-    /// Blocks until a descriptor is ready or the timeout passes, and sets the [`Readiness`] of ready
-    /// descriptors. Returns whether the waker fired.
+    /// Blocks until a descriptor is ready or the timeout passes, and sets the [`Readiness`] flags of
+    /// ready descriptors. Returns whether the waker was among them; its eventfd is not yet drained.
     fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
@@ -242,14 +248,15 @@ impl Reactor {
         is_woken
     }
 
-    /// Returns the number of sleeps that have ended. A descriptor that was not marked as readable since
-    /// the last sleep had no input then: its owner need not poll.
+    /// Returns the number of sleeps that have ended. A descriptor whose flag the last sleep did not set
+    /// had no input then: its owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
         self.0.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Locks the list of registered descriptors: at each sleep, and when a socket is added or removed.
+    /// Locks and returns the list of registered descriptors; a token is an index there. Locked at each
+    /// sleep, and when a socket is added or removed.
     fn registered(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
         match self.0.registered.lock() {
             Ok(guard) => guard,
@@ -279,8 +286,9 @@ fn flags(output: bool) -> epoll::EventFlags {
     }
 }
 
-/// List of the parked flags of one thread, which it sets before it sleeps and clears afterwards. Clones
-/// share the list, so that the code that renews a session's memory can change it.
+/// List of the parked flags of one thread: words that it sets before it sleeps and clears afterwards, so
+/// that producers see whether to wake it. Clones share the list, so that code which renews a session's
+/// memory can change it.
 #[derive(Debug, Clone, Default)]
 pub struct ParkedFlags(Arc<Mutex<Vec<ParkedFlag>>>);
 
@@ -288,13 +296,14 @@ pub struct ParkedFlags(Arc<Mutex<Vec<ParkedFlag>>>);
 type ParkedFlag = (Arc<Region>, usize);
 
 impl ParkedFlags {
-    /// Adds the parked flag at byte offset `at` of a writable region. Producers load it to decide whether
-    /// to wake this thread.
+    /// Adds the parked flag at byte offset `at`, a multiple of 8, of a writable region. The thread sets
+    /// it before each sleep from now on; producers load it to decide whether to wake this thread.
     pub fn add(&self, region: Arc<Region>, at: usize) {
         self.lock().push((region, at));
     }
 
-    /// Removes the parked flag at byte offset `at` of a region.
+    /// Removes the parked flag at byte offset `at` of a region from the list; does nothing if it is not
+    /// there. Leaves its word as it is.
     pub fn remove(&self, region: &Arc<Region>, at: usize) {
         self.lock()
             .retain(|(r, a)| !(Arc::ptr_eq(r, region) && *a == at));
@@ -308,7 +317,8 @@ impl ParkedFlags {
         }
     }
 
-    /// Locks the list on the way to a system call; contended only while a session changes.
+    /// Locks and returns the list. The thread locks it at each sleep; it is contended only while a
+    /// session changes.
     fn lock(&self) -> MutexGuard<'_, Vec<ParkedFlag>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -317,8 +327,8 @@ impl ParkedFlags {
     }
 }
 
-/// Event source that the thread must arm before each sleep, or it raises no event. Example: an RDMA
-/// completion queue (`ibv_req_notify_cq`). Its descriptor is in the thread's [`Reactor`].
+/// Event source that the thread must arm before each sleep, because unarmed it raises no event. Example:
+/// an RDMA completion queue (`ibv_req_notify_cq`). Its descriptor is in the thread's [`Reactor`].
 pub trait Arm: Any + std::fmt::Debug + Send + Sync {
     /// Requests an event from the source: data that arrives after the return makes the descriptor
     /// readable. Earlier data need not: the caller polls once more (see `wait`). There is no call to
@@ -326,18 +336,20 @@ pub trait Arm: Any + std::fmt::Debug + Send + Sync {
     fn arm(&self);
 }
 
-/// List of the event sources that one thread arms before it sleeps. Clones share the list, so that code
-/// that opens a lane for the thread can add to it.
+/// List of the event sources, such as RDMA completion queues, that one thread arms before it sleeps.
+/// Clones share the list, so that code that opens a lane for the thread can add to it.
 #[derive(Debug, Clone, Default)]
 pub struct Arms(Arc<Mutex<Vec<Arc<dyn Arm>>>>);
 
 impl Arms {
-    /// Adds an event source, which the thread arms before each sleep from now on.
+    /// Adds an event source, which the thread arms before each sleep from now on. The caller adds its
+    /// descriptor to the reactor.
     pub fn add(&self, arm: Arc<dyn Arm>) {
         self.lock().push(arm);
     }
 
-    /// Removes an event source from the list; does nothing if it is not there.
+    /// Removes an event source from the list, so that the thread no longer arms it; does nothing if it is
+    /// not there.
     pub fn remove(&self, arm: &Arc<dyn Arm>) {
         self.lock().retain(|a| !Arc::ptr_eq(a, arm));
     }
@@ -353,7 +365,7 @@ impl Arms {
         of_type.find(|arm| is(arm))
     }
 
-    /// Locks the list on the way to a system call, as for [`ParkedFlags`].
+    /// Locks and returns the list. The thread locks it at each sleep, as for [`ParkedFlags`].
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -363,8 +375,8 @@ impl Arms {
 }
 
 /// The operating system's [`Parker`]: the thread sleeps in one `epoll_wait` over its waker, its sockets
-/// and its completion channel. It sets the parked flags of all memory through which producers may signal
-/// the thread.
+/// and its completion channel. Before that it sets its parked flags in all memory through which producers
+/// may signal it.
 #[derive(Debug)]
 pub struct OsParker {
     watch: Reactor,
@@ -376,7 +388,8 @@ pub struct OsParker {
 }
 
 impl OsParker {
-    /// Creates a parker with a new waker; each wait spins for `spin` before it sleeps.
+    /// Creates a parker with a new waker, for the thread that will call it. Each wait polls for `spin`
+    /// before it sleeps.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -418,27 +431,30 @@ impl OsParker {
         }
     }
 
-    /// Returns whether the thread polls sockets or device queues, not only memory.
+    /// Returns whether the thread polls sockets or device queues, not only memory: each poll then costs a
+    /// system call or a device access.
     fn looks_far(&self) -> bool {
         self.watch.registered().iter().any(Option::is_some) || !self.arms.lock().is_empty()
     }
 
-    /// Returns the waker of the parker's thread, for producers.
+    /// Returns the waker of the parker's thread; producers get clones of it.
     pub const fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// Returns the set of descriptors on which the thread sleeps.
+    /// Returns the epoll set of descriptors on which the thread sleeps, for code that adds sockets.
     pub const fn reactor(&self) -> &Reactor {
         &self.watch
     }
 
-    /// Returns the list of parked flags that the thread sets before it sleeps.
+    /// Returns the list of parked flags that the thread sets before it sleeps, for code that adds or
+    /// removes memory.
     pub const fn parked_flags(&self) -> &ParkedFlags {
         &self.parked_flags
     }
 
-    /// Returns the list of event sources that the thread arms before it sleeps.
+    /// Returns the list of event sources that the thread arms before it sleeps, for code that opens or
+    /// closes lanes.
     pub const fn arms(&self) -> &Arms {
         &self.arms
     }
@@ -448,7 +464,7 @@ impl OsParker {
         self.parked_flags.add(region, at);
     }
 
-    /// Removes all parked flags that lie in a region.
+    /// Removes all parked flags that lie in a region, for example when its session has ended.
     pub fn remove_parked_flag(&mut self, region: &Arc<Region>) {
         self.parked_flags
             .lock()

@@ -21,9 +21,10 @@ const COUNTERS: u8 = 1;
 
 /// The client end of a shared-memory lane, made by [`super::attach`].
 ///
-/// Every operation is complete when its call returns, so deadlines are not checked. A read checks the
-/// memory number and the check bits of its key, and that it stays inside that memory. Clients do not
-/// learn the registered ranges on this transport: all of the memory is mapped and none of it is secret.
+/// Every operation is complete when its call returns, so deadlines are not checked. A read checks its
+/// key's memory number and check bits (those of the server's start), and that it stays inside that
+/// memory. Clients do not learn the registered ranges on this transport: all of the memory is mapped and
+/// none of it is secret.
 #[derive(Debug)]
 pub struct ShmClientLane {
     pub(super) peer: String,
@@ -41,7 +42,8 @@ pub struct ShmClientLane {
     pub(super) broken: Option<String>,
 }
 
-/// A refused access, which [`ShmClientLane::refuse`] turns into [`LaneError::Access`].
+/// A refused access: its key, address and length, and the reason. [`ShmClientLane::refuse`] turns it into
+/// [`LaneError::Access`].
 struct Refused {
     key: u32,
     addr: u64,
@@ -50,15 +52,16 @@ struct Refused {
 }
 
 impl ShmClientLane {
-    /// Breaks the lane, because the control connection reported that the server is gone. Later operations
-    /// fail with [`LaneError::Broken`] and the cause `why`.
+    /// Breaks the lane: for the caller to use when the control connection reports that the server is
+    /// gone. Later operations fail with [`LaneError::Broken`] and the cause `why`. If the lane is broken
+    /// already, the first cause stays.
     pub fn mark_broken(&mut self, why: &str) {
         self.broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Reopens the lane on the same memory, once the server has recovered the lane and made its new end.
-    /// Finished batches that were not collected are dropped. Attaching again with the session's numbers
-    /// and descriptors has the same effect.
+    /// Reopens the lane on the same memory. The caller does so once the server has recovered the lane and
+    /// made its new end. Finished batches that were not collected are dropped. Attaching again with the
+    /// session's numbers and descriptors has the same effect.
     #[must_use]
     pub fn recovered(self) -> Self {
         Self {
@@ -69,14 +72,14 @@ impl ShmClientLane {
     }
 
     /// Returns the region and byte offset of this client thread's parked flag, by which the server lane
-    /// decides whether to wake it. For [`crate::wake::OsParker::add_parked_flag`].
+    /// decides whether to wake it. The caller passes both to [`crate::wake::OsParker::add_parked_flag`].
     pub fn parked_flag(&self) -> (Arc<Region>, usize) {
         (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
     }
 
-    /// Fails with [`LaneError::Broken`] if the lane broke, the server closed it, or the applier has ended
-    /// (F10). Cost: a load of a line that no thread writes, and one of the line with the applier's parked
-    /// flag.
+    /// Checks that the lane is open, at the start of operation `op`. Fails with [`LaneError::Broken`] if
+    /// the lane broke, the server closed it, or the applier has ended (F10). Cost: a load of a line that
+    /// no thread writes, and one of the line with the applier's parked flag.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
         let closed = self.is_closed();
@@ -128,8 +131,8 @@ impl ShmClientLane {
         error
     }
 
-    /// Returns the server memory (public or counters) that a region key belongs to; the error is the
-    /// reason in words.
+    /// Returns the mapped server memory (public or counters) that a region key belongs to. The error is
+    /// the reason in words: no such memory, or check bits of another start of the server.
     #[inline]
     fn memory(&self, at: RemoteAddr) -> Result<&Region, &'static str> {
         if at.key == INBOX_KEY {
@@ -147,7 +150,7 @@ impl ShmClientLane {
     }
 
     /// Copies the data of all reads from the mapped memory to `into`, in order. Stops at the first
-    /// refused access.
+    /// refused access; earlier reads are then placed. The caller has checked that all fit `into`.
     fn copy(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) -> Result<(), Refused> {
         for op in ops {
             let (head_len, body_len) = (op.head_len as usize, (op.len - op.head_len) as usize);
@@ -196,8 +199,8 @@ impl ShmClientLane {
         Ok(())
     }
 
-    /// Returns the 64-bit word of a counter, or the reason in words why the access is refused. All
-    /// atomics of this transport are processor atomics on the same memory (F08).
+    /// Returns the 64-bit word of a counter at an address that is checked, or the reason in words why the
+    /// access is refused. All atomics of this transport are processor atomics on the same memory (F08).
     fn counter(&self, at: RemoteAddr) -> Result<WordsMut<'_>, &'static str> {
         let region = self.memory(at)?;
         if RegionTable::memory_of(at.key) != COUNTERS {
@@ -225,8 +228,8 @@ impl ShmClientLane {
 
 const OUTSIDE: &str = "outside the region";
 
-/// Returns the byte offset of `[addr, addr + len)` in a memory of `bytes` bytes, or the reason in words
-/// why it is outside or misaligned. `len` is rounded up to whole 64-bit words.
+/// Returns the byte offset of `[addr, addr + len)` in a memory of `bytes` bytes, which is `addr`. The
+/// error is the reason in words: outside or misaligned. `len` is rounded up to whole 64-bit words.
 #[inline]
 fn place(addr: u64, len: usize, bytes: usize) -> Result<usize, &'static str> {
     let at = usize::try_from(addr).map_err(|_| OUTSIDE)?;
@@ -274,7 +277,8 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// Reads without ever offering data to `unpacker`: no data passes through memory of the lane.
+    /// Reads without ever offering data to `unpacker`, which is only reset: no data passes through
+    /// buffers of the lane.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],
@@ -286,8 +290,9 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// Copies all reads of the batch before it returns: no other agent could do the copy. A batch that
-    /// fails is dropped, as no agent writes it any more (F14).
+    /// Copies all reads of the batch before it returns, and puts the batch in the queue of `poll_read`:
+    /// no other agent could do the copy. A batch that fails is dropped, as no agent writes it any more
+    /// (F14).
     fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
         let ReadBatch {
             ops, head, body, ..
@@ -301,8 +306,8 @@ impl ClientLane for ShmClientLane {
         self.done.pop_front()
     }
 
-    /// Returns `None`: batches are complete when they are submitted, so none is under way. Fails if the
-    /// lane is closed.
+    /// Returns `None`: batches are complete when they are submitted, so the caller gets them from
+    /// `poll_read`. Fails if the lane is closed.
     fn wait_read(
         &mut self,
         _tag: u64,

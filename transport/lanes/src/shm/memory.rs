@@ -21,7 +21,8 @@ use tidewater_runtime::sync::Arc;
 /// before the wakers.
 const MEMORIES: usize = 4;
 
-/// The two memories that a server process shares with all its clients on this host: public and counters.
+/// The two memories that a server process shares with all its clients on this host: public (parameters,
+/// META) and counters. Made by the server.
 #[derive(Debug)]
 pub struct ServerMemory {
     public: Arc<Region>,
@@ -34,8 +35,8 @@ pub struct ServerMemory {
 impl ServerMemory {
     /// Wraps and seals the server's memfds (`Region::memfd`); `key_check` is
     /// [`crate::fabric::RegionTable::check_bits`]. Clients receive the public one for reading only. No
-    /// further writable mapping of it can be made, also by this process, and neither memfd gets another
-    /// seal.
+    /// further writable mapping of it can be made from Linux 5.1 on, also by this process, and neither
+    /// memfd gets another seal.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when `/proc` is not mounted, or the kernel refuses a seal.
@@ -55,18 +56,20 @@ impl ServerMemory {
         })
     }
 
-    /// Returns the public memory: parameters, META and the appliers' parked flags.
+    /// Returns the public memory: parameters, META and the appliers' parked flags. This process can write
+    /// it.
     pub const fn public(&self) -> &Arc<Region> {
         &self.public
     }
 
-    /// Returns the memory of the advisory counters, which clients may write.
+    /// Returns the memory of the advisory counters, which clients may change by atomics.
     pub const fn counters(&self) -> &Arc<Region> {
         &self.counters
     }
 }
 
-/// What a client needs to wake one applier: the location of its parked flag, and its waker.
+/// What a client needs to wake one applier: the location of the applier's parked flag, and the waker of
+/// its thread.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
     /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows, at
@@ -76,8 +79,8 @@ pub struct ApplierEnd {
     pub waker: Waker,
 }
 
-/// The server's side of one session: inbox and mailbox memory of all its lanes, one lane for each
-/// applier. Dropping it frees the memory once the client has dropped its side too.
+/// The server's side of one client thread's session: inbox and mailbox memory of all its lanes, one lane
+/// for each applier. Dropping it frees the memory once the client has dropped its side too.
 #[derive(Debug)]
 pub struct SessionMemory {
     server: Arc<ServerMemory>,
@@ -91,9 +94,10 @@ pub struct SessionMemory {
 }
 
 impl SessionMemory {
-    /// Creates a session's memory with one lane for each of `appliers`. Each lane's ring has `ring_bytes`
-    /// bytes, a power of two from 16 KiB to 16 MiB. `salt` is the session's nonce. Tails are set to 0.
-    /// Cost: two memfds; their pages take memory when first touched.
+    /// Creates a session's memory with one lane for each of `appliers`, 1 to 64. Each lane's ring has
+    /// `ring_bytes` bytes, a power of two from 16 KiB to 16 MiB. `salt`, the session's nonce, keys the
+    /// checksums of tail records. Tails are set to 0. Cost: two memfds; their pages take memory when
+    /// first touched.
     ///
     /// # Errors
     /// [`ShmError`]: a number past its limit, or no descriptors or memory left.
@@ -131,12 +135,13 @@ impl SessionMemory {
         Ok(session)
     }
 
-    /// Returns the number of lanes of the session, one for each applier.
+    /// Returns the number of lanes of the session, one for each applier of the server.
     pub fn lanes(&self) -> usize {
         self.appliers.len()
     }
 
-    /// Returns the inbox of lane number `lane`, which its applier reads.
+    /// Returns the inbox of lane number `lane` (from 0), which the client writes and the lane's applier
+    /// reads.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -145,7 +150,8 @@ impl SessionMemory {
         Inbox::new(Arc::clone(&self.inbox), at, self.ring, self.salt).map_err(memory("inbox"))
     }
 
-    /// Returns the mailbox of lane number `lane`, which its applier writes through the server lane.
+    /// Returns the mailbox of lane number `lane` (from 0), which its applier writes through the server
+    /// lane and the client reads.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -155,9 +161,10 @@ impl SessionMemory {
         Mailbox::new(Arc::clone(&self.mailbox), at, bytes).map_err(memory("mailbox"))
     }
 
-    /// Creates the applier's end of lane number `lane`; `peer` names the client in messages. `client` is
-    /// the waker that the client passed ([`Waker::from_peer`]); clones of it serve all lanes. To recover
-    /// a lane, destroy its server lane and make another one, which opens the lane again.
+    /// Creates the applier's end of lane number `lane`, and marks the lane as open; `peer` names the
+    /// client in messages. `client` is the waker that the client passed ([`Waker::from_peer`]), of which
+    /// the end keeps a clone. To recover a lane, destroy its server lane and make another one, which
+    /// opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -171,8 +178,8 @@ impl SessionMemory {
         ))
     }
 
-    /// Returns the sizes, parked flag offsets and key check bits that the server sends to the client, for
-    /// [`attach`].
+    /// Returns the sizes, parked flag offsets and key check bits that the server sends to the client. The
+    /// client passes them to [`attach`] with [`Self::descriptors`].
     pub fn numbers(&self) -> ShmAttach {
         ShmAttach {
             key_check: self.server.key_check,
@@ -197,8 +204,8 @@ impl SessionMemory {
         fds
     }
 
-    /// Attaches a client thread of this process to the session (embedded mode): returns its lanes, one
-    /// for each applier. `peer` names the server in messages.
+    /// Attaches a client thread of this process to the session (embedded mode, where client and server
+    /// share a process). Returns its lanes, one for each applier. `peer` names the server in messages.
     ///
     /// # Errors
     /// [`ShmError`], for example when no descriptors are left.
@@ -212,22 +219,22 @@ impl SessionMemory {
     }
 }
 
-/// Returns the number of descriptors that belong to an attachment: four memories, and a waker for each
-/// lane.
+/// Returns the number of descriptors that the server passes with the attachment `attach`: four memories,
+/// and a waker for each lane.
 pub const fn descriptors(attach: &ShmAttach) -> usize {
     MEMORIES + attach.parked_flag_at.len()
 }
 
 /// Attaches a client to a server: maps its memories and returns one lane for each applier, in order. All
-/// input from the server is checked. Memories must be sealed and have the announced size, sizes and
+/// input from the server is checked. Memories must be sealed and at least as long as announced, sizes and
 /// offsets must be possible, wakers must be eventfds.
 ///
 /// Descriptors are taken in the order of [`SessionMemory::descriptors`] and closed when they are no
 /// longer needed. `peer` names the server in messages. The caller adds [`ShmClientLane::parked_flag`] of
-/// each lane to its parker.
+/// each lane to its parker, or the server cannot wake it.
 ///
 /// # Errors
-/// [`ShmError`]; all descriptors are closed then.
+/// [`ShmError`]; all descriptors are closed then, and nothing stays mapped.
 pub fn attach(
     attach: &ShmAttach,
     fds: Vec<OwnedFd>,
@@ -308,12 +315,13 @@ pub struct ShmPair {
     pub session: SessionMemory,
 }
 
-/// Creates a lane between a client thread and an applier of the same process, without a socket. `client`
-/// wakes the client, `salt` is the session's nonce. Takes the same steps as two processes, so that tests
-/// cover the production path.
+/// Creates a lane between a client thread and an applier of the same process, without a socket, for tests
+/// and measurements. `client` wakes the client, `salt` is the session's nonce; `ring_bytes` as in
+/// [`SessionMemory::create`]. Takes the same steps as two processes, so that tests cover the production
+/// path.
 ///
 /// # Errors
-/// [`ShmError`].
+/// [`ShmError`]: a number past its limit, or no descriptors or memory left.
 pub fn pair(
     server: &Arc<ServerMemory>,
     applier: &ApplierEnd,

@@ -33,7 +33,7 @@ pub use server_lane::ShmServerLane;
 
 use tidewater_runtime::mem::MemError;
 
-/// Failure while a client and a server set up a session's shared memory.
+/// Failure of a client or a server while they set up a session's shared memory; no lane was made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {

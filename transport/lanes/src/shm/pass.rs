@@ -20,7 +20,7 @@ use rustix::net::{
 use tidewater_protocol::limits::DESCRIPTORS_MAX;
 use tidewater_runtime::clock::Deadline;
 
-/// Failure to connect to another process of this host or to pass descriptors to it.
+/// Failure to connect to another process of this host, to verify its user, or to pass descriptors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassError {
@@ -66,8 +66,8 @@ pub enum PassError {
 }
 
 impl PassError {
-    /// Returns whether the error only means that a non-blocking socket is not ready; the caller tries
-    /// again later.
+    /// Returns whether the error only means that a non-blocking socket is not ready: nothing was sent or
+    /// received, and the caller tries again later.
     pub fn would_block(&self) -> bool {
         matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
     }
@@ -80,17 +80,17 @@ fn os(call: &'static str) -> impl Fn(rustix::io::Errno) -> PassError {
     }
 }
 
-/// File descriptors received with [`receive`] and not yet taken; dropping closes them. At most
-/// [`DESCRIPTORS_MAX`].
+/// File descriptors received with [`receive`] and not yet taken by [`Self::take`], at most
+/// [`DESCRIPTORS_MAX`]. Dropping it closes them.
 #[derive(Debug, Default)]
 pub struct Descriptors(Vec<OwnedFd>);
 
 impl Descriptors {
-    /// Removes and returns all held descriptors. Their number must be `expected`; otherwise they are
-    /// closed.
+    /// Removes and returns all held descriptors, in the order of arrival. Their number must be
+    /// `expected`; otherwise all are closed.
     ///
     /// # Errors
-    /// [`PassError::Count`] for another number.
+    /// [`PassError::Count`] for another number; then none is held.
     pub fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
         let fds = std::mem::take(&mut self.0);
         if fds.len() != expected {
@@ -147,8 +147,9 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
 /// exceeds [`DESCRIPTORS_MAX`] descriptors, for any number that the peer sends.
 ///
 /// # Errors
-/// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then.
-/// [`PassError::Os`], also when nothing has arrived on a non-blocking socket.
+/// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then,
+/// and the caller closes the connection. [`PassError::Os`], also when nothing has arrived on a
+/// non-blocking socket.
 pub fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -176,11 +177,12 @@ pub fn receive(
     Ok(got.bytes)
 }
 
-/// Checks that the peer process of a unix socket has this process's user id (`SO_PEERCRED`, as the kernel
-/// recorded at connect time).
+/// Checks that the peer process of a unix socket has this process's effective user id (`SO_PEERCRED`, as
+/// the kernel recorded at connect time).
 ///
 /// # Errors
-/// [`PassError::OtherUser`]: close the connection without an answer.
+/// [`PassError::OtherUser`]: close the connection without an answer. [`PassError::Os`] when the kernel
+/// does not say.
 pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(os("SO_PEERCRED"))?;
     let own = rustix::process::geteuid();
@@ -194,7 +196,7 @@ pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
 }
 
 /// Listens on a unix socket with an abstract name of at most 107 bytes, visible in this network namespace
-/// only. The listener does not block. The caller checks accepted connections with [`same_user`].
+/// only. Accepting does not block. The caller checks accepted connections with [`same_user`].
 ///
 /// # Errors
 /// [`PassError::Os`], for instance when the name is taken.
@@ -210,12 +212,12 @@ pub fn listen(name: &str) -> Result<UnixListener, PassError> {
 }
 
 /// Connects to a unix socket with an abstract name and checks that a process of the same user listens:
-/// any process in the network namespace may take a name. Blocks until the deadline at most; the returned
-/// stream blocks too.
+/// any process in the network namespace may take a name. Blocks until the deadline at most; calls on the
+/// returned stream block too.
 ///
 /// # Errors
-/// [`PassError::Deadline`] while the listener's queue is full; [`PassError::OtherUser`]; [`PassError::Os`],
-/// for instance when no process listens.
+/// [`PassError::Deadline`] if the listener's queue stays full; [`PassError::OtherUser`];
+/// [`PassError::Os`], for instance when no process listens.
 pub fn connect(name: &str, deadline: Deadline) -> Result<UnixStream, PassError> {
     // A blocking connect would wait for a place in the queue with no deadline.
     const PAUSE: Duration = Duration::from_millis(2);
@@ -248,5 +250,5 @@ pub fn connect(name: &str, deadline: Deadline) -> Result<UnixStream, PassError> 
     Ok(stream)
 }
 
-/// Bytes of the control data (`cmsg`) of one message that carries [`DESCRIPTORS_MAX`] descriptors.
+/// Bytes of the control buffer (`cmsg`) of a message that carries [`DESCRIPTORS_MAX`] descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));

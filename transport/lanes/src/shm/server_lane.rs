@@ -7,7 +7,7 @@ use tidewater_runtime::mem::publish::publish;
 use tidewater_runtime::parked_flag::must_wake;
 
 /// The applier's end of a shared-memory lane, made by [`super::SessionMemory::port`]: it writes the
-/// mailbox and wakes the client.
+/// mailbox and wakes the client. Dropping it closes the lane.
 #[derive(Debug)]
 pub struct ShmServerLane {
     peer: String,
@@ -30,7 +30,8 @@ impl ShmServerLane {
         port
     }
 
-    /// Stores the mailbox word by which the client sees its lane as closed (1) or open (0).
+    /// Stores the closed word in the mailbox, by which the client sees its lane as closed (1) or open
+    /// (0).
     fn mark(&self, closed: u64) {
         // The offset comes from the layout, so it is inside and aligned.
         let _ = self.store("destroy", MAILBOX_CLOSED_AT, &closed.to_le_bytes());
@@ -70,8 +71,8 @@ impl ShmServerLane {
         Ok(())
     }
 
-    /// Wakes the client thread if its parked flag is set. The client owns that word: a wrong value lets
-    /// it sleep on, or costs the applier one system call a signal.
+    /// Wakes the client thread if its parked flag, in the inbox, is set. The client owns that word: a
+    /// wrong value lets it sleep on, or costs the applier one system call a signal.
     fn ring(&self) {
         if must_wake(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
             self.client.wake();
@@ -84,8 +85,8 @@ impl ServerLane for ShmServerLane {
         &self.peer
     }
 
-    /// Returns false; fails once the lane was destroyed. There is nothing to execute: the client performs
-    /// all operations itself.
+    /// Returns false: there is nothing to execute, as the client performs all operations itself. Fails
+    /// once the lane was destroyed.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.open("poll").map(|()| false)
     }
@@ -101,14 +102,15 @@ impl ServerLane for ShmServerLane {
         Ok(())
     }
 
-    /// Returns `None`: operations under way wake the applier when they end.
+    /// Returns `None`: this end has no operations of its own under way. The client wakes the applier by
+    /// `write_signal`.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 
-    /// Stores the closed word in the mailbox, so that the client posts no more, and wakes the client. A
-    /// client that ignores the word (or is in the middle of a write) still writes its own session's
-    /// memory. The server no longer reads that memory and never reuses it (F11).
+    /// Stores the closed word (1) in the mailbox, so that the client posts no more, and wakes the client.
+    /// A client that ignores the word (or is in the middle of a write) still writes its own session's
+    /// memory. The server no longer reads that memory and never reuses it for another session (F11).
     ///
     /// After recovery no late byte is placed either: the memory has one writer, and that thread requested
     /// the recovery after its last write.

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// other's and its own. When messages stop coming in shorter intervals, this much time of a core is lost.
 const PATIENT: Duration = Duration::from_micros(200);
 
-/// Spin time of the next wait, adapted to how long the last wait slept.
+/// Spin time of a thread's next wait, adapted to how long the last wait slept after its spin.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
     least: Duration,
@@ -30,7 +30,8 @@ impl AdaptiveSpin {
     }
 
     /// Enables adaptation: the spin time never falls below its initial value, and rises to [`PATIENT`]
-    /// after short sleeps. Stays off for a spin of zero, as of a thread that has no core to spin on.
+    /// (200 us) after short sleeps. Stays off for a spin of zero, as of a thread that has no core to spin
+    /// on.
     pub(super) const fn learning(self) -> Self {
         Self {
             learns: !self.least.is_zero(),
@@ -43,9 +44,9 @@ impl AdaptiveSpin {
     }
 
     /// Sets the next spin time after a wait that spun in vain and then slept for `slept`. It becomes
-    /// [`PATIENT`] if spin and sleep together were shorter than that, but not twice in a row. Otherwise,
-    /// and if polls are `dear`, it is the initial one. Dear polls hold a core that other threads would
-    /// use, or are system calls.
+    /// [`PATIENT`] if spin and sleep together were not longer than that, but not twice in a row.
+    /// Otherwise, and if `dear`, it is the initial one. `dear`: polls are system calls, or another thread
+    /// used the yielded core.
     pub(super) fn slept(&mut self, slept: Duration, dear: bool) {
         let soon = self.now < PATIENT && self.now + slept <= PATIENT;
         self.now = if self.learns && soon && !dear {
