@@ -67,8 +67,8 @@ pub const CLAUSES: &[&str] = &[
     "F14", "F15", "F16", "F17", "F18",
 ];
 
-/// Greatest payload of a [`ClientLane::write_signal`], 64 bytes: RDMA verbs send as much inline in the
-/// work request. A longer one is [`LaneError::Usage`].
+/// Greatest payload of a `ClientLane::write_signal`, 64 bytes: RDMA verbs send as much inline in the
+/// work request. A longer one is `LaneError::Usage`.
 pub const SIGNAL_BYTES_MAX: usize = LINE_BYTES;
 
 /// Transport that carries a lane: shared memory, TCP, RDMA verbs, or the simulator of tests.
@@ -139,7 +139,7 @@ impl ReadOp {
     /// no fence.
     ///
     /// # Errors
-    /// [`LaneError::Usage`] for 4 GiB or more: the caller has to split such a read.
+    /// `LaneError::Usage` for 4 GiB or more: the caller has to split such a read.
     pub fn of_body(from: RemoteAddr, len: usize) -> Result<Self, LaneError> {
         let len = u32::try_from(len).map_err(|_| LaneError::Usage {
             op: "read",
@@ -168,7 +168,7 @@ impl ReadOp {
 }
 
 /// List of asynchronous reads that owns its destination buffers. [`ClientLane::submit_read`] moves it
-/// into the lane. [`ClientLane::poll_read`] returns it with both buffers filled once all of its reads are
+/// into the lane. `ClientLane::poll_read` returns it with both buffers filled once all of its reads are
 /// complete.
 #[derive(Debug, Default)]
 pub struct ReadBatch {
@@ -338,11 +338,11 @@ pub trait ClientLane: Send {
     /// until the bytes are placed.
     ///
     /// # Errors
-    /// [`LaneError`]; outside the inbox [`LaneError::Access`], perhaps of a later call, which breaks the
+    /// [`LaneError`]; outside the inbox `LaneError::Access`, perhaps of a later call, which breaks the
     /// lane (F09).
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to the client's inbox, as [`ClientLane::write`] does,
+    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to the client's inbox, as `ClientLane::write` does,
     /// and wakes the applier if it sleeps (F06). Also hands earlier writes over to the transport.
     ///
     /// # Errors
@@ -426,7 +426,7 @@ pub trait ClientLane: Send {
 }
 
 /// Implements [`ClientLane::write_signal_count`] for transports with atomics that complete before their
-/// call returns: a `write_signal`, then a `fetch_add`. Drops the old value. Blocks for [`DATA_DEADLINE`]
+/// call returns: a `write_signal`, then a `fetch_add`. Drops the old value. Blocks for `DATA_DEADLINE`
 /// (30 s) at most.
 ///
 /// # Errors
@@ -569,7 +569,7 @@ pub struct Inbox {
 
 impl Inbox {
     /// Creates an inbox at byte offset `base` of a region, with a ring of geometry `ring`. `salt`, the
-    /// session's nonce, keys the checksum of the tail record. Stores nothing: see [`Self::reset_tail`].
+    /// session's nonce, keys the checksum of the tail record. Stores nothing: see `Self::reset_tail`.
     ///
     /// # Errors
     /// [`MemError::Bounds`] when tail record and ring are not inside the region, or `base` is no multiple

@@ -92,7 +92,7 @@ impl AccessDenied {
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl RegisteredRegion {
-    /// Builds [`ExportError::Refused`] for this range when a registrar refused to register it as entry
+    /// Builds `ExportError::Refused` for this range when a registrar refused to register it as entry
     /// `index`; `source` is the registrar's cause.
     pub fn refused(&self, index: u32, source: RegistrarError) -> ExportError {
         ExportError::Refused {
@@ -195,7 +195,7 @@ pub struct RegionTable {
     registrars: Mutex<Vec<Attached>>,
 }
 
-/// A registrar that is attached to the table. It is not ready while [`RegionTable::attach`] still
+/// A registrar that is attached to the table. It is not ready while `RegionTable::attach` still
 /// registers the older entries with it.
 #[derive(Debug)]
 struct Attached {
@@ -235,7 +235,7 @@ impl RegionTable {
         self.add_entry(None, export)
     }
 
-    /// Registers a range like [`Self::add`], but as entry `index`. The caller ensures that the entry is
+    /// Registers a range like `Self::add`, but as entry `index`. The caller ensures that the entry is
     /// free: another range there would be replaced. A successor process that takes memory over thereby
     /// gives each range the same key.
     ///
@@ -444,7 +444,7 @@ impl RegionTableView {
     }
 }
 
-/// Access checks for one list of reads against the region table, made by [`RegionTableView::reads`]. It
+/// Access checks for one list of reads against the region table, made by `RegionTableView::reads`. It
 /// caches the last key, so consecutive reads of one region look the key up once.
 #[derive(Debug)]
 pub struct ReadChecks<'a> {
@@ -489,7 +489,7 @@ fn register(
 }
 
 /// A server's public memory as a client on the same host has it mapped, made by
-/// [`crate::fabric::Mapping::look`]. A caller that validates its reads can load from it without a list of
+/// `Mapping::look`. A caller that validates its reads can load from it without a list of
 /// reads. The checks are those of the lane's own reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
@@ -501,7 +501,7 @@ pub struct Mapped<'a> {
 
 impl<'a> Mapped<'a> {
     /// Wraps the window of the complete public memory. `check` are the check bits of the server's region
-    /// keys as a plain number: [`Self::words`] refuses keys with others.
+    /// keys as a plain number: `Self::words` refuses keys with others.
     #[inline]
     pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }

@@ -20,7 +20,7 @@ use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-/// Eventfd that wakes one sleeping thread, which waits on it in its [`Reactor`]. Producers hold clones,
+/// Eventfd that wakes one sleeping thread, which waits on it in its `Reactor`. Producers hold clones,
 /// which share the eventfd.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
@@ -76,7 +76,7 @@ impl AsFd for Waker {
     }
 }
 
-/// The epoll set of descriptors on which one thread sleeps, part of its [`OsParker`]. Clones share the
+/// The epoll set of descriptors on which one thread sleeps, part of its `OsParker`. Clones share the
 /// set, so that a socket can change the readiness it waits for.
 #[derive(Debug, Clone)]
 pub struct Reactor(Arc<ReactorState>);
@@ -134,7 +134,7 @@ impl Reactor {
         })))
     }
 
-    /// Returns whether the reactor's thread never sleeps (made by [`OsParker::awake`]). Producers then
+    /// Returns whether the reactor's thread never sleeps (made by `OsParker::awake`). Producers then
     /// need not wake it.
     pub fn is_awake(&self) -> bool {
         self.0.awake
@@ -155,7 +155,7 @@ impl Reactor {
     }
 
     /// Adds a descriptor that wakes the thread when it is readable. Returns its [`Readiness`] flag,
-    /// initially set. The owner removes it with [`Self::remove`].
+    /// initially set. The owner removes it with `Self::remove`.
     ///
     /// # Errors
     /// The error of the system call; the descriptor is then not added.
@@ -176,7 +176,7 @@ impl Reactor {
     }
 
     /// Changes the events for which a descriptor wakes the thread: when it is readable, and also when it
-    /// is writable if `output` is set. `readiness` is the flag from [`Self::add_readiness`].
+    /// is writable if `output` is set. `readiness` is the flag from `Self::add_readiness`.
     ///
     /// # Errors
     /// The error of the system call; the events are then unchanged.

@@ -8,7 +8,7 @@ use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
 /// A lane's mapping of its server's public memory, for direct loads by a client on the same host. Loads
-/// never fail: [`Self::look`] says before each operation whether the lane is still open.
+/// never fail: `Self::look` says before each operation whether the lane is still open.
 #[derive(Debug, Clone)]
 pub struct Mapping {
     /// The complete public memory, with the liveness word of the applier.

@@ -179,7 +179,7 @@ impl SessionMemory {
     }
 
     /// Returns the sizes, parked flag offsets and key check bits that the server sends to the client. The
-    /// client passes them to [`attach`] with [`Self::descriptors`].
+    /// client passes them to [`attach`] with `Self::descriptors`.
     pub fn numbers(&self) -> ShmAttach {
         ShmAttach {
             key_check: self.server.key_check,
@@ -317,7 +317,7 @@ pub struct ShmPair {
 
 /// Creates a lane between a client thread and an applier of the same process, without a socket, for tests
 /// and measurements. `client` wakes the client, `salt` is the session's nonce; `ring_bytes` as in
-/// [`SessionMemory::create`]. Takes the same steps as two processes, so that tests cover the production
+/// `SessionMemory::create`. Takes the same steps as two processes, so that tests cover the production
 /// path.
 ///
 /// # Errors

@@ -80,7 +80,7 @@ fn os(call: &'static str) -> impl Fn(rustix::io::Errno) -> PassError {
     }
 }
 
-/// File descriptors received with [`receive`] and not yet taken by [`Self::take`], at most
+/// File descriptors received with [`receive`] and not yet taken by `Self::take`, at most
 /// [`DESCRIPTORS_MAX`]. Dropping it closes them.
 #[derive(Debug, Default)]
 pub struct Descriptors(Vec<OwnedFd>);
@@ -148,7 +148,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
 ///
 /// # Errors
 /// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then,
-/// and the caller closes the connection. [`PassError::Os`], also when nothing has arrived on a
+/// and the caller closes the connection. `PassError::Os`, also when nothing has arrived on a
 /// non-blocking socket.
 pub fn receive(
     socket: impl AsFd,
