@@ -46,8 +46,8 @@ impl SimClientLane {
         self.id
     }
 
-    /// Starts a call: a yield point, at which the adversary may break the link. Fails when the client
-    /// knows that the link is broken.
+    /// Starts the call `op`: a yield point, at which another task may run and the adversary may break the
+    /// link. Fails when the client has learnt that the link is broken.
     fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -69,8 +69,8 @@ impl SimClientLane {
         }
     }
 
-    /// Blocks the task until `done` returns a value. If the deadline passes first, the lane breaks with
-    /// [`LaneError::Deadline`].
+    /// Blocks the task until `done`, called after each event, returns a value, and returns it. If the
+    /// deadline passes first, the lane breaks with [`LaneError::Deadline`].
     fn wait_for<T>(
         &mut self,
         op: &'static str,
@@ -89,8 +89,8 @@ impl SimClientLane {
         Err(late)
     }
 
-    /// Blocks the task until `done` returns a value; returns `None` at the deadline. Fails when the link
-    /// is known to be broken.
+    /// Blocks the task until `done`, called after each event, returns a value; returns `None` at the
+    /// deadline. Fails when the client has learnt that the link is broken.
     fn wait_until<T>(
         &mut self,
         op: &'static str,
@@ -156,8 +156,8 @@ impl SimClientLane {
         }
     }
 
-    /// Ends a direct receive ([`ClientLane::wait_read`]): bodies go to the caller's `body`, heads to the
-    /// batch. The batch's own body is overwritten with noise.
+    /// Ends a direct receive ([`ClientLane::wait_read`]): places bodies in the caller's `body`, heads in
+    /// the batch, and returns the batch. The batch's own body is overwritten with noise.
     fn finish_direct(&self, complete: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
         let mut complete = complete;
         let mut owned = complete.take_owned()?;
@@ -167,7 +167,7 @@ impl SimClientLane {
         Some(owned)
     }
 
-    /// Overwrites the destination bytes of `ops` with noise, so that no code relies on unspecified bytes.
+    /// Changes some destination bytes of `ops` at random, so that no code relies on unspecified bytes.
     /// `part` is 0 if `dest` is the head buffer, 1 if it is the body buffer.
     fn spoil(&self, ops: &[ReadOp], dest: &mut [u8], part: usize) {
         let noise = self.world.rng().bits() as u8;
@@ -211,7 +211,7 @@ fn known_error(core: &mut Core, id: LinkId) -> Option<LaneError> {
     link.error.clone().filter(|_| link.client_knows)
 }
 
-/// Returns a copy of the error that names another operation, if the lane is broken.
+/// Returns a copy of `error`, in which `LaneError::Broken` names the operation `now`.
 fn named(error: &LaneError, now: &'static str) -> LaneError {
     let mut error = error.clone();
     if let LaneError::Broken { op, .. } = &mut error {
@@ -252,8 +252,8 @@ fn same_reads(posted: &[ReadOp], ops: &[ReadOp]) -> Result<(), LaneError> {
 }
 
 impl ClientLane for SimClientLane {
-    /// Returns `Sim`; `Tcp` over a distance with reads in order, so that the client reads as it does over
-    /// TCP.
+    /// Returns `Sim`. If the faults set a distance with reads in order, it returns `Tcp`, so that the
+    /// client reads as it does over TCP.
     fn transport(&self) -> TransportKind {
         match self.world.0.lock().faults.distance {
             Some(distance) if distance.reads_in_order => TransportKind::Tcp,
@@ -310,7 +310,7 @@ impl ClientLane for SimClientLane {
     }
 
     /// Receives the oldest batch directly into `body`. Declines one time in four with `None`, as the
-    /// contract lets a lane do.
+    /// contract lets a lane do, to exercise that path of callers.
     fn wait_read(
         &mut self,
         tag: u64,
@@ -425,8 +425,8 @@ impl ClientLane for SimClientLane {
         Ok(())
     }
 
-    /// Flushes with probability one half if the faults may hold posts, else always. Held posts stay until
-    /// a poll, a flush or a wait.
+    /// Flushes with probability one half if the faults allow held posts, else always. Posts that are not
+    /// flushed stay at this end until a flush or signal; submitted reads leave at a poll or wait too.
     fn flush_soon(&mut self) -> Result<(), LaneError> {
         self.begin("flush_soon")?;
         let mut core = self.world.0.lock();
@@ -499,7 +499,8 @@ impl ServerLane for SimServerLane {
     }
 
     /// Executes nothing: the simulated NIC executes requests by itself, against the table and inbox that
-    /// the link was made with. Returns whether the NIC executed client posts since the last poll.
+    /// the link was made with. Returns whether the NIC placed or executed client posts since the last
+    /// poll.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();
@@ -528,7 +529,8 @@ impl ServerLane for SimServerLane {
         Ok(())
     }
 
-    /// Returns `None`: operations under way wake the applier when they end.
+    /// Returns `None`: the simulated NIC wakes the applier's parker by each signal of the client and at a
+    /// break.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

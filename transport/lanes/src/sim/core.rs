@@ -10,8 +10,8 @@ use tidewater_protocol::layout::hash::mix64;
 
 /// Greatest virtual time that passes at one yield point, in nanoseconds.
 const STEP_NS_MAX: u64 = 200;
-/// Virtual time in nanoseconds (24 h) beyond which a wait counts as endless, so that a deadlock is
-/// detected.
+/// Virtual time in nanoseconds (24 h) beyond which a wait counts as endless. If all tasks wait that long
+/// and no event is scheduled, the run fails as a deadlock.
 const HORIZON_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 pub(super) type TaskId = usize;
@@ -119,8 +119,8 @@ impl Core {
         }
     }
 
-    /// Mixes a decision of the simulator (its kind and a number) into the trace hash. Memory contents
-    /// stay out of it: nonces may come from the system.
+    /// Mixes a decision of the simulator (`what`, its kind, and a number) into the trace hash, by which
+    /// two runs are compared. Memory contents stay out of it: nonces may come from the system.
     pub(super) fn note(&mut self, what: u64, number: u64) {
         self.trace = mix64(self.trace ^ mix64(what.wrapping_mul(0x1_0000_0001) ^ number));
     }
@@ -131,8 +131,9 @@ impl Core {
             .insert((self.now + after_ns, self.events_made), event);
     }
 
-    /// Draws the delay of a packet in virtual nanoseconds. It is the fixed distance, if one is set.
-    /// Otherwise it is up to the longest delay in one of eight draws, else up to a sixteenth of that.
+    /// Draws the delay of a packet in virtual nanoseconds. It is the fixed one-way distance, if one is
+    /// set. Otherwise it is random: up to the longest delay in one of eight draws, else up to a sixteenth
+    /// of that.
     pub(super) fn delay(&mut self) -> u64 {
         if let Some(distance) = self.faults.distance {
             return distance.one_way.as_nanos() as u64;
@@ -153,8 +154,8 @@ impl Core {
         }
     }
 
-    /// Fires the waker of a simulated parker. It has an effect only between the parker's `prepare_park`
-    /// and `cancel_park`.
+    /// Fires the waker of a simulated parker: the task that sleeps in it becomes ready. It has an effect
+    /// only between the parker's `prepare_park` and `cancel_park`.
     pub(super) fn wake_parker(&mut self, parker: ParkerId) {
         self.note(3, parker as u64);
         let s = &mut self.parkers[parker];
@@ -166,8 +167,8 @@ impl Core {
         }
     }
 
-    /// Counts one yield point: virtual time passes by up to [`STEP_NS_MAX`], and events that are due
-    /// happen.
+    /// Counts one yield point: virtual time passes by up to [`STEP_NS_MAX`] (200 ns), and the events that
+    /// are then due take place.
     pub(super) fn advance(&mut self) {
         self.steps += 1;
         self.now += 1 + self.rng.below(STEP_NS_MAX);
@@ -186,7 +187,7 @@ impl Core {
     }
 
     /// Lets virtual time pass to the next event, at most to `until` (nanoseconds), and processes the
-    /// events that are due. Called when no task can run.
+    /// events that are due. Called when no task is ready to run.
     pub(super) fn skip(&mut self, until: u64) {
         let next = self.events.first_key_value().map_or(u64::MAX, |(k, _)| k.0);
         self.now = self.now.max(next.min(until));
@@ -204,8 +205,8 @@ impl Core {
     }
 
     /// Picks the task that runs next, at random among those that are ready; `running` is the one that
-    /// runs now. Skips virtual time while none is ready. Returns `None` at a deadlock or the limit of
-    /// steps, with the reason in `failure`.
+    /// runs now. Lets virtual time pass while none is ready. Returns `None` at a deadlock or the limit of
+    /// steps, and stores the reason in `failure`.
     pub(super) fn pick(&mut self, running: Option<TaskId>) -> Option<TaskId> {
         loop {
             self.expire();
@@ -247,7 +248,8 @@ impl Core {
         alive.map(|t| t.name.clone()).collect()
     }
 
-    /// Returns whether all tasks but services have ended, so that the world may end.
+    /// Returns whether all tasks but services (tasks that the world does not wait for) have ended, so
+    /// that the world may end.
     pub(super) fn finished(&self) -> bool {
         self.tasks
             .iter()

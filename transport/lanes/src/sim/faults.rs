@@ -36,8 +36,8 @@ pub struct Faults {
     pub distance: Option<Distance>,
 }
 
-/// Fixed latency of each simulated packet. The virtual time of a call, divided by a round trip, is then
-/// the number of its dependent round trips.
+/// Fixed latency of each simulated packet, in place of random delays. The virtual time of a call, divided
+/// by a round trip, is then the number of its dependent round trips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Distance {
     /// Time from one end to the other.
@@ -67,7 +67,8 @@ impl Faults {
         }
     }
 
-    /// Returns the faults of a good network with a fixed latency, so that round trips can be counted.
+    /// Returns the faults of a good network, but with the fixed latency `distance`, so that tests can
+    /// count round trips.
     pub const fn distant(distance: Distance) -> Self {
         Self {
             distance: Some(distance),
@@ -75,8 +76,8 @@ impl Faults {
         }
     }
 
-    /// Returns all faults that break no lane: torn and reordered bytes, held posts, delays, stalls,
-    /// spurious wake-ups.
+    /// Returns all kinds of faults that break no lane: torn and reordered bytes, held posts, delays up to
+    /// 50 us, stalls, spurious wake-ups.
     pub const fn rough() -> Self {
         Self {
             tear: true,
@@ -91,8 +92,8 @@ impl Faults {
         }
     }
 
-    /// Returns all faults, with breaks: a lane breaks about once in 300 calls, one in eight of the breaks
-    /// silently.
+    /// Returns all faults of `Self::rough`, with longer delays and stalls, and breaks: a lane breaks
+    /// about once in 300 calls. One in eight of the breaks is silent: the ends notice it late.
     pub const fn hostile() -> Self {
         Self {
             disconnect_per_op: 0.003,
@@ -114,7 +115,8 @@ impl Faults {
         }
     }
 
-    /// Returns the same faults, but no lane breaks.
+    /// Returns the same faults, but the adversary breaks no lane. `World::cut` and refused accesses still
+    /// do.
     #[must_use]
     pub const fn unbroken(self) -> Self {
         Self {

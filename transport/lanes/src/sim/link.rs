@@ -9,11 +9,13 @@ use super::world::LinkSpec;
 use crate::fabric::{Inbox, LaneError, Mailbox, ReadBatch, RemoteAddr, TransportKind};
 use crate::region_table::RegionTableView;
 
-/// Index of a simulated link (the network path of one lane) in its world.
+/// Index of a simulated link (the network path of one lane) in its world. Tests name by it the link to
+/// cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkId(pub(super) usize);
 
-/// Event of the simulated network that happens at a point in virtual time.
+/// Event of the simulated network that takes place at a point in virtual time, when the `Core` reaches
+/// it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     /// A part of a post is placed: of the oldest, or of a WRITE that passes it.
@@ -30,15 +32,15 @@ pub(super) enum Event {
     Wake(ParkerId),
 }
 
-/// Direction of packets on a simulated link; also names the end that it leads to.
+/// Direction of packets on a simulated link. It also names the end that they lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     ToServer,
     ToClient,
 }
 
-/// Posts (writes, atomics, signals) of one end of a link, in the order in which they were posted (F04,
-/// F05, F15).
+/// Posts (writes, atomics, signals) of one end of a link that are not placed yet, in the order in which
+/// they were posted (F04, F05, F15).
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     /// Posts that are not handed over yet.
@@ -72,8 +74,8 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// Returns the byte range that a WRITE places, rounded up to whole words; `None` for a post that
-    /// places no byte.
+    /// Returns the range of byte addresses that a WRITE places, rounded up to whole words; `None` for a
+    /// post that places no byte.
     fn range(&self) -> Option<Range<u64>> {
         match &self.action {
             Action::Write { bytes, .. } if !bytes.is_empty() => {
@@ -93,12 +95,13 @@ impl Post {
     }
 }
 
-/// Number of posts from the oldest on among which a WRITE may be placed before earlier ones.
+/// Number of oldest posts in flight, 6, within which a WRITE may be placed before earlier ones.
 const PASSING: usize = 6;
 
 impl Stream {
-    /// Returns the indices of the posts in flight that may be placed next. These are the oldest and,
-    /// unless `in_order`, the WRITEs close behind it that overlap no earlier post.
+    /// Returns the indices in `flying` of the posts that may be placed next; empty if none is in flight.
+    /// These are the oldest and, unless `in_order`, the WRITEs close behind it that overlap no earlier
+    /// post.
     pub(super) fn may_land(&self, in_order: bool) -> Vec<usize> {
         let passes = |&n: &usize| {
             let post = &self.flying[n];
@@ -199,8 +202,8 @@ impl Core {
         }
     }
 
-    /// Queues a post of one end. The adversary may keep it at the sender until the next flush, unless
-    /// `flush` is set. A post on a broken link is lost.
+    /// Queues a post of one end of a link. If the faults hold posts, it may stay at the sender until a
+    /// later flush or signal, unless `flush` is set. A post on a broken link is lost.
     pub(super) fn post(&mut self, id: LinkId, way: Way, mut post: Post, flush: bool) {
         if let Some(distance) = self.faults.distance {
             post.due = self.now + distance.one_way.as_nanos() as u64;
@@ -216,7 +219,8 @@ impl Core {
         }
     }
 
-    /// Puts all posts that the sender holds in one direction into flight.
+    /// Puts all posts that the sender holds in one direction into flight, and schedules the next
+    /// placement.
     pub(super) fn hand_over(&mut self, id: LinkId, way: Way) {
         let stream = self.link(id).stream(way);
         let Stream { held, flying, .. } = stream;
@@ -245,14 +249,16 @@ impl Core {
         }
     }
 
-    /// Wakes the client's task if it is blocked in a call of this lane.
+    /// Wakes the client's task if it is blocked in a call of this lane, so that the call looks at its
+    /// result.
     pub(super) fn wake_client(&mut self, id: LinkId) {
         if let Some(task) = self.link(id).waiter {
             self.wake(task);
         }
     }
 
-    /// Breaks the link with the probability of the faults, at a call of one of its ends.
+    /// Breaks the link with the probability `disconnect_per_op` of the faults. Called at each call of one
+    /// of its ends.
     pub(super) fn tempt(&mut self, id: LinkId) {
         let p = self.faults.disconnect_per_op;
         if self.rng.chance(p) && self.link(id).error.is_none() {
@@ -272,8 +278,8 @@ impl Core {
         self.break_with(id, error);
     }
 
-    /// Breaks a link with `error`, which each end learns some time later. Posts in flight may still be
-    /// placed, in part, for a while (F10, F11).
+    /// Breaks a link with `error`, which each end learns some virtual time later. Posts in flight may
+    /// still be placed, in part, for a while (F10, F11). Does nothing if the link is broken already.
     pub(super) fn break_with(&mut self, id: LinkId, error: LaneError) {
         if self.link(id).error.is_some() {
             return;
@@ -318,8 +324,8 @@ impl Core {
         }
     }
 
-    /// Destroys a link for its server lane: drops all posts and reads in flight, so no byte is placed any
-    /// more (F11).
+    /// Destroys a link for its server lane, which closes its end: drops all posts and reads in flight, so
+    /// no byte is placed any more (F11). The client learns of the break later.
     pub(super) fn destroy(&mut self, id: LinkId) {
         self.break_link(id, "the server destroyed it");
         let link = self.link(id);

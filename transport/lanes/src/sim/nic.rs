@@ -8,8 +8,8 @@ use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, LaneError};
 use tidewater_runtime::mem::WordsMut;
 
 impl Core {
-    /// Places a part of one post in flight: of the oldest, or of a WRITE that passes it. Then schedules
-    /// the next placement of this direction.
+    /// Places a part of one post in flight: of the oldest, or of a WRITE that passes earlier posts. Then
+    /// schedules the next placement of this direction. The link's event `Land` calls it.
     pub(super) fn land(&mut self, id: LinkId, way: Way) {
         let reorders = self.faults.reorder_writes;
         let link = self.link(id);
@@ -49,8 +49,8 @@ impl Core {
         self.schedule_placement(id, way);
     }
 
-    /// Completes a WRITE that was placed before earlier posts, so its reader may see it. If it is a
-    /// signal, the wake-up keeps its position among the posts.
+    /// Completes a WRITE that was placed at position `place`, before earlier posts, so its reader may see
+    /// it. If it is a signal, the wake-up keeps its position among the posts.
     fn passed(&mut self, id: LinkId, way: Way, place: usize, post: &Post) {
         let link = self.link(id);
         link.moved |= way == Way::ToServer;
@@ -70,7 +70,8 @@ impl Core {
     }
 
     /// Checks key, access flags and bounds of a post before its first byte is placed (F09). A refusal
-    /// breaks the link and returns false. Otherwise draws the order of its words and returns true.
+    /// breaks the link and returns false. Otherwise draws the random order in which its words are placed,
+    /// and returns true.
     fn admit(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let link = &mut self.links[id.0];
         let (key, addr) = (post.to.key, post.to.addr);
@@ -129,8 +130,8 @@ impl Core {
         true
     }
 
-    /// Places some of the remaining words of a post, some of them torn. Returns whether the post is
-    /// complete.
+    /// Places some of the remaining words of a post in the inbox or mailbox, some of them torn. Returns
+    /// whether all words are placed.
     fn move_words(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let (Action::Write { bytes, .. }, Some(left)) = (&post.action, &mut post.words_left) else {
             return true;
@@ -169,7 +170,7 @@ impl Core {
     }
 
     /// Ends a post that is completely placed: wakes the signalled end, or performs the atomic and
-    /// schedules its answer.
+    /// schedules the event that delivers its old value.
     fn finish_post(&mut self, id: LinkId, way: Way, post: &Post) {
         let link = &mut self.links[id.0];
         let (owner, client) = (link.owner_parker, link.client_parker);
@@ -203,8 +204,9 @@ impl Core {
     }
 }
 
-/// Stores word number `word` of a post in `window`, or, if `torn`, only some of its bytes. Bytes of a
-/// last word past the end of the post are unspecified: they stay, or become zero.
+/// Stores word number `word` of the post `bytes` at byte offset `at` of `window`, or, if `torn`, only
+/// some of its bytes. Bytes of a last word past the end of the post are unspecified: they stay, or become
+/// zero.
 fn store_word(
     window: &WordsMut<'_>,
     at: usize,

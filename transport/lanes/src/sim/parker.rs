@@ -7,7 +7,7 @@ use super::world::World;
 use crate::fabric::Parker;
 use tidewater_runtime::clock::Deadline;
 
-/// The simulated [`Parker`], which sleeps in virtual time. A wake-up has an effect only between
+/// The simulated [`Parker`], in which a task sleeps in virtual time. A wake-up has an effect only between
 /// `prepare_park` and `cancel_park`. The task wakes only by a waker, at its deadline, or (if the faults
 /// say so) spuriously. A lost wake-up therefore shows up as an overrun deadline, counted in
 /// `Outcome::timeouts`.
@@ -26,7 +26,7 @@ impl SimParker {
         self.id
     }
 
-    /// Returns a handle that wakes this parker, for links and for control code that has no lane.
+    /// Returns a handle that wakes this parker. Links get it, and control code that has no lane.
     pub fn waker(&self) -> SimWaker {
         SimWaker {
             world: self.world.clone(),
@@ -72,8 +72,8 @@ impl Parker for SimParker {
         shared.step();
     }
 
-    /// Returns 1 us of virtual time: time passes only at yield points, so a long spin would only cost
-    /// steps.
+    /// Returns 1 us of virtual time as the time to poll before a sleep: time passes only at yield points,
+    /// so a long spin would only cost steps.
     fn spin(&self) -> Duration {
         Duration::from_micros(1)
     }

@@ -10,8 +10,9 @@ use super::world::World;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 
-/// Simulated queue to one receiving task: ordered, reliable, with delays in virtual time. Clones share
-/// it. It stands in for the control connection (attach, RECOVER) in end-to-end tests.
+/// Simulated queue to one receiving task: ordered, reliable, with delays in virtual time. Clones are
+/// handles of the same queue, for its senders and its receiver. It stands in for the control connection
+/// (attach, RECOVER) in end-to-end tests.
 #[derive(Debug)]
 pub struct SimQueue<T> {
     world: World,
@@ -37,7 +38,7 @@ impl<T> Clone for SimQueue<T> {
 }
 
 impl<T> SimQueue<T> {
-    /// Creates an empty queue between tasks of `world`; clones are its other ends.
+    /// Creates an empty queue between tasks of `world`; its senders and its receiver use clones.
     pub fn new(world: &World) -> Self {
         let state = State {
             items: VecDeque::new(),
@@ -51,7 +52,8 @@ impl<T> SimQueue<T> {
     }
 
     /// Sets the parker that an arriving value wakes: the one in which the receiving task sleeps when
-    /// idle. The task polls with [`SimQueue::try_recv`].
+    /// idle. The task then polls with [`SimQueue::try_recv`]. Without it the task blocks in
+    /// `SimQueue::recv`.
     #[must_use]
     pub fn waking(self, parker: &SimParker) -> Self {
         self.state().parker = Some(parker.id());
@@ -65,7 +67,8 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Sends a value, which arrives after a random delay, behind the values sent before. Never blocks.
+    /// Sends a value, which arrives after a random delay in virtual time, behind the values sent before.
+    /// Never blocks. A yield point.
     pub fn send(&self, value: T) {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -82,7 +85,8 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Returns the next value if it has arrived, else `None`. Never blocks.
+    /// Removes and returns the next value if it has arrived by now in virtual time, else `None`. Never
+    /// blocks. A yield point.
     pub fn try_recv(&self) -> Option<T> {
         self.world.0.step();
         let now = self.world.0.enter().now;

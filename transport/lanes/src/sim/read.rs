@@ -8,7 +8,8 @@ use crate::fabric::{AccessFlags, LaneError, ReadBatch, ReadDest, ReadOp, Unpack}
 use crate::region_table::RegisteredRegion;
 use tidewater_protocol::layout::LINE_BYTES;
 
-/// One read in flight: its request and the cache lines that the simulated NIC has sampled so far.
+/// One read in flight on a link: its request and the cache lines that the simulated NIC has copied so
+/// far.
 #[derive(Debug)]
 pub(super) struct Read {
     id: u64,
@@ -24,7 +25,8 @@ pub(super) struct Read {
     scheduled: bool,
 }
 
-/// A list of reads that completes as a whole, of a blocking call or of a submitted [`ReadBatch`].
+/// A list of reads that completes as a whole. It belongs to a blocking call, or is a submitted
+/// [`ReadBatch`].
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) id: u64,
@@ -38,7 +40,7 @@ pub(super) struct Batch {
     pub(super) is_direct: bool,
 }
 
-/// A complete read of a batch, with its data, before it is placed.
+/// A complete read of a batch with its data. The data is not yet in the caller's buffers.
 #[derive(Debug)]
 struct Done {
     nth: usize,
@@ -52,7 +54,7 @@ struct Done {
 
 impl Done {
     /// Places the data in `into` at the offsets of `op`. If an unpacker took the read, its head is filled
-    /// with [`NO_VALUE`] and its body stays.
+    /// with [`NO_VALUE`], as it is unspecified, and its body stays.
     fn place(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
@@ -65,19 +67,21 @@ impl Done {
 }
 
 impl Batch {
-    /// Returns whether all reads of the batch are complete.
+    /// Returns whether all reads of the batch are complete; their data may not yet be placed.
     pub(super) const fn is_complete(&self) -> bool {
         self.left == 0
     }
 
-    /// Places the data of all reads that no unpacker took, at the offsets of their own requests.
+    /// Places the data of all reads that no unpacker took in `into`, at the offsets of their own
+    /// requests. Fills the heads of the others with `NO_VALUE`.
     pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.place(&done.op, into);
         }
     }
 
-    /// Places the data like [`Self::deliver`], but at the offsets that the same reads have in `ops`.
+    /// Places the data like [`Self::deliver`], but at the offsets that the same reads have in `ops`, a
+    /// list in the same order.
     pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.place(&ops[done.nth], into);
@@ -95,8 +99,9 @@ impl Batch {
         self.owned.take()
     }
 
-    /// Copies bytes that unpackers wrote into the batch's own memory to `body`, at the offsets of the
-    /// same reads in `ops`. With `back`, copies them from `body` to the batch.
+    /// Copies the bodies that unpackers wrote into the batch's own memory to `body`, at the offsets of
+    /// the same reads in `ops`. With `back`, copies them from `body` to the batch. Does nothing for the
+    /// reads of a blocking call.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
             return;
@@ -113,8 +118,9 @@ impl Batch {
         }
     }
 
-    /// Offers complete reads to an unpacker, at random, some with the bytes of the reads that follow.
-    /// Each read is offered at most once, so that others are placed.
+    /// Offers complete reads to an unpacker, each with probability two thirds, some with the bytes of the
+    /// reads that follow. Each read is the first of an offer at most once. `body` is the destination that
+    /// the unpacker writes.
     pub(super) fn offer(&mut self, rng: &mut Rng, unpacker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
@@ -145,12 +151,14 @@ impl Batch {
     }
 }
 
-/// Byte that fills destinations that the contract leaves unspecified.
+/// Byte that fills destinations that the contract leaves unspecified, so that tests find code that relies
+/// on them.
 const NO_VALUE: u8 = 0xa5;
 
 impl Core {
-    /// Queues a list of reads on a link and returns the id of its batch. `owned` is the submitted batch,
-    /// if any. Nothing starts before [`Self::send_reads`].
+    /// Queues a list of reads on a link and returns the id of its batch. `owned` is the submitted batch;
+    /// `None` for a blocking call. Nothing starts before [`Self::send_reads`]. On a broken link the reads
+    /// never complete.
     pub(super) fn queue_reads(
         &mut self,
         id: LinkId,
@@ -187,7 +195,8 @@ impl Core {
         batch
     }
 
-    /// Hands all queued reads of a link over to the simulated network, and starts those that may start.
+    /// Hands all queued reads of a link over to the simulated network: starts those that may start, and
+    /// finishes batches that are complete.
     pub(super) fn send_reads(&mut self, id: LinkId) {
         let link = self.link(id);
         link.batches.iter_mut().for_each(|b| b.sent = true);
@@ -195,9 +204,9 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Starts the reads that may start: all that were sent, but a fenced read only when it is the oldest.
-    /// If the network executes reads in order, fenced reads start at once too: all have the same delay,
-    /// and events of one time fire in their order.
+    /// Starts the reads that may start: all that were sent, but a fenced read only when it is the link's
+    /// oldest. If the network executes reads in order, fenced reads start at once too. All have the same
+    /// delay there, and events of one time fire in their order.
     fn start_reads(&mut self, id: LinkId) {
         let in_order = self.faults.distance.is_some_and(|d| d.reads_in_order);
         let mut at = 0;
@@ -217,8 +226,8 @@ impl Core {
         }
     }
 
-    /// Samples some cache lines of a read from server memory, and schedules the rest or the completion. A
-    /// refused access breaks the link.
+    /// Copies (samples) some cache lines of a read from server memory, and schedules the rest or the
+    /// completion. The first call checks the access; a refusal breaks the link.
     pub(super) fn sample(&mut self, id: LinkId, read: u64) {
         let Some(at) = self.links[id.0].reads.iter().position(|r| r.id == read) else {
             return;
@@ -272,7 +281,7 @@ impl Core {
     }
 
     /// Copies some cache lines of a read from server memory, some with bytes of two times mixed. Returns
-    /// whether no line is left to sample.
+    /// whether all lines are complete.
     fn sample_lines(&mut self, export: &RegisteredRegion, read: &mut Read) -> bool {
         let Read {
             op,
@@ -315,7 +324,8 @@ impl Core {
         fresh.is_empty() && again.is_empty()
     }
 
-    /// Completes a read: its data goes to its batch, and later reads that waited for it may start (F03).
+    /// Completes a read: moves its data to its batch and wakes the client's task. Later reads that waited
+    /// for it may start (F03).
     pub(super) fn complete(&mut self, id: LinkId, read: u64) {
         let link = self.link(id);
         let Some(at) = link.reads.iter().position(|r| r.id == read) else {
@@ -337,8 +347,9 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Moves complete submitted batches to the queue of [`crate::fabric::ClientLane::poll_read`], and
-    /// wakes the client's task or parker.
+    /// Places the data of complete submitted batches in their buffers and moves them to the queue of
+    /// [`crate::fabric::ClientLane::poll_read`]. Wakes the client's task or parker. Leaves batches that a
+    /// call takes itself.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let parker = link.client_parker;

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::world::Outcome;
 
-/// Source location of a test, for the command that repeats a failed seed. Made by [`crate::here`].
+/// Source location of a test, for the shell command that repeats a failed seed. Made by the macro
+/// [`crate::here`].
 #[derive(Debug, Clone, Copy)]
 pub struct Here {
     /// The package, as cargo names it.
@@ -29,7 +30,8 @@ macro_rules! here {
 }
 
 impl Here {
-    /// Returns the shell command that runs this test again with one seed.
+    /// Returns the shell command that runs this test again with the one seed `seed`: environment
+    /// variables and `cargo test`.
     pub fn repeat(&self, seed: u64) -> String {
         let path = self
             .path
@@ -55,8 +57,8 @@ impl Here {
     }
 }
 
-/// Returns the range of seeds that a sweep runs. `TIDEWATER_SEED` selects one seed; `TIDEWATER_SEEDS`
-/// selects that many from the start of `usual`. Without them it is `usual`.
+/// Returns the range of seeds that a sweep runs: `usual`, unless the environment says otherwise.
+/// `TIDEWATER_SEED` selects one seed; `TIDEWATER_SEEDS` selects that many from the start of `usual`.
 pub fn seeds(usual: Range<u64>) -> Range<u64> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     if let Some(seed) = number("TIDEWATER_SEED") {
@@ -68,7 +70,7 @@ pub fn seeds(usual: Range<u64>) -> Range<u64> {
     }
 }
 
-/// Totals over all runs of a sweep, one run a seed.
+/// Totals over all runs of a sweep; a sweep runs one world for each seed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Swept {
     /// Number of worlds run, one a seed.
@@ -81,7 +83,8 @@ pub struct Swept {
     pub breaks: u64,
 }
 
-/// Runs the simulation `world` once for each seed of [`seeds`], and returns the totals.
+/// Runs the simulation `world` once for each seed of [`seeds`], on this thread, and returns the totals.
+/// `here` is the location of the test.
 ///
 /// # Panics
 /// When a run fails: the message has the failure and the command that repeats its seed.

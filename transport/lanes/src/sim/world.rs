@@ -21,8 +21,8 @@ use crate::fabric::{Inbox, Mailbox};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Real time (60 s) after which a task that has not given its turn back counts as blocked outside the
-/// simulator.
+/// Real time (60 s) without a yield point after which the task with the turn counts as blocked outside
+/// the simulator. The run then fails.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const NOBODY: usize = usize::MAX;
 
@@ -31,10 +31,11 @@ thread_local! {
     static TASK: Cell<Option<(u64, TaskId)>> = const { Cell::new(None) };
 }
 
-/// Panic payload that unwinds a task when its world has ended; never reported as a failure.
+/// Panic payload that unwinds a task's thread when its world has ended; never reported as a failure.
 struct Ended;
 
-/// Handle of a simulated world: its tasks, virtual time, links and adversary. Clones share the world.
+/// Handle of a simulated world: its tasks, virtual time, links and adversary (the seeded source of
+/// faults). Clones share the world.
 #[derive(Debug, Clone)]
 pub struct World(pub(super) Arc<Shared>);
 
@@ -94,7 +95,8 @@ pub struct LinkSpec<'a> {
 }
 
 impl World {
-    /// Creates a world without tasks; `seed` and `faults` determine the run.
+    /// Creates a world without tasks at virtual time 0. The run is a function of `seed`, `faults` and the
+    /// tasks.
     pub fn new(seed: u64, faults: Faults) -> Self {
         static WORLDS: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Shared {
@@ -115,24 +117,26 @@ impl World {
         self.0.lock().steps_max = steps;
     }
 
-    /// Replaces the faults from now on, for example for a calm end of a rough run.
+    /// Replaces the faults that the adversary may inject from now on, for example for a calm end of a
+    /// rough run.
     pub fn set_faults(&self, faults: Faults) {
         self.0.lock().faults = faults;
     }
 
-    /// Adds a task, on a thread of its own. The world ends when all tasks but services have returned.
-    /// Tasks may spawn tasks.
+    /// Adds a task, on a thread of its own, which runs only when the simulator gives it the turn. The
+    /// world ends when all tasks but services (see `Self::spawn_service`) have returned. Tasks may spawn
+    /// tasks.
     pub fn spawn(&self, name: &str, task: impl FnOnce() + Send + 'static) {
         self.start(name, false, Box::new(task));
     }
 
-    /// Adds a task that the world does not wait for, such as a server's loop. When only services are
-    /// left, the world ends and their next yield point unwinds them.
+    /// Adds a task that the world does not wait for (a service), such as a server's loop. When only
+    /// services are left, the world ends. Each service is then unwound at its next yield point.
     pub fn spawn_service(&self, name: &str, task: impl FnOnce() + Send + 'static) {
         self.start(name, true, Box::new(task));
     }
 
-    /// Creates a simulated parker, for one task and for the links that must wake it.
+    /// Creates a simulated parker, in which one task sleeps. Links that must wake the task get its waker.
     pub fn parker(&self) -> SimParker {
         let mut core = self.0.lock();
         core.parkers.push(ParkerState::default());
@@ -141,8 +145,8 @@ impl World {
         SimParker::new(self.clone(), id)
     }
 
-    /// Creates a simulated lane and returns its client end and its server end. May be called before
-    /// [`Self::run`] or from a task.
+    /// Creates a simulated lane as `spec` describes and returns its client end and its server end. May be
+    /// called before [`Self::run`] or from a task.
     pub fn connect(&self, spec: LinkSpec<'_>) -> (SimClientLane, SimServerLane) {
         let (client, server) = (spec.client.to_owned(), spec.server.to_owned());
         let mailbox = spec.mailbox.clone();
@@ -154,31 +158,34 @@ impl World {
         (lane, SimServerLane::new(self.clone(), id, client))
     }
 
-    /// Breaks a link now, as the adversary would: each end learns of it some time later.
+    /// Breaks a link now, as the adversary would: each end learns of it some virtual time later. Does
+    /// nothing if it is broken already.
     pub fn cut(&self, link: LinkId) {
         self.0.lock().break_link(link, "the test cut it");
     }
 
-    /// Returns a random generator for the tests' own choices, seeded from the world's generator.
+    /// Returns a random generator for the tests' own choices, seeded by the next number of the world's
+    /// generator.
     pub fn rng(&self) -> super::Rng {
         self.0.lock().rng.fork()
     }
 
-    /// Yields to the simulator, for code that calls no lane, such as a writer in the middle of a row.
+    /// Passes a yield point, where other tasks may run. For code that calls no lane, such as a writer in
+    /// the middle of a row.
     pub fn step(&self) {
         self.0.step();
     }
 
-    /// Blocks the running task for `time` of virtual time.
+    /// Blocks the running task for `time` of virtual time; other tasks run meanwhile.
     pub fn pause(&self, time: Duration) {
         let core = self.0.enter();
         let until = core.now + time.as_nanos() as u64;
         drop(self.0.wait(core, until));
     }
 
-    /// Runs until all tasks but services have returned, and returns the outcome. A task's panic, a
+    /// Runs the tasks until all but services have returned, and returns the outcome. A task's panic, a
     /// deadlock, too many steps or a stuck task ends the run early and becomes `Outcome::failure`. Blocks
-    /// the calling thread, which is no task.
+    /// the calling thread, which must not be a task.
     pub fn run(&self) -> Outcome {
         let shared = &*self.0;
         let mut core = shared.lock();
@@ -245,7 +252,8 @@ impl Shared {
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
-    /// Locks the world's state. First advances virtual time by what the task has spent in clock reads.
+    /// Locks and returns the world's state. First advances virtual time by what the running task has
+    /// spent in reads of the virtual clock.
     pub(super) fn enter(&self) -> MutexGuard<'_, Core> {
         let mut core = self.lock();
         if let (Some(_), Some(at)) = (self.me(), clock::virtual_now()) {
@@ -258,8 +266,8 @@ impl Shared {
         clock::set_virtual(Some(self.base + Duration::from_nanos(core.now)));
     }
 
-    /// Passes a yield point: virtual time passes, events happen, the task may stall, and perhaps another
-    /// task runs.
+    /// Passes a yield point of the running task: virtual time passes, events take place, the task may
+    /// stall, and perhaps another task runs. Unwinds the task if the world has ended.
     pub(super) fn step(&self) {
         let mut core = self.enter();
         core.advance();
@@ -279,8 +287,9 @@ impl Shared {
         drop(self.switch(core, me));
     }
 
-    /// Blocks the running task until it is woken or virtual time reaches `until` (nanoseconds). On a
-    /// thread that is no task, virtual time skips to the next event instead.
+    /// Blocks the running task until it is woken or virtual time reaches `until` (nanoseconds); other
+    /// tasks run meanwhile. Releases and retakes the lock `core`. On a thread that is no task, virtual
+    /// time skips to the next event instead.
     pub(super) fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -317,9 +326,9 @@ impl Shared {
         core
     }
 
-    /// Picks the next task, passes the turn to it, and returns it; `running` is the task that has the
-    /// turn. Ends the world and returns `None` when all tasks but services have ended, at a deadlock, or
-    /// at the limit of steps.
+    /// Picks the task that runs next, passes the turn to it, and returns it; `running` is the task that
+    /// has the turn, if any. Ends the world and returns `None` when all tasks but services have ended, at
+    /// a deadlock, or at the limit of steps.
     fn hand_on(&self, core: &mut Core, running: Option<TaskId>) -> Option<TaskId> {
         let next = if core.finished() {
             None
