@@ -6,11 +6,13 @@ use crate::num::size;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Words, WordsMut};
 
-/// Reads of at most this many bytes are copied into the answer: cheaper than an entry in the kernel's
-/// gather list.
+/// Greatest length in bytes of a short read, which the server lane copies into its answer. The kernel
+/// sends longer ones from registered memory, as entries of its gather list, which cost more than a short
+/// copy.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 
-/// Least cost of a short read, in bytes of a poll's budget: it stands for the cache misses of its row.
+/// Least cost of a short read, in bytes of the budget that bounds one poll: it stands for the cache
+/// misses of its row.
 const SHORT_READ_BYTES: usize = 256;
 /// Number of reads that are prefetched together before they are copied. They are few enough that the core
 /// tracks all of them, and waits for several address translations at a time.
@@ -23,8 +25,8 @@ fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>,
     words.map_err(|_| AccessDenied::Outside)
 }
 
-/// Number, bytes and cost of consecutive short reads that are copied together into an answer. A short read
-/// has at most [`COPIED_READ_BYTES`]. The server reserves the bytes and charges the cost to its poll.
+/// Totals of consecutive short reads (at most `COPIED_READ_BYTES` each) that are copied together into an
+/// answer: number of reads, bytes, cost.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) reads: usize,
@@ -33,8 +35,9 @@ pub(super) struct Run {
     pub(super) cost: usize,
 }
 
-/// Counts the short reads at the front of a request's list that can be copied together. Stops at the
-/// first long read, at a fenced read behind others, or when the cost reaches `most` bytes.
+/// Counts the short reads at the front of a request's list that can be copied together, and adds up their
+/// bytes and costs. Stops at the first long read, at a fenced read behind others, or when the cost
+/// reaches `most` bytes.
 pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     let mut run = Run::default();
     for entry in list.iter().map(Entry::from_bytes) {
@@ -50,8 +53,8 @@ pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     run
 }
 
-/// Checks the reads of a run and copies their data to `out`, one behind the other. Data may be torn by a
-/// concurrent writer.
+/// Checks the reads of a run, which `short_run` counted, and copies their data to `out`, one behind the
+/// other. Data may be torn by a concurrent writer. After an error `out` is partly filled.
 pub(super) fn copy_run(
     checks: &mut ReadChecks<'_>,
     run: &[[u8; ENTRY_BYTES]],
@@ -76,8 +79,8 @@ pub(super) fn copy_run(
     Ok(())
 }
 
-/// Checks a client's write and returns its byte offset in the inbox. Only writes with [`INBOX_KEY`]
-/// inside the inbox are allowed.
+/// Checks a client's write of `len` bytes to `addr` and returns its byte offset in the inbox; stores
+/// nothing. Only writes with [`INBOX_KEY`] inside the inbox, at a multiple of 8, are allowed.
 pub(super) fn check_write(
     exports: &mut RegionTableView,
     inbox: &Inbox,
@@ -105,8 +108,8 @@ pub(super) fn check_write(
     })
 }
 
-/// Checks a client's atomic and performs it by calling `on` with the counter's word. Returns the old
-/// value.
+/// Checks a client's atomic and performs it by calling `on` with the counter's 64-bit word. Returns the
+/// value of `on`: the old value of the counter. `kind` is for the refusal.
 pub(super) fn count(
     exports: &mut RegionTableView,
     kind: RequestKind,

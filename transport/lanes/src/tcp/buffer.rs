@@ -2,11 +2,12 @@
 
 use tidewater_protocol::limits::LANE_IN_BYTES;
 
-/// Most bytes received behind a long run that goes straight to its destination, or to find the next run:
-/// a few headers. A larger part would be copied once more than the run itself.
+/// Greatest number of bytes received with one call behind a long payload that goes straight to its
+/// destination: a few headers. Also that of a call that looks for the next such payload. A larger part
+/// would be copied once more than the payload itself.
 const BESIDE_BYTES: usize = 4 << 10;
 
-/// Receive buffer of a lane, [`LANE_IN_BYTES`] long: bytes received and not yet decoded.
+/// Receive buffer of a lane, [`LANE_IN_BYTES`] (64 KiB) long: bytes received and not yet decoded.
 pub(super) struct Input {
     bytes: Box<[u8]>,
     head: usize,
@@ -39,8 +40,9 @@ impl Input {
         }
     }
 
-    /// Returns the free space to receive into; empty only when the buffer is full. Moves pending bytes to
-    /// the front when they stand in the way.
+    /// Returns the free space behind the pending bytes, to receive into; empty only when the buffer is
+    /// full. Moves pending bytes to the front when less than a quarter of the buffer is left behind them.
+    /// The caller reports received bytes to `Self::arrived`.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.head > 0 && self.bytes.len() - self.tail < self.bytes.len() / 4 {
             self.bytes.copy_within(self.head..self.tail, 0);
@@ -49,21 +51,23 @@ impl Input {
         &mut self.bytes[self.tail..]
     }
 
-    /// Returns free space of at most [`BESIDE_BYTES`], for the bytes that follow a long run.
+    /// Returns the first bytes of the free space, at most [`BESIDE_BYTES`], for the bytes that follow a
+    /// long payload.
     pub(super) fn room_beside(&mut self) -> &mut [u8] {
         let room = self.room();
         let len = room.len().min(BESIDE_BYTES);
         &mut room[..len]
     }
 
-    /// Appends the first `n` bytes of [`Self::room`], which the caller has received there.
+    /// Appends the first `n` bytes of [`Self::room`], into which the caller has received them, to the
+    /// pending bytes.
     pub(super) fn arrived(&mut self, n: usize) {
         self.tail += n.min(self.bytes.len() - self.tail);
     }
 }
 
 /// Send buffer: bytes that wait to be sent, in order. Positions count bytes from the beginning of the
-/// stream, so that bytes still here can be addressed.
+/// stream, so that bytes not yet sent can be found again and changed.
 #[derive(Default)]
 pub(super) struct Fifo {
     /// Pending bytes are `head..tail`; earlier ones are overwritten, never cleared.
@@ -82,7 +86,7 @@ impl Fifo {
         self.tail - self.head
     }
 
-    /// Returns the stream position after the last byte.
+    /// Returns the stream position behind the last pending byte, at which the next appended one will be.
     pub(super) const fn end(&self) -> u64 {
         self.sent + self.len() as u64
     }
@@ -91,8 +95,8 @@ impl Fifo {
         self.grow(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Appends `len` bytes and returns them for the caller to fill in; until then they hold bytes sent
-    /// before.
+    /// Appends `len` bytes and returns them for the caller to fill in; until then they hold old contents
+    /// of the buffer.
     #[inline]
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
         if self.bytes.len() - self.tail < len {
@@ -103,18 +107,19 @@ impl Fifo {
         &mut self.bytes[at..at + len]
     }
 
-    /// Removes the last `n` bytes, which are not sent.
+    /// Removes the last `n` pending bytes, which then will not be sent; all if there are fewer.
     pub(super) fn cut(&mut self, n: usize) {
         self.tail -= n.min(self.len());
     }
 
-    /// Returns the bytes from a stream position on; `None` if some of them were sent already.
+    /// Returns the pending bytes from a stream position to the end, which the caller may change. `None`
+    /// if some of them were sent already.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
         self.bytes.get_mut(self.head.checked_add(at)?..self.tail)
     }
 
-    /// Removes the first `n` bytes, which were sent.
+    /// Removes the first `n` pending bytes, which the caller has sent.
     pub(super) fn consume(&mut self, n: usize) {
         let n = n.min(self.len());
         self.head += n;
@@ -124,7 +129,8 @@ impl Fifo {
         }
     }
 
-    /// Makes room for `len` more bytes: reuses the space of sent bytes before it allocates more memory.
+    /// Makes room for `len` more bytes behind the pending ones: reuses the space of sent bytes before it
+    /// allocates more memory. Moves the pending bytes.
     #[cold]
     fn make_room(&mut self, len: usize) {
         self.bytes.copy_within(self.head..self.tail, 0);

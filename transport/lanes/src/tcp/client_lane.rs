@@ -21,8 +21,8 @@ use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::SendList;
 
-/// Writes of at most this many bytes are copied behind each other and sent together. A longer copy would
-/// cost more than the system call that it saves.
+/// Greatest length in bytes of a write that is copied to the send buffer, so that several are sent
+/// together. A longer copy would cost more than the system call that it saves.
 const COPIED_WRITE_BYTES: usize = 8 << 10;
 /// Number of pending output bytes from which on a write sends without a flush.
 const EAGER_BYTES: usize = 64 << 10;
@@ -30,7 +30,7 @@ const EAGER_BYTES: usize = 64 << 10;
 /// The client end of a TCP lane: sends requests and receives answers and mailbox posts.
 ///
 /// It belongs to one thread, which sleeps on the `Reactor` given to [`Self::new`]. Dropping it closes the
-/// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
+/// socket. Memory: 64 KiB for input and some 320 KiB for output, kept until it is dropped.
 pub struct TcpClientLane {
     pub(super) peer: String,
     pub(super) mailbox: Mailbox,
@@ -55,8 +55,8 @@ pub struct TcpClientLane {
     pub(super) inbound: Inbound,
 }
 
-/// The receiving half of a client lane: the requests without an answer, and the destinations of their
-/// answers.
+/// The receiving half of a client lane: the received bytes, the requests without an answer, and the
+/// destinations of their answers.
 pub(super) struct Inbound {
     pub(super) input: Input,
     pub(super) incoming: Incoming,
@@ -75,8 +75,8 @@ pub(super) struct Inbound {
     pub(super) counter: Option<u64>,
 }
 
-/// A request that was sent and has no answer yet: its recipient, its answer's length in bytes, its
-/// cookie.
+/// A request that was sent and has no answer yet: the recipient and the length in bytes of the answer,
+/// and the cookie that it repeats.
 pub(super) struct Awaited {
     pub(super) whose: Whose,
     pub(super) bytes: u32,
@@ -99,7 +99,7 @@ pub(super) enum Whose {
     Late,
 }
 
-/// A submitted batch of reads with the progress of its requests and answers.
+/// A submitted batch of reads that is unfinished, with the progress of its requests and answers.
 pub(super) struct Posted {
     pub(super) plan: Plan,
     pub(super) batch: ReadBatch,
@@ -119,8 +119,9 @@ impl Posted {
 }
 
 impl TcpClientLane {
-    /// Creates a client lane on a connected stream, past the handshake; `peer` names the server in
-    /// errors. Registers the socket with the thread's reactor `watch`.
+    /// Creates a client lane on a connected stream on which the handshake has ended; `peer` names the
+    /// server in errors. `mailbox` is the memory into which the server's posts go. Registers the socket
+    /// with the thread's reactor `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -160,11 +161,11 @@ impl TcpClientLane {
         })
     }
 
-    /// Processes lane messages that were read together with the end of the handshake. The server may
-    /// write into the mailbox as soon as it has the lane.
+    /// Processes lane messages (`bytes`) that were read together with the end of the handshake. The
+    /// server may post into the mailbox as soon as it has the lane.
     ///
     /// # Errors
-    /// [`LaneError::Broken`] when they are not messages of a lane, or are too many.
+    /// [`LaneError::Broken`] when they are not messages of a lane, or are too many; the lane is dropped.
     pub fn early(mut self, bytes: &[u8]) -> Result<Self, LaneError> {
         let link = Link {
             peer: &self.peer,
@@ -179,14 +180,14 @@ impl TcpClientLane {
         Ok(self)
     }
 
-    /// Begins the call `op`; returns the lane's error if it broke before.
+    /// Begins the call `op`: notes its name for errors. Returns the lane's error if it broke before.
     pub(super) fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.op = op;
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends a call: sets the socket events that wake the thread. A fatal error in `result` breaks the
-    /// lane for good and closes the socket.
+    /// Ends a call, and returns its `result`: sets the socket events that wake the thread. A fatal error
+    /// in `result` breaks the lane for good and closes the socket.
     pub(super) fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
             let waiting = self.stuck && self.out.len() > 0;
@@ -225,7 +226,8 @@ impl TcpClientLane {
     }
 
     /// Appends read requests to the output, first for submitted batches, then for the call under way
-    /// (`caller`), until [`LANE_OUT_BYTES`] are pending.
+    /// (`caller`), until [`LANE_OUT_BYTES`] are pending. The rest follows with later calls. Sends
+    /// nothing.
     pub(super) fn ask(&mut self, caller: &mut Option<Target<'_>>) {
         let Inbound {
             batches,
@@ -284,8 +286,8 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// Returns the error of a failed send: a refusal that the server sent before it closed, if one has
-    /// arrived, else `e`.
+    /// Returns the error of a failed send: the refusal of an access, if the server sent one before it
+    /// closed, else `e`.
     #[cold]
     fn refused_or(&mut self, e: std::io::Error) -> LaneError {
         match self.receive(&mut None) {
@@ -310,7 +312,8 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// Appends requests, sends and receives once, without blocking. Returns whether anything moved.
+    /// Appends requests, sends as far as the socket takes them, and receives, without blocking. Returns
+    /// whether anything moved.
     fn advance(&mut self, caller: &mut Option<Target<'_>>) -> Result<bool, LaneError> {
         let mut any = false;
         loop {
@@ -323,8 +326,9 @@ impl TcpClientLane {
         Ok(self.receive(caller)? || any)
     }
 
-    /// Blocks until `done` returns true: spins for a while, then sleeps on the socket. Fails with
-    /// [`LaneError::Deadline`] when the deadline passes first.
+    /// Blocks until `done` returns true: sends and receives meanwhile, spins for a while, then sleeps on
+    /// the socket. Answers to the call under way go to `caller`. Fails with [`LaneError::Deadline`] when
+    /// the deadline passes first.
     pub(super) fn wait(
         &mut self,
         caller: &mut Option<Target<'_>>,
@@ -361,8 +365,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Sends until `len` more bytes of output fit [`LANE_OUT_BYTES`], for [`DATA_DEADLINE`] at most.
-    /// Receives meanwhile, so that two full ends never wait for each other.
+    /// Blocks until `len` more bytes of output fit [`LANE_OUT_BYTES`], for [`DATA_DEADLINE`] at most:
+    /// sends pending output. Receives meanwhile, so that two full ends never wait for each other.
     pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
@@ -401,8 +405,9 @@ impl TcpClientLane {
         Ok(())
     }
 
-    /// Sends a write straight from the caller's bytes, and copies only the part that the socket does not
-    /// take now. Blocks while that part does not fit the output buffer.
+    /// Sends a write (`header`, then `bytes`) behind pending output, straight from the caller's memory.
+    /// Copies only the part that the socket does not take now. Blocks while that part does not fit the
+    /// output buffer.
     fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
         let deadline = Deadline::after(DATA_DEADLINE);
         let (mut header, mut bytes) = (header, bytes);

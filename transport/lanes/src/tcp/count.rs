@@ -6,7 +6,8 @@ use crate::fabric::{LaneError, RemoteAddr};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Sends an atomic request and blocks until the answer, the old value of the word, or the deadline.
+    /// Sends an atomic request of the call `op` and blocks until the answer or the deadline. Returns the
+    /// old value of the word.
     pub(super) fn count(
         &mut self,
         op: &'static str,
@@ -27,8 +28,8 @@ impl TcpClientLane {
         self.inbound.counter.ok_or_else(|| self.failed("no answer"))
     }
 
-    /// Sends an addition to a counter, behind pending output and without waiting for the answer. A later
-    /// poll of the lane receives the answer and drops it.
+    /// Sends an addition of `add` to the counter `at`, behind pending output and without waiting for the
+    /// answer. A later poll of the lane receives the answer (the old value) and drops it.
     pub(super) fn count_unheard(&mut self, at: RemoteAddr, add: u64) -> Result<(), LaneError> {
         let request = Request::FetchAdd {
             key: at.key,

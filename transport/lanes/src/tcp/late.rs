@@ -9,9 +9,10 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Ends a blocking read at its deadline with [`LaneError::Late`]: its answers will be dropped on
-    /// arrival, and the lane stays usable. After [`LANE_QUIET_MAX`] without input it returns
-    /// [`LaneError::Deadline`] instead, which breaks the lane: another connection may do better.
+    /// Ends a blocking read that met its deadline and returns its error, normally [`LaneError::Late`]:
+    /// its answers will be dropped on arrival, and the lane stays usable. After [`LANE_QUIET_MAX`] (5 s)
+    /// without input the error is [`LaneError::Deadline`], which breaks the lane: another connection may
+    /// do better.
     #[cold]
     pub(super) fn leave(&mut self) -> LaneError {
         let since = if self.heard {

@@ -56,11 +56,12 @@ pub use client_lane::TcpClientLane;
 pub use server_lane::TcpServerLane;
 
 /// Creates both ends of a TCP lane over this host's loopback, without a handshake, for tests and
-/// measurements. `near` wakes the client lane's thread, `far` the server lane's. The returned inbox is
-/// empty; `salt` keys the checksum of its tail record.
+/// measurements. `near` is the reactor of the client lane's thread, `far` that of the server lane's. The
+/// returned inbox is empty; `salt` keys the checksum of its tail record.
 ///
 /// # Errors
-/// [`LaneError::Usage`] for a ring that is no power of two, [`LaneError::Broken`] when the system refuses.
+/// [`LaneError::Usage`] for a ring that is no power of two from 256 bytes on, [`LaneError::Broken`] when
+/// the system refuses.
 pub fn pair(
     ring_bytes: usize,
     salt: u64,

@@ -41,7 +41,7 @@ pub type HeaderBytes = [u8; HEADER_BYTES];
 const MAGIC: u8 = 0xd7;
 const FENCE: u32 = 1 << 31;
 
-/// Names and functions of the decoders of this module, for the fuzzers.
+/// Names and functions of the decoders of this module: the fuzzers call each with arbitrary bytes.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("lane-request", |bytes| {
         let _ = bytes.first_chunk().map(Request::from_bytes);
@@ -54,8 +54,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     }),
 ];
 
-/// Reason why received bytes are not a message of a TCP lane. The stream is out of step or hostile, and
-/// its lane is closed.
+/// Reason why received bytes are not a message of a TCP lane. The peer is out of step or hostile, so the
+/// end that received them closes the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
@@ -80,7 +80,8 @@ pub enum OpError {
     },
 }
 
-/// Header of a request from a client to a server lane.
+/// Header of a request from a client to a server lane. Request bodies (read entries, payload) follow
+/// separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Reads; the list of entries follows.
@@ -123,7 +124,8 @@ pub enum Request {
     },
 }
 
-/// Header of a message from a server lane to its client: an answer, a mailbox post or a refusal.
+/// Header of a message from a server lane to its client: an answer, a mailbox post or a refusal. Its
+/// payload follows separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// Answer to a READV; its bytes follow.
@@ -164,7 +166,7 @@ pub struct Refused {
     pub len: u64,
 }
 
-/// Kind of a client's request, with its wire code.
+/// Kind of a client's request; the discriminant is its wire code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RequestKind {
@@ -205,7 +207,8 @@ const ATOMIC_REPLY: u8 = 66;
 const MAILBOX: u8 = 67;
 const REFUSED: u8 = 68;
 
-/// Fields of a message header before they are interpreted, without magic and check.
+/// Fields of a message header before they are interpreted, without the magic and the check byte (a hash
+/// of the rest).
 struct Header {
     kind: u8,
     why: u8,
@@ -256,8 +259,8 @@ impl Header {
         }
     }
 
-    /// Returns `meaning` if encoding it gives the received bytes again; else [`OpError::Reserved`], as
-    /// reserved bits are set.
+    /// Returns the decoded value `meaning` if `encode` of it gives the received bytes again. Otherwise
+    /// reserved bits are set, and the error is [`OpError::Reserved`].
     fn means<T>(
         &self,
         meaning: T,
@@ -271,7 +274,7 @@ impl Header {
         }
     }
 
-    /// Returns a received count or length as `u32`; [`OpError::Limit`] if it is above `limit`.
+    /// Returns a received count or length, `asked`, as `u32`; [`OpError::Limit`] if it is above `limit`.
     fn bounded(&self, asked: u64, limit: usize) -> Result<u32, OpError> {
         let limit = limit as u64;
         match u32::try_from(asked) {
@@ -308,7 +311,7 @@ impl Request {
         Header::new(kind as u8, key, words).to_bytes()
     }
 
-    /// Decodes the header of a client's request.
+    /// Decodes the header of a client's request and checks its counts and lengths against their limits.
     ///
     /// # Errors
     /// [`OpError`] when the bytes are not a valid request.
@@ -363,7 +366,8 @@ impl Reply {
         .to_bytes()
     }
 
-    /// Decodes the header of a server lane's reply.
+    /// Decodes the header of a server lane's message, and checks the length of an answer against its
+    /// limit.
     ///
     /// # Errors
     /// [`OpError`] when the bytes are not a valid reply.
@@ -393,7 +397,7 @@ impl Reply {
     }
 }
 
-/// One read of a READV request: key, address and length of the memory to read.
+/// One read of a READV request (a list of reads): key, address and length of the memory to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Key of the region.

@@ -13,7 +13,8 @@ use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::io::SendList;
 use tidewater_runtime::sync::Arc;
 
-/// Pending output of a server lane, in order. Bounded: see [`Output::is_full`] and [`Output::post`].
+/// Pending output of a server lane, in order of sending. Bounded: see [`Output::is_full`] and
+/// [`Output::post`].
 ///
 /// Mailbox posts are held outside the stream while an answer is under way, which they must not cut in
 /// two. They are also held while the stream is full, where a newer state can still replace an older one.
@@ -27,7 +28,8 @@ pub(super) struct Output {
     last_post: Option<Posted>,
 }
 
-/// A run of pending output: copied bytes, or a span of a region that the kernel reads when it sends it.
+/// A part of the pending output: copied bytes, or a span of a region that the kernel reads when it sends
+/// it.
 enum Piece {
     /// Number of bytes of `copied`.
     Copied(usize),
@@ -39,8 +41,8 @@ enum Piece {
     },
 }
 
-/// The last held mailbox post: its offset and length in the mailbox, and the position in `posts` at which
-/// its message begins.
+/// The last held mailbox post: its byte offset and length in the mailbox, and the stream position in
+/// `posts` at which its message begins.
 struct Posted {
     start: u64,
     at: usize,
@@ -52,52 +54,56 @@ impl Output {
         self.queue.is_empty()
     }
 
-    /// Returns whether spans are pending: memory of a region that the kernel has yet to read.
+    /// Returns whether spans (memory of a region that the kernel reads only when it sends it) are
+    /// pending.
     pub(super) const fn has_spans(&self) -> bool {
         self.spans > 0
     }
 
-    /// Returns the number of pending bytes that were copied, without those of spans.
+    /// Returns the number of pending bytes that were copied to this buffer, without those of spans.
     pub(super) const fn copied_len(&self) -> usize {
         self.copied.len()
     }
 
-    /// Returns whether so much output is pending that the lane should execute no further request before
-    /// some of it is sent.
+    /// Returns whether so much output is pending that the lane executes no further request before some of
+    /// it is sent.
     pub(super) const fn is_full(&self) -> bool {
         self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
     }
 
-    /// Appends `len` bytes to the stream and returns them for the caller to fill in.
+    /// Appends `len` bytes to the stream and returns them for the caller to fill in; until then they hold
+    /// old bytes.
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
         grow(&mut self.queue, &mut self.copied, len)
     }
 
-    /// Appends the header of a reply to the stream.
+    /// Appends the header of a message to the client to the stream.
     pub(super) fn reply(&mut self, reply: &Reply) {
         self.grow(HEADER_BYTES).copy_from_slice(&reply.to_bytes());
     }
 
-    /// Appends `len` bytes of a region from byte offset `at` on. They are sent with their values at the
-    /// time of sending.
+    /// Appends `len` bytes of a region from byte offset `at` on, without a copy. They are sent with their
+    /// values at the time of sending. The caller has checked that they are inside.
     pub(super) fn span(&mut self, region: Arc<Region>, at: usize, len: usize) {
         self.queue.push_back(Piece::Span { region, at, len });
         self.spans += 1;
     }
 
-    /// Marks the start of an answer's payload: posts stay out of the stream until [`Self::end_answer`].
+    /// Marks the start of an answer's payload: mailbox posts stay out of the stream until
+    /// [`Self::end_answer`].
     pub(super) const fn begin_answer(&mut self) {
         self.answering = true;
     }
 
-    /// Marks the end of an answer's payload: posts may follow.
+    /// Marks the end of an answer's payload: mailbox posts may follow in the stream.
     pub(super) const fn end_answer(&mut self) {
         self.answering = false;
     }
 
     /// Queues a write of `bytes` at byte offset `at` of the client's mailbox. If the previous post has
     /// the same offset and length and is still held, the new one replaces it: no reader can see the
-    /// difference. Returns false when too many bytes of posts are held, because the client does not read.
+    /// difference. Returns false, and drops the post, when too many bytes of posts are held because the
+    /// client does not read.
     pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
         if let Some(last) = &self.last_post
             && (last.at, last.len) == (at, bytes.len())
@@ -123,7 +129,8 @@ impl Output {
         true
     }
 
-    /// Moves held posts into the stream, unless an answer is under way or the stream is full.
+    /// Moves all held mailbox posts into the stream. Does nothing while an answer is under way or the
+    /// stream is full.
     pub(super) fn take_posts(&mut self) {
         let len = self.posts.len();
         if len == 0 || self.answering || self.is_full() {
@@ -172,7 +179,7 @@ impl Output {
         socket.send(&mut list, false)
     }
 
-    /// Removes the first `n` bytes of the stream, which were sent.
+    /// Removes the first `n` bytes of the stream, which the socket took.
     fn sent(&mut self, mut n: usize) {
         while n > 0
             && let Some(piece) = self.queue.front_mut()

@@ -8,8 +8,8 @@ use crate::num::count;
 use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use tidewater_runtime::mem::io::{Place, RecvList};
 
-/// Longest read in bytes that is kept in the input until it is complete, to be offered to an unpacker. A
-/// longer one is placed as its bytes arrive.
+/// Longest read in bytes that is kept in the input buffer until it is complete, to be offered to an
+/// unpacker. A longer one is placed as its bytes arrive and not offered.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
 
 /// Position in a list of reads: the index of a read and the number of its bytes that are done.
@@ -19,7 +19,8 @@ struct Cursor {
     at: u32,
 }
 
-/// A contiguous range of the head or body buffer into which the next bytes of a read go.
+/// A contiguous range of the head or body buffer into which the next bytes of a read go: its byte offset
+/// and length.
 struct Piece {
     in_head: bool,
     at: usize,
@@ -27,8 +28,8 @@ struct Piece {
 }
 
 impl Cursor {
-    /// Moves past completed reads and returns the read that contains the next byte; `None` at the end of
-    /// the list.
+    /// Moves the cursor past completed reads and returns the read that contains the next byte; `None` at
+    /// the end of the list.
     fn settle<'a>(&mut self, ops: &'a [ReadOp]) -> Option<&'a ReadOp> {
         loop {
             let op = ops.get(self.op)?;
@@ -42,7 +43,8 @@ impl Cursor {
         }
     }
 
-    /// Returns the contiguous destination of the next bytes; `None` at the end of the list.
+    /// Returns the contiguous destination of the next bytes of the list, to the end of the current head
+    /// or body. `None` at the end of the list.
     fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
         let op = self.settle(ops)?;
         let in_head = self.at < op.head_len;
@@ -57,7 +59,8 @@ impl Cursor {
     }
 }
 
-/// Progress of a list of reads: the bytes requested, the bytes placed, the requests without an answer.
+/// Progress of a client's list of reads: the bytes requested, the bytes placed, and the number of
+/// requests without an answer. The list itself is passed to each call.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     asked: Cursor,
@@ -77,8 +80,9 @@ impl Plan {
         self.is_asked(ops) && self.open == 0
     }
 
-    /// Appends one READV request for the next reads to `out`, up to the limits of a request. Returns the
-    /// number of bytes that it requests. The answer repeats `cookie`.
+    /// Appends one READV request for the next reads of the list to `out`, up to 512 reads and 1 MiB, and
+    /// counts it as open. Returns the number of bytes that it requests. The answer repeats `cookie`. The
+    /// caller calls again until `Self::is_asked`.
     pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
         let most = ops.len().saturating_sub(self.asked.op);
         let most = most.min(LANE_READV_ENTRIES_MAX);
@@ -126,8 +130,8 @@ impl Plan {
         bytes
     }
 
-    /// Copies the bodies that have arrived from one body buffer to another, in which the same reads have
-    /// other offsets. Each pair is the list of reads and its buffer.
+    /// Copies the bodies that have arrived so far from one body buffer to another, in which the same
+    /// reads have other offsets. Each pair is the list of reads and its buffer.
     pub(super) fn move_placed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
         let Cursor { op: current, at } = self.placed;
         for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(current + 1) {
@@ -144,7 +148,8 @@ impl Plan {
     }
 }
 
-/// A list of reads with its destination buffers and progress, borrowed while answers are placed there.
+/// A list of reads with its destination buffers and progress, borrowed while answers are received into
+/// the buffers.
 pub(super) struct Target<'a> {
     pub(super) plan: &'a mut Plan,
     pub(super) ops: &'a [ReadOp],
@@ -167,8 +172,8 @@ impl Target<'_> {
     }
 
     /// Places the next bytes of an answer or offers them to the unpacker; returns the number of bytes
-    /// consumed. `missing` more bytes of the answer are yet to arrive. A short read that is cut stays in
-    /// the input until it is complete, so that the unpacker can be offered it.
+    /// consumed. `missing` more bytes of the answer are yet to arrive. A short read that is cut is not
+    /// consumed: it stays in the input buffer until it is complete, for the unpacker.
     pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
         let mut rest = bytes;
         while !rest.is_empty()
@@ -199,7 +204,7 @@ impl Target<'_> {
         bytes.len()
     }
 
-    /// Copies the next bytes of the answer from the input buffer to their destinations.
+    /// Copies the next bytes of the answer to their destinations in the head and body buffers.
     pub(super) fn place(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty()
             && let Some(piece) = self.plan.placed.piece(self.ops)
@@ -216,8 +221,9 @@ impl Target<'_> {
         }
     }
 
-    /// Returns the length in bytes of the longest contiguous destination among the next three. The rest
-    /// of a row may be short, and so is the head of its successor.
+    /// Returns the length in bytes of the longest contiguous destination among the next three, to decide
+    /// on a direct receive; 0 at the end. The rest of a row may be short, and so is the head of its
+    /// successor.
     pub(super) fn run(&mut self) -> usize {
         let mut cursor = self.plan.placed;
         let next = std::iter::from_fn(|| {
@@ -230,7 +236,8 @@ impl Target<'_> {
 
     /// Calls `receive` with a scatter list of the destinations of the next bytes of the answer, at most
     /// `max`. If all `max` bytes are listed, `spare` follows for the bytes behind them. Returns the
-    /// number of destination bytes listed, and the result.
+    /// number of destination bytes listed, and the result of `receive`. Progress is unchanged: see
+    /// `Self::received`.
     pub(super) fn with_list<T>(
         &mut self,
         max: usize,
@@ -258,7 +265,8 @@ impl Target<'_> {
         (named, receive(&mut list))
     }
 
-    /// Records that `n` bytes were received directly into the destinations listed by [`Self::with_list`].
+    /// Records that `n` bytes were received directly into the destinations that [`Self::with_list`]
+    /// listed.
     pub(super) fn received(&mut self, mut n: usize) {
         while n > 0
             && let Some(piece) = self.plan.placed.piece(self.ops)

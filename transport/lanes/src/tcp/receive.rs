@@ -13,13 +13,13 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::publish;
 
-/// Least bytes of a run that is received straight into its destination. Shorter runs share a system call
-/// through the input buffer.
+/// Least length in bytes of a contiguous part of a payload that is received straight into its
+/// destination. Shorter parts share a system call through the input buffer.
 pub(super) const DIRECT_BYTES: usize = 4 << 10;
 /// Greatest number of receive calls that one poll makes before it returns to its caller.
 const ROUNDS: usize = 16;
 
-/// Name of the peer and of the call under way, for errors of a client lane.
+/// Name of the peer and of the call under way, from which a client lane's errors are made.
 #[derive(Clone, Copy)]
 pub(super) struct Link<'a> {
     pub(super) peer: &'a str,
@@ -56,7 +56,7 @@ pub(super) enum Incoming {
 }
 
 /// A mailbox post that is arriving: byte offset, length and bytes received. Its first 64 bytes are held
-/// back until the rest is stored: a reader that sees them sees all.
+/// back until the rest is stored: a reader that sees them in the mailbox sees all.
 #[derive(Clone, Copy)]
 pub(super) struct Post {
     at: usize,
@@ -75,8 +75,8 @@ impl Post {
         }
     }
 
-    /// Returns whether the rest of this post is received straight into the mailbox, not through the input
-    /// buffer. True if its first 64 bytes have arrived and at least [`DIRECT_BYTES`] are missing.
+    /// Returns whether the post's bytes yet to arrive go straight into the mailbox: its first 64 have
+    /// arrived, and at least `DIRECT_BYTES` (4 KiB) are missing.
     const fn takes_directly(&self) -> bool {
         self.got >= LINE_BYTES && self.left() >= DIRECT_BYTES
     }
@@ -85,8 +85,8 @@ impl Post {
         self.len - self.got
     }
 
-    /// Stores the next bytes of the post, from the input buffer, in the mailbox; keeps those of its first
-    /// 64 back.
+    /// Takes the next bytes of the post from the input buffer: stores them in the mailbox, but keeps
+    /// those of its first 64 back in `first`.
     fn take(&mut self, mailbox: &Mailbox, bytes: &[u8]) -> Result<(), String> {
         let kept = LINE_BYTES.saturating_sub(self.got).min(bytes.len());
         let (first, rest) = bytes.split_at(kept);
@@ -104,7 +104,7 @@ impl Post {
         Ok(())
     }
 
-    /// Publishes the first 64 bytes of the post in the mailbox, now that the rest is stored.
+    /// Publishes the first 64 bytes of the post in the mailbox, after all its other bytes were stored.
     fn show(&self, mailbox: &Mailbox) -> Result<(), String> {
         let (region, base) = mailbox.region();
         let words = region
@@ -116,8 +116,8 @@ impl Post {
 }
 
 impl Inbound {
-    /// Receives and processes available bytes, with at most [`ROUNDS`] system calls. Returns whether any
-    /// arrived. Never blocks.
+    /// Receives and processes available bytes, with at most [`ROUNDS`] system calls. `caller` is the
+    /// destination of the call under way, if it reads. Returns whether any bytes arrived. Never blocks.
     pub(super) fn receive(
         &mut self,
         socket: &Socket,
@@ -152,12 +152,9 @@ impl Inbound {
         Ok(any)
     }
 
-    /// Receives with one system call. Bytes go directly to their destination if at least [`DIRECT_BYTES`] of
-    /// them are contiguous there and the input buffer is empty, else into the input buffer. Returns the result
-    /// of the call and the number of bytes that it asked for.
-    ///
-    /// `caller` is the destination of the read or batch that the calling thread waits for; `None` if it waits
-    /// for none. Answers to other batches go to the memory of their batch.
+    /// Receives with one system call. The payload goes directly to its destination if at least
+    /// `DIRECT_BYTES` are due there and the input buffer is empty, else everything to that buffer.
+    /// Returns the call's result and the number of bytes asked for.
     fn receive_once(
         &mut self,
         socket: &Socket,
@@ -220,15 +217,16 @@ impl Inbound {
         Ok((moved, asked))
     }
 
-    /// Returns whether the batch that the caller receives directly is complete: the bytes that follow
-    /// belong to other requests.
+    /// Returns whether the batch that `caller` receives directly (`ClientLane::wait_read`) is complete.
+    /// The bytes that follow belong to other requests and stay in the input buffer.
     fn is_returned(&self, caller: &Option<Target<'_>>) -> bool {
         let done = |target: &Target<'_>| target.plan.is_done(target.ops);
         self.is_direct && caller.as_ref().is_some_and(done)
     }
 
-    /// Processes the messages in the input buffer, as far as they have arrived. Stops behind a complete
-    /// direct receive. Fails for bytes that are no message or answer no pending request.
+    /// Processes the messages in the input buffer, as far as they have arrived: places answers and posts.
+    /// Stops behind a complete direct receive. Fails for bytes that are no message or answer no pending
+    /// request.
     pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,
@@ -292,7 +290,7 @@ impl Inbound {
     }
 
     /// Processes the header of a message from the server: starts an answer or post, stores an atomic's
-    /// result, or returns the refusal as an error.
+    /// result, or returns the refusal as an error. Fails for an answer out of order.
     fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
         match (reply, self.awaited.front()) {
             (Reply::Read { bytes, cookie }, Some(a))

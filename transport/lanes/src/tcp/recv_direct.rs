@@ -14,8 +14,9 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Sends requests for submitted reads now. Holds a few of them back for [`LANE_HELD_TIME`] if input
-    /// or finished batches wait that the thread will collect at once.
+    /// Sends requests for submitted reads now, or holds fewer than `LANE_HELD_BATCHES` (16) batches back,
+    /// for [`LANE_HELD_TIME`] (20 us) at most. It holds them if input or finished batches wait, because
+    /// the thread will collect those at once and then submit more.
     pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
         let posted = self.inbound.batches.len() - self.inbound.batches_asked;
         let news = self.inbound.input.len() > 0 || !self.inbound.done.is_empty();
@@ -31,8 +32,8 @@ impl TcpClientLane {
     }
 
     /// Blocks until the oldest batch is complete and receives its bodies directly into `body` at the
-    /// offsets of `ops`. `None` if batch `tag` is not the oldest, or at the deadline; the batch then
-    /// stays under way.
+    /// offsets of `ops`, the same reads. `None` if batch `tag` is not the oldest, or at the deadline. The
+    /// batch then stays under way, and what has arrived is copied to its own buffers.
     pub(super) fn recv_direct(
         &mut self,
         tag: u64,
@@ -85,7 +86,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Processes bytes that were received before, without a system call.
+    /// Processes bytes that were received before and are still in the input buffer, without a system
+    /// call.
     fn take_in(&mut self, caller: &mut Option<Target<'_>>) -> Result<(), LaneError> {
         let link = Link {
             peer: &self.peer,
@@ -111,7 +113,8 @@ impl TcpClientLane {
     }
 }
 
-/// Checks that `ops` are the reads of a batch with offsets that fit `body`; [`LaneError::Usage`] if not.
+/// Checks that `ops` are the reads of a submitted batch, with body offsets that fit `body`;
+/// [`LaneError::Usage`] if not.
 fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneError> {
     let asked = &posted.batch.ops;
     let mut pairs = asked.iter().zip(ops);

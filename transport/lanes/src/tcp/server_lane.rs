@@ -21,21 +21,21 @@ use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::sync::Arc;
 
 /// Number of copied bytes of one answer from which on they are sent before the rest is copied. Used where
-/// the client has a core of its own and can process them meanwhile.
+/// this host has several cores: the client can process them meanwhile.
 const EAGER_ANSWER_BYTES: usize = 32 << 10;
-/// Size in bytes of a client's write from which on a second receive call costs less than a copy of the
-/// bytes behind it.
+/// Size in bytes of a client's write from which on the lane receives few bytes behind it. A second
+/// receive call then costs less than a copy of the next write's beginning.
 const BULK_BYTES: usize = 64 << 10;
-/// Most buffers of input that are received and discarded before a refused lane closes, so that the
-/// refusal is not lost with a reset connection.
+/// Most buffers of input that are received and discarded before the lane of a refused access closes.
+/// Closing over unread input would reset the connection and could lose the refusal.
 const DISCARD_ROUNDS: usize = 16;
 
 /// The server end of a TCP lane: executes the client's requests in software, as a NIC would.
 ///
 /// It belongs to one applier's thread, which sleeps on the `Reactor` given to [`Self::new`]. That thread
 /// stores inbox bytes inside [`ServerLane::poll`], in the order of the stream, so it never sees a later
-/// write without the earlier ones (F04). Memory: 64 KiB for input, and for output that the client has not
-/// taken, at most `limits::LANE_POSTS_BYTES_MAX`.
+/// write without the earlier ones (F04). Memory: 64 KiB for input. Output that the client has not taken:
+/// at most about twice `limits::LANE_POSTS_BYTES_MAX`.
 pub struct TcpServerLane {
     peer: String,
     /// `None` once the lane broke or was destroyed.
@@ -53,7 +53,7 @@ pub struct TcpServerLane {
     task: Task,
 }
 
-/// State of the client's request that the server lane is executing.
+/// State of the client's request that the server lane is executing, kept from one poll to the next.
 enum Task {
     /// Nothing: a header comes next.
     Header,
@@ -65,7 +65,7 @@ enum Task {
     Refused { error: LaneError, until: Deadline },
 }
 
-/// Requests and bytes that one poll may still process before other lanes have their turn.
+/// Requests and bytes that one poll may still process before other lanes of the applier have their turn.
 struct Budget {
     ops: usize,
     bytes: usize,
@@ -82,7 +82,7 @@ impl Budget {
     }
 }
 
-/// Reason why a poll stopped to execute requests.
+/// Reason why a poll stopped executing requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     /// The input ran out.
@@ -94,8 +94,8 @@ enum Stop {
 }
 
 impl TcpServerLane {
-    /// Creates a server lane on a connected stream, past the handshake; `peer` names the client in
-    /// errors. Registers the socket with the applier's reactor `watch`.
+    /// Creates a server lane on a connected stream on which the handshake has ended; `peer` names the
+    /// client in errors. Registers the socket with the applier's reactor `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -165,7 +165,8 @@ impl TcpServerLane {
         Ok(any || stop == Stop::Spent)
     }
 
-    /// Sets the socket events that wake the applier's thread: input, room for output, or both.
+    /// Sets the socket events that wake the applier's thread: input, room for output, or both. While the
+    /// lane is blocked it is room only.
     fn settle(&mut self) -> Result<(), LaneError> {
         // While blocked, requests may lie in the lane's own buffer, which the system does not see. Room in
         // the socket then allows progress, even if no output waits for it any more.
@@ -190,8 +191,9 @@ impl TcpServerLane {
         }
     }
 
-    /// Receives with one system call; returns the bytes that came and the bytes asked for. The payload of
-    /// a large write goes straight into the inbox.
+    /// Receives with one system call; returns the bytes that came and the bytes asked for. Missing
+    /// payload of a write, if at least `DIRECT_BYTES` (4 KiB), goes straight into the inbox; everything
+    /// else to the input buffer.
     fn receive(&mut self, inbox: &Inbox, budget: &mut Budget) -> Result<(usize, usize), LaneError> {
         let Some(socket) = &self.socket else {
             return Ok((0, 0));
@@ -235,8 +237,8 @@ impl TcpServerLane {
         }
     }
 
-    /// Executes the requests in the input buffer until it runs out, output is full or the budget is
-    /// spent.
+    /// Executes the requests in the input buffer until it runs out, too much output waits or the budget
+    /// is spent. Returns which.
     fn execute(
         &mut self,
         exports: &mut RegionTableView,
@@ -279,7 +281,8 @@ impl TcpServerLane {
     }
 
     /// Decodes the next request: completes an atomic, or checks a read list or write and makes it the
-    /// task. Returns why execution stops, or `None` to go on. Refuses a forbidden access.
+    /// task. Returns why execution stops, or `None` to go on. A forbidden access is refused, and then no
+    /// further request is executed.
     fn execute_header(
         &mut self,
         exports: &mut RegionTableView,
@@ -348,8 +351,8 @@ impl TcpServerLane {
         Ok(None)
     }
 
-    /// Checks all reads of a list before the first of them is answered. The outer error breaks the lane;
-    /// the inner one is a refused access.
+    /// Checks access and sum of all reads of a list before the first of them is answered. The outer error
+    /// breaks the lane, as the list is malformed; the inner one is a refused access.
     fn check_reads(
         &self,
         exports: &mut RegionTableView,
@@ -384,9 +387,9 @@ impl TcpServerLane {
         Ok(Ok(()))
     }
 
-    /// Answers the next of `entries` reads of a checked list. Short ones are copied now, word by word;
-    /// the kernel reads long ones when it sends them. Either way bytes may be torn (F02). Returns why
-    /// execution stops, if it does.
+    /// Answers the next reads of a checked list, of which `entries` are left. Short ones are copied now,
+    /// word by word; the kernel reads long ones when it sends them. Either way bytes may be torn (F02).
+    /// Returns why execution stops, or `None` to go on.
     fn execute_reads(
         &mut self,
         exports: &mut RegionTableView,
@@ -454,7 +457,8 @@ impl TcpServerLane {
         Ok(stop)
     }
 
-    /// Queues a refusal to the client; no further request of the lane is executed.
+    /// Queues a refusal to the client and makes it the task; no further request of the lane is executed,
+    /// and it closes soon.
     #[cold]
     fn refuse(&mut self, refused: &Refused) {
         self.out.reply(&Reply::Refused(*refused));
@@ -471,9 +475,10 @@ impl TcpServerLane {
         };
     }
 
-    /// Closes the lane to a refused client: sends all answers, then the refusal, then the end of the
-    /// stream. Returns the refusal as an error once that is done. Unread input is received, because
-    /// closing over it would reset the connection and could lose the refusal.
+    /// Closes the lane to a client with a refused access: sends all answers, then the refusal, then the
+    /// end of the stream. Returns the refusal as an error once that is done or `DATA_DEADLINE` has
+    /// passed; before, whether anything was sent. Unread input is discarded, because closing over it
+    /// would reset the connection and could lose the refusal.
     fn part(&mut self) -> Result<bool, LaneError> {
         let moved = self.send()?;
         let Task::Refused { error, until } = &self.task else {
@@ -539,7 +544,7 @@ impl ServerLane for TcpServerLane {
         self.end(result)
     }
 
-    /// Returns `None`: operations under way wake the applier when they end.
+    /// Returns `None`: the reactor reports input, and room for output, by events.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

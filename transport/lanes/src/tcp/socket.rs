@@ -13,7 +13,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{RecvList, SendList};
 use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
-/// Socket events that wake the thread: input, room for output, or both.
+/// Socket events that wake the lane's thread: input, room for output, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interest {
     /// Bytes of the peer have arrived.
@@ -35,7 +35,7 @@ pub(super) enum Moved {
 }
 
 /// A lane's non-blocking TCP socket and its registration with the thread's reactor. Dropping it
-/// deregisters the socket and shuts the connection down.
+/// deregisters the socket and shuts the connection down in both directions.
 pub(super) struct Socket {
     stream: TcpStream,
     watch: Reactor,
@@ -47,8 +47,9 @@ pub(super) struct Socket {
     sleeps: Cell<u64>,
 }
 
-/// Greatest number of consecutive polls of an empty socket that are skipped (no system call) if no sleep
-/// reports input. A thread that goes to sleep saves them; one that has other work does not wait for long.
+/// Greatest number of consecutive receive calls on an empty socket that are skipped (no system call) if
+/// no sleep reports input. A thread that goes to sleep saves them; one that has other work does not wait
+/// for long.
 const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
@@ -70,15 +71,15 @@ impl Socket {
         })
     }
 
-    /// Marks the socket as readable, so that the next poll is not skipped: an answer is awaited, or no
-    /// sleep would report it.
+    /// Marks the socket as readable, so that the next receive call is not skipped. The caller awaits an
+    /// answer, or knows that no sleep would report the input.
     pub(super) fn expect(&self) {
         self.readiness.set(true);
     }
 
     /// Returns whether the next receive call may be skipped, and counts it if so. True for at most
-    /// [`LOOKS_SKIPPED_MAX`] polls in a row, while the socket was empty and no sleep reported input
-    /// since.
+    /// [`LOOKS_SKIPPED_MAX`] calls in a row, while the socket was empty and the reactor's sleeps report
+    /// no input.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
@@ -91,8 +92,8 @@ impl Socket {
         skip
     }
 
-    /// Records whether the socket may have more input, from a receive call that asked for `asked` bytes.
-    /// Returns the call's result `moved`.
+    /// Records whether the socket may have more input, from a receive call that asked for `asked` bytes:
+    /// it has unless fewer came. Returns the call's result `moved` unchanged.
     fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
         self.readiness.set(match &moved {
             Ok(Moved::Bytes(n)) => *n >= asked,
@@ -102,8 +103,8 @@ impl Socket {
         moved
     }
 
-    /// Sets the socket events that wake the thread from now on. Cost: a system call, only when they
-    /// change.
+    /// Sets the socket events that wake the thread from now on. Cost: one system call if they differ from
+    /// the present ones.
     pub(super) fn want(&mut self, interest: Interest) -> io::Result<()> {
         if self.interest == interest {
             return Ok(());
@@ -117,7 +118,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends private bytes, as many as the socket takes now. Cost: one system call.
+    /// Sends private bytes, as many as the socket takes now; never blocks. Cost: one system call.
     pub(super) fn send_bytes(&self, bytes: &[u8]) -> io::Result<Moved> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match bytes {
@@ -129,8 +130,8 @@ impl Socket {
         }
     }
 
-    /// Sends the parts of a gather list, as many bytes as the socket takes now. With `more`, the kernel
-    /// may hold the end back until the next send. Cost: one system call.
+    /// Sends the parts of a gather list, as many bytes as the socket takes now. With `more`, more output
+    /// follows soon: the kernel may hold an incomplete packet back until then. Cost: one system call.
     pub(super) fn send(&self, list: &mut SendList<'_>, more: bool) -> io::Result<Moved> {
         match list.total_bytes() {
             0 => Ok(Moved::Nothing),
@@ -138,8 +139,8 @@ impl Socket {
         }
     }
 
-    /// Receives available bytes into a private buffer. Cost: one system call, or none where
-    /// [`Self::may_skip`] allows it.
+    /// Receives available bytes into a private buffer, without blocking. Cost: one system call, or none
+    /// where [`Self::may_skip`] allows it: then `Nothing`.
     pub(super) fn recv_bytes(&self, into: &mut [u8]) -> io::Result<Moved> {
         if into.is_empty() || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -150,7 +151,8 @@ impl Socket {
         self.looked(asked, moved(got, Moved::Closed))
     }
 
-    /// Receives available bytes into the parts of a scatter list. Cost: as [`Self::recv_bytes`].
+    /// Receives available bytes into the parts of a scatter list, in order, without blocking. Cost: as
+    /// [`Self::recv_bytes`].
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
         if list.total_bytes() == 0 || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -160,7 +162,7 @@ impl Socket {
     }
 
     /// Blocks until bytes have arrived, or (if `output`) can be sent, or the deadline has passed. May
-    /// return early.
+    /// return early: the caller polls again.
     pub(super) fn sleep(&self, output: bool, deadline: Deadline) {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut flags = PollFlags::IN;
@@ -177,7 +179,8 @@ impl Socket {
         self.expect();
     }
 
-    /// Shuts the sending direction down: the peer sees the end of the stream.
+    /// Shuts the sending direction down: the peer reads the end of the stream behind all bytes sent.
+    /// Receiving goes on.
     pub(super) fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -191,9 +194,9 @@ impl Drop for Socket {
     }
 }
 
-/// Selects congestion control without pacing (Reno) if both ends are on one host: there is no shared
-/// network and no loss, and a pacing algorithm (bbr) sets timers for nothing. Any process may request
-/// Reno; where it is refused the system's own algorithm stays.
+/// Selects congestion control without pacing (Reno) if both ends have the same IP address, so are on one
+/// host. There is no shared network and no loss, and a pacing algorithm (bbr) sets timers for nothing.
+/// Where the kernel refuses Reno the system's own algorithm stays.
 fn unpaced(stream: &TcpStream) {
     let ends = (stream.local_addr(), stream.peer_addr());
     if let (Ok(near), Ok(far)) = ends

@@ -2,8 +2,8 @@
 
 use tidewater_runtime::mem::WordsMut;
 
-/// Stores bytes in a shared window from any byte offset `at` on, and changes no byte outside. The window
-/// has one writer, so that partly changed words can be read and written back.
+/// Stores bytes in a shared window from any byte offset `at` on, and changes no byte outside. This thread
+/// must be the window's only writer: partly changed words are loaded, changed and stored.
 pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     let (before, aligned) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
     patch(words, at, before);
@@ -13,8 +13,8 @@ pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     patch(words, start + aligned.len(), after);
 }
 
-/// Stores bytes that lie within one 64-bit word, at byte offset `at`: loads the word, changes them,
-/// stores it.
+/// Stores bytes that lie within one 64-bit word, at byte offset `at` of the window: loads the word,
+/// changes them, stores it. Not atomic: the caller is the only writer.
 fn patch(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
