@@ -368,19 +368,21 @@ pub trait ClientLane: Send {
     /// [`LaneError::Usage`] and do nothing.
     fn has_atomics(&self) -> bool;
 
-    /// Atomically adds `add` to a 64-bit counter of the server and returns its old value (F05, F08).
-    /// Blocks until the answer or the deadline.
+    /// Atomically adds `add` to the 64-bit counter of the server at `at` and returns its old value (F05,
+    /// F08). Blocks until the answer or the deadline.
     ///
     /// # Errors
-    /// [`LaneError`]; whether the addition was done is then unknown.
+    /// [`LaneError`]. Whether the addition was done is then unknown, so the caller must not just repeat
+    /// it; after `Usage` or `Access` it was not.
     fn fetch_add(&mut self, at: RemoteAddr, add: u64, deadline: Deadline)
     -> Result<u64, LaneError>;
 
-    /// Atomically stores `new` in a 64-bit counter of the server if it equals `expect`, and returns the
-    /// old value (F05, F08). Blocks until the answer or the deadline.
+    /// Atomically stores `new` in the 64-bit counter of the server at `at` if it equals `expect`. Returns
+    /// the old value; if that equals `expect`, the store was done (F05, F08). Blocks until the answer or
+    /// the deadline.
     ///
     /// # Errors
-    /// [`LaneError`]; whether the store was done is then unknown.
+    /// [`LaneError`]. Whether the store was done is then unknown; after `Usage` or `Access` it was not.
     fn compare_swap(
         &mut self,
         at: RemoteAddr,
@@ -550,8 +552,8 @@ impl Mailbox {
         self.len == 0
     }
 
-    /// Returns the region that contains the mailbox and the mailbox's byte offset in it, for the
-    /// transport that receives into it.
+    /// Returns the region that contains the mailbox and the mailbox's byte offset in it. The transport
+    /// that receives into the mailbox uses both.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }
@@ -609,8 +611,8 @@ impl Inbox {
         }
     }
 
-    /// Returns the region that contains the inbox and the inbox's byte offset in it, for the transport
-    /// that receives into it.
+    /// Returns the region that contains the inbox and the inbox's byte offset in it. The transport that
+    /// receives into the inbox uses both.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }

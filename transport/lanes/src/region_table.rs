@@ -104,7 +104,7 @@ impl RegisteredRegion {
     }
 
     /// Checks that the bytes `[addr, addr + len)` are in the range and `addr` is a multiple of 8. The
-    /// error is `Outside` or `Misaligned`.
+    /// error is `Outside` or `Misaligned`. Checks no key and no access flag.
     #[inline]
     fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
         let end = addr.checked_add(len);
@@ -206,7 +206,7 @@ struct Attached {
     failed: Option<ExportError>,
 }
 
-/// Number of the server's public memory, in the top bits of a region key.
+/// Number by which region keys, in their top 4 bits, name the server's public memory.
 pub(crate) const PUBLIC: u8 = 0;
 const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;

@@ -420,9 +420,9 @@ impl OsParker {
         })
     }
 
-    /// Enables adaptive spinning: a short sleep makes the next wait spin longer, up to 200 us. No effect
-    /// on a parker that never spins. Applies only while all polled sources are memory: polling a socket
-    /// is a system call.
+    /// Enables adaptive spinning: after a short sleep the next wait polls for 200 us before it sleeps, as
+    /// a signal will probably come soon. No effect on a parker that never spins. Applies only while all
+    /// polled sources are memory: polling a socket is a system call.
     #[must_use]
     pub fn patient(self) -> Self {
         Self {
@@ -528,8 +528,8 @@ mod tests {
         clock::now() - begun
     }
 
-    /// Sleeps are timed in microseconds: of many sleeps of 50 us, five end within 1 ms. Timeouts rounded
-    /// up to whole milliseconds would never do so.
+    /// Tests that sleeps are timed in microseconds: of many sleeps of 50 us, five end within 1 ms.
+    /// Timeouts rounded up to whole milliseconds would never do so.
     #[test]
     fn some_sleep_of_50_us_ends_within_a_millisecond() {
         let mut parker = OsParker::new(Duration::ZERO).unwrap();

@@ -16,7 +16,7 @@ use tidewater_runtime::mem::{Region, WordsMut, versioned};
 use tidewater_runtime::parked_flag::must_wake;
 use tidewater_runtime::sync::{Arc, Ordering, fence};
 
-/// Number of the server memory that contains the counters, in the top bits of a region key.
+/// Number by which region keys, in their top 4 bits, name the server memory that contains the counters.
 const COUNTERS: u8 = 1;
 
 /// The client end of a shared-memory lane, made by [`super::attach`].
@@ -109,7 +109,8 @@ impl ShmClientLane {
         }
     }
 
-    /// Turns a refused access into [`LaneError::Access`], and breaks the lane for good (F09).
+    /// Turns a refused access of operation `op` into [`LaneError::Access`], and breaks the lane for good
+    /// (F09).
     #[cold]
     fn refuse(&mut self, op: &'static str, refused: Refused) -> LaneError {
         let Refused {

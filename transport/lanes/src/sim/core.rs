@@ -8,7 +8,7 @@ use super::link::{Event, Link};
 use super::rng::Rng;
 use tidewater_protocol::layout::hash::mix64;
 
-/// Greatest virtual time that passes at one yield point, in nanoseconds.
+/// Bound of the virtual time, in nanoseconds, that passes at random at each yield point.
 const STEP_NS_MAX: u64 = 200;
 /// Virtual time in nanoseconds (24 h) beyond which a wait counts as endless. If all tasks wait that long
 /// and no event is scheduled, the run fails as a deadlock.

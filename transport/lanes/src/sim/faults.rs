@@ -105,8 +105,8 @@ impl Faults {
         }
     }
 
-    /// Returns the same faults, but WRITEs are placed in the order in which they were posted, as over
-    /// shared memory and TCP.
+    /// Returns the same faults without reordered writes: WRITEs are placed in the order in which they
+    /// were posted, as over shared memory and TCP.
     #[must_use]
     pub const fn writes_in_order(self) -> Self {
         Self {

@@ -12,7 +12,7 @@ impl Rng {
         Self(mix64(seed ^ 0x7469_6465_7761_7465))
     }
 
-    /// Returns the next 64 random bits of the sequence.
+    /// Returns the next 64 random bits of the sequence, as one number.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0)

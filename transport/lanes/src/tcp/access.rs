@@ -14,8 +14,8 @@ pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 /// Least cost of a short read, in bytes of the budget that bounds one poll: it stands for the cache
 /// misses of its row.
 const SHORT_READ_BYTES: usize = 256;
-/// Number of reads that are prefetched together before they are copied. They are few enough that the core
-/// tracks all of them, and waits for several address translations at a time.
+/// Number of short reads that are prefetched together before they are copied. They are few enough that
+/// the core can have all their cache misses under way at a time.
 const READS_TOGETHER: usize = 16;
 
 #[inline]

@@ -24,7 +24,7 @@ use tidewater_runtime::mem::io::SendList;
 /// Greatest length in bytes of a write that is copied to the send buffer, so that several are sent
 /// together. A longer copy would cost more than the system call that it saves.
 const COPIED_WRITE_BYTES: usize = 8 << 10;
-/// Number of pending output bytes from which on a write sends without a flush.
+/// Number of bytes of pending output from which on a write sends them at once, before the caller flushes.
 const EAGER_BYTES: usize = 64 << 10;
 
 /// The client end of a TCP lane: sends requests and receives answers and mailbox posts.
@@ -84,7 +84,7 @@ pub(super) struct Awaited {
 }
 
 /// Recipient of an awaited answer: the call under way, a submitted batch, a counter's waiting call, or
-/// none (the answer is dropped).
+/// none. An answer without recipient is received and dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The call under way.
@@ -106,7 +106,8 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// Returns the batch's own buffers as the destination of its answers.
+    /// Returns the batch's own buffers, with its reads and its progress, as the destination of its
+    /// answers.
     pub(super) fn target(&mut self) -> Target<'_> {
         Target {
             plan: &mut self.plan,
@@ -264,8 +265,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Sends pending output, as far as the socket takes it. Returns whether anything was sent. Never
-    /// blocks.
+    /// Sends pending output, as far as the socket takes it, and notes whether some is left. Returns
+    /// whether anything was sent. Never blocks.
     pub(super) fn send(&mut self) -> Result<bool, LaneError> {
         let mut any = false;
         self.stuck = false;

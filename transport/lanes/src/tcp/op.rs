@@ -151,7 +151,8 @@ pub enum Reply {
     Refused(Refused),
 }
 
-/// Body of a refusal: the request that the server lane refused, and the check that failed.
+/// Content of a refusal: the client's request that the server lane refused, and the access check that
+/// failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
     /// Kind of the request.
@@ -191,7 +192,7 @@ impl RequestKind {
         })
     }
 
-    /// Returns the name of the client lane's call that sends such a request, for errors.
+    /// Returns the name of the `ClientLane` call that sends such a request, for errors.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReadV => "read",

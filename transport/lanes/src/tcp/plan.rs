@@ -12,7 +12,8 @@ use tidewater_runtime::mem::io::{Place, RecvList};
 /// unpacker. A longer one is placed as its bytes arrive and not offered.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
 
-/// Position in a list of reads: the index of a read and the number of its bytes that are done.
+/// Position in a list of reads: the index of a read, and the number of its bytes that come before the
+/// position.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     op: usize,
@@ -70,12 +71,12 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Returns whether requests for all reads of the list were made.
+    /// Returns whether requests for all reads of the list were made; their answers may be missing.
     pub(super) const fn is_asked(&self, ops: &[ReadOp]) -> bool {
         self.asked.op >= ops.len()
     }
 
-    /// Returns whether the answers to all reads of the list have arrived.
+    /// Returns whether all reads of the list were requested and all answers have arrived completely.
     pub(super) const fn is_done(&self, ops: &[ReadOp]) -> bool {
         self.is_asked(ops) && self.open == 0
     }
@@ -142,7 +143,7 @@ impl Plan {
         }
     }
 
-    /// Records that the answer to one request has arrived completely.
+    /// Records that the answer to one of the list's requests has arrived completely.
     pub(super) const fn answered(&mut self) {
         self.open = self.open.saturating_sub(1);
     }
@@ -288,7 +289,8 @@ pub(super) fn reborrow<'a>(
     }
 }
 
-/// Checks that all reads fit the head and body buffers; [`LaneError::Usage`] if one does not.
+/// Checks that all reads fit the head and body buffers, for the call `op`; [`LaneError::Usage`] if one
+/// does not.
 pub(super) fn fits(
     op: &'static str,
     ops: &[ReadOp],

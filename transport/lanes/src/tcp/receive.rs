@@ -352,7 +352,8 @@ impl Inbound {
     }
 }
 
-/// Returns the destination of the answer that is arriving; `None` if no call or batch receives it.
+/// Returns the destination of the answer that is arriving: `caller`'s buffers or those of the oldest
+/// batch. `None` if the answer's recipient has none.
 fn target_of<'a>(
     whose: Option<Whose>,
     is_direct: bool,

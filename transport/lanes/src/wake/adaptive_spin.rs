@@ -20,7 +20,7 @@ pub(super) struct AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    /// Creates a spin time that stays constant at `spin`.
+    /// Creates a spin time that stays constant at `spin`; see `Self::learning`.
     pub(super) const fn steady(spin: Duration) -> Self {
         Self {
             least: spin,
