@@ -65,8 +65,8 @@ impl Output {
         self.copied.len()
     }
 
-    /// Returns whether so much output is pending that the lane executes no further request before some of
-    /// it is sent.
+    /// Returns whether so much output is pending that the lane executes no further request with an answer
+    /// before some of it is sent. Writes go on.
     pub(super) const fn is_full(&self) -> bool {
         self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
     }
