@@ -248,8 +248,8 @@ impl Reactor {
         is_woken
     }
 
-    /// Returns the number of sleeps that have ended. A descriptor whose flag the last sleep did not set
-    /// had no input then: its owner need not poll.
+    /// Returns the number of sleeps that have ended. A descriptor had no input at the last sleep if that
+    /// did not set its flag: its owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
         self.0.sleeps.load(Ordering::Relaxed)
