@@ -11,10 +11,10 @@ use super::table::Store;
 use crate::store::redo::RowPlace;
 
 impl Engine {
-    /// Applies a checked push to a sparse table with an admission threshold. Only rows of keys that have a
-    /// row, or get one with this push, are applied. Other keys are counted; their values are acknowledged
-    /// and dropped.
-    /// `parts` has the offsets of keys and values in `payload`.
+    /// Applies a checked push to a sparse table on which a key gets its row only at a later push
+    /// (`admit_after`). Keys that have a row, or get one with this push, are applied: a sum multiplied by
+    /// `factor`, a gradient at `factor` times the learning rate. Other keys are counted; their values are
+    /// acknowledged and dropped. `parts` has the offsets of keys and values in `payload`.
     pub(super) fn push_admitted(
         &mut self,
         header: &FrameHeader,
@@ -51,10 +51,10 @@ impl Engine {
         located.map(|()| Effect::Applied)
     }
 
-    /// Fills `self.places` with the rows of the keys of a function frame, on a table with an admission
-    /// threshold. An UPDATE counts as a push of each key; a key that reaches the threshold gets its row
-    /// now. Any other key gets a place without a row: the function sees its initial values, and its new
-    /// values are dropped.
+    /// Fills `self.places` with one place (location in memory) for each of the `count` keys of a function
+    /// frame, on a table with an admission threshold. An UPDATE counts as a push of each key; a key that
+    /// reaches the threshold gets its row now. Any other key gets a place without a row: the function sees
+    /// its initial values, and its new values are dropped.
     pub(super) fn find_admitted(
         &mut self,
         header: &FrameHeader,

@@ -38,12 +38,12 @@ use crate::store::{ResumeError, ServerMemory, StoreError};
 /// Longest sleep of an idle applier's thread. Nothing depends on it: every command and every frame wakes
 /// the thread. A lane with operations in flight shortens it.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Longest sleep of the applier's thread while a device ends a lane. The end of a lane does not wake the
-/// thread.
+/// Longest sleep of the applier's thread while a device (NIC) ends a lane, the connection of a session. The
+/// device does not wake the thread when the lane has ended, so the thread polls.
 const ENDING: Duration = Duration::from_millis(1);
 
-/// One applier: the only writer of its partitions, with the push rings of its sessions and their lanes.
-/// Runs on one thread.
+/// One applier: the only writer of its partitions, with the push rings of its sessions and their lanes
+/// (connections). Runs on one thread.
 pub struct Applier {
     engine: Engine,
     number: u32,
@@ -54,7 +54,12 @@ pub struct Applier {
     late_frames_before: u64,
     commands: Receiver<Command>,
     payload: Vec<u8>,
-    /// Index in `rings` of the ring with the frame that moved a clock most recently.
+    /// Creates the successor of an applier that died with its process, from the server's memory alone: the
+    /// tables that outlive their process, and the push rings, which have no lanes (connections) yet. `inbox`
+    /// creates the inbox of a ring from its record. A ring continues as after any broken lane:
+    /// `Command::Recover` answers its position, `Command::AttachPort` brings its lane, and its client sends
+    /// again what was not applied. The caller resumes all appliers of a server before the first of them
+    /// steps.
     last_to_tick: usize,
     /// Commands that wait until the lane of their ring has ended, oldest first.
     ending: Vec<(SessionId, Ending)>,
@@ -115,9 +120,8 @@ impl Applier {
 
     /// Creates the successor of a dead applier from the server's memory alone: the tables that outlive
     /// their process, and the rings without lanes. `inbox` creates the inbox of a ring from its record. A
-    /// ring continues as after any broken lane: `Command::Recover` answers its position,
-    /// `Command::AttachPort` brings its lane, and its client sends again what was not applied. All appliers
-    /// of a server are resumed before the first of them steps.
+    /// Publishes the state of ring `n` (last applied frame, read position) in its public status record only:
+    /// the ring has no lane, over which the client would get it. No effect once the applier has failed.
     ///
     /// Cost: reads and hashes each row of a sparse table, and makes its index.
     ///
@@ -502,8 +506,9 @@ impl Applier {
         result.map(|()| bytes > 0)
     }
 
-    /// Applies or refuses one frame of ring `n`. Its reply is posted before the status record counts the
-    /// frame. The error is one of the lane.
+    /// Applies or refuses one frame of ring `n`, or sets `waiting` and leaves it in the ring if it must wait.
+    /// Its reply is posted before the status record counts the frame. The error is that of posting on the
+    /// lane, which the caller then ends.
     fn frame(
         &mut self,
         n: usize,
@@ -547,8 +552,8 @@ impl Applier {
         }
     }
 
-    /// Returns the refusal for a reply that exceeds a reply slot of ring `n`, in bytes; `None` if it fits.
-    /// Slots are smaller where the ring is smaller.
+    /// Returns the refusal for the reply in `Engine::reply` if it has more bytes than a reply slot of ring
+    /// `n`; `None` if it fits. Slots are smaller where the ring is smaller.
     fn reply_too_large(&self, n: usize) -> Option<Refusal> {
         let bytes = self.engine.reply.len() as u64;
         let slot = (reply_slot_bytes(self.ring_bytes(n)) - REPLY_HEADER_BYTES) as u64;
@@ -594,9 +599,9 @@ impl Applier {
         ring.post(at, &line_bytes(&reply.to_line(checksum)))
     }
 
-    /// Posts the minimums that have moved to all clients of their jobs, as clock records. Returns whether
-    /// there was one. The client that moved a clock last comes first: the others wait for it in the next
-    /// iteration, too.
+    /// Posts the minimum clocks that have moved to all clients of their jobs, as clock records. Returns
+    /// whether any had moved. The client that moved a clock last comes first: the others wait for it in the
+    /// next iteration, too. A lane that fails is ended; its client recovers it.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();

@@ -22,8 +22,8 @@ use crate::namespace::FrameSender;
 
 impl Engine {
     /// Deletes the rows of the keys of a DELETE frame. On a table that applies pushes at ticks, holds the
-    /// frame until its tick instead. Keys without a row are skipped. Returns `Wait` if the frame cannot be
-    /// held yet.
+    /// frame until its tick instead; `Effect::Wait` leaves it in its ring if it cannot be held yet. Keys
+    /// without a row are skipped.
     pub(super) fn delete_frame(
         &mut self,
         sender: FrameSender,
@@ -50,8 +50,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Takes the keys that the open iteration of table `id` deletes: each once, in descending order. Empty
-    /// if there are none.
+    /// Removes and returns the keys that DELETE frames have named for the open iteration of table `id`: each
+    /// once, in descending order. Empty if there are none.
     pub(super) fn noted_deletions(&mut self, id: u32) -> Vec<u64> {
         let noted = match mutants::on(Mutant::DeletionRepeated) {
             true => self.deletions.get(&id).cloned(),
@@ -64,9 +64,9 @@ impl Engine {
         keys
     }
 
-    /// Deletes at most `rows` rows of an iteration, before its steps: those with the least keys in `left`,
-    /// in ascending order. Removes these keys from `left`, and subtracts their number from `rows`. A row
-    /// that a held push awaits when its turn comes is reset, and keeps its slot.
+    /// Deletes at most `rows` rows when `iteration` is closed, before its sums are applied: those with the
+    /// least keys in `left`, in ascending order. Removes these keys from `left`, and subtracts their number
+    /// from `rows`. A row that held pushes still change is reset to its initial values, and keeps its slot.
     pub(super) fn delete_some(
         &mut self,
         id: u32,
@@ -83,8 +83,9 @@ impl Engine {
         *rows = rows.saturating_sub(keys.len());
     }
 
-    /// Deletes the rows of `keys` in the tick that ends `iteration`, as one step of the applier's order. A
-    /// row that a held push awaits is reset, and keeps its slot.
+    /// Deletes the rows of `keys` in the tick that ends `iteration`, as one step of the applier's total
+    /// order. A row that held pushes still change is reset to its initial values, and keeps its slot. A
+    /// failure stops the applier.
     pub(super) fn delete_at_tick(&mut self, id: u32, iteration: u64, keys: &[u64]) {
         self.lsn += 1;
         for &key in keys {
@@ -99,8 +100,8 @@ impl Engine {
         }
     }
 
-    /// Deletes the row of a key. An `awaited` row, which a held push needs, keeps its slot and gets its
-    /// initial values.
+    /// Deletes the row of a key. If `awaited`, because held pushes still change it, the row gets its initial
+    /// values instead and keeps its slot. A failure of the store stops the applier.
     fn delete_row(&mut self, id: u32, key: u64, awaited: bool) {
         let progress = self.progress(0);
         let Some(Store::Sparse(shard)) = self.tables.get_mut(&id).map(|t| &mut t.store) else {
@@ -118,9 +119,9 @@ impl Engine {
     }
 }
 
-/// Notes the keys of a held DELETE frame in `noted`, and drops the sums of the pushes before it. Called in
-/// the order of the tick. A key without a row is not noted: no push before the deletion was held, which
-/// would have made the row.
+/// Appends the keys of a held DELETE frame to `noted`, to be deleted when the iteration is closed, and drops
+/// their `sums` of the pushes before it. Called in the order of the tick. A key without a row is not noted:
+/// no push before the deletion was held, which would have made the row.
 pub(super) fn note_deletions(
     table: &Table,
     sums: &[Option<RowSums>],

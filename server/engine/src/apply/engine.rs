@@ -276,27 +276,30 @@ impl Engine {
         self.clocks.entry(namespace).or_insert_with(new)
     }
 
-    /// Sets the number of workers that the clocks of a job expect, and notes it in the journal.
+    /// Sets the number of workers that the clocks of a job expect, and notes it in the journal, which a
+    /// successor of this process reads.
     pub fn expect_workers(&mut self, namespace: NamespaceId, workers: u32) {
         self.note_clocks(namespace, ClockChange::Expect(workers), None);
         self.clocks(namespace).expect(workers);
     }
 
-    /// Adds a worker to the clocks of its job, and notes it in the journal.
+    /// Adds a worker to the clocks of its job, and notes it in the journal, which a successor of this process
+    /// reads.
     pub(super) fn join_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.note_clocks(namespace, ClockChange::Join(rank), None);
         self.clocks(namespace).join(rank);
     }
 
-    /// Holds the clocks of a job and notes it in the journal. Returns the furthest clock of each domain,
-    /// see [`Clocks::hold`].
+    /// Holds the clocks of a job and notes it in the journal: CLOCK frames wait in their rings until
+    /// [`Engine::admit_worker`], so that a worker can be admitted meanwhile. Returns the furthest clock of
+    /// each domain, see [`Clocks::hold`].
     pub(super) fn hold_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
         self.note_clocks(namespace, ClockChange::Hold, None);
         self.clocks(namespace).hold()
     }
 
-    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions. Another job of
-    /// this name has another number.
+    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions. Another job of this
+    /// name has another number, so nothing of this one is taken for it.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.note_end(namespace);
         self.closed.retain(|key, _| key.namespace != namespace);
@@ -311,11 +314,12 @@ impl Engine {
         self.moved.retain(|key| key.namespace != namespace);
     }
 
-    /// Applies one frame that `sender` pushed, or holds it until its tick.
+    /// Applies one frame that `sender` pushed, or holds it until its tick or task. Returns what the applier
+    /// must send to its client, or `Effect::Wait`.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed except that rows may have been created with their initial
-    /// values.
+    /// [`Refusal`]; nothing was changed, except that rows may have been created with their initial values,
+    /// and the frame has taken a number (lsn).
     pub fn frame(
         &mut self,
         sender: FrameSender,
@@ -374,7 +378,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Ends all pins of a session that is over, and drops its notes for a resumption.
+    /// Ends all pins of a session that is over, and drops what is kept of it from before a crash: its
+    /// interrupted push and the number of its last CLOCK frame.
     pub fn end_session(&mut self, session: SessionId) {
         self.cut_pushes.retain(|cut| cut.session != session.0);
         self.cut_clocks.retain(|(of, _)| *of != session.0);
@@ -429,7 +434,8 @@ impl Engine {
         })
     }
 
-    /// Converts the error of creating the row of `key` into a refusal, with the limit that was reached.
+    /// Converts the error of creating the row of `key` into a refusal: `TableFull` with the limit that was
+    /// reached, otherwise `NoMemory`.
     pub(super) fn no_room(&self, table: u32, key: u64, error: &StoreError) -> Refusal {
         let (resource, limit) = match *error {
             StoreError::Blocks { limit, .. } => (RowResource::Blocks, limit as u64),

@@ -12,9 +12,9 @@ use super::engine::Engine;
 use super::table::Store;
 use crate::namespace::NamespaceId;
 
-/// Number of slots of a partition that are examined together, and freed of expired rows.
+/// Number of slots of a partition that a tick examines for expired rows before it deletes those found.
 const SLOTS_AT_ONCE: u64 = 512;
-/// Number of slots that cost as much as one row in a tick's step: an examination of a slot is cheaper.
+/// Number of examined slots that count as one row in the budget of a tick's step: an examination is cheaper.
 const SLOTS_OF_A_ROW: u64 = 4;
 
 impl Engine {
@@ -44,9 +44,10 @@ impl Engine {
         }
     }
 
-    /// Deletes expired rows of the partition that is due when `iteration` ends, after its steps. Begins at
-    /// slot `at` and moves it on. Subtracts the cost from `rows` and stops when they are used up. Returns
-    /// whether all slots were examined.
+    /// Deletes expired rows of the partition that is due when `iteration` ends (partitions take turns), after
+    /// its steps. Begins at slot `at` and moves it on. Subtracts the cost from `rows` and stops when they are
+    /// used up. Returns whether all slots were examined; true also if no row expires or another applier owns
+    /// the partition.
     pub(super) fn expire_some(
         &mut self,
         id: u32,

@@ -138,8 +138,8 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Returns the part of a range's span with at most `elements` elements from offset `at` on. A span of
-    /// rows can only be taken as a whole.
+    /// Returns the part of a range's span with at most `elements` elements from offset `at` on, which is
+    /// inside the span. A span of rows can only be taken as a whole.
     fn part(&self, at: usize, elements: usize) -> Self {
         Self {
             first: self.first + at as u64,
@@ -220,8 +220,8 @@ impl Engine {
         self.run_call(header, &call, &span, named)
     }
 
-    /// Checks that the expression of a held UPDATE can be evaluated on the elements of its frame. Changes
-    /// no table.
+    /// Checks that the expression of a held UPDATE can be evaluated on the elements of its frame. Changes no
+    /// table. Panics for a function by name, which is never held.
     pub(super) fn check_function(
         &mut self,
         header: &FrameHeader,
@@ -276,8 +276,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Checks the elements of a frame against its table and returns them. Fills `self.places` for a table
-    /// of rows.
+    /// Checks that the elements of a frame are of its table and this applier, and not too many; returns their
+    /// span. Fills `self.places` for a table of rows.
     pub(super) fn span(
         &mut self,
         header: &FrameHeader,
@@ -646,8 +646,8 @@ fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) ->
     RejectReason::NotFinite { row, key }
 }
 
-/// Whether elements of equal index lie on the same applier: both tables have the same shape, element type
-/// and number of partitions.
+/// Whether elements of equal index of both tables lie on the same applier: they have the same shape, element
+/// type and number of partitions.
 fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
     (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
 }

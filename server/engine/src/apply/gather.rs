@@ -123,9 +123,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Resolves the keys of a frame to row locations, one `u64` each in `self.reply`. Creates missing rows
-    /// if the frame asks for it and the table has no admission threshold; otherwise their location is
-    /// [`RowLocation::NONE`].
+    /// Resolves the keys of a frame to row locations, one `u64` each in `self.reply`. Missing rows are
+    /// created if the frame asks for it and the table has no admission threshold. Otherwise a key without a
+    /// row gets [`RowLocation::NONE`].
     pub(super) fn resolve(
         &mut self,
         namespace: NamespaceId,

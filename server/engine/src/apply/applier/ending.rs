@@ -9,7 +9,8 @@ use tidewater_protocol::layout::lines::StateLine;
 use super::Applier;
 use crate::apply::command::Reply;
 
-/// Command that waits until the device has ended a session's lane, with the channel for its answer.
+/// Command that waits until the device (NIC) has ended a session's lane (connection), with the channel for
+/// its answer.
 pub(super) enum Ending {
     Recover(Reply<Option<StateLine>>),
     Drop(Sender<()>),
@@ -25,8 +26,8 @@ impl std::fmt::Debug for Ending {
 }
 
 impl Applier {
-    /// Carries out the waiting recoveries and drops of rings with lanes that have ended. Returns whether
-    /// there was one. Commands of one session keep the order of their arrival. An answer is dropped if its
+    /// Carries out the waiting recoveries and drops of rings with lanes that have ended. Returns whether any
+    /// was carried out. Commands of one session keep the order of their arrival. An answer is dropped if its
     /// receiver has gone.
     pub(super) fn end_lanes(&mut self) -> bool {
         let before = self.ending.len();
