@@ -27,14 +27,15 @@ mod tasks;
 
 pub(super) use tasks::{OPEN_TASK, TaskKey};
 
-/// Sizes in bytes of the first, the second and every further page of a stream. A larger frame gets a page
-/// of its own size.
+/// Sizes in bytes of the first, the second and every further page of a stream (the held frames of one thread
+/// and iteration). A larger frame gets a page of its own size.
 const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 /// Bytes that a held frame counts in addition to its payload: its entry in the list, and as much again
 /// while it moves to a larger list. Frames without a payload are bounded, too.
 const HELD_BYTES: usize = 2 * size_of::<Held>();
 
-/// Frame that was taken out of its ring and waits for its tick or task. Its payload stays in a page.
+/// Frame that was taken out of its ring and waits for its tick or task. Its payload stays in a page of
+/// private memory, at byte offset `at`.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
     /// Worker thread that pushed the frame.
@@ -165,15 +166,17 @@ impl Pending {
         self.changes
     }
 
-    /// Counts an event that may admit waiting frames.
+    /// Counts an event after which frames that wait in their rings may be admitted: their appliers offer them
+    /// again.
     pub const fn changed(&mut self) {
         self.changes += 1;
     }
 
-    /// Checks that the budget for early ranks has room for a payload of `payload_len` bytes.
+    /// Checks that the budget for early ranks has room for a payload of `payload_len` bytes. A rank is early
+    /// while the ranks below it have not ended the iteration. Reserves nothing.
     ///
     /// # Errors
-    /// [`RejectReason::PendingFull`], with what the ranks that are early now need, this payload
+    /// [`RejectReason::PendingFull`], with the bytes that the ranks that are early now need, this payload
     /// included.
     pub fn room(&self, payload_len: usize) -> Result<(), Refusal> {
         self.room_beyond(self.early, payload_len)
@@ -190,8 +193,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Reserves largest pages with at least `bytes` bytes in total for staged streams. Earlier reserves
-    /// count.
+    /// Reserves largest pages with at least `bytes` bytes in total, for the frames of the one rank that has
+    /// its turn in an iteration (staged). Pages reserved by earlier calls count.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -207,8 +210,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Copies a frame out of its ring into the stream of its thread and iteration. `staged` says whether
-    /// its rank has its turn.
+    /// Copies a frame out of its ring into the stream of its thread and iteration. `staged` says whether its
+    /// rank has its turn; its bytes then count in no budget. The caller has checked the budget otherwise.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`]; nothing was taken.
@@ -314,8 +317,8 @@ impl Pending {
         }
     }
 
-    /// Stages a rank, which has its turn in an iteration: the held frames of its threads leave the budget
-    /// for early ranks.
+    /// Stages a rank, which has its turn in an iteration since the ranks below it have ended it: the held
+    /// frames of its threads leave the budget for early ranks.
     pub fn stage(&mut self, job: DomainKey, iteration: u64, rank: WorkerId) {
         for (key, mut stream) in self.take_rank(job, iteration, rank) {
             self.stage_stream(&mut stream);
@@ -360,7 +363,7 @@ impl Pending {
         stream.budget = budget;
     }
 
-    /// Subtracts bytes of a stream from the budget that they are charged to.
+    /// Subtracts `bytes` bytes of a stream from the budget that the stream is charged to, if any.
     const fn uncount(&mut self, stream: &Stream, bytes: usize) {
         match stream.budget {
             Budget::Early => self.early -= bytes,
@@ -370,8 +373,8 @@ impl Pending {
     }
 
     /// Removes the streams of an iteration of a job's domain and returns them in the order of reduction: by
-    /// rank and thread. With `end`, only streams of ranks below it. The frames stay in memory until
-    /// [`Pending::free`].
+    /// rank and thread. With `end`, only streams of ranks below it. Their payloads stay in memory until the
+    /// caller passes the streams to [`Pending::free`].
     pub fn take(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -533,7 +536,7 @@ impl Stream {
     }
 }
 
-/// Bytes that a held frame with a payload of `payload_len` bytes counts.
+/// Bytes that a held frame with a payload of `payload_len` bytes counts in a budget.
 const fn cost(payload_len: usize) -> usize {
     payload_len.next_multiple_of(64) + HELD_BYTES
 }

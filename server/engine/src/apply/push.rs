@@ -29,8 +29,8 @@ pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// Returns the places and values of a push without its first `before` rows, which were applied before the
-/// process died.
+/// Returns the places and values of a push without its first `before` rows, which a process that died had
+/// applied.
 fn rest_of_rows<'a>(
     places: &'a [RowPlace],
     values: &'a [u8],
@@ -102,7 +102,8 @@ pub(super) const fn wrong_length(payload: &[u8], expected: usize) -> Refusal {
     }
 }
 
-/// Checks keys and values of all rows of a push. An error has the number of good rows before the bad one.
+/// Checks keys and values of all rows of a push. The error has the number of valid rows before the first
+/// invalid one, and the refusal for that one.
 fn check_rows(
     table: &Table,
     payload: &[u8],
@@ -196,8 +197,9 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies the `values` of a push to the rows in `self.places`. A sum is multiplied by `factor`; a
-    /// gradient takes a step of `factor` times the learning rate. A failure of the store stops the applier.
+    /// Applies the `values` of a push to the rows in `self.places`, one row's values for each place. A sum is
+    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. A failure of the
+    /// store stops the applier.
     pub(super) fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
         let before = std::mem::take(&mut self.rows_before);
         let progress = self.progress(before as usize);
@@ -229,8 +231,8 @@ impl Engine {
         }
     }
 
-    /// Fills `self.places` with the rows of a push, and creates missing ones. `hints` says whether the
-    /// payload has cached locations from the client.
+    /// Fills `self.places` with the places (locations in memory) of the rows of a push, and creates missing
+    /// rows of a sparse table. `hints` says whether the payload has cached locations from the client.
     pub(super) fn locate_rows(
         &mut self,
         table: u32,
@@ -254,8 +256,9 @@ impl Engine {
         })
     }
 
-    /// Fills `self.places` with `count` rows of a frame, and creates missing ones. `row` returns the key of
-    /// each, and the client's cached location or `RowLocation::NONE`.
+    /// Fills `self.places` with the places of `count` rows of a frame, and creates missing rows of a sparse
+    /// table. `row` returns the key of each, and the client's cached location or `RowLocation::NONE`. After a
+    /// refusal the rows before the one that failed exist.
     pub(super) fn find_rows(
         &mut self,
         table: u32,
@@ -391,9 +394,10 @@ impl Engine {
         }
     }
 
-    /// Decides whether a push can be held now: `Some(true)` if its rank has its turn, `Some(false)` if the
-    /// rank is early and the budget has room. `None` if the push has to wait in its ring, for the end of a
-    /// tick or for its turn. A push of another clock than the thread's own is refused.
+    /// Decides whether a push can be held now. `Some(true)`: its rank has its turn, since the ranks below it
+    /// have ended the iteration. `Some(false)`: the rank is early and the budget has room. `None`: the push
+    /// waits in its ring, for the end of a tick or for its turn. A push of another clock than the thread's
+    /// own is refused.
     ///
     /// A frame waits for its turn only if no other domain is used: the CLOCK frame of the other domain would
     /// wait behind it.
@@ -437,8 +441,8 @@ impl Engine {
         }
     }
 
-    /// Makes room for the step counts of a range that a gradient covers, so that applying it later needs no
-    /// memory.
+    /// Splits the runs of step counts where the range of a gradient begins and ends, so that applying the
+    /// gradient later needs no memory. No effect for other operations. The refusal is `NoMemory`.
     pub(super) fn split_steps(
         &mut self,
         header: &FrameHeader,

@@ -119,8 +119,8 @@ impl Engine {
         Ok(weight / lag.max(1) as f64)
     }
 
-    /// Decodes the values of an encoded push, then applies or holds it like a plain one. A byte becomes at
-    /// most 8 bytes.
+    /// Decodes the values of an encoded push, then applies or holds it like a plain one. The decoded values
+    /// have at most 8 times the bytes.
     pub(super) fn push_encoded(
         &mut self,
         sender: FrameSender,

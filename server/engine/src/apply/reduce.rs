@@ -50,7 +50,8 @@ impl Threads {
         self.last.is_none()
     }
 
-    /// Encodes the divisor in three words. The first is [`Self::NONE`] if no thread was added.
+    /// Encodes the divisor in three words, as sums keep it. The first word is [`Self::NONE`] if no thread was
+    /// added.
     pub(super) fn words(self) -> [u64; 3] {
         let word = |last: WorkerThread| u64::from(last.rank.0) << 32 | u64::from(last.thread);
         let last = self.last.map_or(Self::NONE, word);

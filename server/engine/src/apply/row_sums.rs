@@ -28,13 +28,15 @@ use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::prealloc::Preallocator;
 
 const PAGE_BYTES: usize = 1 << 20;
-/// Bytes of a slot's header, in front of its values.
+/// Bytes of a slot's header, in front of its values: key, iteration and threads. A slot has the sum of one
+/// row.
 const HEAD_BYTES: usize = 40;
 const ITERATION_AT: usize = 8;
 const THREADS_AT: [usize; 3] = [16, 24, 32];
-/// Iteration word of a free slot.
+/// Iteration word of a free slot. Other values are 1 above an iteration, or [`ENDED`].
 const FREE: u64 = 0;
-/// Iteration word of a slot that a tick has ended. Its key stays in the index until the sweep.
+/// Iteration word of a slot that a tick has ended. Its key stays in the index until the sweep, which frees
+/// the slot.
 const ENDED: u64 = u64::MAX;
 /// Number of keys with index entries prefetched together.
 pub(super) const AHEAD: usize = 16;
@@ -95,21 +97,22 @@ impl RowSums {
         })
     }
 
-    /// Whether no slot was taken since the sums were cleared.
+    /// Whether no slot is taken: none was since the sums were made, or all have been freed.
     pub(super) const fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Number of slots taken so far, free ones included.
+    /// Number of slots at the beginning of the memory that may be taken; free ones among them are included.
     pub(super) const fn slots(&self) -> usize {
         self.used
     }
 
-    /// Takes a slot for each of `count` rows that has none, for a push of `iteration`. `key` returns the
-    /// key of a row. Cost: an index search for each.
+    /// Takes a slot for each of `count` rows that has none, for a push of `iteration`, so that adding the
+    /// push later needs no memory. `key` returns the key of a row. Cost: an index search for each.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`]; rows before the one that failed have slots.
+    /// [`StoreError`] when memory is used up; rows before the one that failed have slots, so the call may be
+    /// repeated.
     pub(super) fn reserve(
         &mut self,
         count: usize,
@@ -225,9 +228,9 @@ impl RowSums {
         (!threads.is_empty()).then_some((key, threads))
     }
 
-    /// Ends the walk of a tick over the slots. Returns true if it has freed all slots by zeroing the index,
-    /// because no row of a later iteration has one. Returns false if the ended slots must be
-    /// [swept](Self::sweep).
+    /// Ends the walk of a tick over the slots, after all of them were taken. Returns true if it has freed all
+    /// slots by zeroing the index, because no row of a later iteration has one. Returns false if the caller
+    /// must [sweep](Self::sweep) the ended slots.
     pub(super) fn end_walk(&mut self) -> bool {
         // A small part of a large index is swept faster than all of it is zeroed.
         if self.live > 0 || self.used < self.index.buckets() / 8 {
@@ -258,8 +261,8 @@ impl RowSums {
     }
 
     /// Begins a recount after pushes were dropped. Ends the slots without a sum, and sets those with one to
-    /// the open iteration `open`. The caller then reserves the rows of all pushes that are left, and
-    /// sweeps.
+    /// the open iteration `open`. The caller then calls `reserve` for the rows of all pushes that are left,
+    /// and `sweep` for all slots.
     pub(super) fn begin_recount(&mut self, open: u64) {
         for slot in 0..self.used {
             let words = self.slots.words(slot);

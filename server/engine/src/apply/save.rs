@@ -35,7 +35,8 @@ use crate::store::cut::{Outlet, SaveMemory, SavePiece};
 /// Bytes that the cursor of a save copies in one step of its applier, which takes about 10 us. It is the
 /// longest delay that a save adds to a push, apart from the copies of the rows that the push changes.
 const STEP_BYTES: usize = 32 << 10;
-/// Bytes that each record counts in addition to those copied: the time to find and claim it.
+/// Bytes that each record counts toward a step in addition to those copied: for the time to find and claim
+/// it.
 const CLAIM_BYTES: usize = 64;
 
 /// Order to an applier to copy its share of a job's tables for a checkpoint.
@@ -91,8 +92,8 @@ impl Engine {
         });
     }
 
-    /// Makes one step of each save under way: the cut, or copies of at most 32 KiB. Returns whether
-    /// anything was copied or ended; false without a save. Never blocks.
+    /// Makes one step of each save under way: the cut (the moment whose state is saved), or copies of at most
+    /// 32 KiB. Returns whether any save made its cut, copied or ended; false without a save. Never blocks.
     pub fn save_step(&mut self) -> bool {
         let mut moved = false;
         let mut n = 0;
@@ -179,13 +180,15 @@ impl Engine {
         Ok(reached)
     }
 
-    /// Whether a save has not made its cut yet.
+    /// Whether a save under way has not made its cut yet, because it waits for its clocks. A tick then stops
+    /// between two iterations.
     pub(super) fn awaits_cut(&self) -> bool {
         self.saves.iter().any(|save| !save.is_cut)
     }
 
-    /// Makes the cut of a save in every table with a share here, and reports clocks and changed
-    /// hyper-parameters. The error names a table that is missing or in another save.
+    /// Makes the cut of a save: from now on every table with a share here copies records before they change.
+    /// Reports clocks and changed hyper-parameters. The error names a table that is missing or in another
+    /// save, and the reason.
     fn cut(&mut self, save: &mut Save) -> Result<(), (TableId, String)> {
         let order = &save.order;
         let mut settings = Vec::new();
@@ -256,7 +259,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Ends the cuts that a save has made. Cuts of other saves stay.
+    /// Ends the cuts that a save has made: its tables copy no more records before they change. Cuts of other
+    /// saves stay.
     fn end_cuts(&mut self, save: &Save) {
         for (id, partitions) in &save.order.shares[..save.cuts] {
             if let Some(table) = self.tables.get_mut(&id.0)

@@ -116,7 +116,7 @@ impl BlockSums {
         Ok(())
     }
 
-    /// Whether the sums of an operation have memory. `order` is the operation's index in a tick.
+    /// Whether the sums of an operation have memory. `order` is the index of the operation in a tick.
     pub(super) const fn has(&self, order: u8) -> bool {
         self.orders & 1 << order != 0
     }
@@ -136,8 +136,8 @@ impl BlockSums {
         self.sums.first_key_value().map(|(key, _)| *key)
     }
 
-    /// Removes a sum, copies its values into `values` and returns the rest of it. `None`, with nothing
-    /// copied, if there is no sum.
+    /// Removes a sum, copies the first `values.len()` bytes of its values into `values`, and returns its
+    /// slot, element ranges and threads. `None`, with nothing copied, if there is no sum.
     pub(super) fn take(&mut self, key: BlockKey, values: &mut [u8]) -> Option<BlockSum> {
         let sum = self.sums.remove(&key)?;
         match self
@@ -152,7 +152,9 @@ impl BlockSums {
         Some(sum)
     }
 
-    /// Stores the sum of a block: a new one, or one that was taken out before as `before`, in its old slot.
+    /// Stores the sum of a block and operation: `values`, the element ranges `runs` that were pushed, and the
+    /// threads. A sum that was taken out before is passed as `before` and keeps its slot; `None` takes a new
+    /// slot.
     pub(super) fn put(
         &mut self,
         key: BlockKey,

@@ -303,7 +303,8 @@ impl Table {
         true
     }
 
-    /// Returns the save of the share that is under way, if any.
+    /// Returns the save of the share that is under way, if any. The caller ends it by setting the option to
+    /// `None`.
     pub(super) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         match &mut self.store {
             Store::Sparse(s) => s.rows().cut(),
@@ -312,8 +313,9 @@ impl Table {
         }
     }
 
-    /// Copies a record into the save under way, unless it has been copied or was created after the cut.
-    /// `place` is the place of a row, `None` for a block. Returns the number of bytes copied.
+    /// Copies a record into the save under way. Returns the number of bytes copied: 0 without a save, for a
+    /// record that has been copied, or one that was created after the cut. `place` is the place of a row,
+    /// `None` for a block.
     pub(super) fn copy_record(
         &mut self,
         key: u64,
@@ -331,7 +333,8 @@ impl Table {
     /// Frees all memory of the table's share.
     ///
     /// # Errors
-    /// Never for blocks of this server.
+    /// `StoreError::Mem` for a share of another server's memory, which is a
+    /// bug.
     pub fn release(self) -> Result<(), crate::store::StoreError> {
         match self.store {
             Store::Sparse(s) => s.release(),

@@ -76,8 +76,9 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Carries out a TASK frame, the mark of a delivery: closes the open task of the thread (`count` 1), or
-    /// drops the open task and the pushes of the delivery (`count` 0).
+    /// Carries out a TASK frame, which follows a worker's pushes for one delivery (a task that the
+    /// coordinator handed out). With `count` 1 it closes the open task of the thread: the held pushes get the
+    /// delivery's number. With `count` 0 it drops the open task and the pushes of the delivery.
     pub(super) fn task_frame(
         &mut self,
         sender: FrameSender,
@@ -98,9 +99,10 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Applies the held pushes of a task that is finished. Pushes that wait for a tick become part of the
-    /// iteration that the thread has open. No effect without such pushes, or when they were applied before.
-    /// Cost: that of all pushes of the task, in one piece.
+    /// Applies the held pushes of delivery `task`, which the coordinator has declared finished. Pushes to
+    /// tables with ticks become part of the thread's open iteration. No effect without such pushes, or when
+    /// they were applied before. A push that fails stops the applier. Cost: that of all pushes of the task,
+    /// in one piece.
     pub fn finish_task(&mut self, namespace: NamespaceId, thread: WorkerThread, task: u64) {
         for (key, stream) in self.pending.take_task(namespace, thread, task) {
             match key.domain {
@@ -152,8 +154,8 @@ impl Engine {
     }
 }
 
-/// Remedy, as text, for a push of a finished task that found no room. Its row was deleted while the push
-/// was held, and has to be created again.
+/// Returns, for an error text, the remedy for the limit in `reason`: a push of a finished task found no room.
+/// Its row was deleted while the push was held, and has to be created again.
 fn remedy(reason: &RejectReason) -> &'static str {
     let resource = match *reason {
         RejectReason::TableFull { resource, .. } => RowResource::from_code(resource),

@@ -36,7 +36,7 @@ use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
-/// Number of rows that a tick looks up and then steps together: their values stay in the core's cache.
+/// Number of rows that a tick looks up and then changes together: their values stay in the core's cache.
 pub(super) const STEP_ROWS: usize = 512;
 
 impl Engine {
@@ -135,7 +135,8 @@ impl Engine {
         self.left(namespace, moved);
     }
 
-    /// Releases the held clocks of a job, with a new member if there is one: its rank and its first clocks.
+    /// Releases the clocks of a job that [`Engine::hold_clocks`] holds, with a new member if there is one:
+    /// its rank and its first clocks. Frames that waited in their rings are offered again.
     pub fn admit_worker(
         &mut self,
         namespace: NamespaceId,
@@ -217,7 +218,7 @@ impl Engine {
         self.left(namespace, moved);
     }
 
-    /// Drops the held pushes of all tasks of a worker, of all its threads.
+    /// Drops the held pushes of all tasks of a lost or leaving worker, of all its threads.
     fn drop_tasks(&mut self, namespace: NamespaceId, rank: WorkerId) {
         for (thread, task) in self.pending.tasks_of(namespace, rank) {
             match mutants::on(Mutant::LostTaskApplied) {
@@ -227,8 +228,8 @@ impl Engine {
         }
     }
 
-    /// Follows up on members that have left: closes the iterations that `moved` minimums end, and passes
-    /// turns on.
+    /// Follows up on members that have left: queues the work that closes the iterations that `moved` minimums
+    /// end, and the turns of the ranks that come next. Starts the work if none was under way.
     fn left(&mut self, namespace: NamespaceId, moved: Vec<Moved>) {
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         let was_idle = !self.is_ticking();
@@ -268,7 +269,8 @@ impl Engine {
         }
     }
 
-    /// Applies ticks that a mutant has deferred. No effect without that mutant.
+    /// Applies ticks that a mutant (a deliberate defect, to test the tests) has deferred. No effect without
+    /// that mutant.
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
             for iteration in moved.from..moved.to {
@@ -296,7 +298,8 @@ impl Engine {
         tables.map(|t| t.id.0).collect()
     }
 
-    /// Adds the `held` frames of a table of rows to its sums, in their order. DELETE frames are noted.
+    /// Adds the `held` frames of a table of rows to its sums, in their order. The keys of DELETE frames are
+    /// noted, to be deleted when the iteration is closed.
     pub(super) fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
@@ -392,8 +395,9 @@ impl Engine {
         sums.reserve(count, key, iteration).map_err(no_memory)
     }
 
-    /// Applies the sums of a table of rows when `iteration` ends, from position `at` on, until `rows` are
-    /// used up. Returns whether all are applied. Cost: a search and a step for each row; two buffers of
+    /// Applies the sums of a table of rows when `iteration` ends, from position `at` on, which it advances.
+    /// Subtracts the slots examined from `rows` and stops when they are used up. Returns whether all are
+    /// applied; a failure stops the applier. Cost: a search and a step for each row; two buffers of
     /// `STEP_ROWS` rows.
     pub(super) fn step_rows(
         &mut self,
@@ -439,8 +443,9 @@ impl Engine {
         at.op == tick_order().len()
     }
 
-    /// Applies the sums in some slots to their rows, as one operation. The error is the reason why
-    /// acknowledged pushes are lost.
+    /// Takes the sums in some slots and applies them to their rows, as one operation `op`. On a table that
+    /// outlives its process, skips the rows that `steps` says were done before a crash, and counts the others
+    /// there. The error is the reason why acknowledged pushes are lost.
     pub(super) fn step_slots(
         &mut self,
         id: u32,

@@ -37,7 +37,8 @@ pub(super) const TICK_ROWS: usize = 2_048;
 /// Bytes of a range table that cost as much as one row.
 const ROW_BYTES: usize = 256;
 
-/// Kind of work in an iteration: a turn, or its end.
+/// Kind of work in an iteration: a turn, in which the pushes of lower ranks are added to the sums, or its
+/// end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Adds the pushes of all ranks below this one, and gives this rank the turn.
@@ -120,7 +121,8 @@ pub(super) struct SumsPlace {
     pub(super) slot: usize,
 }
 
-/// Stands for the domain of a CLOCK frame that ends a thread's membership in all domains.
+/// Stands for the domain of a CLOCK frame that ends a thread's membership in all domains, as a key of
+/// `half_ticked`.
 const ALL_DOMAINS: DomainId = DomainId(u8::MAX);
 
 impl Engine {
@@ -134,7 +136,8 @@ impl Engine {
         !self.ticking.is_empty()
     }
 
-    /// Queues the work of a rank's turn in the open iteration. No effect if it is queued and has not begun.
+    /// Queues the work of a rank's turn in the open iteration: the pushes of the ranks below it are added to
+    /// the sums. No effect if it is queued and has not begun.
     pub(super) fn queue_turn(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -261,9 +264,10 @@ impl Engine {
         line
     }
 
-    /// Decides whether a CLOCK frame is done after its work is queued: `Effect::Clock`, or `Effect::Wait`
-    /// until the iterations are closed that were queued when it came first. It is then offered again.
-    /// `domain` is `None` for all domains. Later ticks of other threads do not delay it.
+    /// Decides whether a CLOCK frame is done, after the work that it caused is queued. `Effect::Wait` until
+    /// the iterations are closed that were queued when the frame came first: the frame stays in its ring and
+    /// is offered again. Then `Effect::Clock`. `domain` is `None` for all domains. Later ticks of other
+    /// threads do not delay it.
     pub(super) fn clock_effect(
         &mut self,
         namespace: NamespaceId,
@@ -286,8 +290,8 @@ impl Engine {
         Effect::Clock
     }
 
-    /// Whether a CLOCK frame of this thread has moved the clock already and waits in its ring. `domain` is
-    /// `None` for all domains.
+    /// Whether a CLOCK frame of this thread has moved its clock already, and waits in its ring until the work
+    /// is done. `domain` is `None` for all domains.
     pub(super) fn is_half_ticked(
         &self,
         namespace: NamespaceId,
@@ -298,8 +302,8 @@ impl Engine {
         self.half_ticked.contains_key(&half)
     }
 
-    /// Makes one step of the queued work of ticks, of a bounded number of rows. Returns whether there was
-    /// any.
+    /// Makes one step of the queued work of ticks, of about `tick_rows` rows. Returns whether any work was
+    /// queued.
     pub fn tick_step(&mut self) -> bool {
         let any = self.is_ticking();
         let mut rows = self.tick_rows;

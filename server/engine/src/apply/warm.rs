@@ -165,7 +165,8 @@ impl Replayed {
 }
 
 impl Engine {
-    /// Writes the definition of a new table to the journal, if the table outlives the process.
+    /// Writes the definition of a new table to the journal, which a successor reads, if the table outlives
+    /// the process.
     pub(super) fn note_table(&mut self, table: &Table) {
         if let Some(entry) = entry_of(table) {
             self.note(&entry);
@@ -191,8 +192,9 @@ impl Engine {
         }
     }
 
-    /// Writes a change of a job's clocks to the journal. `frame` is the CLOCK frame that makes it, if any:
-    /// it counts as carried out from then on. No effect without a journal.
+    /// Writes a change of a job's clocks to the journal. `frame` is the CLOCK frame that makes it, if any: it
+    /// counts as carried out from then on. No effect without a journal, which only memory that outlives the
+    /// process has.
     pub(super) fn note_clocks(
         &mut self,
         namespace: NamespaceId,
@@ -216,8 +218,8 @@ impl Engine {
         self.note(&Entry::JobEnded { namespace });
     }
 
-    /// Whether a CLOCK frame has changed the clocks before the crash of the process before this one, which
-    /// had not counted it. True once for each frame.
+    /// Whether the process before this one had changed the clocks by this CLOCK frame, and crashed before it
+    /// counted the frame in its ring. The frame must not change them again. True once for each frame.
     pub(super) fn was_carried_out(&mut self, header: &FrameHeader) -> bool {
         let frame = (header.session, header.seq);
         let found = self.cut_clocks.iter().position(|cut| *cut == frame);
@@ -283,7 +285,7 @@ impl Engine {
     }
 
     /// Writes the name of a push (lsn, session, sequence number) to the redo area, before its first row is
-    /// stored. No effect without a journal.
+    /// stored: a successor learns which push a crash interrupted. No effect without a journal.
     pub(super) fn name_push(&mut self, header: &FrameHeader) {
         if self.journal.is_none() {
             return;
@@ -298,8 +300,8 @@ impl Engine {
         }
     }
 
-    /// Number of rows of a push that were applied before a crash; 0 for any other push. A second call for
-    /// the push returns 0.
+    /// Number of rows of a push that were applied before a crash interrupted it, which the caller skips; 0
+    /// for any other push. Forgets the number: a second call for the push returns 0.
     pub(super) fn take_cut(&mut self, header: &FrameHeader) -> u32 {
         let is_it = |cut: &CutPush| (cut.session, cut.seq) == (header.session, header.seq);
         let found = self.cut_pushes.iter().position(is_it);
@@ -310,8 +312,9 @@ impl Engine {
         }
     }
 
-    /// Prepares for the next frame of a session's ring, of which the first `rows` rows were applied before
-    /// a crash.
+    /// Prepares for the next frame of a resumed session's ring, the one after `state`, so that it is not
+    /// applied twice when its client sends it again. Its first `rows` rows were applied before the crash (0
+    /// for none); a CLOCK frame may have moved the clocks.
     pub(super) fn expect_cut(&mut self, session: SessionId, state: StateLine, rows: u32) {
         let next = (session.0, state.applied_seq + 1);
         if self.clock_frames.get(&next.0) == Some(&next.1) {
@@ -401,7 +404,7 @@ const fn closed_entry(DomainKey { namespace, domain }: DomainKey, iterations: u6
     }
 }
 
-/// Builds the journal's entry for a table; `None` for one that does not outlive its process.
+/// Builds the journal's entry for a new table; `None` for one that does not outlive its process.
 fn entry_of(table: &Table) -> Option<Entry> {
     let place = table.kept_place()?;
     Some(Entry::Table(Box::new(KeptTable {

@@ -62,7 +62,7 @@ impl CloseProgress {
     /// `lsn` is the number of this step in the applier's total order.
     ///
     /// # Errors
-    /// Never for a redo area of this memory.
+    /// None in practice: the area lies inside this process's mapping.
     pub(super) fn name_rows(
         &self,
         redo: &Redo,
@@ -77,8 +77,8 @@ impl CloseProgress {
         })
     }
 
-    /// Stores in the redo area that the first `done` rows of table `id` are stepped. Pushes that are
-    /// applied before the next rows overwrite the name of these rows.
+    /// Stores in the redo area that the first `done` rows of table `id` are stepped. Called after they are,
+    /// because pushes that are applied before the next rows overwrite the name of these rows.
     pub(super) fn note_rows(&self, redo: &Redo, id: u32, done: u32) -> Result<(), StoreError> {
         // All rows of a table before the resumed one count as done already.
         redo.note_close(pack(done, id).max(self.before))
@@ -95,8 +95,8 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Returns how many of the next `rows` rows are skipped because they were stepped before a crash.
-    /// Counts them as stepped.
+    /// Returns how many of the next `rows` rows the caller must skip, because a process stepped them before
+    /// its crash. Counts these as stepped.
     pub(super) fn pass(&mut self, rows: usize) -> usize {
         let out = rows.min(self.left_out as usize);
         self.left_out -= out as u32;
@@ -105,7 +105,8 @@ impl Steps {
     }
 }
 
-/// Position in the held pushes of a table with rows that are stepped in the order of these pushes.
+/// Position in the held pushes of a table that outlives its process: its rows are stepped in the order in
+/// which these pushes name them first.
 #[derive(Debug, Default)]
 pub(super) struct InOrder {
     /// Indexes of the operation in a tick, of the push, and of its row.
@@ -116,7 +117,7 @@ pub(super) struct InOrder {
 }
 
 impl Engine {
-    /// Whether any of these pushes is of a table that outlives the process, so that a successor needs it.
+    /// Whether any of these pushes is of a table that outlives the process, so that a successor needs them.
     pub(super) fn has_warm(&self, streams: &[Stream]) -> bool {
         let is_warm = |held: &Held| self.is_warm(held.header.table);
         self.journal.is_some()
@@ -163,9 +164,9 @@ impl Engine {
         self.pending.free_folded(job, iteration);
     }
 
-    /// Takes the keys that the closing iteration deletes from a table, in descending order. Empty if a
-    /// crashed process has stepped rows of it: it had deleted all of them. Deletions that are repeated
-    /// before the first step change nothing.
+    /// Removes and returns the keys that the closing iteration deletes from a table, in descending order.
+    /// Empty if a crashed process has stepped rows of it: it had deleted all of them. Deletions that are
+    /// repeated before the first step change nothing.
     pub(super) fn due_deletions(&mut self, id: u32) -> Vec<u64> {
         let due = self.noted_deletions(id);
         match self.is_warm(id) && self.closing.rows_done(id) > 0 {
@@ -305,7 +306,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Reserves the sums of a held push, as when it arrived.
+    /// Reserves the memory for the sums of a held push, as when it arrived. The error is
+    /// `ResumeError::Damaged`: there is no room.
     fn reserve_again(&mut self, held: &Held) -> Result<(), ResumeError> {
         let header = &held.header;
         let Some(op) = header.flags.op.filter(|_| header.kind != FrameKind::Delete) else {

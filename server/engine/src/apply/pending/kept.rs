@@ -37,9 +37,9 @@ impl Pending {
         if self.is_kept { LINE_BYTES } else { 0 }
     }
 
-    /// Writes the header of an empty page: the key of its stream, and the number of the page in it. Without
-    /// a name (pushes of tasks) the page is in no stream after a crash. No effect where pages end with the
-    /// process.
+    /// Writes the header of an empty page. `name` is the key of the stream that the page belongs to, and the
+    /// page's number in it. `None` for pushes of tasks: after a crash the page is in no stream. No effect
+    /// where pages end with the process.
     pub(super) fn begin_page(&self, page: &Block, name: Option<(&StreamKey, usize)>) {
         if !self.is_kept {
             return;
@@ -89,8 +89,8 @@ impl Pending {
         }
     }
 
-    /// Keeps the streams that were added to the sums of an open iteration, for a process that takes over
-    /// after a crash. They leave their budgets.
+    /// Keeps the streams that were added to the sums of an open iteration: after a crash the sums are lost,
+    /// and a successor adds the streams again. Their bytes no longer count in a budget.
     pub(in crate::apply) fn keep_folded(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -105,8 +105,8 @@ impl Pending {
         self.changed();
     }
 
-    /// Returns the streams that were added to the sums of an iteration and are kept for a process that
-    /// takes over after a crash. Empty if there are none.
+    /// Returns the streams that were added to the sums of an iteration and are kept for a process that takes
+    /// over after a crash, in the order in which they were added. Empty if there are none.
     pub(in crate::apply) fn folded(
         &self,
         DomainKey { namespace, domain }: DomainKey,
@@ -202,8 +202,8 @@ impl Pending {
         self.owner.applier
     }
 
-    /// Reads the key of a page's stream, and the number of the page in it. `None` for a page without frames
-    /// or with a damaged header.
+    /// Reads the key of a page's stream, and the number of the page in the stream. `None` for a page without
+    /// frames or with a damaged header.
     fn name_of(&self, page: &Block) -> Option<(StreamKey, u32)> {
         let line = self.words(page.at).as_read().line(0);
         let used = usize::try_from(line[7]).ok()?;
@@ -226,8 +226,8 @@ impl Pending {
         Some((key, number))
     }
 
-    /// Appends the frames of a page to its stream. Ends at a frame that its ring has not counted, and takes
-    /// that frame off the page.
+    /// Appends the frames of a page to its stream. Ends at a frame that its ring has not counted as applied,
+    /// and takes that frame off the page: its client sends it again.
     fn read_page(
         &self,
         stream: &mut Stream,

@@ -12,7 +12,8 @@ use super::{Budget, Pending, Stream, StreamKey, cost};
 use crate::apply::Refusal;
 use crate::namespace::NamespaceId;
 
-/// Number of the task of pushes before the mark of their task has arrived. No delivery has this number.
+/// Task number of held pushes for which the worker's TASK frame has not arrived yet. That frame has their
+/// delivery number, which the coordinator gave with the task. No delivery has this number.
 pub(in crate::apply) const OPEN_TASK: u64 = u64::MAX;
 
 /// Key of the held pushes of one task: those for the ticks of one domain, or those that take effect when
@@ -37,8 +38,8 @@ impl TaskKey {
 }
 
 impl Pending {
-    /// Holds a push of an open task: copies it out of its ring. All tasks of the applier share one budget
-    /// in bytes.
+    /// Holds a push of an open task, one without a TASK frame yet: copies it out of its ring. All tasks of
+    /// the applier share one budget in bytes.
     ///
     /// # Errors
     /// [`RejectReason::PendingFull`](tidewater_protocol::layout::reject::RejectReason::PendingFull) or `NoMemory`;
@@ -90,7 +91,8 @@ impl Pending {
         self.tasks.extract_if(range, |_, _| true).collect()
     }
 
-    /// Closes the open task of a thread: its held pushes belong to delivery `task` from now on.
+    /// Closes the open task of a thread: its held pushes belong to delivery number `task` from now on. Held
+    /// pushes of an earlier call with this number are dropped.
     pub(in crate::apply) fn close_task(
         &mut self,
         namespace: NamespaceId,
@@ -105,7 +107,7 @@ impl Pending {
         }
     }
 
-    /// Drops the held pushes of one task of a thread.
+    /// Drops the held pushes of one task of a thread. No effect without such pushes.
     pub(in crate::apply) fn drop_task(
         &mut self,
         namespace: NamespaceId,
@@ -127,9 +129,9 @@ impl Pending {
         tasks.map(|key| (key.thread, key.task)).collect()
     }
 
-    /// Moves the held pushes of a finished task into an iteration of their thread, in front of its pushes
-    /// of no task. They take effect even if the worker is lost. `staged` says whether the rank has its
-    /// turn. Needs no memory.
+    /// Moves the held pushes of a finished task into the stream of an iteration of their thread, in front of
+    /// its pushes that are of no task. They take effect even if the worker is lost. `staged` says whether the
+    /// rank has its turn. Needs no memory.
     pub(in crate::apply) fn join_iteration(
         &mut self,
         mut stream: Stream,
