@@ -87,7 +87,7 @@ pub enum RingError {
     },
 }
 
-/// Result of [`Ring::next`]: what the ring has at its read position.
+/// Result of [`Ring::next`]: what the applier finds at the ring's read position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// No frame, or one that is not complete yet.
@@ -99,7 +99,8 @@ pub enum Next {
     Frame(FrameHeader),
 }
 
-/// Server end of one session's push ring, with its lane and progress. Used by its applier only.
+/// Server end of one session's push ring, with its lane (connection to the client) and progress. Used by its
+/// applier only.
 pub struct Ring {
     /// Nonce of the session.
     pub session: SessionId,
@@ -199,8 +200,9 @@ impl Ring {
         }
     }
 
-    /// Writes to the ring's record that it belongs to this applier. Where the memory outlives the process,
-    /// the applier's successor takes over the ring.
+    /// Enters the applier `applier` in the ring's record, which describes the ring where memory outlives the
+    /// process. From now on a successor of the applier takes over the ring after a crash. No effect where the
+    /// memory ends with the process.
     pub(crate) fn begin(&self, applier: u32) {
         if let Some(kept) = &self.kept {
             kept.begin(RingRecord {
@@ -214,12 +216,13 @@ impl Ring {
         }
     }
 
-    /// Resumes the rings of a dead applier, without lanes. Each comes with the number of rows of its next
-    /// frame that are applied already. `push` is the push that the applier began last. `inbox` creates the
-    /// inbox of a ring from its record.
+    /// Resumes the rings of a dead applier, without lanes (connections). Each ring comes with the number of
+    /// rows of its next frame that were applied before the crash: the caller must not apply these again.
+    /// `push` is the push that the applier began last, with its applied rows. `inbox` creates the inbox of a
+    /// ring from its record.
     ///
     /// # Errors
-    /// [`ResumeError`].
+    /// [`ResumeError`] when a record is damaged or `inbox` fails.
     pub(crate) fn resume_all(
         memory: &ServerMemory,
         applier: u32,
@@ -282,7 +285,7 @@ impl Ring {
         self.status.remote()
     }
 
-    /// Whether frames of this ring carry a checksum.
+    /// Whether frames of this ring carry a checksum, because the transport does not place bytes in order.
     pub const fn check_frames(&self) -> bool {
         self.check_frames
     }
@@ -293,7 +296,8 @@ impl Ring {
     }
 
     /// Reads the next frame of the ring: checks its header and copies its payload into `payload`. The ring
-    /// does not advance over the frame before [`Ring::done`] or [`Ring::reject`].
+    /// does not advance over the frame before [`Ring::done`] or [`Ring::reject`]: until then each call
+    /// returns it again.
     ///
     /// # Errors
     /// `RingError`: the caller must end the session.
@@ -423,8 +427,8 @@ impl Ring {
         }
     }
 
-    /// Counts a frame in the ring's record before it is applied, so that a crash loses it. For a mutant
-    /// only.
+    /// Counts a frame in the ring's record before it is applied, so that a crash loses it. Only for a mutant:
+    /// a deliberate defect that tests must detect.
     pub(crate) fn count_early(&self, header: &FrameHeader) {
         if let Some(kept) = &self.kept {
             kept.count(&StateLine {
@@ -439,7 +443,8 @@ impl Ring {
     /// reject record is written before the status record that counts it.
     ///
     /// # Errors
-    /// [`LaneError`] from the lane.
+    /// [`LaneError`] when the reject record could not be sent. The frame is refused all the same;
+    /// [`Ring::attach`] sends the record again.
     pub fn reject(&mut self, header: &FrameHeader, reason: RejectReason) -> Result<(), LaneError> {
         let reject = Reject {
             seq: header.seq,
@@ -471,7 +476,7 @@ impl Ring {
     /// matters is sent again after the recovery.
     ///
     /// # Errors
-    /// [`LaneError`] from the lane.
+    /// [`LaneError`] when the lane has failed: the caller ends it.
     pub fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
         match &mut self.port {
             Some(port) => port.post(at, bytes),
@@ -484,7 +489,7 @@ impl Ring {
     /// its mailbox shows no progress.
     ///
     /// # Errors
-    /// [`LaneError`] from the lane.
+    /// [`LaneError`] when the lane has failed: the public record is written, the mailbox is not.
     pub fn publish(&mut self, memory: &ServerMemory) -> Result<bool, LaneError> {
         if self.state == self.published {
             return Ok(false);
@@ -496,16 +501,16 @@ impl Ring {
         Ok(true)
     }
 
-    /// First half of a recovery: sets the tail to the consumed position and returns the ring's state.
-    /// Before it, the lane is destroyed, nothing arrives any more, and every complete frame has been
-    /// consumed.
+    /// First half of a recovery: sets the tail to the consumed position and returns the ring's state, from
+    /// which the client sends again. The caller has ended the lane before, so that nothing arrives any more,
+    /// and has consumed every complete frame.
     pub fn rewind(&mut self) -> StateLine {
         self.inbox.reset_tail(self.consumed);
         self.state
     }
 
-    /// Replaces the inbox memory between the two halves of a recovery, because the client cannot be kept
-    /// from writing the old one. The ring continues at its position.
+    /// Replaces the inbox memory between [`Ring::rewind`] and [`Ring::attach`], the two halves of a recovery:
+    /// the client cannot be kept from writing the old one. The ring continues at its position.
     pub fn renew(&mut self, inbox: Inbox) {
         inbox.reset_tail(self.consumed);
         self.inbox = inbox;
@@ -515,7 +520,8 @@ impl Ring {
     /// that it may have missed.
     ///
     /// # Errors
-    /// [`LaneError`] from the lane.
+    /// [`LaneError`] when the new lane has failed, which the caller then ends; the client may recover once
+    /// more.
     pub fn attach(&mut self, port: Box<dyn ServerLane>) -> Result<(), LaneError> {
         self.port = Some(port);
         // Frames that come again have the full time again.
@@ -554,10 +560,11 @@ impl Ring {
         }
     }
 
-    /// Removes the ring: ends its lane, and frees its public status record and its record for a resumption.
+    /// Removes the ring: ends its lane, and frees its public status record and the record for a successor of
+    /// this process. `memory` is the one that the ring was created in.
     ///
     /// # Errors
-    /// Never for a ring of this memory.
+    /// None in practice: both records lie inside `memory`.
     pub fn release(mut self, memory: &ServerMemory) -> Result<(), StoreError> {
         // A lane that has not ended keeps the inbox it writes to; nothing else of this memory is its.
         self.end_port();

@@ -83,7 +83,7 @@ impl RingRecord {
     }
 }
 
-/// Record of one ring in private memory that outlives the process.
+/// Record of one ring in private memory that outlives the process: description, progress and refused frames.
 #[derive(Debug)]
 pub(super) struct KeptRing {
     private: Arc<Region>,
@@ -115,7 +115,8 @@ impl KeptRing {
             .store_line(0, &[a, b, c, d, e, f, checksum, 0]);
     }
 
-    /// Stores the progress of the ring: a frame is applied or refused. It counts from the last store on.
+    /// Stores the progress of the ring, after a frame was applied or refused. Its last store, of the frame's
+    /// number, makes it valid for a successor.
     pub(super) fn count(&self, state: &StateLine) {
         if mutants::on(Mutant::AppliedNotRecorded) {
             return;
@@ -165,13 +166,14 @@ impl KeptRing {
         all
     }
 
-    /// Notes that `rows` rows of frame `seq`, the next one, are applied: the process died in it.
+    /// Notes that the process died in frame `seq`, the next one, when its first `rows` rows were applied:
+    /// also a later process must skip them.
     pub(super) fn note_cut(&self, seq: u64, rows: u32) {
         self.at(CUT_AT, 8).store(0, pack(rows, seq as u32));
     }
 
-    /// Returns the number of rows of frame `seq` that were applied when an earlier process died in it;
-    /// otherwise 0.
+    /// Returns the number of rows of frame `seq` that were applied when an earlier process died in it; 0 for
+    /// any other frame.
     pub(super) fn cut(&self, seq: u64) -> u32 {
         let (rows, of) = unpack(self.at(CUT_AT, 8).as_read().load(0));
         if of == seq as u32 { rows } else { 0 }
@@ -191,8 +193,8 @@ impl KeptRing {
     }
 }
 
-/// Finds the records of one applier's rings in the memory of a dead process, in the order of the sessions'
-/// numbers. Applier 0 frees the records that belong to no applier yet.
+/// Finds the records of one applier's rings in the memory of a dead process, in ascending order of session
+/// numbers. With applier 0 it also frees the records of rings that no applier had taken yet.
 pub(super) fn rings_of(
     memory: &ServerMemory,
     applier: u32,
