@@ -92,7 +92,7 @@ impl Engine {
         });
     }
 
-    /// Makes one step of each save under way: the cut (the moment whose state is saved), or copies of at most
+    /// Makes one step of each save under way: the cut (fixes the moment that is saved), or copies of at most
     /// 32 KiB. Returns whether any save made its cut, copied or ended; false without a save. Never blocks.
     pub fn save_step(&mut self) -> bool {
         let mut moved = false;

@@ -333,8 +333,7 @@ impl Table {
     /// Frees all memory of the table's share.
     ///
     /// # Errors
-    /// `StoreError::Mem` for a share of another server's memory, which is a
-    /// bug.
+    /// `StoreError::Mem` is not expected: all blocks are of the memory that the share was created in.
     pub fn release(self) -> Result<(), crate::store::StoreError> {
         match self.store {
             Store::Sparse(s) => s.release(),

@@ -11,11 +11,12 @@ use tidewater_protocol::mutants::{self, Mutant};
 
 use super::sparse::SparseShard;
 
-/// Number of counters of the sketch, one byte each: 1 MiB for a table and applier.
+/// Number of counters of a sketch, one byte each: 1 MiB for each table and applier with an admission
+/// threshold.
 const COUNTERS: usize = 1 << 20;
 /// Number of counters that count one key.
 const HASHES: usize = 4;
-/// Number of counters that one push halves.
+/// Number of counters that one push halves, so that old pushes lose their weight.
 const HALVED: usize = 8;
 
 /// Count-min sketch of the pushes of keys without a row, for one table on one applier.

@@ -13,7 +13,8 @@ use tidewater_runtime::sync::{Ordering, fence};
 use super::StoreError;
 use super::redo::{PushName, Redo};
 
-/// Byte offset of the position in the close line, the line of a tick.
+/// Byte offset of the tick's position in the close line: the cache line of the redo area that names the tick
+/// under way.
 const CLOSE_AT: usize = 32;
 
 /// Tick that an applier carries out, as the redo area names it, and its position.
@@ -34,16 +35,16 @@ pub(crate) struct Closing {
     pub(crate) position: u64,
 }
 
-/// Session number in the name of rows that a tick steps. The sequence number of such a name is the position
-/// in front of the rows.
+/// Session number in the redo area's name of rows that a tick changes, in place of a client's session. The
+/// sequence number of such a name is the tick's position before these rows.
 pub(crate) const TICK_SESSION: u64 = u64::MAX;
 
 impl Redo {
-    /// Writes the name of the iteration that a tick closes, before its first row is stepped. Cost: six
-    /// stores to one line.
+    /// Writes the iteration that a tick closes to the redo area, before the tick changes its first row: a
+    /// successor learns which tick a crash interrupted. Cost: six stores to one line.
     ///
     /// # Errors
-    /// Never for an area of this memory.
+    /// None in practice: the area lies inside the memory of this server.
     pub(crate) fn begin_close(&self, closing: &Closing) -> Result<(), StoreError> {
         let line = self.close_line()?;
         // Nothing is stepped, whatever iteration the line names until it is complete.
@@ -62,10 +63,11 @@ impl Redo {
         Ok(())
     }
 
-    /// Stores the position of the tick in the redo area. It never goes back.
+    /// Stores the position that the tick has reached in the redo area. The caller never passes a lower one
+    /// than before in the same tick.
     ///
     /// # Errors
-    /// Never for an area of this memory.
+    /// None in practice: the area lies inside the memory of this server.
     pub(crate) fn note_close(&self, position: u64) -> Result<(), StoreError> {
         self.close_line()?.store(CLOSE_AT, position);
         fence(Ordering::Release);
@@ -76,7 +78,7 @@ impl Redo {
     /// [`Self::interrupted`]: a name under [`TICK_SESSION`] is that of some rows of a tick.
     ///
     /// # Errors
-    /// Never for an area of this memory.
+    /// None in practice: the area lies inside the memory of this server.
     pub(crate) fn closing(&self, push: Option<(PushName, u32)>) -> Result<Closing, StoreError> {
         let line = self.close_line()?.as_read();
         let [namespace, domain, iteration, lsn, noted] =

@@ -50,13 +50,14 @@ impl SparseShard {
         }
     }
 
-    /// Returns the place of the row in a slot; `None` for a slot without one.
+    /// Returns the place of the row in a slot, given as location of generation 0; `None` for a slot without a
+    /// row.
     fn row_in(&self, slot: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(slot)?;
         (self.find_slot(place.key) == Some(slot)).then_some(place)
     }
 
-    /// Begins a save of all rows of the shard; `outlet` takes the copies.
+    /// Begins a save of all rows of the shard: from now on a row is copied to `outlet` before it changes.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let spans = self.extents.spans();
         self.rows().begin_cut(outlet, spans);

@@ -57,19 +57,20 @@ impl SaveMemory {
         self.limit
     }
 
-    /// Whether the cursors must wait until the writing thread has caught up.
+    /// Whether so many sent bytes wait for the writing thread that the cursors must wait. Copies before a
+    /// write never wait.
     pub(crate) fn is_full(&self) -> bool {
         self.queued.load(Ordering::Relaxed) >= self.window()
     }
 
-    /// Bytes in the queue from which on cursors wait. Below the limit, so that no save fails by what its
-    /// cursors alone have copied.
+    /// Bytes sent and not yet written from which on cursors wait. Below the limit, so that no save fails by
+    /// what its cursors alone have copied.
     fn window(&self) -> usize {
         WINDOW_BYTES.min(self.limit / 2)
     }
 
-    /// Counts received bytes as written, on the writing thread. Returns true when waiting cursors can
-    /// continue: the caller then wakes the appliers.
+    /// Counts `bytes` received bytes as written; called by the writing thread. Returns true when cursors that
+    /// waited can continue: the caller then wakes the appliers.
     pub fn written(&self, bytes: usize) -> bool {
         self.free(bytes);
         let before = self.queued.fetch_sub(bytes, Ordering::Relaxed);
@@ -91,8 +92,8 @@ impl SaveMemory {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` copied bytes. Above the limit nothing is counted, and the error is the number of
-    /// bytes that would be held.
+    /// Counts `bytes` copied bytes as held. Above the limit nothing is counted, and the error is the number
+    /// of bytes that would be held: the save fails.
     fn take(&self, bytes: usize) -> Result<(), usize> {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if held <= self.limit {
@@ -169,8 +170,8 @@ struct Group {
     bytes: Vec<u8>,
 }
 
-/// Copy-before-write state of a save for one table on one applier: which records are claimed, and the
-/// copies.
+/// Copy-before-write state of a save for one table on one applier: which records are claimed (copied, or
+/// known to need no copy), and the copies.
 #[derive(Debug)]
 pub(crate) struct Cut {
     outlet: Outlet,

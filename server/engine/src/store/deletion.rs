@@ -10,7 +10,7 @@ impl SparseShard {
     /// there is no row.
     ///
     /// # Errors
-    /// Never for a row of this shard.
+    /// None in practice: rows of this shard lie inside the memory of its server.
     pub fn reset(&mut self, key: u64, redo: &Redo, progress: Progress) -> Result<bool, StoreError> {
         let Some(place) = self.find(key).and_then(|loc| self.place(loc)) else {
             return Ok(false);

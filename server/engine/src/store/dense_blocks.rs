@@ -208,7 +208,7 @@ impl DenseBlocks {
         [vec![payload, meta], private]
     }
 
-    /// Begins a save of all blocks of the share; `outlet` takes the copies.
+    /// Begins a save of all blocks of the share: from now on a block is copied to `outlet` before it changes.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let span = |part: &Part| Span {
             first: part.first,
@@ -218,13 +218,13 @@ impl DenseBlocks {
         self.cut = Some(Box::new(Cut::new(outlet, parts, 1)));
     }
 
-    /// Returns the save that is under way, if any.
+    /// Returns the save that is under way, if any. The caller ends it by setting the option to `None`.
     pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         &mut self.cut
     }
 
-    /// Copies a block into the save under way, unless it has been copied. Returns the number of bytes
-    /// copied.
+    /// Copies a block into the save under way. Returns the number of bytes copied: 0 without a save, or for a
+    /// block that has been copied.
     ///
     /// # Errors
     /// [`BlocksError::NotOwned`].
@@ -293,8 +293,8 @@ impl DenseBlocks {
         self.salt
     }
 
-    /// Returns the partition of this applier that holds all of a range of elements. `None` if there is
-    /// none, or the range is empty.
+    /// Returns the index of the partition of this applier that holds the complete range of `count` elements
+    /// from `first` on. `None` if there is none, or the range is empty.
     fn partition_of(&self, first: u64, count: u64) -> Option<usize> {
         let last = first.checked_add(count.checked_sub(1)?)?;
         if last >= self.sizes.layout.elements {
@@ -488,7 +488,7 @@ impl DenseBlocks {
     /// Zeroes and frees all memory of the share, version words first: a late reader finds no valid version.
     ///
     /// # Errors
-    /// Never for blocks of this memory.
+    /// None in practice: all blocks are of the server memory in which the share was created.
     pub fn release(self) -> Result<(), StoreError> {
         self.ground.release(&self.memory)?;
         self.tables.release(&self.memory)

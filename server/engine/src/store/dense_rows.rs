@@ -105,7 +105,7 @@ impl DenseRows {
         Ok(shard)
     }
 
-    /// Creates a share that owns no partition.
+    /// Creates a share that owns no partition yet; the caller adds them.
     fn empty(
         memory: &Arc<ServerMemory>,
         spec: &TableSpec,
@@ -242,7 +242,7 @@ impl DenseRows {
         &mut self.rows
     }
 
-    /// Begins a save of all rows of the share; `outlet` takes the copies.
+    /// Begins a save of all rows of the share: from now on a row is copied to `outlet` before it changes.
     pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
         let span = |slab: &Slab| Span {
             first: slab.payload.at as u64,
@@ -329,11 +329,11 @@ impl DenseRows {
         })
     }
 
-    /// Frees all memory of the share after all of its rows are void, so that a late reader finds no valid
-    /// row, see `release_rows`.
+    /// Frees all memory of the share after all of its rows were made invalid, so that a late reader finds no
+    /// valid row, see `release_rows`.
     ///
     /// # Errors
-    /// Never for blocks of this memory.
+    /// None in practice: all blocks are of the server memory in which the share was created.
     pub fn release(self) -> Result<(), StoreError> {
         let stride = self.layout.stride;
         let slab = |slab: &Slab| RowSlab {

@@ -6,7 +6,7 @@ use tidewater_runtime::mem::MemError;
 
 use super::hugepages::{Hugepages, Shortfall};
 
-/// Error of an operation of the store. Nothing was changed.
+/// Error of an operation of the store. Nothing was changed, unless the operation states otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

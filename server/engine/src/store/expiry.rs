@@ -78,7 +78,7 @@ impl SparseShard {
     /// partition.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] never for a partition of this shard.
+    /// [`StoreError::Mem`]: none in practice, because the stamps lie inside the server's memory.
     pub fn expired(
         &self,
         partition: u32,

@@ -45,7 +45,7 @@ impl ExtentRecords {
         Ok(Self::attach(memory, block))
     }
 
-    /// Attaches the records that a dead process left in `block`.
+    /// Opens the records that a dead process left in `block`, for its successor to read.
     pub(super) fn attach(memory: &Arc<ServerMemory>, block: Block) -> Self {
         let memory = Arc::clone(memory);
         Self { memory, block }
@@ -75,7 +75,8 @@ impl ExtentRecords {
         Ok(())
     }
 
-    /// Reads the record of the extent with number `n`, from 0; `None` after the last one.
+    /// Reads the record of the extent with number `n`, from 0. `None` without a valid record, so after the
+    /// last extent.
     pub(super) fn read(&self, n: usize) -> Result<Option<ExtentRecord>, StoreError> {
         if n >= EXTENTS_MAX {
             return Ok(None);

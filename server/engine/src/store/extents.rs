@@ -208,8 +208,8 @@ impl Extents {
         })
     }
 
-    /// Starts to keep a record of each extent, so that a successor finds them. Called before the table has
-    /// extents.
+    /// Starts to keep a record of each extent in private memory, from which a successor of this process finds
+    /// them. Called before the table has extents.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -233,7 +233,7 @@ impl Extents {
     /// sets how many slots of the last extent are in use, by [`Self::end_at`].
     ///
     /// # Errors
-    /// [`StoreError`] when memory or keys are used up, or `place` is none of this memory.
+    /// [`StoreError`] when memory or keys are used up, or `place` lies outside the memory.
     pub(super) fn resume(
         memory: Arc<ServerMemory>,
         preallocator: Preallocator,
@@ -318,8 +318,9 @@ impl Extents {
         (self.entries.at as u64, self.entries_key)
     }
 
-    /// Takes at least one and up to `want` consecutive unused slots of one extent. Returns the extent's
-    /// number, the first slot and the number of slots. Bounded work unless the helper thread is late.
+    /// Takes at least one and up to `want` consecutive unused slots of one extent, the last one, and adds an
+    /// extent if that is full. Returns the extent's number from 1, the first slot and the number of slots.
+    /// Bounded work unless the helper thread is late.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; nothing was taken.
@@ -439,7 +440,7 @@ impl Extents {
         (self.pages.len() as u32 + 1) << PAGE_BITS
     }
 
-    /// Checks that one more extent is within the limits of the format.
+    /// Checks that one more extent is within the limits of the format; the error is `StoreError::TableFull`.
     fn check_limits(&self) -> Result<(), StoreError> {
         if self.list.len() >= EXTENTS_MAX {
             return Err(StoreError::TableFull {
@@ -459,8 +460,8 @@ impl Extents {
         Ok(())
     }
 
-    /// Returns the place of the row at a location, with the key in its slot. `None` for a location that was
-    /// never given out.
+    /// Returns the place of the slot at a location, with the key in the slot's record (0 in a slot without a
+    /// row). `None` for a location that was never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         let extent = self.extent_of(loc)?;
@@ -475,7 +476,8 @@ impl Extents {
         Some(self.place_in(self.extent_of(loc)?, loc, key))
     }
 
-    /// Prefetches the slot record that [`Self::place`] will read.
+    /// Prefetches the slot record that [`Self::place`] will read. No effect for a location that was never
+    /// given out.
     #[inline]
     pub fn prefetch(&self, loc: RowLocation) {
         if let Some(extent) = self.extent_of(loc) {
@@ -540,10 +542,10 @@ impl Extents {
         }
     }
 
-    /// Writes the key of a slot into its record.
+    /// Writes the key of a slot into its record. No effect for a location that was never given out.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] for a location that was never given out.
+    /// [`StoreError::Mem`]: none in practice, because the records lie inside the server's memory.
     pub fn set_key(&self, loc: RowLocation, key: u64) -> Result<(), StoreError> {
         if let Some(extent) = self.extent_of(loc) {
             self.key_word(extent, loc)?.store(0, key);
@@ -560,11 +562,11 @@ impl Extents {
         self.list.iter().map(span).collect()
     }
 
-    /// Frees all memory of the extents after all of their rows are void, so that a late reader finds no
-    /// valid row, see `release_rows`.
+    /// Frees all memory of the extents after all of their rows were made invalid, so that a late reader finds
+    /// no valid row, see `release_rows`.
     ///
     /// # Errors
-    /// Never for blocks of this memory.
+    /// None in practice: all blocks are of the server memory in which the share was created.
     pub fn release(self) -> Result<(), StoreError> {
         let stride = self.plan.layout.stride;
         let slab = |extent: &Extent| RowSlab {

@@ -130,8 +130,8 @@ pub struct MemoryFile {
     pub fd: OwnedFd,
 }
 
-/// The three memory files of one server, which can outlive its process: public memory, private memory,
-/// counters.
+/// The three memory files (memfds) of one server, which can outlive its process: public memory, private
+/// memory, counters.
 #[derive(Debug)]
 pub struct MemoryFiles([MemoryFile; 3]);
 
@@ -155,7 +155,8 @@ impl MemoryFiles {
         Ok((Self(files), without))
     }
 
-    /// Duplicates the descriptors of the files, for a process to be forked, while the holder keeps its own.
+    /// Duplicates the descriptors of the files for a server process to be forked; the holder, the process
+    /// that keeps the memory, retains its own.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when there is no descriptor left.
@@ -169,7 +170,8 @@ impl MemoryFiles {
         Ok(Self([share(a)?, share(b)?, share(c)?]))
     }
 
-    /// Iterates over the files with number and name: 0 public memory, 1 private memory, 2 counters.
+    /// Iterates over the files with number and name: 0 for public memory, 1 for private memory, 2 for
+    /// counters.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &'static str, &MemoryFile)> {
         let names = [NAMES[0], NAMES[1], COUNTERS];
         let named = (0..).zip(names).zip(&self.0);
@@ -246,9 +248,9 @@ impl ServerMemory {
         Ok(memory)
     }
 
-    /// Frees all blocks with an owner for which `is_of` is true, unless they are among `kept`: blocks of
-    /// public memory, and of private memory. The public blocks are zeroed before any of them has a new
-    /// owner.
+    /// Frees all blocks with an owner for which `is_of` is true, unless they are in `kept`: the blocks of
+    /// public memory, and those of private memory, that are in use. The public blocks are zeroed before any
+    /// of them has a new owner, so that late readers find no valid row.
     pub(crate) fn free_others(
         &self,
         is_of: impl Fn(&BlockOwner) -> bool,

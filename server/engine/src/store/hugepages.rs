@@ -264,8 +264,8 @@ impl Backing {
         })
     }
 
-    /// Binds the calling thread to the processors of the NUMA node. If that fails, pages come from the
-    /// thread's present node.
+    /// Binds the calling thread to the processors of the NUMA node, so that the kernel allocates pages there.
+    /// A failure is logged only: pages then come from the thread's present node.
     fn settle(&self) {
         let mut set = CpuSet::new();
         for cpu in self.cpus.iter().map(|&cpu| cpu as usize) {

@@ -170,7 +170,7 @@ impl Index {
     /// Adds a key that the index does not hold. `slot` is from 1 to [`Self::SLOT_MAX`]. Bounded work.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`] when the index must grow and cannot; nothing was added.
+    /// [`StoreError`] when the index must grow and memory is used up; nothing was added.
     pub fn insert(
         &mut self,
         key: u64,
@@ -234,7 +234,7 @@ impl Index {
     /// Removes all keys. Cost: zeroes the present table, 4 bytes for each of its [buckets](Self::buckets).
     ///
     /// # Errors
-    /// Never for the memory of this index.
+    /// None in practice: the table lies inside the server's memory.
     pub fn clear(&mut self) -> Result<(), StoreError> {
         if let Growth::Move(old, _) = self.growth {
             self.memory.private.free(old.block)?;
@@ -262,7 +262,7 @@ impl Index {
     /// Frees all memory of the index.
     ///
     /// # Errors
-    /// Never for blocks of this memory.
+    /// None in practice: all tables are blocks of the server's memory.
     pub fn release(self) -> Result<(), StoreError> {
         match self.growth {
             // An ordered table is freed when it comes.

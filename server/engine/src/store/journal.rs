@@ -90,11 +90,11 @@ impl Journal {
         self.block
     }
 
-    /// Appends an entry to the journal. Returns false, with nothing written, if its block has no room.
+    /// Appends an entry to the journal. Returns false, with nothing written, if the journal's block has no
+    /// room: the caller then calls [`Self::renew`] and appends again.
     ///
     /// # Errors
-    /// [`StoreError`] if the journal's block is outside the server's private memory. No block that this memory
-    /// allocated is.
+    /// None in practice: the block lies inside the server's private memory.
     pub(crate) fn append(&mut self, entry: &[u8]) -> Result<bool, StoreError> {
         let has_room = self.at + bytes_of(entry) <= self.block.len;
         if has_room {
@@ -103,8 +103,9 @@ impl Journal {
         Ok(has_room)
     }
 
-    /// Moves the journal to a new block that begins with `state`. The block has at least twice the size of
-    /// `state` and `entry` together: the caller appends `entry` afterwards, which then has room.
+    /// Moves the journal to a new block that begins with the entries `state`, which replace all entries so
+    /// far. The block has at least twice the size of `state` and `entry` together: the caller appends `entry`
+    /// afterwards, which then has room.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; the journal is as it was.

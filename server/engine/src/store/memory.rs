@@ -287,8 +287,8 @@ impl Arena {
         }
     }
 
-    /// Allocates a zeroed block. Not for the data path: takes a lock, zeroes a block that was used before,
-    /// and the pages of a new one are not present yet.
+    /// Allocates a zeroed block of `bytes` bytes, rounded up to 64. Not for the data path: takes a lock,
+    /// zeroes a block that was used before, and the pages of a new one are not present yet.
     ///
     /// # Errors
     /// [`StoreError::NoMemory`], [`StoreError::Blocks`] when the directory is full, [`StoreError::Mem`]
@@ -303,8 +303,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// Allocates a block that still has the bytes of its last owner, or is fresh: the caller clears it step
-    /// by step. For appliers, which have no time to clear much at once.
+    /// Allocates a block that is not zeroed: it still has the bytes of its last owner, or is fresh. The
+    /// caller clears it step by step. For appliers, which have no time to clear much at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
@@ -354,8 +354,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// Takes a block off the free lists or from fresh memory. Returns it, and whether it was used before
-    /// and is not zeroed; only `reuse` allows such a block.
+    /// Takes a block off the free lists or from fresh memory, without a directory entry of an owner. Returns
+    /// it, and whether it was used before and is not zeroed; only with `reuse` such a block is taken.
     fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
@@ -379,7 +379,7 @@ impl Arena {
     }
 
     /// Takes over the blocks of a dead process: those of the first `entries` directory entries, up to byte
-    /// offset `used`. The blocks `free` are freed.
+    /// offset `used` of the memory. Those in `free` become free; the others stay in use.
     pub(super) fn adopt(
         &self,
         entries: u32,
@@ -427,13 +427,14 @@ impl Arena {
     /// Frees a block, to be used again by a request of the same size.
     ///
     /// # Errors
-    /// Never for a block of this arena.
+    /// None for a block that this arena has allocated. The caller passes no other.
     pub fn free(&self, block: Block) -> Result<(), StoreError> {
         self.put_back(block, |books| &mut books.free)
     }
 
-    /// Frees a zeroed block that was never written. The next request of its size gets it unchanged, before
-    /// any other. So a request that fails for another reason takes no memory, however often it is repeated.
+    /// Frees a block that was allocated zeroed and never written, which the caller ensures. The next request
+    /// of its size gets it unchanged, before any other. So a request that fails for another reason takes no
+    /// memory, however often it is repeated.
     ///
     /// # Errors
     /// As [`Self::free`].
@@ -445,7 +446,8 @@ impl Arena {
     /// allocated again. Hugepages stay. For the helper thread.
     ///
     /// # Errors
-    /// Never for a block of this arena.
+    /// None for a block that this arena has allocated. If the system takes no pages back, the block is only
+    /// freed.
     pub(super) fn free_returning(&self, block: Block, pace: &mut Pace) -> Result<(), StoreError> {
         let is_returned = !self.region.pages().are_huge()
             && (0..block.len).step_by(RETURNED_BYTES).all(|first| {
@@ -501,7 +503,7 @@ impl Arena {
     /// finds the model by it.
     ///
     /// # Errors
-    /// Never for a memory this code wrote.
+    /// None in practice: the directory lies inside the memory.
     pub fn directory(&self) -> Result<Vec<(Block, [u32; 4])>, StoreError> {
         let entries = self.books().entries;
         let mut all = Vec::with_capacity(entries as usize);

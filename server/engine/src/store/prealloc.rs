@@ -20,10 +20,11 @@ use super::memory::ServerMemory;
 const ORDERS_MAX: usize = 1024;
 /// Bytes made present between two readings of the clock: 30 us, or 200 us where pages are slow.
 pub(super) const STEP_BYTES: usize = 64 << 10;
-/// Time of work after which the helper thread pauses for as long.
+/// Time of work after which the helper thread sleeps for as long as it has worked.
 const WORK: Duration = Duration::from_micros(200);
 
-/// Result of an order that the helper thread creates, and frees if no applier takes it.
+/// Result of an order to the helper thread: memory that the thread prepares, and frees if no applier takes
+/// it.
 pub(super) trait Made: Send + 'static {
     /// Frees the memory of a result that is not taken.
     fn discard(self, memory: &ServerMemory);
@@ -40,7 +41,7 @@ pub(super) trait Made: Send + 'static {
 
 type Job = Box<dyn FnOnce(&mut Pace) + Send>;
 
-/// Urgency of an order, which chooses its queue.
+/// Urgency of an order to the helper thread, which chooses its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Urgency {
     /// Soon: without the result, an applier has to create one itself.
@@ -89,8 +90,8 @@ impl Preallocator {
         Ok(Self(Some([soon, later])))
     }
 
-    /// Orders memory from the helper thread, which runs `make`. `None` when there is no helper, or its
-    /// queue is full. Never blocks.
+    /// Orders memory from the helper thread, which runs `make`. `None` when there is no helper, or its queue
+    /// is full: the caller then makes the memory itself. Never blocks.
     pub(super) fn order<T: Made>(
         &self,
         memory: &Arc<ServerMemory>,
@@ -129,7 +130,8 @@ impl Preallocator {
 pub(super) struct Pace(Duration);
 
 impl Pace {
-    /// Runs one step on the helper thread, and sleeps afterwards if it has worked long enough.
+    /// Runs one step on the helper thread. If the thread has then worked 200 us since its last pause, sleeps
+    /// for as long as it has worked.
     pub(super) fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
         let start = clock::now();
         let done = step();
@@ -191,7 +193,7 @@ pub(super) enum Delivery<T> {
 }
 
 impl<T: Made> Order<T> {
-    /// Whether the helper thread has answered the order.
+    /// Whether the helper thread has answered the order. Never blocks.
     #[cfg(test)]
     pub(super) fn is_done(&self) -> bool {
         !self.0.is_empty()

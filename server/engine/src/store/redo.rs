@@ -226,7 +226,7 @@ impl Redo {
     /// record of an earlier frame is taken for one of this push. Cost: four stores to one line.
     ///
     /// # Errors
-    /// Never for an area of this memory.
+    /// None in practice: the area lies inside the memory of this server.
     pub fn begin(&self, push: PushName) -> Result<(), StoreError> {
         let line = self.name_line()?;
         line.store(0, 0);
@@ -265,8 +265,9 @@ impl Redo {
         Ok((newest, (push.lsn > 0).then_some((push, rows))))
     }
 
-    /// Notes that the rows of a frame before that of `progress` are stored, before the record, which says
-    /// so otherwise, becomes void. No effect for the creation of a row.
+    /// Notes that the rows of a frame before that of `progress` are stored, before the record of the last one
+    /// becomes void: until then that record says so. No effect for the creation of a row. `name` is the line
+    /// that names the push.
     pub(super) fn note_stored(name: WordsMut<'_>, progress: Progress) {
         if progress.row & CREATES == 0 {
             name.store(STORED_AT, progress.row.into());
@@ -307,7 +308,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Opens the record for results with these lengths of values and optimizer state in bytes.
+    /// Opens the redo record, to commit results of rows with these lengths of values and optimizer state in
+    /// bytes. Writes nothing.
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller rows.
@@ -347,7 +349,7 @@ impl Redo {
     /// stores the row again.
     ///
     /// # Errors
-    /// Never for an area of this memory.
+    /// None in practice: the area lies inside the memory of this server.
     pub fn void(&self) -> Result<(), StoreError> {
         let area = self
             .memory

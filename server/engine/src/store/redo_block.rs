@@ -66,7 +66,8 @@ impl Redo {
         self.store_result(Some(progress), place, payload, state)
     }
 
-    /// Stores the result of a range of one block, with `progress` after a redo record; without it directly.
+    /// Stores the result of a range of one block: with `progress` first in the redo record, without it only
+    /// at its place.
     ///
     /// # Errors
     /// As [`Self::commit_block`].

@@ -38,7 +38,7 @@ pub(super) struct RowSlab {
 /// them is accepted. Cost: a store to the line of each row.
 ///
 /// # Errors
-/// Never for blocks of this memory.
+/// None in practice: the blocks of `slabs` are of `memory`, which the caller ensures.
 pub(super) fn release_rows(
     memory: &ServerMemory,
     slabs: impl Iterator<Item = RowSlab> + Clone,

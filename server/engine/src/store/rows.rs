@@ -53,19 +53,20 @@ impl RowWriter {
         })
     }
 
-    /// Begins a save of the rows in `slabs`, spans of slots in public memory; `outlet` takes the copies.
+    /// Begins a save of the rows in `slabs`, spans of slots in public memory: from now on a row is copied to
+    /// `outlet` before it changes.
     pub(super) fn begin_cut(&mut self, outlet: Outlet, slabs: Vec<Span>) {
         let stride = self.layout.stride as u64;
         self.cut = Some(Box::new(Cut::new(outlet, slabs, stride)));
     }
 
-    /// Returns the save that is under way, if any.
+    /// Returns the save that is under way, if any. The caller ends it by setting the option to `None`.
     pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
         &mut self.cut
     }
 
-    /// Copies a row into the save under way, unless it has been copied or was created after the cut.
-    /// Returns the number of bytes copied.
+    /// Copies a row into the save under way. Returns the number of bytes copied: 0 without a save, for a row
+    /// that has been copied, or one that was created after the cut.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -299,7 +300,8 @@ impl RowWriter {
         crate::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
-    /// Copies the values of a row into `out`. The caller's applier owns the row, so they are untorn.
+    /// Copies the first `out.len()` bytes of a row's values into `out`. Called by the applier that owns the
+    /// row, so they are untorn.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -313,7 +315,7 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Copies the optimizer state of a row into `out`.
+    /// Copies the first `out.len()` bytes of a row's optimizer state into `out`.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -328,7 +330,8 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Replaces values and optimizer state of a row, for a load of a saved model.
+    /// Replaces values and optimizer state of a row, for a load of a saved model. Panics if `payload` or
+    /// `state` does not have the length of the table's rows.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.

@@ -212,7 +212,8 @@ impl SparseShard {
         self.find_slot(key).map(|loc| self.of_generation(loc))
     }
 
-    /// Returns the location of a key's row, as generation 0; `None` for a key without a row.
+    /// Returns the location of a key's slot; `None` for a key without a row. Its generation (the number of
+    /// rows that the slot has had before) is always 0, not the slot's own.
     #[inline]
     pub(super) fn find_slot(&self, key: u64) -> Option<RowLocation> {
         let number = self.index.get(key, |number| self.extents.key_of(number))?;
@@ -251,7 +252,8 @@ impl SparseShard {
     /// each, and the client's cached location or [`RowLocation::NONE`].
     ///
     /// # Errors
-    /// As [`Self::find_or_create`]; the rows before the one that failed have been created.
+    /// As [`Self::find_or_create`]; the rows before the one that failed exist, and their places are in
+    /// `places`.
     pub fn find_rows(
         &mut self,
         count: usize,
@@ -304,7 +306,8 @@ impl SparseShard {
         ver.generation() == hint.generation() && ver.is_valid()
     }
 
-    /// Returns the place in memory of a row at a location; `None` for a location that was never given out.
+    /// Returns the place in memory of the slot at a location, also if the slot has no row now. `None` for a
+    /// location that was never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         self.extents.place(loc)
@@ -324,7 +327,8 @@ impl SparseShard {
         Ok(self.of_generation(loc))
     }
 
-    /// As [`Self::find_or_create`], but the generation of the location may be 0.
+    /// As [`Self::find_or_create`], but the location has generation 0 or that of a reused slot, not always
+    /// the slot's own.
     fn slot_or_create(
         &mut self,
         key: u64,
@@ -390,7 +394,7 @@ impl SparseShard {
     /// next generation.
     ///
     /// # Errors
-    /// Never for a row of this shard.
+    /// None in practice: rows of this shard lie inside the memory of its server.
     pub fn remove(&mut self, key: u64, redo: &Redo) -> Result<bool, StoreError> {
         redo.void()?;
         let p = self.partition_of(key);
@@ -418,7 +422,7 @@ impl SparseShard {
     /// Frees all memory of the share: index and extents.
     ///
     /// # Errors
-    /// Never for blocks of this memory.
+    /// None in practice: all blocks are of the server memory in which the share was created.
     pub fn release(self) -> Result<(), StoreError> {
         self.index.release()?;
         self.extents.release()

@@ -54,7 +54,7 @@ impl ServerMemory {
     /// Frees a status record, and clears it so that no client takes it for a state.
     ///
     /// # Errors
-    /// Never for a line of this memory.
+    /// None for a record that this memory has allocated; the caller passes no other.
     pub fn free_status_line(&self, status: StatusLine) -> Result<(), StoreError> {
         self.store_status(status, &Line::default())?;
         self.free_status_lines().push(status);
@@ -69,7 +69,8 @@ impl ServerMemory {
         Some(free.swap_remove(found))
     }
 
-    /// Allocates a slab of records. Returns its first record, and adds the others to `free`.
+    /// Allocates a slab of 512 status records in public memory. Returns its first record, and adds the others
+    /// to `free`.
     fn status_slab(&self, free: &mut Vec<StatusLine>) -> Result<StatusLine, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Ring,

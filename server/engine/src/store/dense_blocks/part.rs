@@ -93,7 +93,7 @@ impl Ground {
         })
     }
 
-    /// Whether the memory has room for all that partitions were given.
+    /// Whether the memory has room for all that partitions were given: a check of what a dead process left.
     pub(super) const fn holds(&self, given: Given, sizes: Sizes) -> bool {
         sizes.payload_bytes(given.blocks) <= self.payload.len
             && given.meta <= self.meta.len

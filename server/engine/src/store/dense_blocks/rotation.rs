@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// One buffer of a snapshot table.
+/// State of one buffer of a snapshot table: the epoch of its values.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     /// Epoch of the values in the buffer. While the buffer is built: the epoch of its values before.
@@ -49,8 +49,9 @@ pub enum PinRefusal {
 }
 
 impl Rotation {
-    /// Creates the rotation of `buffers` buffers, at least 1. `front` is the epoch of the table's initial values.
-    /// Buffer `front % buffers` is the front and holds them complete. Readers may not use the others yet.
+    /// Creates the assignment of epochs to `buffers` buffers, at least 1, which all hold the table's initial
+    /// values. These are epoch `front`; one buffer is complete for readers, and the others are free for later
+    /// epochs.
     pub(super) fn new(buffers: usize, front: u64) -> Self {
         let first = (front % buffers as u64) as usize;
         let initial = |n| Buffer {
@@ -92,12 +93,13 @@ impl Rotation {
         self.building = oldest;
     }
 
-    /// Epoch of the values that were in the buffer before its building began.
+    /// Epoch of the values that the buffer had before it was being built. Blocks that later epochs stored must
+    /// be copied into it.
     pub(super) fn base(&self) -> u64 {
         self.buffers[self.building].epoch
     }
 
-    /// Makes the buffer that was built the front, as the one of `epoch`.
+    /// Makes the buffer that was built the front, complete for readers, with the values of `epoch`.
     pub(super) fn flip(&mut self, epoch: u64) {
         self.front = self.building;
         self.buffers[self.front] = Buffer {
@@ -111,8 +113,8 @@ impl Rotation {
         self.buffers.iter().position(holds)
     }
 
-    /// Returns the oldest epoch such that it and all later ones are complete, and their buffers' indexes as
-    /// the snapshot record has them: 4 bits each, the front lowest.
+    /// Returns the oldest epoch such that it and all later ones are complete, and the indexes of the buffers
+    /// of these epochs: 4 bits each, that of the front lowest, as in the snapshot record.
     pub(super) fn kept(&self) -> (u64, u64) {
         let mut kept = self.buffers[self.front].epoch;
         let (mut numbers, mut shift) = (self.front as u64, 0);
@@ -135,9 +137,10 @@ impl Rotation {
         epochs.len()
     }
 
-    /// Pins an epoch for a session and returns the index of its buffer. `version` is the version that the
-    /// epoch is now. A second pin of the session has no effect. `None` if no buffer holds the epoch; the
-    /// error has the number of pinned epochs and its limit.
+    /// Pins an epoch for a session, so that its buffer is not reused, and returns the buffer's index.
+    /// `version` is the version (clock) that the epoch stands for now; the same pin twice counts once. `None`
+    /// if no buffer holds the epoch. The error has the number of pinned epochs and the largest number
+    /// allowed.
     pub(super) fn pin(
         &mut self,
         epoch: u64,

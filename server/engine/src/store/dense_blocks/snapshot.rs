@@ -130,8 +130,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Pins a version for a session and returns the index of its buffer. The buffer is not overwritten
-    /// before the session ends the pin, or ends. A second pin of a session has no effect.
+    /// Pins a version for a session and returns the index of its buffer. The buffer is not overwritten before
+    /// the session ends the pin, or ends. A second pin of this version by the session has no effect.
     ///
     /// # Errors
     /// [`PinRefusal`].
@@ -165,8 +165,8 @@ impl DenseBlocks {
         self.rotation.pinned()
     }
 
-    /// Checks that an epoch is open on a snapshot table, because its buffers are written only then. `what`
-    /// names the operation in the error.
+    /// Checks that an epoch is open on a snapshot table, because its buffers are written only then. Always
+    /// `Ok` on a table without snapshots. `what` names the caller's operation in the error.
     pub(super) const fn demand_epoch(&self, what: &'static str) -> Result<(), BlocksError> {
         if self.sizes.snapshot && self.line.building == self.line.front {
             return Err(BlocksError::Epoch {
@@ -193,8 +193,8 @@ impl Part {
         }
     }
 
-    /// Returns the list of blocks stored in an epoch, which is one of the newest: as many as there are
-    /// buffers.
+    /// Returns the list of blocks stored in an epoch. Only the newest epochs have lists, as many as there are
+    /// buffers; for an older one it is the list of a newer epoch.
     fn touched_mut(&mut self, epoch: u64) -> &mut Vec<u64> {
         let count = self.touched.len() as u64;
         &mut self.touched[(epoch % count) as usize]

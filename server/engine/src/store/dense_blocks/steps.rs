@@ -25,7 +25,8 @@ pub(crate) const HAS_RUNS: u64 = 1 << 63;
 /// Largest step count; counting stops there.
 const COUNT_MAX: u64 = (1 << 48) - 1;
 const CLASS_AT: u32 = 58;
-/// Size of the smallest table of runs as a power of two of words: room for 15 runs.
+/// Size class of the smallest table of runs: the base-2 logarithm of its words, which are the number of runs
+/// and up to 15 runs.
 const CLASS_MIN: u32 = 4;
 /// Number of table sizes. The largest table has 65,536 runs and their number.
 const CLASSES: usize = 18;
