@@ -80,7 +80,8 @@ pub(super) struct CutPush {
     pub(super) rows: u32,
 }
 
-/// Lost worker, and in each domain the first iteration that it had not ended.
+/// Lost worker, with the first iteration in each domain that it had not ended: its held pushes from there on
+/// are dropped.
 pub(super) type LostWorker = (NamespaceId, WorkerId, Vec<(DomainId, u64)>);
 
 /// Engine of a dead applier as its successor finds it in memory, and the work that was interrupted.
@@ -213,7 +214,7 @@ impl Engine {
         self.clock_frames.extend(frame);
     }
 
-    /// Writes the end of a job to the journal.
+    /// Writes the end of a job to the journal: a successor drops the job. No effect without a journal.
     pub(super) fn note_end(&mut self, NamespaceId(namespace): NamespaceId) {
         self.note(&Entry::JobEnded { namespace });
     }
@@ -255,7 +256,7 @@ impl Engine {
         }
     }
 
-    /// Encodes the present state as journal entries, for a new journal.
+    /// Encodes the present state as journal entries, which replace all entries so far in a new journal block.
     fn state_so_far(&self) -> Result<Vec<Vec<u8>>, StoreError> {
         let released = self
             .released
@@ -404,7 +405,7 @@ const fn closed_entry(DomainKey { namespace, domain }: DomainKey, iterations: u6
     }
 }
 
-/// Builds the journal's entry for a new table; `None` for one that does not outlive its process.
+/// Builds the journal's entry that describes a table; `None` for one that does not outlive its process.
 fn entry_of(table: &Table) -> Option<Entry> {
     let place = table.kept_place()?;
     Some(Entry::Table(Box::new(KeptTable {
@@ -424,7 +425,7 @@ fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
     })
 }
 
-/// Finds the redo area of a dead applier in the server's memory.
+/// Finds the redo area of a dead applier in the server's private memory. An error if there is none.
 fn redo_of(memory: &Arc<ServerMemory>, applier: u32) -> Result<Redo, ResumeError> {
     let blocks = memory.private.directory()?;
     let is_it = |words: [u32; 4]| {

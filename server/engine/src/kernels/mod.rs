@@ -67,7 +67,8 @@ pub struct RowKernel {
     all_finite: fn(&[u8]) -> bool,
 }
 
-/// Function that makes the optimizer state of a new row agree with its initial values.
+/// Function that sets the optimizer state of a new row (last argument) from its initial values (second one),
+/// so that the first gradient starts from these values.
 type Adopt = fn(&Hyper, &[u8], &mut [u8]);
 
 impl RowKernel {

@@ -37,7 +37,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Creates an empty journal for an applier.
+    /// Creates a journal without entries for an applier, in a new block of private memory.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -153,7 +153,7 @@ fn checksum(number: u64, entry: &[u8]) -> u64 {
     H64::new([JOURNAL, number, entry.len() as u64, 0]).finish_bytes(entry)
 }
 
-/// Entries of a journal block that was read.
+/// Result of reading a journal block: its entries and their numbers.
 struct Read {
     /// Number of the first entry, and the number of entries.
     first: u64,

@@ -144,7 +144,8 @@ impl Pace {
     }
 }
 
-/// Result of an order, until an applier takes it.
+/// Result of an order to the helper thread, until an applier takes it. If none does, dropping it frees the
+/// memory.
 struct Preallocated<T: Made> {
     memory: Arc<ServerMemory>,
     made: Option<T>,

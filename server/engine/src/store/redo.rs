@@ -214,7 +214,7 @@ impl Redo {
         Ok(Self { memory, block })
     }
 
-    /// Returns the memory block of the area.
+    /// Returns the block of private memory that holds the redo area.
     pub(crate) const fn block(&self) -> Block {
         self.block
     }
@@ -280,7 +280,7 @@ impl Redo {
         Ok(self.memory.private.region().words_mut(at, LINE_BYTES)?)
     }
 
-    /// Attaches the redo area that a dead applier left in `block`.
+    /// Opens the redo area that a dead applier left in `block`, for its successor. Reads nothing yet.
     pub const fn attach(memory: Arc<ServerMemory>, block: Block) -> Self {
         Self { memory, block }
     }

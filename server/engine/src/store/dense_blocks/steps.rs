@@ -236,7 +236,8 @@ const fn table_of(word: u64) -> (u32, usize) {
     (class as u32, (word & ((1 << CLASS_AT) - 1)) as usize * 8)
 }
 
-/// Replaces the runs of a block's step counts. On an error nothing was changed.
+/// Replaces the runs of a block's step counts in private memory by `runs`, and frees the block's former table
+/// of runs. On an error nothing was changed.
 fn replace(
     memory: &ServerMemory,
     tables: &mut StepTables,

@@ -57,7 +57,8 @@ pub(super) struct Window {
     steps: Vec<u64>,
 }
 
-/// Elements of one block for one step of a kernel, as byte ranges of the window.
+/// Elements of one block for one step of a kernel, as byte ranges of the window (private copies of payload and
+/// state).
 struct Elements<'a> {
     sizes: Sizes,
     /// Bytes of each state slot in the window.
