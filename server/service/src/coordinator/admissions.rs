@@ -41,8 +41,8 @@ pub(super) struct Admission {
 }
 
 impl Coordinator {
-    /// Queues a worker for admission to its running job. The coordinator answers its Join when all servers
-    /// have admitted it. Refused if the peer already waits.
+    /// Queues a worker for admission to its running job, whose clocks have to stop for that. The coordinator answers
+    /// its Join request when all servers have admitted it. Refused if the peer already waits.
     pub(super) fn queue_admission(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
         let asks_again = |a: &Asker| a.peer == asker.peer;
         let under_way = self.admissions.values().map(|a| a.asker);
@@ -60,8 +60,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Begins the admission of the worker that has waited longest: orders all servers to hold the job's
-    /// clocks. Does nothing while another admission runs or servers are missing.
+    /// Begins the admission of the worker that has waited longest: orders all servers to hold the job's clocks, so
+    /// that they consume no tick until the admission ends. Does nothing while another admission runs or servers are
+    /// missing.
     pub(super) fn next_admission(&mut self, namespace: &str) {
         if !self.is_complete() {
             return;
@@ -103,8 +104,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's answer to HoldClocks: its clocks, or a refusal. After the last answer the worker is
-    /// admitted.
+    /// Handles a server's answer to the HoldClocks order of admission `number`: its clocks, which stand still now, or
+    /// a refusal. After the last answer the worker is admitted.
     pub(super) fn clocks_held(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;
@@ -130,8 +131,8 @@ impl Coordinator {
         }
     }
 
-    /// Ends the hold of a job's clocks after all servers have answered. Admits the worker, unless a server
-    /// refused or its connection has ended.
+    /// Ends the hold of a job's clocks after all servers have answered, so that they consume ticks again. Admits the
+    /// worker of admission `number`, unless a server refused or the worker's connection has ended.
     fn admit_worker(&mut self, number: u64) {
         let servers = self.joined_servers();
         let Some(admission) = self.admissions.get_mut(&number) else {
@@ -198,7 +199,7 @@ impl Coordinator {
     }
 
     /// Restores an admission that a restart of the coordinator has interrupted: some servers may already have
-    /// admitted the worker.
+    /// admitted the worker, at its first clocks `clocks`. [`Self::order_admissions`] repeats the orders later.
     pub(super) fn resume_admission(
         &mut self,
         namespace: &str,
@@ -306,15 +307,15 @@ impl Coordinator {
         self.next_admission(&namespace);
     }
 
-    /// Removes a peer from the admission queues of all jobs.
+    /// Removes a peer from the admission queues of all jobs. An admission under way is not stopped.
     pub(super) fn leave_queue(&mut self, id: PeerId) {
         for job in self.jobs.values_mut() {
             job.waiting.retain(|asker| asker.peer != id);
         }
     }
 
-    /// Removes the workers that wait for admission to a job that fails or ends, and returns their requests.
-    /// An admission under way is marked as refused and answered too.
+    /// Removes the workers that wait for admission to a job that fails or ends. Returns their Join requests, for the
+    /// caller to refuse. An admission under way is marked as refused and answered, and its request returned too.
     pub(super) fn drop_admissions(&mut self, namespace: &str) -> Vec<Asker> {
         let mut askers: Vec<Asker> = match self.jobs.get_mut(namespace) {
             Some(job) => job.waiting.drain(..).collect(),
@@ -330,7 +331,7 @@ impl Coordinator {
         askers
     }
 
-    /// Ends the admissions that wait for a lost server, and refuses their workers.
+    /// Ends the admissions that wait for an answer of the lost `server`: their workers are refused, none is admitted.
     pub(super) fn admit_without(&mut self, server: ServerId) {
         let waits = |a: &Admission| a.missing.contains(&server);
         let those = self.admissions.iter().filter(|(_, a)| waits(a));

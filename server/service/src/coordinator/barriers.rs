@@ -108,7 +108,7 @@ struct Barrier {
     waiting: Vec<Waiter>,
 }
 
-/// All barriers at which a worker waits, by name and clocks. A barrier is removed when it opens or fails.
+/// All barriers of a job at which a worker waits, by name and clocks. A barrier is removed when it opens or fails.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(BTreeMap<(String, At), Barrier>);
 
@@ -192,7 +192,7 @@ impl Barriers {
         settled
     }
 
-    /// Removes a worker from all barriers.
+    /// Removes a worker from all barriers, without an answer. A barrier at which no other worker waits is removed.
     pub(super) fn leave(&mut self, worker: WorkerId) {
         for barrier in self.0.values_mut() {
             barrier.waiting.retain(|waiter| waiter.worker != worker);
@@ -200,8 +200,8 @@ impl Barriers {
         self.0.retain(|_, barrier| !barrier.waiting.is_empty());
     }
 
-    /// Removes and returns the workers with deadlines up to `now`. The other workers at their barriers
-    /// continue to wait.
+    /// Removes and returns the workers with deadlines up to `now`, for the caller to answer. The other workers at
+    /// their barriers continue to wait.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Expired> {
         let mut expired = Vec::new();
         for ((name, at), barrier) in &mut self.0 {

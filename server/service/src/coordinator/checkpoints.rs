@@ -117,7 +117,8 @@ impl Durable {
         }
     }
 
-    /// State that the coordinator keeps over a restart. `None` before the job has finished resuming.
+    /// Makes the part of this state that the journal keeps over a restart of the coordinator: directory, numbers and
+    /// what was loaded. `None` before the job has finished resuming (loading its newest checkpoint).
     pub(super) fn image(&self) -> Option<CheckpointImage> {
         (self.resume == Resume::Done).then(|| CheckpointImage {
             dir: self.dir.clone(),
@@ -139,7 +140,8 @@ impl Durable {
         }
     }
 
-    /// Removes and returns the requests that wait for the resume or for the checkpoint under way.
+    /// Removes the requests that wait for the resume or for the checkpoint under way. Returns them, for the caller to
+    /// answer.
     pub(super) fn drop_waiting(&mut self) -> Vec<Asker> {
         let joining = self.joining.drain(..).map(|(asker, _)| asker);
         let waiting = self.waiting.drain(..).map(|(asker, _)| asker);
@@ -177,8 +179,8 @@ impl Coordinator {
         self.checkpoint.is_some() && self.phase == Phase::Running && self.is_complete()
     }
 
-    /// Begins the checkpoints of all jobs that are due, and updates the alive files of jobs (when the job last
-    /// ran, and its clocks). [`Self::next_checkpoint`] must skip the same jobs.
+    /// Begins the checkpoints of all jobs that are due, and updates the alive files of jobs (when the job last ran,
+    /// and its clocks). Jobs that [`Self::next_checkpoint`] skips are skipped here too.
     pub(super) fn step_checkpoints(&mut self) {
         if !self.takes_checkpoints() {
             return;
@@ -288,8 +290,9 @@ impl Coordinator {
         self.begin_op(By::Checkpoint, namespace, dir, step, task);
     }
 
-    /// Orders all servers to hold the clocks of a job for its checkpoint. Without domains that need a common
-    /// tick, orders the parts at once. Gives way to an admission or a new table.
+    /// Orders all servers to hold a job's clocks, so that they consume no tick, for checkpoint `op`. If no domain
+    /// needs a common tick, orders the servers' part files at once. Aborts the checkpoint if a worker is being
+    /// admitted or a table created.
     pub(super) fn hold_for_checkpoint(&mut self, op: u64) {
         let Some(namespace) = self.namespace_of(op) else {
             return;
@@ -347,8 +350,8 @@ impl Coordinator {
         ticks.map(|t| t.info.spec.domain).collect()
     }
 
-    /// Handles a server's answer to HoldClocks for a checkpoint: its clocks, or a refusal. After the last
-    /// answer the parts are ordered.
+    /// Handles a server's answer to HoldClocks for checkpoint `op`: its clocks, which stand still now, or a refusal.
+    /// After the last answer the servers are ordered to write their part files.
     pub(super) fn clocks_held_for_save(&mut self, op: u64, server: ServerId, reply: CommandReply) {
         let Some(Step::Holding {
             missing,
@@ -381,8 +384,8 @@ impl Coordinator {
         }
     }
 
-    /// Chooses the ticks of a checkpoint from the held clocks and orders the servers to write their parts. Aborts
-    /// the checkpoint if a server refused or another operation has precedence.
+    /// Chooses the ticks of a checkpoint from the held clocks and orders the servers to write their part files, which
+    /// also lets the clocks advance. Aborts the checkpoint if a server refused or another operation has precedence.
     fn order_checkpoint(&mut self, op: u64) {
         let every = self.checkpoint.as_ref().map(|p| p.every);
         let Some(namespace) = self.namespace_of(op) else {
@@ -433,7 +436,8 @@ impl Coordinator {
         self.after_hold(&namespace);
     }
 
-    /// Sends the membership notifications and begins the admission that waited for held clocks.
+    /// Sends servers the member notifications that waited while a job's clocks were held, and begins its next
+    /// admission.
     fn after_hold(&mut self, namespace: &str) {
         for server in self.joined_servers() {
             self.tell_again(server, namespace);
@@ -441,7 +445,8 @@ impl Coordinator {
         self.next_admission(namespace);
     }
 
-    /// Orders all servers to let a job's held clocks advance, without a checkpoint.
+    /// Orders all servers to let a job's clocks, which they hold for a checkpoint, advance again. The checkpoint is
+    /// given up.
     pub(super) fn release_hold(&mut self, namespace: &str) {
         if let Some(job) = self.jobs.get_mut(namespace) {
             job.admitting = None;
@@ -458,8 +463,8 @@ impl Coordinator {
         self.after_hold(namespace);
     }
 
-    /// Makes the checkpoint of a job that is under way give way to another operation; it is tried again soon.
-    /// Does nothing without one.
+    /// Makes the checkpoint of a job that is under way end unfinished in favour of another operation; it is tried
+    /// again soon. Does not wait for its end. Does nothing if none is under way.
     pub(super) fn give_way(&mut self, namespace: &str) {
         let Some(durable) = self.durable(namespace) else {
             return;
@@ -475,7 +480,7 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to cancel the save of a job's checkpoint.
+    /// Orders all servers to cancel writing their part files of a job's checkpoint. Their answers are ignored.
     pub(super) fn cancel_parts(&mut self, namespace: &str) {
         for server in self.joined_servers() {
             let namespace = namespace.to_owned();
@@ -483,8 +488,8 @@ impl Coordinator {
         }
     }
 
-    /// Queues a worker's save or load until the checkpoint under way has given way. Returns `false`, without
-    /// queueing, if no checkpoint is under way.
+    /// Makes the checkpoint of a job under way end unfinished, and queues a worker's save or load until then. Returns
+    /// `false`, without queueing, if no checkpoint is under way: the caller carries the request out.
     pub(super) fn queue_behind_checkpoint(
         &mut self,
         asker: Asker,

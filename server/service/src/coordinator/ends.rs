@@ -283,7 +283,8 @@ impl Coordinator {
         self.abort_models(namespace, refusal);
     }
 
-    /// Removes and returns the waiting requests of a job, except saves and loads.
+    /// Removes the waiting requests of a job, except saves and loads, and returns them for the caller to answer. They
+    /// wait at barriers, for tables, functions, tasks, admission, a resume, or a server's successor.
     pub(super) fn take_waiting(&mut self, namespace: &str) -> Vec<Asker> {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Vec::new();
@@ -349,7 +350,8 @@ impl Coordinator {
         self.end_at_servers(namespace, nobody);
     }
 
-    /// Releases all tables of a job that are not being released yet. `why` is the answer to waiting requests.
+    /// Releases all tables of a job that are not being released yet. Requests that wait for them are refused with
+    /// `why`.
     pub(super) fn drop_tables(&mut self, namespace: &str, why: &Refusal) {
         let servers = self.joined_servers();
         let mut left = Vec::new();
@@ -363,8 +365,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to end the sessions and clocks of a job. `nobody` is its member list without
-    /// workers.
+    /// Orders all servers to end the sessions and clocks of a job that is over. `nobody` is its member list without
+    /// workers. Until they have confirmed it, a new job of that name waits.
     pub(super) fn end_at_servers(&mut self, namespace: &str, nobody: Members) {
         let servers = self.joined_servers();
         self.last_ending += 1;
@@ -397,7 +399,8 @@ impl Coordinator {
         }
     }
 
-    /// Stops waiting for an ended server, in all ended jobs that it has not released.
+    /// Stops waiting for `server`, which has ended, in all jobs that are over and whose sessions and clocks it was to
+    /// end.
     pub(super) fn let_go_without(&mut self, server: ServerId) {
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, server);

@@ -68,8 +68,9 @@ impl FileThreads {
         })
     }
 
-    /// Performs a task on the thread of operation `op`, without blocking. The operation's first task starts
-    /// the thread. If the state machine expects a result, [`Self::take_done`] returns it later.
+    /// Performs a task on the thread of operation `op`, a save or load, without blocking. The operation's first task
+    /// starts the thread; a commit, an abandoning or the end of a load is its last. [`Self::take_done`] returns the
+    /// result later, of tasks that have one.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
             FileTask::BeginSave(dir)
@@ -98,8 +99,8 @@ impl FileThreads {
         }
     }
 
-    /// Starts the thread of a save or load. The thread first waits until earlier operations on the directory have
-    /// ended, since they hold its lock.
+    /// Starts the thread of a save or load, and returns its channel. The thread first waits until earlier operations
+    /// on the directory have ended, since they hold its lock. Fails if the system refuses a thread.
     fn start(&mut self, op: u64, dir: &str) -> io::Result<Operation> {
         let is_open = |ended: &Receiver<()>| {
             matches!(
@@ -140,7 +141,8 @@ impl FileThreads {
         })
     }
 
-    /// Returns the results of tasks that are done. Does not block.
+    /// Returns the results of tasks that are done, each with its operation number. Does not block. An error ends its
+    /// operation.
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waker.drain();
         let done: Vec<Done> = self.done.try_iter().collect();

@@ -15,7 +15,7 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{FileDone, FileTask};
 use crate::checkpoint::{self, CheckpointError, OsDisk};
 
-/// Locked directories, by operation number.
+/// Performs the file tasks of saves and loads, and keeps the directories that it has locked, by operation number.
 #[derive(Debug, Default)]
 pub(super) struct Files(BTreeMap<u64, Held>);
 

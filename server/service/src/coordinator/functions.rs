@@ -14,7 +14,8 @@ use tidewater_protocol::wire::refusal::Refusal;
 use super::state::{Asker, Coordinator, Purpose, bad};
 use super::tables::refusal_of;
 
-/// A request to load a function into all servers. The first request in the queue is under way, the others wait.
+/// A client's request to load a function into all servers. The first request in the queue is under way, the others
+/// wait.
 #[derive(Debug)]
 pub(super) struct FunctionLoad {
     namespace: String,
@@ -65,7 +66,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Sends the first waiting load to all servers, unless a load is under way.
+    /// Orders all servers to load the function of the first waiting request, unless another function is being loaded.
     fn order_next_load(&mut self) {
         let servers = self.joined_servers();
         let Some(mut first) = self.functions.first_entry() else {
@@ -114,8 +115,8 @@ impl Coordinator {
         self.order_next_load();
     }
 
-    /// Drops the waiting function loads of a job that ends. A load under way stays until servers have answered.
-    /// Returns the client requests of both, which the caller must answer: the loads no longer do.
+    /// Drops the function loads of a job that ends. One under way stays until servers have answered, without an
+    /// answer to clients. Returns the client requests of all of them, for the caller to refuse.
     pub(super) fn drop_loads(&mut self, namespace: &str) -> Vec<Asker> {
         let mut askers = Vec::new();
         self.functions.retain(|_, load| {

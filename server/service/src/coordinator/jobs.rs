@@ -142,8 +142,9 @@ impl Job {
         Ok(())
     }
 
-    /// Chooses the rank of a new worker: the one that it asks for, or the first free one for `RANK_ANY`.
-    /// Refused if the rank is taken or out of range.
+    /// Chooses the rank of a new worker: the one that it asks for; for `RANK_ANY` the first free one, else that of a
+    /// worker that has ended (lost, or finished in a job of unknown size). Refused if the rank is taken or out of
+    /// range. Reserves nothing.
     pub(super) fn rank_for(&self, asked: u32) -> Result<WorkerId, Refusal> {
         let end = if self.expected == 0 {
             WORKERS_MAX
@@ -238,8 +239,9 @@ impl Job {
         is_done && self.peers().next().is_none()
     }
 
-    /// Decides a barrier of `count` workers, of which `present` have arrived. A count equal to the job's size
-    /// does not wait for ended workers. A smaller one needs that many, and fails when fewer are left.
+    /// Decides whether a barrier of `count` workers, of which `present` have arrived, opens, waits or fails. A count
+    /// equal to the job's size does not wait for ended workers. A smaller one needs that many, and fails when fewer
+    /// are left.
     pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
         let count_lost = mutants::on(Mutant::BarrierCountsTheLost);
         let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);
@@ -259,7 +261,7 @@ impl Job {
     }
 
     /// Names the workers that have finished or are lost, for an error text; empty if none has. Also returns up to
-    /// four of their ranks.
+    /// four of their ranks, for the numbers of a refusal.
     pub(super) fn departed(&self) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let present = self.workers.iter().filter(|(_, w)| !ended(w));
@@ -270,8 +272,8 @@ impl Job {
         }
     }
 
-    /// Names the workers that have not ended and are not in `present`, for an error text. Also returns up to
-    /// four of their ranks.
+    /// Names the workers that have not ended and are not in `present`, for an error text. Also returns up to four of
+    /// their ranks, for the numbers of a refusal.
     pub(super) fn awaited(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let gone = self.workers.iter().filter(|(_, w)| ended(w));
@@ -280,14 +282,15 @@ impl Job {
         self.missing(&there)
     }
 
-    /// Names the workers that are not in `present`, for an error text. Also returns up to four of their
-    /// ranks.
+    /// Names the workers that are not in `present`, ended or not, for an error text. Also returns up to four of their
+    /// ranks, for the numbers of a refusal.
     pub(super) fn missing(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let absent = self.workers.keys().filter(|rank| !present.contains(rank));
         self.names(&absent.copied().collect::<Vec<_>>())
     }
 
-    /// Names these workers with their states, for an error text. Also returns up to four of their ranks.
+    /// Names the workers of the ranks `absent` with their states, for an error text. Also returns the first four
+    /// ranks, for the numbers of a refusal.
     pub(super) fn names(&self, absent: &[WorkerId]) -> (String, [u64; 4]) {
         let mut numbers = [0; 4];
         for (number, rank) in numbers.iter_mut().zip(absent) {

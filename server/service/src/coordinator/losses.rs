@@ -34,8 +34,8 @@ pub(super) struct Loss {
 }
 
 impl Coordinator {
-    /// Begins the loss of a worker in a job that continues: orders all servers to end its sessions and report
-    /// its clocks. It counts as live until all have answered.
+    /// Begins the loss of a worker in a job that continues: orders all servers to end its sessions and report its
+    /// clocks. The worker counts as live until all have answered.
     pub(super) fn lose_worker(&mut self, namespace: &str, rank: WorkerId) {
         let servers = self.joined_servers();
         self.last_admission += 1;
@@ -103,7 +103,8 @@ impl Coordinator {
         self.settle_loss(number);
     }
 
-    /// Stops waiting for the clocks of lost workers at a server that is gone.
+    /// Stops waiting for the clocks of lost workers at `server`, which is gone. A loss that waited only for it
+    /// completes.
     pub(super) fn lose_without(&mut self, server: ServerId) {
         for loss in self.losses.values_mut() {
             loss.missing.remove(&server);

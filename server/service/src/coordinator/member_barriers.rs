@@ -39,7 +39,7 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    /// Arrival at a barrier that opens when `count` workers are at it.
+    /// Makes the arrival at a barrier that opens when any `count` workers have arrived.
     pub(super) fn of_count(name: String, count: u32, timeout_ms: u64) -> Self {
         Self {
             name,
@@ -50,10 +50,11 @@ impl Arrival {
         }
     }
 
-    /// Arrival at a barrier of members.
+    /// Makes the arrival at a barrier that opens when all members of the job at its clocks, or those that it lists,
+    /// have arrived.
     ///
     /// # Errors
-    /// A clock or round that cannot be counted on from.
+    /// A clock or the round is above `i64::MAX`.
     pub(super) fn of_members(barrier: MemberBarrier) -> Result<Self, Refusal> {
         let MemberBarrier {
             name,
@@ -80,8 +81,8 @@ impl Arrival {
 }
 
 impl Coordinator {
-    /// Handles a worker's arrival at the barrier of a name, condition and clocks. `round` goes to the other
-    /// workers; the wait times out after `timeout_ms`. The worker is answered when the barrier opens or
+    /// Handles a worker's arrival at the barrier of a name, condition and clocks. `arrival.round` goes to the other
+    /// workers; the wait times out after `arrival.timeout_ms`. The worker is answered when the barrier opens or
     /// fails.
     pub(super) fn barrier(
         &mut self,
@@ -166,8 +167,8 @@ impl Coordinator {
         }
     }
 
-    /// Raises the first clocks of a worker under admission above the clocks of all barriers of members that
-    /// have opened.
+    /// Raises `clocks`, the first clocks of a worker under admission, above the clocks of all opened barriers of
+    /// members: it was no member there.
     pub(super) fn barrier_floor(job: &Job, clocks: &mut Vec<DomainClock>) {
         for (&domain, &floor) in &job.floor {
             match clocks.iter_mut().find(|at| at.domain == domain) {

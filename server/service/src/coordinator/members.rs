@@ -393,8 +393,8 @@ impl Coordinator {
         }
     }
 
-    /// Notifies a server of a job's members. One notification is under way at a time for each server; later
-    /// changes are sent when it is answered and no clocks are held.
+    /// Notifies a server of a job's members. One notification is under way at a time for each server; later changes
+    /// are sent when it is answered and no clocks are held (stopped for an admission or checkpoint).
     pub(super) fn announce_members(&mut self, number: ServerId, namespace: &str) {
         let members = self.members(namespace);
         // A worker that is removed moves clocks, which are held.
@@ -429,7 +429,8 @@ impl Coordinator {
         }
     }
 
-    /// Sends a server the pending member notification of a job, if there is one and no other is under way.
+    /// Sends a server the pending member notification of a job. Does nothing if none is pending or another one is
+    /// under way.
     pub(super) fn tell_again(&mut self, number: ServerId, namespace: &str) {
         let Some(server) = self
             .servers

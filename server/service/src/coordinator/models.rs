@@ -146,8 +146,8 @@ impl Coordinator {
         Some(&model.dir)
     }
 
-    /// Registers an operation of a job that has no other one, with its first step, and starts the file task
-    /// of that step.
+    /// Registers a save or load of a job that has none under way, with its first step, and starts the file task of
+    /// that step. Its outcome goes to `by`.
     pub(super) fn begin_op(
         &mut self,
         by: By,
@@ -171,12 +171,12 @@ impl Coordinator {
         self.actions.push(Action::Files(self.last_model, task));
     }
 
-    /// Namespace of an operation under way; `None` if it has ended.
+    /// Namespace of the save or load with number `op`; `None` if it has ended.
     pub(super) fn namespace_of(&self, op: u64) -> Option<String> {
         Some(self.models.get(&op)?.namespace.clone())
     }
 
-    /// Current step of an operation under way; `None` if it has ended.
+    /// Current step of the save or load with number `op`; `None` if it has ended.
     pub(super) fn step_of(&mut self, op: u64) -> Option<&mut Step> {
         Some(&mut self.models.get_mut(&op)?.step)
     }
@@ -187,7 +187,8 @@ impl Coordinator {
         }
     }
 
-    /// Continues a load with the model in `dir`, for an operation that began with another directory.
+    /// Continues load `op` with the model in `dir`. A resume begins with the directory of a job's checkpoints, and
+    /// continues with that of the chosen one.
     pub(super) fn load_from(&mut self, op: u64, dir: String, manifest: Box<Manifest>) {
         if let Some(model) = self.models.get_mut(&op) {
             model.dir = dir;
@@ -583,8 +584,9 @@ impl Coordinator {
         }
     }
 
-    /// Aborts a save or load because its job ends, it times out, or a checkpoint gives way. Does nothing if
-    /// it has ended.
+    /// Aborts save or load `op` and answers it with `refusal`: its job ends, it times out, or it is a checkpoint that
+    /// gives way to another operation. Removes tables that it has created, and part files reported while servers
+    /// write. Does nothing if it has ended.
     pub(super) fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
             Some(Step::Finding | Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {

@@ -65,8 +65,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost. `None`
-    /// while a worker has not ended. In a job of unknown size, only workers that have joined so far count.
+    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost. `None` while
+    /// a worker has not ended. In a job of unknown size, only workers that have joined so far count.
     pub(super) fn end_of_workers(&self, namespace: &str) -> Option<CoordinatorAnswer> {
         let job = self.jobs.get(namespace)?;
         let has_workers = !job.workers.is_empty();
@@ -85,8 +85,7 @@ impl Coordinator {
         Some(CoordinatorAnswer::Done)
     }
 
-    /// Answers the operators that wait for the end of a job, or with `None` all waiting operators, with
-    /// `answer`.
+    /// Answers, with `answer`, the operators that wait for the end of job `namespace`; with `None` those of all jobs.
     pub(super) fn answer_waiting(&mut self, namespace: Option<&str>, answer: &CoordinatorAnswer) {
         let ended = |name: &str| namespace.is_none_or(|namespace| namespace == name);
         let (due, rest) = std::mem::take(&mut self.waiting)

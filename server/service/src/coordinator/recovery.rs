@@ -102,8 +102,8 @@ impl Coordinator {
         self.recovery.as_ref().map(|recovery| &recovery.journalled)
     }
 
-    /// Records a change for the journal that a comparison of images does not find. Does nothing without a
-    /// journal.
+    /// Records a change for the journal that a comparison of images (copies of the durable state) does not find, such
+    /// as an answer. [`Self::take_changes`] returns it. Does nothing without a journal.
     pub(super) fn note_change(&mut self, change: impl FnOnce() -> Change) {
         if let Some(recovery) = &mut self.recovery {
             recovery.changes.push(change());
@@ -128,7 +128,7 @@ impl Coordinator {
         self.answer(asker, answer_of(outcome));
     }
 
-    /// Journals an answer for the worker of a rank.
+    /// Records for the journal the answer to a request of the worker of a rank. Sends nothing.
     pub(super) fn keep_answer(&mut self, namespace: String, rank: WorkerId, answered: Answered) {
         if !mutants::on(Mutant::BarrierAnswersForgotten) {
             self.note_change(|| Change::Answered(namespace, rank, answered));
@@ -147,7 +147,8 @@ impl Coordinator {
         Some(answer_of(outcome.clone()))
     }
 
-    /// Removes the journalled answers of the process that had a rank before.
+    /// Removes from the journal the answers of the process that had a rank before: the new process may use the same
+    /// request numbers.
     pub(super) fn forget_answers(&mut self, namespace: &str, rank: WorkerId) {
         if let Some(recovery) = &mut self.recovery {
             let namespace = namespace.to_owned();
@@ -254,8 +255,9 @@ impl Coordinator {
         Ok(true)
     }
 
-    /// Checks whether a joining server was a member before the coordinator's restart; its incarnation tells.
-    /// Returns `true` if so. Another process with the number counts as the loss of the earlier server.
+    /// Checks whether a joining server was a member before the coordinator's restart: it has the same incarnation,
+    /// the random number of its process. Returns `true` if so. Another process with the number counts as the loss or
+    /// restart of the earlier server.
     pub(super) fn server_returns(&mut self, number: ServerId, join: &Join) -> bool {
         let Some(recovery) = &mut self.recovery else {
             return false;

@@ -20,7 +20,7 @@ impl Coordinator {
         self.config.workers = 0;
     }
 
-    /// Records a membership change of a job for the membership log.
+    /// Records a membership change of a job for the membership log, which the event loop writes.
     pub(super) fn note(&mut self, namespace: &str, event: Event) {
         tracing::debug!(namespace, %event, "a change of members");
         self.actions.push(Action::Membership(event.line(namespace)));

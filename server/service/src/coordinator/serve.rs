@@ -449,8 +449,9 @@ impl Server {
         clock::now().saturating_duration_since(self.start)
     }
 
-    /// Blocks until a descriptor is ready or the earliest deadline passes, at most `IDLE`. Returns the tokens
-    /// of ready descriptors; empty after a timeout or signal.
+    /// Blocks until a descriptor is ready or the earliest deadline passes, at most `IDLE`. `last_words` is the
+    /// deadline for the last messages of an ended cluster. Returns the tokens of ready descriptors; empty after a
+    /// timeout or signal.
     fn wait(&self, last_words: Option<Deadline>) -> Result<Vec<(u64, EventFlags)>, ServeError> {
         let handshakes = self.conns.values().filter_map(|conn| conn.handshake);
         let due = handshakes

@@ -346,8 +346,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a request and queues its answer, or parks the request while its job waits for a server's
-    /// successor.
+    /// Handles a request and queues its answer. While the request's job waits for a server's successor, the request
+    /// is parked: kept, and handled when the successor has joined.
     pub(super) fn dispatch(&mut self, asker: Asker, request: CoordinatorRequest) {
         use CoordinatorRequest as Ask;
         let changes_nothing = matches!(
@@ -470,8 +470,8 @@ impl Coordinator {
         }
     }
 
-    /// Checks whether a peer of this role may make the request, and answers simple requests. `None` means
-    /// that the request is permitted and has yet to be carried out.
+    /// Checks whether a peer of this role may make the request, and answers simple requests. `None` means that the
+    /// request is permitted and has yet to be carried out. `joined`: whether the peer's Join was accepted.
     fn answer_by_role(
         &mut self,
         id: PeerId,

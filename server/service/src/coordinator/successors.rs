@@ -96,7 +96,8 @@ impl Coordinator {
     }
 
     /// Repeats the notices about ended and restarted servers to a worker that has reconnected to a restarted
-    /// coordinator: the earlier ones may have been lost.
+    /// coordinator, since the earlier ones may have been lost. A worker of a job that has begun again must then
+    /// rejoin.
     pub(super) fn repeat_server_notices(&mut self, id: PeerId, namespace: &str, rank: WorkerId) {
         if self.may_begin_again(namespace) {
             let ends = self.absent.values().map(|absent| absent.end.clone());
@@ -189,8 +190,8 @@ impl Coordinator {
         self.fail_all(&refusal);
     }
 
-    /// Follows up a server's join. If it is a successor, each job resumes with the kept tables `kept`, begins
-    /// again, or fails. Does nothing for other servers.
+    /// Follows up the join of server `number`, process `successor`. If it replaces an ended server, each job resumes
+    /// with the kept tables `kept`, begins again from nothing, or fails. Does nothing for other servers.
     pub(super) fn successor_joined(
         &mut self,
         number: ServerId,
@@ -223,7 +224,7 @@ impl Coordinator {
         }
     }
 
-    /// Orders a returned server that started with its predecessor's memory to adopt its tables again: a
+    /// Orders a returned server that started with its predecessor's memory to adopt (serve again) the tables there: a
     /// restart of the coordinator may have interrupted that. A server that already serves them confirms it.
     pub(super) fn resume_again(&mut self, number: ServerId) {
         let Some(restart) = self.kept_restart(number) else {
@@ -252,8 +253,8 @@ impl Coordinator {
         Some(ServerRestart { end, successor })
     }
 
-    /// Orders a successor that has its predecessor's memory to adopt the tables of a job, and to complete
-    /// those that it was creating or releasing.
+    /// Orders a successor that has its predecessor's memory to adopt (serve again) the tables of a job, and to
+    /// complete those that it was creating or releasing.
     fn resume_with_memory(&mut self, namespace: &str, number: ServerId, restart: ServerRestart) {
         let of_job = self.tables.iter().filter(|(_, t)| t.namespace == namespace);
         let mut orders = Vec::new();
@@ -287,8 +288,8 @@ impl Coordinator {
         self.resumed_if_adopted(namespace, number);
     }
 
-    /// Handles a successor's answer to AdoptTable: it serves the table from its memory, or cannot. In the
-    /// second case the job begins again or fails.
+    /// Handles a successor's answer to AdoptTable: it serves the table from its predecessor's memory, or cannot. In
+    /// the second case the job begins again from nothing or fails.
     pub(super) fn table_adopted(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
         let Some(namespace) = self.tables.get(&id).map(|table| table.namespace.clone()) else {
             return;
@@ -323,8 +324,8 @@ impl Coordinator {
         }
     }
 
-    /// Completes a job's resume when a successor serves all of its tables: notifies the clients and carries
-    /// out the parked requests. Does nothing before.
+    /// Completes a job's resume when successor `number` serves all tables of the job: notifies the clients and, after
+    /// the last successor, carries out the parked (waiting) requests. Does nothing before.
     fn resumed_if_adopted(&mut self, namespace: &str, number: ServerId) {
         let job = self.jobs.get_mut(namespace);
         let Some(Entry::Occupied(resuming)) = job.map(|job| job.resuming.entry(number)) else {
@@ -354,8 +355,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is
-    /// not beginning again now, and all its tables have warm durability.
+    /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is not
+    /// beginning again now, and all its tables have warm durability (their memory outlives the server's process).
     fn can_resume(&self, namespace: &str) -> bool {
         let tables = self.tables.values().filter(|t| t.namespace == namespace);
         let mut kept = tables.filter(|t| !matches!(t.stage, Stage::Releasing(_)));
@@ -382,8 +383,8 @@ impl Coordinator {
         }
     }
 
-    /// Makes a job begin again: refuses waiting requests, drops its tables, and orders all servers to end its
-    /// sessions and clocks.
+    /// Makes a job begin again from nothing, since a server's rows are lost: drops its tables, and orders all servers
+    /// to end its sessions and clocks. Waiting requests are refused when [`Self::begun_again`] completes it.
     fn begin_again(&mut self, namespace: &str, restart: ServerRestart) {
         let refusal = restarted(&restart);
         let parked: Vec<_> = self.take_waiting(namespace);
@@ -406,8 +407,9 @@ impl Coordinator {
         self.end_at_servers(namespace, nobody);
     }
 
-    /// Completes the new beginning of a job after all servers have ended it: resets it and notifies its clients.
-    /// Fails the job if a worker has ended meanwhile. Does nothing for other jobs or while a server is awaited.
+    /// Completes the new beginning of a job after all servers have ended it: resets it, notifies its clients, which
+    /// must rejoin, and refuses its parked requests. Fails the job if a worker has ended meanwhile. Does nothing for
+    /// other jobs or while a server is awaited.
     pub(super) fn begun_again(&mut self, namespace: &str) {
         // That of a later successor.
         let is_ending = self.ending.values().any(|e| e.namespace == namespace);
@@ -450,7 +452,8 @@ impl Coordinator {
         self.refuse_parked(namespace, &refusal);
     }
 
-    /// Readmits a client that has read the restart notice; the answer states the job's members.
+    /// Readmits a client that has read the notice of its job's new beginning; its requests are served again. The
+    /// answer states the job's members.
     pub(super) fn rejoin(&mut self, id: PeerId, namespace: &str) -> CoordinatorAnswer {
         self.outdated.remove(&id);
         let rank = self.peers.get(&id).map_or(0, |peer| peer.rank);
@@ -458,8 +461,8 @@ impl Coordinator {
         self.joined(rank, namespace, expected.unwrap_or(self.config.workers))
     }
 
-    /// Parks a request while its job waits for a successor or begins again, and returns `true`. Returns
-    /// `false` if the request is to be carried out. Refused if the client has not rejoined, or has too many
+    /// Parks a request (keeps it for later) while its job waits for a successor or begins again, and returns `true`.
+    /// Returns `false` if the request is to be carried out. Refused if the client has not rejoined, or has too many
     /// parked requests.
     pub(super) fn waits_for_restart(
         &mut self,
@@ -552,7 +555,7 @@ fn failure_of(end: &ServerEnd) -> Refusal {
     Refusal::new(RefusalCode::PeerFailed, numbers).with_text(end)
 }
 
-/// Makes the refusal for requests that waited when a job began again.
+/// Makes the refusal for requests that waited when a job began again from nothing.
 fn restarted(restart: &ServerRestart) -> Refusal {
     let numbers = [restart.end.incarnation.0, restart.successor.0, 0, 0];
     Refusal::new(RefusalCode::WrongIncarnation, numbers).with_text(&restart.end)

@@ -238,8 +238,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes a table from the catalogue. Orders the servers `made`, which have created it, to release it,
-    /// and answers waiting requests with `refusal`.
+    /// Removes a table from the catalogue. Orders the servers `made`, which have created it, to release it, and
+    /// refuses the requests that wait for it with `refusal`. Does not wait for the servers.
     pub(super) fn drop_table(&mut self, id: TableId, made: Vec<ServerId>, refusal: &Refusal) {
         let Some(table) = self.tables.remove(&id) else {
             return;
@@ -303,8 +303,8 @@ impl Coordinator {
         self.jobs.get(namespace)?.tables.get(name).copied()
     }
 
-    /// Returns the table if it is ready; else queues the request until it is (`None`). Refused if `spec`
-    /// differs from the table's definition.
+    /// Returns the table if it is ready; else queues the request, to be answered then, and returns `None`. Refused if
+    /// `spec` differs from the table's definition.
     fn table_when_ready(
         &mut self,
         asker: Asker,

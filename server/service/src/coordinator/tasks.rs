@@ -159,7 +159,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// The answer to a worker that asks for a task; `None` if it waits for one.
+    /// The answer to a worker that asks for a task. `None` if the request was queued, for up to `wait_ms`
+    /// milliseconds, and is answered later.
     fn give_task(
         &mut self,
         asker: Asker,
@@ -180,7 +181,8 @@ impl Coordinator {
         Ok(Some(answer))
     }
 
-    /// Handles the report of a finished task.
+    /// Handles the report of a finished task. Answers it, or orders the servers to apply the task's pushes and
+    /// answers it after that; the result is always `None`.
     fn task_done(
         &mut self,
         asker: Asker,
@@ -536,8 +538,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes the task requests of a job, waiting and finishing, and returns them, so that the caller can
-    /// refuse them.
+    /// Removes the task requests of a job: those that wait for a task, and reports of which servers apply the pushes.
+    /// Returns them, for the caller to refuse.
     pub(super) fn drop_task_requests(&mut self, namespace: &str) -> Vec<Asker> {
         let of_job = |waiting: &mut Waiting| waiting.namespace == namespace;
         let waiting = self.tasks.waiting.extract_if(.., of_job);

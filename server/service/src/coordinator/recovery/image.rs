@@ -225,7 +225,8 @@ impl Coordinator {
     }
 }
 
-/// Workers in the image that had not rejoined since their job began again.
+/// Workers in the image that had not rejoined since their job began again from nothing: they must do so before other
+/// requests.
 fn outdated(image: &Image) -> BTreeSet<(String, WorkerId)> {
     let workers = image.workers.iter().flat_map(|(name, workers)| {
         let outdated = workers.iter().filter(|(_, worker)| worker.is_outdated);
