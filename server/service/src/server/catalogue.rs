@@ -80,7 +80,8 @@ pub(super) struct Job {
     pub(super) has_ended: Arc<AtomicBool>,
 }
 
-/// Result of looking up a table number for a client of a namespace.
+/// Result of looking up a table number for a client of a namespace: none (also if it is being created), released, or
+/// the description of a table in use.
 pub(super) enum Seen {
     Nothing,
     Released,
@@ -131,7 +132,8 @@ impl Catalogue {
         }))
     }
 
-    /// Makes the catalogue of a server that starts with the previous process's memory, `kept`.
+    /// Makes the catalogue of a server that starts with the previous process's memory: `kept` is what the appliers
+    /// found in it. Its tables are not in use until they are adopted.
     pub(super) fn keep(kept: Kept) -> Self {
         let counts = kept.jobs.iter().map(|id| id.0 & COUNT_MASK);
         Self {
@@ -143,8 +145,8 @@ impl Catalogue {
         }
     }
 
-    /// Gives the job of a namespace the number that it had before the server's restart. `false` if the job
-    /// has another number.
+    /// Gives the job of a namespace the number that it had before the server's restart. `false` if the job already
+    /// has another number, or there are too many jobs.
     pub(super) fn adopt_job(&mut self, namespace: &str, id: NamespaceId) -> bool {
         self.open_job(namespace).is_ok_and(|job| job.id == id)
     }
@@ -165,7 +167,8 @@ impl Catalogue {
         Some(job.id)
     }
 
-    /// Looks up a table for a client of `namespace`. A table of another namespace counts as absent.
+    /// Looks up a table for a client of `namespace`. A table of another namespace, or one that is being created,
+    /// counts as absent.
     pub(super) fn see(&self, namespace: &str, id: TableId) -> Seen {
         match self.entries.get(&id) {
             Some(entry) if entry.namespace == namespace => match &entry.state {

@@ -104,8 +104,8 @@ impl Conn {
         self.peer.feed(bytes)
     }
 
-    /// Decodes the next message in the bytes fed so far; `None` if none is complete. `admit` decides about
-    /// the peer during the handshake.
+    /// Decodes the next message in the bytes fed so far; `None` if none is complete. `admit` decides about the peer
+    /// during the handshake. After an error the connection must be closed; the peer's refusal may be queued.
     pub(super) fn next(
         &mut self,
         policy: &ServerPolicy,
@@ -139,8 +139,8 @@ impl Conn {
         Ok(true)
     }
 
-    /// Sends queued bytes with the file descriptors attached to the first byte. Fails if the socket does not
-    /// accept them now.
+    /// Sends queued bytes with the file descriptors attached to the first byte. Fails if the socket does not accept
+    /// them now. Bytes that it does not take stay queued for [`Self::send`].
     pub(super) fn send_with(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let count = pass::send(&self.socket, self.peer.outgoing(), fds).map_err(io_error)?;
         self.peer.sent(count);
@@ -153,8 +153,8 @@ impl Conn {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// Turns the connection into the socket of a lane. Also returns `false` if bytes are left in the buffers:
-    /// none may follow the handshake, since a lane's bytes belong to its applier.
+    /// Turns the connection into the socket of a lane. Also returns whether its buffers are empty. If not, the socket
+    /// is unusable: nothing may follow the handshake, since a lane's bytes belong to its applier.
     pub(super) fn into_lane(self) -> (Socket, bool) {
         let (unread, unsent) = self.peer.into_buffers();
         (self.socket, unread.is_empty() && unsent.is_empty())

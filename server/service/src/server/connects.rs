@@ -64,8 +64,8 @@ impl Connects {
         }
     }
 
-    /// Queues a request for verbs lanes with the client's offers. [`Self::next`] returns the request when it can
-    /// run.
+    /// Queues a client's request for verbs lanes with its offers (its ends of the queue pairs). [`Self::next`]
+    /// returns the request when it can run.
     pub(super) fn push(&mut self, asked: Asked, offers: Vec<VerbsConnect>) {
         let lanes = asked.lanes.len();
         self.queue.push(asked, lanes, offers);
@@ -83,8 +83,9 @@ impl Connects {
         Some((asked, made))
     }
 
-    /// Removes and returns the next request that may run now or is void; `None` if there is none. `turn`
-    /// decides about a request. The caller passes each one that may run to [`Self::make`].
+    /// Removes and returns the next request that may run now or is void; `None` if there is none. `turn` decides
+    /// about a request: now, later, or void, as when its client is gone. The caller passes each one that may run to
+    /// [`Self::make`] and refuses void ones.
     pub(super) fn next(
         &mut self,
         turn: impl FnMut(&Asked) -> Turn,
@@ -92,7 +93,8 @@ impl Connects {
         self.queue.next(turn)
     }
 
-    /// Makes the lanes of a request on a new thread. Does not block; [`Self::take`] returns the result later.
+    /// Makes the lanes of a request by running `make` on a new thread. Does not block; [`Self::take`] returns the
+    /// result later. That is at once if `make` is a refusal.
     pub(super) fn make(&self, ticket: Ticket, asked: Asked, make: Result<Make, Refusal>) {
         match make {
             Ok(make) => self.spawn(ticket, asked, make),

@@ -391,7 +391,8 @@ impl Control {
         }
     }
 
-    /// Sends a delayed answer to a request; does nothing if the connection has ended.
+    /// Sends the answer to request `request` of connection `id` that was not answered at once. Does nothing if the
+    /// connection has ended.
     pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: Answer) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -513,7 +514,8 @@ impl Control {
         Ok(Some(Turn::Lane(session, applier)))
     }
 
-    /// Hands the connection of a lane over to the lane's applier.
+    /// Hands the connection of a lane over to the lane's applier. Closes it if it is no TCP connection or has bytes
+    /// in its buffers: the client then finds the lane broken.
     fn hand_over(&mut self, session: SessionId, applier: ApplierId, conn: Conn) {
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let from = conn.from.clone();

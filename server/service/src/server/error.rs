@@ -12,7 +12,8 @@ use tidewater_engine::apply::command::ApplierGone;
 use tidewater_engine::store::sparse::ShardError;
 use tidewater_engine::store::{ResumeError, StoreError};
 
-/// Reason why a server did not start or a call failed; the call then has changed nothing.
+/// Reason why a server did not start or a call failed. The call has then changed nothing, except after [`Self::Gone`]
+/// and [`Self::Failed`]: some appliers may have carried it out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {

@@ -71,7 +71,8 @@ impl Shared {
         }
     }
 
-    /// Makes the error of a call that an applier no longer answers: its failure, or that the server ends.
+    /// Makes the error of a call that an applier no longer answers: `Failed` with the reason if an applier has
+    /// failed, else `Gone`, since the server ends.
     pub(super) fn gone(&self) -> ServerError {
         match self.failure.get() {
             Some(why) => ServerError::Failed {
@@ -82,8 +83,9 @@ impl Shared {
         }
     }
 
-    /// Sends a command to every applier and blocks for all answers. Returns them in the order of the
-    /// appliers. `make` builds the command of an applier, which answers through the sender.
+    /// Sends a command to every applier and blocks for all answers. Returns them in the order of the appliers. `make`
+    /// builds the command of an applier, which answers through the sender. Fails if an applier has ended; the others
+    /// may have carried their command out.
     pub(super) fn ask_all<T>(
         &self,
         mut make: impl FnMut(u16, Sender<T>) -> Command,
@@ -182,8 +184,8 @@ impl ServerHandle {
         }
     }
 
-    /// Validates a new table, enters it in the catalogue as being created, and returns the number of its job.
-    /// `None` if the table exists already.
+    /// Validates a new table, enters it in the catalogue as being created, and returns the number of its job. `None`
+    /// if the same table is in use already. An error leaves the catalogue unchanged.
     fn reserve(
         &self,
         namespace: &str,
@@ -293,7 +295,8 @@ impl ServerHandle {
     /// reads of its rows fail their checksum. Calling it again changes nothing.
     ///
     /// # Errors
-    /// [`ServerError::UnknownTable`]; [`ServerError::Gone`] when the server ends.
+    /// [`ServerError::UnknownTable`], also while it is being created; [`ServerError::Gone`] or
+    /// [`ServerError::Failed`] when an applier has ended.
     pub fn release_table(&self, id: TableId) -> Result<(), ServerError> {
         {
             let mut catalogue = self.shared.catalogue();
@@ -315,7 +318,8 @@ impl ServerHandle {
         self.free_shares(id)
     }
 
-    /// Takes the shares of a table from the appliers and frees them, on the calling thread.
+    /// Takes the shares of a table from the appliers, zeroes and frees them, on the calling thread. Appliers without
+    /// a share are skipped.
     pub(super) fn free_shares(&self, id: TableId) -> Result<(), ServerError> {
         let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
         // Zeroing and freeing take long: do it here, not on the appliers.
@@ -346,7 +350,8 @@ impl ServerHandle {
     /// have.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         self.shared
@@ -354,11 +359,12 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Applies the pushes of a finished task, delivery `delivery` to a worker's thread; blocks until all
-    /// appliers have. Calling it again changes nothing.
+    /// Applies the pushes that a worker's thread has made for a finished task; appliers have held them until now.
+    /// `delivery` numbers the task's assignment. Blocks until all appliers have. Calling it again changes nothing.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn finish_task(
         &self,
         namespace: &str,
@@ -375,7 +381,8 @@ impl ServerHandle {
     /// clock of each of its threads in each domain, over all appliers.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn lose_worker(
         &self,
         namespace: &str,
@@ -406,11 +413,12 @@ impl ServerHandle {
         Ok(furthest.into_iter().map(clock).collect())
     }
 
-    /// Completes the ticks of a lost worker up to `clocks` on the appliers that lack them; blocks until all
-    /// have.
+    /// Raises the clocks of a lost worker to `clocks` on the appliers where they are lower, so that all appliers
+    /// count the same ticks of it. Blocks until all have.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn end_worker(
         &self,
         namespace: &str,
@@ -439,7 +447,8 @@ impl ServerHandle {
     /// of each domain at any applier.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn hold_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         let held = self.shared.ask_all(|_, tx| Command::HoldClocks(job, tx))?;
@@ -449,7 +458,8 @@ impl ServerHandle {
     /// Returns the highest clock of each domain of a job at any applier. The clocks keep advancing.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         let read = |tx: Sender<Vec<(DomainId, u64)>>| {
@@ -462,11 +472,12 @@ impl ServerHandle {
         Ok(furthest_of(clocks))
     }
 
-    /// Lets the held clocks of a job advance; blocks until all appliers have. `admitted` is a new member with
-    /// its first clocks, if any; sessions of an earlier worker of its rank end.
+    /// Lets the clocks of a job, which [`Self::hold_clocks`] has stopped, advance; blocks until all appliers have.
+    /// `admitted` is a new member with its first clocks, if any; sessions of an earlier worker of its rank end.
     ///
     /// # Errors
-    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
+    /// [`ServerError::Store`] for a job too many.
     pub fn admit(
         &self,
         namespace: &str,
@@ -494,7 +505,7 @@ impl ServerHandle {
     /// clocks. Changes nothing while the job has tables.
     ///
     /// # Errors
-    /// [`ServerError::Gone`].
+    /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
     pub fn end_job(&self, namespace: &str) -> Result<(), ServerError> {
         let job = self.shared.catalogue().end_job(namespace);
         let Some(job) = job else { return Ok(()) };
@@ -511,7 +522,7 @@ impl ServerHandle {
     /// applier serves no frames meanwhile.
     ///
     /// # Errors
-    /// [`ServerError::Gone`], also for an applier that does not exist.
+    /// [`ServerError::Gone`], also for an applier that does not exist; [`ServerError::Failed`] if one has failed.
     pub fn with_engine<T: Send + 'static>(
         &self,
         applier: ApplierId,
@@ -566,8 +577,8 @@ pub(super) fn owned(info: &TableInfo, server: ServerId, applier: u16) -> Vec<u32
     own.map(|(partition, _)| partition).collect()
 }
 
-/// Runs `f` for each applier number on a new thread; blocks until all have ended. Returns the results in
-/// order.
+/// Runs `f` for each applier number on a new thread; blocks until all have ended. Returns the results in order of the
+/// numbers. An error or panic of one does not stop the others.
 pub(super) fn in_parallel<T: Send>(
     appliers: u16,
     f: impl Fn(u16) -> Result<T, ServerError> + Sync,

@@ -29,7 +29,8 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::ring_reader::RingRecord;
 use tidewater_engine::store::{MemoryFiles, ServerMemory, StoreError};
 
-/// Server memory that a holder keeps when the server's process ends, so that a successor can resume with it.
+/// Server memory that a holder (the server's parent process) keeps when the server's process ends, so that a
+/// successor can resume with it.
 #[derive(Debug, Clone)]
 pub struct HeldMemory {
     files: Arc<MemoryFiles>,
@@ -38,7 +39,7 @@ pub struct HeldMemory {
 }
 
 impl HeldMemory {
-    /// Wraps newly reserved memory, for the first server process of a holder.
+    /// Wraps newly reserved memory, for the first server process that a holder (its parent process) starts.
     pub fn new(files: MemoryFiles) -> Self {
         Self {
             files: Arc::new(files),
@@ -55,7 +56,7 @@ impl HeldMemory {
         }
     }
 
-    /// Whether the server resumes with the memory of an earlier process.
+    /// Whether the memory holds tables and sessions of an earlier process of the server, with which this one resumes.
     pub const fn resumes(&self) -> bool {
         self.resumes
     }
@@ -69,7 +70,7 @@ impl HeldMemory {
     }
 }
 
-/// A session of the previous server process, as its rings record it.
+/// A session of the previous server process, rebuilt from its rings in the kept memory; its client has yet to return.
 #[derive(Debug)]
 pub(super) struct KeptSession {
     pub(super) sender: FrameSender,
@@ -121,8 +122,8 @@ impl Kept {
 }
 
 impl ServerHandle {
-    /// Numbers of the tables in the previous process's memory that are not adopted yet; `None` if this server did
-    /// not start with such memory.
+    /// Numbers of the tables in the previous process's memory that are not adopted (served again) yet; `None` if this
+    /// server did not start with such memory.
     pub fn kept_tables(&self) -> Option<Vec<TableId>> {
         let memory = self.shared.config.memory.as_ref();
         memory.filter(|memory| memory.resumes())?;
@@ -130,12 +131,12 @@ impl ServerHandle {
         Some(catalogue.kept.keys().copied().collect())
     }
 
-    /// Adopts a table from the previous process's memory, so that clients can use it. Calling it again changes
-    /// nothing.
+    /// Serves again a table that is in the previous process's memory, so that clients can use it. Calling it again
+    /// changes nothing.
     ///
     /// # Errors
-    /// [`ServerError::NotKept`] when the memory has a differing table, or lacks a part of this server's
-    /// share.
+    /// [`ServerError::NotKept`] when the memory has a differing table, or lacks a part of this server's share. What
+    /// it has stays there until the table is released.
     pub fn adopt_table(&self, namespace: &str, info: &TableInfo) -> Result<(), ServerError> {
         let refuse = |why: String| ServerError::NotKept {
             table: info.spec.name.clone(),
@@ -194,7 +195,8 @@ impl ServerHandle {
     }
 }
 
-/// Allocates memory for the ring of a kept session before its client reattaches. The client cannot map it.
+/// Allocates memory for the ring of a session of the previous server process, before its client reattaches. The
+/// client cannot map it.
 pub(super) fn inbox_of(record: &RingRecord) -> Result<Inbox, StoreError> {
     let bytes = record.ring_bytes;
     let ring = RingGeometry::new(bytes as usize).filter(|_| bytes <= RING_BYTES_MAX as u64);

@@ -199,7 +199,7 @@ impl Drop for Server {
     }
 }
 
-/// Byte offset of an applier's parked flag in public memory.
+/// Byte offset, in public memory, of an applier's parked flag: the word by which the applier states that it sleeps.
 const fn parked_flag_at(applier: u16) -> usize {
     DOZE_AT + applier as usize * LINE_BYTES
 }

@@ -12,7 +12,7 @@ use tidewater_protocol::layout::lines::StateLine;
 
 use super::conn::ConnId;
 
-/// A client's request to recover a lane.
+/// A client's request to recover a lane: to end it and connect it again after it broke.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery {
     pub(super) conn: ConnId,
@@ -22,11 +22,12 @@ pub(super) struct Recovery {
     pub(super) applier: ApplierId,
 }
 
-/// A recovery with the ring's position after the applier has ended the lane; `None` if the applier lacks the
-/// session.
+/// A recovery that its applier has answered by ending the lane, with the ring's position; `None` if the applier lacks
+/// the session.
 type Ended = (Recovery, Option<StateLine>);
 
-/// Lane recoveries that wait for their appliers, and those that are answered.
+/// Requests to recover lanes (to connect broken ones again): those that wait for their appliers, and those that the
+/// appliers have answered.
 #[derive(Debug)]
 pub(super) struct Recoveries {
     ended: (Sender<Ended>, Receiver<Ended>),
@@ -42,7 +43,8 @@ impl Recoveries {
         }
     }
 
-    /// Returns the callback for a recovery. The applier calls it on its thread with the ring's position.
+    /// Returns the callback for a recovery. The applier calls it on its thread, after it has ended the lane, with the
+    /// ring's position. [`Self::take`] then returns the recovery.
     pub(super) fn reply(&self, recovery: Recovery) -> Reply<Option<StateLine>> {
         let (tx, waker) = (self.ended.0.clone(), self.waker.clone());
         Box::new(move |state| {

@@ -97,7 +97,8 @@ impl ServerHandle {
     }
 }
 
-/// Receives the answer of a thread; blocks until `deadline`. `None` if it does not come.
+/// Receives the answer of a thread; blocks until `deadline`. `None` if it does not come in time, or the thread has
+/// ended.
 fn answer_by<T>(answer: &Receiver<T>, deadline: Deadline) -> Option<T> {
     answer.recv_timeout(deadline.left()).ok()
 }

@@ -147,8 +147,8 @@ impl Control {
         }
     }
 
-    /// Answers the lane recoveries that appliers have completed. Recoveries of ended connections are dropped:
-    /// a client that returns asks again.
+    /// Answers the lane recoveries (requests to connect broken lanes again) for which appliers have ended the lane.
+    /// Recoveries of ended connections are dropped: a client that returns asks again.
     pub(super) fn finish_recoveries(&mut self) {
         while let Some((recovery, state)) = self.recoveries.take() {
             let Recovery { conn, request, .. } = recovery;
@@ -164,8 +164,8 @@ impl Control {
         }
     }
 
-    /// Starts the requests for verbs lanes that may run, refuses void ones, and informs waiting clients of
-    /// their place.
+    /// Starts the requests for verbs lanes that may run, and informs waiting clients of their place. Refuses void
+    /// ones: the client is gone, or a lane was recovered since.
     pub(super) fn go_connects(&mut self) {
         if self.sessions.memory_was_registered() {
             self.connects.recheck();

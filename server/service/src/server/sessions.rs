@@ -61,7 +61,8 @@ struct Session {
     kept: Option<(bool, Vec<Inbox>)>,
 }
 
-/// Control connection of a session, and the number of its cuts: losses of that connection.
+/// Control connection of a session, and the number of its cuts: losses of that connection. After a cut the session
+/// stays for the linger time.
 #[derive(Debug, Default)]
 struct Presence {
     /// The control connection; `None` while the session has none.
@@ -290,8 +291,9 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the number of a session's job. The job's number of workers comes from the configuration, or in a
-    /// service from the first session that reports it. Refused if `workers` is another number, not 0.
+    /// Returns the number of a session's job, which it opens if need be. The job's number of workers comes from the
+    /// configuration, or in a service from the first session that reports it. Refused if `workers` is another number,
+    /// not 0.
     fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
         let mut catalogue = self.shared.catalogue();
         let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;
@@ -315,7 +317,9 @@ impl Sessions {
         Ok(job.id)
     }
 
-    /// Gives a session to a new control connection. Returns its earlier connection, if that has not ended.
+    /// Gives session `id` to the new control connection `owner`. Returns its earlier connection, if that has not
+    /// ended, for the caller to close. Refused if the session is not of this worker, or was made over the other kind
+    /// of socket.
     pub(super) fn resume(
         &mut self,
         owner: ConnId,
@@ -341,8 +345,8 @@ impl Sessions {
         self.all.get_mut(&id)?.presence.cut(owner)
     }
 
-    /// Ends a session that was not resumed since cut number `cut`, a loss of its control connection. Called when
-    /// the linger time after it is over.
+    /// Ends a session that was not resumed since cut number `cut`, a loss of its control connection. The caller calls
+    /// it when the linger time after that cut is over. Does nothing for a session that was resumed or has ended.
     pub(super) fn expire(&mut self, id: SessionId, cut: u64) {
         let over = |s: &Session| s.presence.has_ended(cut);
         if self.all.get(&id).is_some_and(over) {
@@ -351,8 +355,8 @@ impl Sessions {
         }
     }
 
-    /// Ends a session: appliers first apply the complete frames in its rings. Its memory is freed when they
-    /// have released it.
+    /// Ends a session: appliers first apply the complete frames in its rings. Its memory is freed when they have
+    /// released it. Does not wait for the appliers.
     pub(super) fn end(&mut self, id: SessionId) {
         if self.all.remove(&id).is_some() {
             for crew in &self.shared.appliers {

@@ -150,7 +150,8 @@ impl Verbs {
         }
     }
 
-    /// Whether a registration of server memory has ended, well or not, since the last call; clears the flag.
+    /// Whether a registration of server memory with a device has ended, well or not, since the last call; clears the
+    /// flag. The caller then checks waiting requests again.
     pub(super) fn memory_was_registered(&self) -> bool {
         self.registered.swap(false, Ordering::Acquire)
     }
@@ -191,8 +192,8 @@ impl Verbs {
         });
     }
 
-    /// Opens the device of a session again and renews the session's resources, if the device or the registration
-    /// of memory has failed. Does nothing otherwise.
+    /// Opens the device of a session again and renews the session's resources, if the device or the registration of
+    /// memory has failed. Does nothing otherwise. After an error the session is unchanged.
     pub(super) fn renew(
         &mut self,
         shared: &Shared,
@@ -354,7 +355,8 @@ fn select(
 }
 
 impl VerbsSession {
-    /// Whether the session's device has failed since its memory was registered.
+    /// Whether the session's device has failed since its memory was registered; `false` while that is not done or if
+    /// it failed.
     pub(super) fn device_has_failed(&self) -> bool {
         let domain = self.domain.domain();
         domain.is_ok_and(|domain| domain.open_port().device().has_failed())

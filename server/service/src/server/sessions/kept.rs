@@ -14,8 +14,8 @@ use crate::server::conn::ConnId;
 use crate::server::kept::KeptSession;
 
 impl Sessions {
-    /// Takes over a session from the previous process's memory, without its client. A session without a ring at
-    /// every applier is ended: it was being created or ended.
+    /// Takes over a session from the previous process's memory; its client has yet to return ([`Self::reattach`]). A
+    /// session without a ring at every applier is ended: it was being created or ended.
     pub(super) fn keep(&mut self, id: SessionId, kept: KeptSession) {
         let lanes = self.shared.appliers.len();
         let is_complete = kept.rings.len() == lanes;
@@ -39,7 +39,8 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions of the previous server process to which no client has returned.
+    /// Ends the sessions of the previous server process to which no client has returned; appliers first apply
+    /// complete frames in their rings.
     pub(in crate::server) fn end_kept(&mut self) {
         let waits = |s: &Session| matches!(s.carrier, Carrier::Kept);
         let those = self.all.iter().filter(|(_, session)| waits(session));
@@ -49,8 +50,9 @@ impl Sessions {
         }
     }
 
-    /// Gives a session of the previous server process to its returned client, over connection `owner`. May be repeated.
-    /// Returns the session's earlier connection, if that has not ended. The client then recovers each lane.
+    /// Gives a session of the previous server process to its returned client, over connection `owner`. May be
+    /// repeated. Returns the earlier connection, if that has not ended. The client then recovers each lane. Refused
+    /// if the session's thread, job, ring size or kind of transport differs.
     pub(in crate::server) fn reattach(
         &mut self,
         owner: ConnId,

@@ -119,7 +119,8 @@ impl Sessions {
         }
     }
 
-    /// Describes lane `applier` to the client: nonce (0 if none is granted), push counter and status record.
+    /// Describes lane `applier` to the client: the nonce with which the client connects it (0 if none is granted),
+    /// and the locations of push counter and status record.
     pub(super) fn grant(&self, applier: u16, session: &Session) -> LaneGrant {
         let counts = match session.carrier {
             Carrier::Shm(_) | Carrier::Tcp | Carrier::Kept => Counts::Processors,
@@ -142,8 +143,8 @@ impl Sessions {
         })
     }
 
-    /// Begins the recovery of a lane: orders its applier to end it and to call `reply` with the ring's
-    /// position. May be repeated. Does not wait for the applier.
+    /// Begins the recovery of a lane (connecting a broken one again): orders its applier to end it and to call
+    /// `reply` with the ring's position. May be repeated. Does not wait for the applier.
     pub(in crate::server) fn begin_recovery(
         &mut self,
         id: SessionId,
@@ -161,8 +162,9 @@ impl Sessions {
         sent.map_err(|_| self.shared.gone().refusal())
     }
 
-    /// Completes the recovery of a lane after its applier has ended it: grants it again, over shared memory
-    /// with new memory. `state` is the ring's position, `None` if the applier lacks the session.
+    /// Completes the recovery of a lane after its applier has ended it: grants it to the client again, over shared
+    /// memory with new memory, which is returned. `state` is the ring's position, `None` if the applier lacks the
+    /// session.
     pub(in crate::server) fn finish_recovery(
         &mut self,
         id: SessionId,
@@ -203,7 +205,8 @@ impl Sessions {
         Ok((recovered(lane, shm, state), memory))
     }
 
-    /// Checks that the connection of a TCP lane comes from the session's client with the granted nonce.
+    /// Checks that the connection of a TCP lane comes from the session's client with the granted nonce. Changes
+    /// nothing: [`Self::connect_lane`] uses the nonce up.
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
@@ -248,8 +251,9 @@ impl Sessions {
         Ok(())
     }
 
-    /// Reserves the offered verbs lanes of a session for one request. Until [`Self::connected`] other
-    /// requests for them are refused.
+    /// Reserves the verbs lanes of a session that the client offers to connect, for one request. Until
+    /// [`Self::connected`] or [`Self::not_connected`] other requests for them are refused. Refused if a nonce is not
+    /// the granted one.
     pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
@@ -290,15 +294,15 @@ impl Sessions {
         }
     }
 
-    /// Whether the lanes of a request are still reserved for it: its session exists, and none was recovered
-    /// since.
+    /// Whether the lanes of a request are still reserved for it: its session exists, and none was recovered since. If
+    /// not, the request is void.
     pub(in crate::server) fn is_connecting(&self, asked: &Asked) -> bool {
         let session = self.all.get(&asked.session);
         session.is_some_and(|session| session.grants.is_connecting(&asked.lanes))
     }
 
-    /// Whether the request's lanes can be made now; `false` while server memory is being registered. Opens a
-    /// failed device again.
+    /// Whether the request's lanes can be made now; `false` while server memory is being registered. Opens a failed
+    /// device again. Also `true` where making them fails: the request is refused then.
     pub(in crate::server) fn is_ready(&mut self, asked: &Asked) -> bool {
         let session = self.all.get_mut(&asked.session);
         let Some(Carrier::Verbs(verbs)) = session.map(|session| &mut session.carrier) else {
@@ -311,8 +315,8 @@ impl Sessions {
         verbs.is_ready()
     }
 
-    /// Releases the reservation of a request of which no lane was made, so that the client can retry. Returns
-    /// the refusal.
+    /// Releases the reservation of a request of which no lane was made, so that the client can retry. Returns the
+    /// refusal, for the caller to send.
     pub(in crate::server) fn not_connected(&mut self, asked: &Asked) -> Refusal {
         if let Some(session) = self.all.get_mut(&asked.session) {
             session.grants.finish(&asked.lanes, false);
