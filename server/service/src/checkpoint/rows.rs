@@ -96,8 +96,8 @@ pub struct SavedShare {
     pub cut_ms: u64,
 }
 
-/// A save that the appliers have begun and for which no file is written yet: they copy rows until the memory
-/// limit is reached. Dropping it cancels the save.
+/// A save that the appliers have begun and for which no file is written yet: they copy rows until the memory limit is
+/// reached. [`write_part`] continues it. Dropping it cancels the save.
 #[derive(Debug)]
 pub struct BegunSave {
     pieces: Receiver<(u16, SavePiece)>,
@@ -123,8 +123,8 @@ impl Drop for BegunSave {
 /// Interval at which the writing thread checks whether another thread has cancelled the save.
 const CANCEL_POLL: Duration = Duration::from_millis(100);
 
-/// Writes a server's part of a save, on the calling thread, and blocks until the part is durable. All
-/// appliers copy their rows at the same time, in steps between frames, and keep serving; see
+/// Writes a server's part file of a save, on the calling thread, and blocks until it is durable; no manifest names it
+/// yet. All appliers copy their rows at the same time, in steps between frames, and keep serving; see
 /// `tidewater_engine::apply::save`. Memory: at most [`Appliers::save_bytes`] of copies, and one chunk.
 ///
 /// # Errors
@@ -141,11 +141,11 @@ pub fn save_part(
 }
 
 /// Orders all appliers of a server to save. When this returns, no applier passes the request's clocks without its
-/// cut, the moment of which it copies the rows. With `is_patient` the appliers may take any time to reach these
-/// clocks.
+/// cut, the moment at which it copies the rows as they are. With `is_patient` the appliers may take any time to reach
+/// these clocks; else [`write_part`] fails after a time limit.
 ///
 /// # Errors
-/// [`CheckpointError::ApplierGone`].
+/// [`CheckpointError::ApplierGone`]. The save is cancelled at all appliers.
 pub fn begin_save(
     appliers: &dyn Appliers,
     request: &SaveRequest<'_>,
@@ -284,8 +284,8 @@ fn write_copies(
     })
 }
 
-/// Orders every applier to copy its share. Returns the channel on which the copies arrive, each with its
-/// applier's number.
+/// Orders every applier to copy its share, without waiting for the copies. Returns the channel on which they arrive,
+/// each with its applier's number; it closes when all appliers are done.
 fn begin_copies(
     appliers: &dyn Appliers,
     request: &SaveRequest<'_>,
@@ -315,7 +315,7 @@ fn wake_all(appliers: &dyn Appliers) {
     (0..appliers.count()).for_each(|applier| appliers.wake(ApplierId(applier)));
 }
 
-/// Collected reports of the appliers at their cuts.
+/// Collected reports of the appliers at their cuts, the moments at which they begin to copy their rows.
 #[derive(Default)]
 struct Share {
     /// Lowest clock of each domain.
@@ -432,8 +432,8 @@ impl SavedModel {
 /// partitions that `server` owns now.
 ///
 /// # Errors
-/// [`CheckpointError`] names the file and the failed check; the table is then partly filled, and
-/// must not be used.
+/// [`CheckpointError`] names the file and the failed check. The table may then be partly filled, and must not be
+/// used.
 pub fn load_table(
     appliers: &dyn Appliers,
     server: ServerId,
