@@ -55,7 +55,7 @@ mod tests;
 
 use reconnect::ReturnAddress;
 
-/// Operations of a server that carry out the coordinator's orders. Each call blocks until its work is done.
+/// Operations by which a server carries out the coordinator's orders. Each call blocks until its work is done.
 pub trait Orders {
     /// Returns access to the appliers, for the thread of a save or load.
     fn appliers(&self) -> Box<dyn Appliers + Send>;
@@ -66,13 +66,13 @@ pub trait Orders {
     /// The refusal that the coordinator gets; nothing is left of the table.
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
 
-    /// Serves this server's share of a table that it has from its predecessor's kept memory.
+    /// Serves this server's share of a table again, from memory that its dead predecessor process has left.
     ///
     /// # Errors
-    /// The refusal that the coordinator gets; the share is then to be released.
+    /// The refusal that the coordinator gets. The share stays in memory until the table is released.
     fn adopt_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
 
-    /// Releases this server's share of a table.
+    /// Releases this server's share of a table and frees its memory.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -90,7 +90,7 @@ pub trait Orders {
     /// The refusal that the coordinator gets.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
 
-    /// Applies the pushes of a finished task, the delivery `delivery` to the worker thread `thread`.
+    /// Applies the pushes, held until now, of a task that `thread` has finished. `delivery` numbers the task.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -107,7 +107,7 @@ pub trait Orders {
     /// The refusal that the coordinator gets.
     fn lose_worker(&self, namespace: &str, worker: WorkerId) -> Result<Vec<ThreadClock>, Refusal>;
 
-    /// Completes the ticks of a lost worker up to `clocks` on the appliers that lack them.
+    /// Raises a lost worker's clocks to `clocks` on appliers where they are lower, so that all count equal ticks.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -118,7 +118,7 @@ pub trait Orders {
         clocks: &[ThreadClock],
     ) -> Result<(), Refusal>;
 
-    /// Holds the clocks of a job: appliers consume no tick. Returns the highest clock of each domain.
+    /// Holds a job's clocks: appliers consume no tick until [`Self::admit`]. Returns the highest clock by domain.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -130,7 +130,7 @@ pub trait Orders {
     /// The refusal that the coordinator gets.
     fn read_clocks(&self, namespace: &str) -> Result<Vec<DomainClock>, Refusal>;
 
-    /// Lets the held clocks of a job advance. `admitted` is a new member with its first clocks, if any.
+    /// Lets a job's held (stopped) clocks advance. `admitted`: a new member, if any, with its first clocks.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -152,7 +152,7 @@ pub trait Orders {
     /// Descriptor that is readable once [`Self::failure`] returns a reason.
     fn failure_descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Sets the cluster's epoch, which clients must know.
+    /// Sets the cluster's epoch, which rises when a server leaves. Peers that connect later must know it.
     fn set_epoch(&self, epoch: u64);
 
     /// Returns a closure that collects the server's status for operators. It may block for seconds.
@@ -253,7 +253,7 @@ impl Agent {
     /// expected coordinator, all 0 for any. Blocks until `deadline` while the coordinator is starting.
     ///
     /// # Errors
-    /// [`AgentError::Dial`]; [`AgentError::Join`] when no number is free.
+    /// [`AgentError::Dial`]; [`AgentError::Join`]: refused, or no number is free; `Lost`: an unexpected answer.
     pub fn connect(
         address: &str,
         token: &JobToken,
@@ -291,7 +291,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Sends a request before the server has joined; blocks until its answer or `deadline`.
+    /// Sends a request before the server has joined; blocks until its answer or `deadline`. Errors are all `Join`.
     fn ask(
         &mut self,
         request: &CoordinatorRequest,
@@ -349,7 +349,7 @@ impl Agent {
     /// restarts it after a signal. `kept`: tables from its predecessor's memory, if it has that.
     ///
     /// # Errors
-    /// [`AgentError::Join`].
+    /// [`AgentError`]: refused, no answer in time, or a failed connection. The connection is then closed.
     pub fn join(
         mut self,
         member: &ServerMember,
@@ -458,8 +458,8 @@ impl Enlisted {
     /// one of `stop` becomes readable or hangs up. In every case the caller must then shut the server down.
     ///
     /// # Errors
-    /// The coordinator is lost, a foreign launcher's job has failed, or this server has. The coordinator, and
-    /// through it every client, gets the reason of the latter.
+    /// The coordinator is lost, the job of a foreign launcher has failed, or this server has failed. In the last case
+    /// the coordinator, and through it every client, gets the reason.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let mut files = ModelFiles::new(self.number, self.files_waker.clone());
         let ended = self.obey_with(node, &mut files, stop);
@@ -485,7 +485,7 @@ impl Enlisted {
         }
     }
 
-    /// Carries out orders over the current connection until it ends or the server is to end.
+    /// Carries out orders over the current connection. If it breaks, returns `Lost`; the caller may then reconnect.
     fn obey_connection(
         &mut self,
         node: &dyn Orders,
@@ -624,7 +624,7 @@ impl Enlisted {
         Ok(())
     }
 
-    /// Carries an order out. `None` if the reply is sent later, by another thread.
+    /// Carries an order out. `None` if a thread of `files` makes the reply: its `take_done` returns it later.
     fn carry_out(
         &mut self,
         node: &dyn Orders,
@@ -705,8 +705,8 @@ impl Enlisted {
         Ok(Some(CommandReply::Done))
     }
 
-    /// Lets a job's held clocks advance, with a new member if there is one, or adds a stay of a schedule.
-    /// Skips orders repeated by a restarted coordinator.
+    /// Lets a job's held (stopped) clocks advance, with the new member `admitted` if there is one; or adds a
+    /// scheduled stay (join-to-leave interval). Skips orders that a restarted coordinator repeats.
     fn admit(
         &mut self,
         node: &dyn Orders,
@@ -799,7 +799,7 @@ impl Enlisted {
         }
     }
 
-    /// Sends the last message, a goodbye or the failure, and waits up to `FAREWELL` for the answer.
+    /// Sends `last`, a goodbye or the failure, and waits up to `FAREWELL` for the answer. Ignores errors.
     fn say(&mut self, last: &CoordinatorRequest, scratch: &mut [u8]) {
         if self.peer.queue(u64::MAX, last).is_err() {
             return;
@@ -867,8 +867,8 @@ fn about_workers(node: &dyn Orders, order: Command) -> Result<CommandReply, Refu
     }
 }
 
-/// Returns the workers of a job that have ended and are not yet in `removed`, and adds them there. A live
-/// worker is taken out of it: its rank has joined again.
+/// Returns the workers of a job that have ended and are not yet in `removed`, the set of those already taken from the
+/// clocks, and adds them to it. Takes a live worker out of `removed`: its rank has joined again.
 fn take_ended(
     removed: &mut BTreeSet<(String, WorkerId)>,
     namespace: &str,

@@ -316,7 +316,8 @@ impl Drop for Cluster {
     }
 }
 
-/// Host part of the advertised `HOST:PORT` or host, for the servers, which have ports of their own.
+/// Host part of `advertise` (`HOST:PORT` or a host alone), for the servers, which listen on ports of their own.
+/// `None` without `advertise`.
 fn host_of(advertise: Option<&str>) -> Option<String> {
     let advertised = advertise?;
     let is_port = |port: &str| port.parse::<u16>().is_ok();

@@ -116,8 +116,9 @@ pub fn join_job(
     })
 }
 
-/// Starts the coordinator of a job of `size` processes in this process, which is rank 0. The program
-/// distributes [`Hosted::record`] to the other processes.
+/// Starts the coordinator of a job of `size` processes in this process, which is rank 0; does not wait for them.
+/// `interface` names a network device, to listen on its address. The program distributes [`Hosted::record`] to the
+/// other processes.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -126,8 +127,8 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
     Hosted::listen(&Place::by_record(0, size), own)
 }
 
-/// Joins a launched job like [`join_job`], with a bootstrap record that the program has distributed itself.
-/// Rank 0 passes its coordinator as `hosted`.
+/// Joins a launched job like [`join_job`], with the bootstrap record `record`, which the program has distributed
+/// itself. Rank 0 passes as `hosted` the coordinator that it has started with [`host`], other ranks `None`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -252,7 +253,8 @@ impl Hosted {
         Ok(hosted)
     }
 
-    /// Starts the coordinator's thread and makes its bootstrap record, without publishing it.
+    /// Starts the coordinator's thread and makes its bootstrap record, without publishing it. `own` is the address of
+    /// the configured interface, if any.
     fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
         let met = |error: MeetError| LaunchedError::Rendezvous(error.into());
         let token = match &place.rendezvous {

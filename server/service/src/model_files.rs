@@ -51,7 +51,8 @@ pub(crate) enum FileOrder {
     },
 }
 
-/// Threads that carry out a server's saves and loads, and the replies to the coordinator.
+/// Threads that carry out a server's saves and loads: one for each job, which takes orders in turn, and one for each
+/// status report. Collects their replies to the coordinator.
 pub(crate) struct ModelFiles {
     server: ServerId,
     /// Channel to the thread of each job, by namespace.
@@ -79,7 +80,8 @@ impl ModelFiles {
         }
     }
 
-    /// Passes order `id` to the thread of its job, and starts that thread if there is none. Does not block.
+    /// Passes order `id` to the thread of its job. If there is none, starts it with the access that `appliers`
+    /// returns. Does not block: [`Self::take_done`] returns the reply later.
     ///
     /// # Errors
     /// The refusal of the order: no thread can be started.
@@ -113,7 +115,8 @@ impl ModelFiles {
         })
     }
 
-    /// Runs `work` on a new thread and makes its result the reply to order `id`. Does not block.
+    /// Runs `work` on a new thread and makes its result the reply to order `id`, which [`Self::take_done`] returns
+    /// later. Does not block.
     ///
     /// # Errors
     /// The refusal of the order: no thread can be started.
@@ -139,7 +142,8 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Blocks until the threads that belong to no job have ended.
+    /// Blocks until all threads started so far have ended. For tests that have ordered only reports: the thread of a
+    /// job does not end by itself.
     #[cfg(test)]
     pub(crate) fn end_reports(&mut self) {
         self.threads
@@ -147,8 +151,8 @@ impl ModelFiles {
             .for_each(|thread| thread.join().unwrap());
     }
 
-    /// Begins a checkpoint: orders all appliers to save, lets the job's held clocks advance, and passes the
-    /// writing to the job's thread.
+    /// Begins a checkpoint: orders all appliers to save, lets the job's clocks, which the coordinator has stopped,
+    /// advance again, and passes the writing to the job's thread. [`Self::take_done`] returns the reply.
     ///
     /// # Errors
     /// The refusal of the order; the clocks advance in this case too.
@@ -191,7 +195,7 @@ impl ModelFiles {
         self.order(id, namespace, order, appliers)
     }
 
-    /// Cancels the checkpoint of a job that is under way, if any.
+    /// Cancels the checkpoint of a job that is under way, if any: its thread answers the order with a refusal.
     pub(crate) fn cancel_checkpoint(&mut self, namespace: &str) {
         if let Some(memory) = self.checkpoints.remove(namespace) {
             memory.cancel();
@@ -216,8 +220,8 @@ impl ModelFiles {
         self.threads.retain(|thread| !thread.is_finished());
     }
 
-    /// Cancels checkpoints and blocks until all threads have ended, or until `deadline`. A thread in a
-    /// hanging file system is left behind; no manifest names its file.
+    /// Cancels checkpoints and blocks until all threads have ended, or until `deadline`. A thread in a hanging file
+    /// system is left behind; the part file that it writes is in no manifest and so in no model.
     pub(crate) fn end(mut self, deadline: Deadline) {
         self.jobs.clear();
         self.checkpoints.values().for_each(|memory| memory.cancel());

@@ -240,8 +240,9 @@ impl ServerProcess {
     /// Blocks until every thread of the server has ended.
     ///
     /// # Errors
-    /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::ServerFailed`]: one of its appliers
-    /// has ended. The server has ended as well.
+    /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::JobFailed`]: the job of a foreign launcher has
+    /// failed. [`AgentError::ServerFailed`]: one of the appliers has ended. In each case the server has ended as
+    /// well.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let handle = self.node.handle();
         let ended = self.enlisted.obey(&handle, stop);

@@ -67,8 +67,11 @@ impl Agent {
 }
 
 impl Enlisted {
-    /// Tries to reconnect to the coordinator and join again; blocks for up to `COORDINATOR_ABSENCE_MAX`.
-    /// Returns `None` when it has joined, `Some` if the caller or the coordinator ends the server.
+    /// Tries to reconnect to the coordinator and join again; blocks for up to `COORDINATOR_ABSENCE_MAX`. `cause` is
+    /// logged. Returns `None` when it has joined, `Some` if the caller or the coordinator ends the server.
+    ///
+    /// # Errors
+    /// Another attempt cannot succeed or comes too late, or this server has failed: the server must end.
     pub(super) fn reconnect(
         &mut self,
         node: &dyn Orders,
