@@ -41,8 +41,8 @@ pub(super) struct Admission {
 }
 
 impl Coordinator {
-    /// Queues a worker for admission to its running job, whose clocks have to stop for that. The coordinator answers
-    /// its Join request when all servers have admitted it. Refused if the peer already waits.
+    /// Queues a worker for admission to its running job; the job's clocks have to stop for that. The coordinator
+    /// answers its Join request when all servers have admitted it. Refused if the peer already waits.
     pub(super) fn queue_admission(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
         let asks_again = |a: &Asker| a.peer == asker.peer;
         let under_way = self.admissions.values().map(|a| a.asker);
@@ -199,7 +199,7 @@ impl Coordinator {
     }
 
     /// Restores an admission that a restart of the coordinator has interrupted: some servers may already have
-    /// admitted the worker, at its first clocks `clocks`. [`Self::order_admissions`] repeats the orders later.
+    /// admitted the worker, at its first clocks `clocks`. `Self::order_admissions` repeats the orders later.
     pub(super) fn resume_admission(
         &mut self,
         namespace: &str,

@@ -213,7 +213,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether no table of a job is being created.
+    /// Whether all tables of a job are created on the servers and filled, or being released: a checkpoint may begin.
     fn is_settled(&self, namespace: &str) -> bool {
         let of_job = |t: &&super::tables::TableEntry| t.namespace == namespace;
         let is_made = |stage: &Stage| matches!(stage, Stage::Ready | Stage::Releasing(_));

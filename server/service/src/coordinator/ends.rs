@@ -201,7 +201,8 @@ impl Coordinator {
         }
     }
 
-    /// Fails all jobs after the loss of a server. `pid` is its process, if known, for the error text.
+    /// Raises the epoch after the loss of a server that is not restarted, and fails all jobs. `pid` is its process,
+    /// if known, and `why` how it ended, for the error text. Only the epoch changes once the cluster is stopping.
     pub(super) fn server_lost(&mut self, member: &ServerMember, pid: Option<u32>, why: &str) {
         self.epoch += 1;
         self.revision += 1;
@@ -399,8 +400,8 @@ impl Coordinator {
         }
     }
 
-    /// Stops waiting for `server`, which has ended, in all jobs that are over and whose sessions and clocks it was to
-    /// end.
+    /// Stops waiting for `server`, which has ended, in all jobs that are over and of which it was to end sessions and
+    /// clocks.
     pub(super) fn let_go_without(&mut self, server: ServerId) {
         for job in self.ending.keys().copied().collect::<Vec<_>>() {
             self.job_let_go(job, server);

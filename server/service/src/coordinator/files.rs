@@ -78,8 +78,8 @@ impl Files {
         Ok(FileDone::Manifest(Box::new(manifest?)))
     }
 
-    /// Finds the newest complete checkpoint of a job with a number below `before`, and locks its directory
-    /// (shared).
+    /// Finds the newest complete checkpoint of a job with a number below `before`, and locks its directory (shared),
+    /// so that no save changes it before the load has ended. Locks nothing if there is none.
     fn begin_resume(
         &mut self,
         op: u64,

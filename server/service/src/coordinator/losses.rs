@@ -65,8 +65,8 @@ impl Coordinator {
         self.order(server, Purpose::Loss(number), order);
     }
 
-    /// Repeats the orders about lost workers to a server that has returned: end them at the agreed clocks, or
-    /// report their clocks.
+    /// Repeats the orders about lost workers to a server that has returned after a restart of the coordinator: to end
+    /// them at the clocks on which all servers agreed, or to report their clocks.
     pub(super) fn repeat_losses(&mut self, server: ServerId) {
         let mut agreed = Vec::new();
         for (namespace, job) in &self.jobs {

@@ -103,7 +103,7 @@ impl Coordinator {
     }
 
     /// Records a change for the journal that a comparison of images (copies of the durable state) does not find, such
-    /// as an answer. [`Self::take_changes`] returns it. Does nothing without a journal.
+    /// as an answer. `Self::take_changes` returns it. Does nothing without a journal.
     pub(super) fn note_change(&mut self, change: impl FnOnce() -> Change) {
         if let Some(recovery) = &mut self.recovery {
             recovery.changes.push(change());
@@ -308,7 +308,8 @@ impl Coordinator {
         }
     }
 
-    /// Orders a returned server or a successor to end the jobs that are over and that it may still hold.
+    /// Orders a returned server, or the process that replaces an ended one, to end the sessions and clocks of jobs
+    /// that are over and that it may still hold.
     pub(super) fn repeat_endings(&mut self, number: ServerId) {
         let ending: Vec<(u64, String)> = self
             .ending

@@ -341,7 +341,8 @@ impl Coordinator {
         }
     }
 
-    /// Marks the launched process of server or worker `number` as joined.
+    /// Marks the launched process of server or worker `number` as joined: the end of its registration's connection is
+    /// then no failure of the launch. Does nothing for processes that were not launched.
     pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
         let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
         let mut those = came.filter(|arrival| arrival.is(part, number));

@@ -654,8 +654,8 @@ impl Server {
         Ok(true)
     }
 
-    /// Performs the actions of the state machine, and those that they cause, until none is left. Journals the
-    /// state changes first; without a journal record no answer is sent.
+    /// Performs the actions of the state machine, and those that they cause, until none is left. Journals the state
+    /// changes first. If that fails, it performs no action and sends no answer, now or later, and the loop ends.
     fn act(&mut self) {
         if self.failed.is_some() {
             // Nothing follows a record that is perhaps not complete.

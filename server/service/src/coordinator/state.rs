@@ -415,7 +415,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles the end of a peer's connection, at time `now`.
+    /// Handles the end of a peer's connection, at time `now`. A worker or server that has not announced its end is
+    /// handled as lost. Unknown peers are ignored.
     pub fn closed(&mut self, now: Duration, id: PeerId) {
         self.tick(now);
         let Some(peer) = self.peers.remove(&id) else {
@@ -619,7 +620,7 @@ impl Coordinator {
     }
 }
 
-/// Makes the refusal of a change that an observer requests.
+/// Makes the refusal of a request that only workers may make, for the observer of this rank.
 fn only_reads(rank: u32) -> Refusal {
     let number = WorkerId(rank).observer();
     let number = number.unwrap_or_else(|| unreachable!("rank {rank} is one of an observer"));

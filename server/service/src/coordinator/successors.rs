@@ -311,7 +311,8 @@ impl Coordinator {
         }
     }
 
-    /// Removes a dropped table from the tables that successors have yet to adopt.
+    /// Removes a dropped table from the tables that successors have yet to adopt (serve again). Jobs that waited only
+    /// for it continue.
     pub(super) fn not_awaited(&mut self, namespace: &str, id: TableId) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -384,7 +385,7 @@ impl Coordinator {
     }
 
     /// Makes a job begin again from nothing, since a server's rows are lost: drops its tables, and orders all servers
-    /// to end its sessions and clocks. Waiting requests are refused when [`Self::begun_again`] completes it.
+    /// to end its sessions and clocks. Waiting requests are refused when `Self::begun_again` completes it.
     fn begin_again(&mut self, namespace: &str, restart: ServerRestart) {
         let refusal = restarted(&restart);
         let parked: Vec<_> = self.take_waiting(namespace);

@@ -222,9 +222,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Key of a worker in its job's task queues, made from its rank. It stays the same when the worker
-    /// returns to a restarted coordinator. A rank's tasks are taken back before another process takes the
-    /// rank.
+    /// Key of a worker in its job's task queues: its rank, so that it stays the same when the worker returns to a
+    /// restarted coordinator. A rank's tasks are taken back before another process takes the rank.
     fn worker_key(&self, peer: PeerId) -> WorkerKey {
         let rank = self.peers.get(&peer).map(|peer| peer.rank);
         rank.map_or(WorkerKey::MAX, WorkerKey::from)
@@ -471,8 +470,8 @@ impl Coordinator {
         }
     }
 
-    /// Restores the finished tasks of a journalled image. Every server is ordered to apply them when it
-    /// returns.
+    /// Restores the finished tasks of a journalled image of which servers may not have applied the pushes. Every
+    /// server is ordered to apply them when it returns.
     pub(super) fn resume_tasks(&mut self, image: &Image) {
         self.tasks.last_delivery = image.last_delivery;
         for (&delivery, task) in &image.finishing {
