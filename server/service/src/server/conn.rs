@@ -140,7 +140,7 @@ impl Conn {
     }
 
     /// Sends queued bytes with the file descriptors attached to the first byte. Fails if the socket does not accept
-    /// them now. Bytes that it does not take stay queued for [`Self::send`].
+    /// them now. Bytes that it does not take stay queued for `Self::send`.
     pub(super) fn send_with(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let count = pass::send(&self.socket, self.peer.outgoing(), fds).map_err(io_error)?;
         self.peer.sent(count);

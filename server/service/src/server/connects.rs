@@ -18,10 +18,12 @@ use tidewater_runtime::clock::Deadline;
 
 use super::conn::ConnId;
 
-/// The server's end of a verbs lane, and the answer for the client.
+/// The server's end of a lane over RDMA verbs (its queue pairs), and the answer by which the client connects its own
+/// end.
 pub(super) type End = (Box<dyn ServerLane>, VerbsConnected);
 
-/// Closure that makes the server's ends of a request's lanes, all or none; it may block for a second.
+/// Closure that makes the server's ends of all lanes of a request, or none if one fails. It may block for a second,
+/// so it runs on a thread of its own.
 pub(super) type Make = Box<dyn FnOnce() -> Result<Vec<End>, Refusal> + Send>;
 
 /// A client's request for verbs lanes.
@@ -36,7 +38,7 @@ pub(super) struct Asked {
     pub(super) single: bool,
 }
 
-/// Requests for verbs lanes that are not answered, waiting or running.
+/// Clients' requests to connect lanes over RDMA verbs that are not answered: waiting to run, or running on a thread.
 pub(super) struct Connects {
     made: (Sender<Made>, Receiver<Made>),
     waker: Waker,
@@ -71,7 +73,8 @@ impl Connects {
         self.queue.push(asked, lanes, offers);
     }
 
-    /// Notes that server memory was registered, so that requests waiting for that are checked again.
+    /// Notes that server memory was registered with a device (a precondition of lanes), so that `Self::next` checks
+    /// waiting requests again.
     pub(super) const fn recheck(&mut self) {
         self.queue.recheck();
     }
@@ -102,12 +105,14 @@ impl Connects {
         }
     }
 
-    /// Time at which waiting clients must next be informed of their place in the queue; `None` if none waits.
+    /// Time at which `Self::news` must next inform waiting clients of their place in the queue; `None` if none
+    /// waits.
     pub(super) const fn news_at(&self) -> Option<Deadline> {
         self.queue.news_at()
     }
 
-    /// Waiting requests of which the clients must be informed now, each with the number of lanes before it.
+    /// Waiting requests of which the clients must be informed now, each with the number of lanes before it in the
+    /// queue. The caller sends the news.
     pub(super) fn news(&mut self) -> Vec<(Asked, u32)> {
         self.queue.news()
     }

@@ -341,7 +341,8 @@ impl Control {
         }
     }
 
-    /// Closes a connection. Its session stays for the linger time.
+    /// Closes a connection, if it is open. Its session stays for the linger time, in which the client can resume it
+    /// over another one. `why` is logged.
     pub(super) fn close(&mut self, id: ConnId, why: &str) {
         if let Some(conn) = self.conns.remove(&id) {
             self.closed(id, &conn, why);
@@ -361,7 +362,8 @@ impl Control {
         }
     }
 
-    /// Serves a connection that epoll reports: sends queued bytes, and reads for one turn.
+    /// Serves a connection that epoll reports: sends queued bytes, and reads once. An error closes the connection. A
+    /// connection that turns out to be a lane's goes to its applier.
     fn serve(&mut self, id: ConnId, flags: EventFlags) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;

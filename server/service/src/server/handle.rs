@@ -472,7 +472,7 @@ impl ServerHandle {
         Ok(furthest_of(clocks))
     }
 
-    /// Lets the clocks of a job, which [`Self::hold_clocks`] has stopped, advance; blocks until all appliers have.
+    /// Lets the clocks of a job, which `Self::hold_clocks` has stopped, advance; blocks until all appliers have.
     /// `admitted` is a new member with its first clocks, if any; sessions of an earlier worker of its rank end.
     ///
     /// # Errors

@@ -44,7 +44,7 @@ impl Recoveries {
     }
 
     /// Returns the callback for a recovery. The applier calls it on its thread, after it has ended the lane, with the
-    /// ring's position. [`Self::take`] then returns the recovery.
+    /// ring's position. `Self::take` then returns the recovery.
     pub(super) fn reply(&self, recovery: Recovery) -> Reply<Option<StateLine>> {
         let (tx, waker) = (self.ended.0.clone(), self.waker.clone());
         Box::new(move |state| {

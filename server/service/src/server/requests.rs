@@ -215,8 +215,8 @@ impl Control {
         Ok(())
     }
 
-    /// Notes that a session continues over this connection, and closes its earlier connection `before`, if
-    /// any.
+    /// Notes that a session continues over connection `conn`, and closes `before`, its earlier connection, if any:
+    /// its end may not have been seen yet.
     fn goes_on(&mut self, conn: &mut Conn, session: SessionId, before: Option<ConnId>) {
         conn.session = Some(session);
         if let Some(before) = before {

@@ -14,7 +14,7 @@ use crate::server::conn::ConnId;
 use crate::server::kept::KeptSession;
 
 impl Sessions {
-    /// Takes over a session from the previous process's memory; its client has yet to return ([`Self::reattach`]). A
+    /// Takes over a session from the previous process's memory; its client has yet to return (`Self::reattach`). A
     /// session without a ring at every applier is ended: it was being created or ended.
     pub(super) fn keep(&mut self, id: SessionId, kept: KeptSession) {
         let lanes = self.shared.appliers.len();

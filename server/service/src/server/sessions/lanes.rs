@@ -32,8 +32,8 @@ use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::ring_reader::{Ring, RingOwner};
 
 impl Sessions {
-    /// Adds a ring for the session at each applier, all or none. Over shared memory the lanes exist at once,
-    /// and the memory to share is returned; else `None`.
+    /// Adds a ring (buffer for the client's frames) for the session at each applier, all or none; blocks until all
+    /// have it. Over shared memory the lanes exist at once, and the memory to share is returned; else `None`.
     pub(super) fn add_rings(
         &self,
         id: SessionId,
@@ -206,7 +206,7 @@ impl Sessions {
     }
 
     /// Checks that the connection of a TCP lane comes from the session's client with the granted nonce. Changes
-    /// nothing: [`Self::connect_lane`] uses the nonce up.
+    /// nothing: `Self::connect_lane` uses the nonce up.
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
@@ -252,7 +252,7 @@ impl Sessions {
     }
 
     /// Reserves the verbs lanes of a session that the client offers to connect, for one request. Until
-    /// [`Self::connected`] or [`Self::not_connected`] other requests for them are refused. Refused if a nonce is not
+    /// [`Self::connected`] or `Self::not_connected` other requests for them are refused. Refused if a nonce is not
     /// the granted one.
     pub(in crate::server) fn connect_verbs(
         &mut self,
@@ -279,8 +279,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the closure that makes the server's ends of a request's verbs lanes. It uses the session's
-    /// current device and protection domain.
+    /// Returns the closure that makes the server's ends of the lanes of request `asked`; it may run on any thread. It
+    /// uses the session's current device and protection domain.
     pub(in crate::server) fn accept(
         &self,
         asked: &Asked,
