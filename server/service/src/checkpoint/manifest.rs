@@ -249,8 +249,8 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
 /// lengths, replaces the manifest file atomically, makes that durable, and then removes parts of older saves.
 ///
 /// # Errors
-/// A part is missing or short, or the file system fails. The directory then still holds the
-/// previous model, unless the last step failed, which makes the change durable.
+/// The manifest is not valid, a part is missing or short, or the file system fails. The directory then still holds
+/// the previous model, unless the last step failed, which makes the change durable.
 pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let path = dir.join(MANIFEST_NAME);
     let refuse = |what| CheckpointError::Manifest {

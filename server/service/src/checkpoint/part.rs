@@ -92,8 +92,8 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// Appends `records` encoded records of one partition, with their keys, to the open chunk. A chunk is
-    /// written when it exceeds `CHUNK_BYTES` or when table or partition change, so records of a partition
+    /// Appends `records` encoded records of one partition, with their keys, to the open chunk. The open chunk is
+    /// written first if it would exceed `CHUNK_BYTES` or if table or partition change, so records of a partition
     /// should come together.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ pub struct SavedShare {
 }
 
 /// A save that the appliers have begun and for which no file is written yet: they copy rows until the memory limit is
-/// reached. [`write_part`] continues it. Dropping it cancels the save.
+/// reached. `write_part` continues it. Dropping it cancels the save.
 #[derive(Debug)]
 pub struct BegunSave {
     pieces: Receiver<(u16, SavePiece)>,
@@ -142,7 +142,7 @@ pub fn save_part(
 
 /// Orders all appliers of a server to save. When this returns, no applier passes the request's clocks without its
 /// cut, the moment at which it copies the rows as they are. With `is_patient` the appliers may take any time to reach
-/// these clocks; else [`write_part`] fails after a time limit.
+/// these clocks; else `write_part` fails after a time limit.
 ///
 /// # Errors
 /// [`CheckpointError::ApplierGone`]. The save is cancelled at all appliers.
