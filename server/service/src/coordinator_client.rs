@@ -118,7 +118,7 @@ pub trait Orders {
         clocks: &[ThreadClock],
     ) -> Result<(), Refusal>;
 
-    /// Holds a job's clocks: appliers consume no tick until [`Self::admit`]. Returns the highest clock by domain.
+    /// Holds a job's clocks: appliers consume no tick until `Self::admit`. Returns the highest clock by domain.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.

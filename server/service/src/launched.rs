@@ -128,7 +128,7 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
 }
 
 /// Joins a launched job like [`join_job`], with the bootstrap record `record`, which the program has distributed
-/// itself. Rank 0 passes as `hosted` the coordinator that it has started with [`host`], other ranks `None`.
+/// itself. Rank 0 passes as `hosted` the coordinator that it has started with `host`, other ranks `None`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.

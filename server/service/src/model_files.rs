@@ -81,7 +81,7 @@ impl ModelFiles {
     }
 
     /// Passes order `id` to the thread of its job. If there is none, starts it with the access that `appliers`
-    /// returns. Does not block: [`Self::take_done`] returns the reply later.
+    /// returns. Does not block: `Self::take_done` returns the reply later.
     ///
     /// # Errors
     /// The refusal of the order: no thread can be started.
@@ -115,7 +115,7 @@ impl ModelFiles {
         })
     }
 
-    /// Runs `work` on a new thread and makes its result the reply to order `id`, which [`Self::take_done`] returns
+    /// Runs `work` on a new thread and makes its result the reply to order `id`, which `Self::take_done` returns
     /// later. Does not block.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl ModelFiles {
     }
 
     /// Begins a checkpoint: orders all appliers to save, lets the job's clocks, which the coordinator has stopped,
-    /// advance again, and passes the writing to the job's thread. [`Self::take_done`] returns the reply.
+    /// advance again, and passes the writing to the job's thread. `Self::take_done` returns the reply.
     ///
     /// # Errors
     /// The refusal of the order; the clocks advance in this case too.

@@ -119,7 +119,8 @@ impl ServerProcessConfig {
         Ok(reserve(&config)?)
     }
 
-    /// Makes the configuration of the server within a process, without its number, epoch and address.
+    /// Makes the configuration of the `Server` in this process from this one. The caller sets what the coordinator
+    /// gives (number, epoch, number of workers), the address and the memory.
     fn of_server(&self, cluster: ClusterId) -> Result<ServerConfig, ServerProcessError> {
         let node = ServerConfig::new(self.token.clone(), cluster);
         let node = node.map_err(ServerProcessError::Random)?;
