@@ -157,7 +157,8 @@ impl AsyncPulls {
         })
     }
 
-    /// Whether a ticket belongs to a range pull that is under way.
+    /// Whether a ticket belongs to a range pull that is under way; false for a pull of rows, and for one that is
+    /// over.
     pub(crate) fn is_range(&self, ticket: PullTicket) -> bool {
         self.ranges.iter().any(|r| r.number == ticket.number)
     }
@@ -246,7 +247,8 @@ impl AsyncPulls {
         }
     }
 
-    /// Moves the completed read batches of all lanes to the pulls that posted them.
+    /// Moves the completed read batches of all lanes to the pulls that posted them, without waiting. Batches of ended
+    /// pulls are dropped.
     fn collect(&mut self, lanes: &mut Lanes) {
         for lane in 0..lanes.len() {
             while let Some(batch) = lanes.get(lane).finished.pop() {
@@ -317,7 +319,8 @@ impl AsyncPulls {
         done
     }
 
-    /// Blocks until the posted reads of a pull have completed, then pulls the rows that they did not bring.
+    /// Blocks until the posted reads of a pull of rows have completed and copies the valid rows to `out`, then pulls
+    /// the other rows with a blocking pull. The pull stays in the list.
     fn finish_known(
         &mut self,
         lanes: &mut Lanes,

@@ -37,8 +37,8 @@ pub(super) struct AsyncRange {
 }
 
 impl AsyncRange {
-    /// Posts the reads of `windows`, which are sorted by lane, up to a bound of bytes on each lane. Windows beyond
-    /// it are left for the end.
+    /// Posts the reads of `windows` (each up to 16 blocks, sorted by lane), up to a bound of bytes on each lane, and
+    /// does not wait. Windows beyond the bound are read by `finish`.
     pub(super) fn post(
         &mut self,
         pull: &mut BlockPull<'_>,
@@ -71,7 +71,8 @@ impl AsyncRange {
         Ok(())
     }
 
-    /// Stores a completed read batch of a lane.
+    /// Stores a completed read batch of a lane for `finish`; drops it if it is not the one that this pull posted
+    /// there.
     pub(super) fn take(&mut self, lane: usize, batch: ReadBatch) {
         if let Some(reads) = self.reads.get_mut(lane) {
             reads.take_arrived(batch);
@@ -85,7 +86,8 @@ impl AsyncRange {
     }
 
     /// Blocks until the posted reads have arrived, validates the blocks, and reads the windows that are missing or
-    /// torn. The range is then complete in `out`.
+    /// torn. The range is then complete in `out`. After an error that leaves the pull under way, the caller must call
+    /// `leave_to_end`.
     pub(super) fn finish(
         &mut self,
         pull: &mut BlockPull<'_>,

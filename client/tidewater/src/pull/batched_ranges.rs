@@ -242,8 +242,8 @@ impl BlockPull<'_> {
         self.lanes.counters.retries += (again.len() - known) as u64;
     }
 
-    /// Adds the reads of stage `n` to the lists of the lanes. Lanes with free fences get the reads of all stages at
-    /// the first one.
+    /// Adds the reads of stage `n` to the lists of the lanes. A lane where a fence costs nothing (`fences_are_free`)
+    /// gets the reads of all stages at `n` = 0, and none at the later ones.
     fn stage_reads(
         &mut self,
         round: &[Window],

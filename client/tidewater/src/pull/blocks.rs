@@ -91,7 +91,8 @@ pub(crate) struct BlockScratch {
 }
 
 /// Pulls the elements of a range table from `first` on into `out`, as many as it holds, and blocks until they are
-/// there. Returns the versions read. Fails for a table of rows or a range past its end.
+/// there. Returns the versions read. Fails for a table of rows or a range past its end. After another error `out` may
+/// be partly overwritten.
 pub(crate) fn pull(
     lanes: &mut Lanes,
     table: &TableState,
@@ -190,7 +191,7 @@ pub(super) fn finish(
 }
 
 /// Newest version that all partitions of a range have, from their snapshot records. Blocks while a record is being
-/// written; `None` for an empty range.
+/// written, up to `deadline`; `None` for an empty range.
 pub(crate) fn newest_version(
     lanes: &mut Lanes,
     table: &TableState,
@@ -423,8 +424,9 @@ impl BlockPull<'_> {
         Ok(seen.pulled())
     }
 
-    /// Validates a window: compares the version words of each block before and after its payload. Blocks with a
-    /// torn, odd or changed word go to `again`, one piece each; the store counts of the valid ones go to `seen`.
+    /// Validates a window: compares the version words of each block before and after its payload. Blocks with a torn,
+    /// odd (being written) or changed word go to `again`, one piece each; the store counts of the valid ones go to
+    /// `seen`, which holds the versions that the pull returns.
     pub(super) fn judge(&self, window: &Window, again: &mut Vec<RangePart>, seen: &mut Seen) {
         let per_block = self.layout.block_elements();
         let piece = &window.part;
@@ -489,7 +491,7 @@ impl BlockPull<'_> {
     }
 
     /// Reads all pieces at one version, and returns that version. Repeats until the deadline if the partitions move
-    /// on meanwhile.
+    /// on meanwhile. With `Want::At` it fails with `VersionGone` where a partition does not hold that version.
     fn snapshot(
         &mut self,
         pieces: &[RangePart],
@@ -606,7 +608,7 @@ impl BlockPull<'_> {
 
     /// Makes one attempt to read all pieces at one version: the wanted one, or the newest that all partitions have.
     /// Pieces that already have it are not read. `None` if the version was replaced meanwhile or a record is being
-    /// written.
+    /// written: the caller tries again. A version of `Want::At` that a partition does not hold is an error.
     fn try_version(
         &mut self,
         pieces: &[RangePart],
@@ -658,8 +660,8 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// Reads all pieces of a pinned version; no applier writes its buffers. `None` if a record is torn; the records
-    /// show whether the table still exists.
+    /// Reads all pieces of a pinned version; no applier writes its buffers. `None` if a snapshot record is torn: the
+    /// caller tries again. A record that validates shows that the table still exists.
     fn try_pinned(
         &mut self,
         pieces: &[RangePart],

@@ -111,8 +111,9 @@ pub(super) fn pull(
     tried
 }
 
-/// Copies rows as [`pull`] does, for any number of keys but one. It is a separate function so that a single row does
-/// not pay for the memory of a group.
+/// Copies rows as [`pull`] does, for any number of keys but one. In mode `Hogwild`, a sentinel row that does not
+/// validate sends all rows to `todo`. It is a separate function so that a single row does not pay for the memory of a
+/// group.
 #[inline(never)]
 fn pull_many(
     mut mapped: MappedRows<'_>,
@@ -171,8 +172,8 @@ fn prefetch_locations(table: &TableState, keys: &[u64], first: usize) {
     }
 }
 
-/// Copies one row to `out`, and validates its checksum, or without `validate` only its version. Adds its index `n`
-/// to `todo` if it fails.
+/// Copies one row to `out`, and validates its checksum, or without `validate` only its version. Adds its index `n` in
+/// the keys to `todo` if it fails, and counts it in `tried`.
 #[allow(
     clippy::too_many_arguments,
     reason = "inlined; a struct of them would be built for each row"

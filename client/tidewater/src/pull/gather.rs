@@ -201,8 +201,8 @@ impl Lanes {
     }
 
     /// Requests copies of rows from their appliers, and blocks until all have arrived. `rows` are indexes in `keys`,
-    /// sorted by lane; with `create` the servers create missing rows. `place` gets the index and bytes of each row,
-    /// in any order.
+    /// sorted by lane; with `create` the servers create missing rows, without it they return their initial values.
+    /// `place` gets the index and bytes of each row, in any order.
     pub(crate) fn gather_rows(
         &mut self,
         table: &TableState,

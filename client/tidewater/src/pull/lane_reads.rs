@@ -65,8 +65,9 @@ pub(crate) struct CallDest<'a> {
     pub(crate) row_bytes: Option<usize>,
 }
 
-/// Executes the reads of all lanes together, `reads[n]` on lane `n`, and blocks until each is placed in `dest`. A
-/// lane that breaks is recovered, and its reads are repeated.
+/// Executes the reads of all lanes together, `reads[n]` on lane `n`, and blocks until each is placed in `dest`, which
+/// must hold all of their offsets; after an error it is partly filled. A lane that breaks is recovered, and its reads
+/// are repeated.
 ///
 /// # Errors
 /// A deadline, which names the lane that is late; a read that a server refuses.
@@ -129,7 +130,8 @@ impl LaneReads {
         self.rows.clear();
     }
 
-    /// Removes all reads from the list, also those in flight: their data is dropped when it arrives.
+    /// Removes all reads from the list, and forgets those in flight: their data, which goes to memory of the batch,
+    /// is dropped when it arrives.
     pub(super) fn restart(&mut self) {
         self.clear();
         self.posted = 0..0;
@@ -150,8 +152,9 @@ impl LaneReads {
         self.tag.is_none() || self.arrived.is_some() || is_replaced(lanes)
     }
 
-    /// Posts the next reads of the list under a tag, without waiting: up to `most` bytes of heads, and as many of
-    /// bodies. On a broken lane nothing is posted; `collect` recovers it.
+    /// Posts the next reads of the list under a tag, without waiting: at least one, and up to `most` bytes of heads
+    /// (row headers, version words) and as many of bodies (payload). On a broken lane nothing is sent: `collect`
+    /// recovers the lane and repeats these reads.
     pub(super) fn post(
         &mut self,
         lanes: &mut Lanes,
@@ -200,8 +203,8 @@ impl LaneReads {
         Ok(())
     }
 
-    /// Blocks until the posted reads have arrived and are placed in `dest`. If the lane was replaced, it reads them
-    /// again.
+    /// Blocks until the posted reads have arrived and are placed in `dest`. If the lane was replaced, or the batch is
+    /// late, it reads them again. Returns at once if none is posted.
     pub(super) fn collect(
         &mut self,
         lanes: &mut Lanes,
@@ -224,7 +227,7 @@ impl LaneReads {
     }
 
     /// Blocks until the batch `tag` has arrived, and places it in `dest`. Returns false if the lane broke or was
-    /// replaced, or at the deadline.
+    /// replaced, or at the deadline: `dest` is then not filled, and the caller repeats the reads.
     fn await_batch(
         &mut self,
         lanes: &mut Lanes,
@@ -324,8 +327,8 @@ impl LaneReads {
     }
 }
 
-/// Runs `read` on a lane. If the lane breaks, it recovers the lane and runs `read` again, until the deadline. A late
-/// or refused read is an error at once.
+/// Runs `read` on a lane. If the lane breaks, it recovers the lane and runs `read` again from its begin, until the
+/// deadline. A late or refused read is an error at once.
 fn recovering(
     lanes: &mut Lanes,
     lane: usize,

@@ -101,7 +101,8 @@ struct RowPull<'a> {
 }
 
 /// Pulls the rows of `keys` into `out`, in the order of the keys, and blocks until all are there. Mapped memory is
-/// tried first; the remaining rows are read over the lanes. Returns the versions read.
+/// tried first; the remaining rows are read over the lanes. Returns the versions read. After an error `out` may be
+/// partly overwritten.
 #[inline]
 pub(crate) fn pull(
     lanes: &mut Lanes,
@@ -194,8 +195,9 @@ impl RowPull<'_> {
             })
     }
 
-    /// Finds the location of every row of `todo` and lists its read. Cached locations that have failed twice are
-    /// resolved again. Rows that need no read (initial values of missing keys) are completed here.
+    /// Finds the location of every row of `todo` and lists its read. `attempt` counts the rounds from 0: from 2 on,
+    /// cached locations are stale and are resolved again. Rows that need no read (initial values of missing keys) are
+    /// completed here.
     fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
         s.reads.iter_mut().for_each(LaneReads::clear);
@@ -450,8 +452,8 @@ impl RowPull<'_> {
         (verdict, RowVersion::of_head(head))
     }
 
-    /// Requests copies of rows from their servers, and blocks until they are in `out`. Sorts the indexes in `rows`
-    /// by lane.
+    /// Requests copies of rows (by index in the keys) from their servers, and blocks until they are in `out`. Sorts
+    /// `rows` by lane. The versions of a pull that calls it are unknown from then on.
     fn gather(&mut self, rows: &mut Vec<u32>) -> Result<(), ClientError> {
         self.seen.lose();
         for &row in &*rows {
@@ -484,8 +486,8 @@ fn invalid_location(server: &str, loc: RowLocation, number: u16) -> ClientError 
     }
 }
 
-/// Moves one read to the end of the list, behind a fence, as the sentinel that is validated. Each attempt takes
-/// another row, since a frequently written row may never validate.
+/// Moves one read to the end of the list, behind a fence, as the sentinel: the one row of a Hogwild pull with a
+/// validated checksum. Each attempt takes another row, since a frequently written row may never validate.
 fn put_sentinel_last(ops: &mut [ReadOp], attempt: u32) {
     let Some(last) = ops.len().checked_sub(1) else {
         return;

@@ -43,7 +43,9 @@ impl RowRead {
         })
     }
 
-    /// Judges a row by the version in its header alone, without a checksum of its payload (Hogwild).
+    /// Judges a row by the version in its header alone, without a checksum of its payload (Hogwild): stale if the
+    /// generation of its slot is not that of the location, torn if the header names no row (counter 0), otherwise
+    /// valid.
     pub(super) fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
         let is_valid = ver.is_valid();
