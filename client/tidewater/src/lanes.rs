@@ -219,8 +219,8 @@ impl Lanes {
         self.all.get(lane).is_some_and(|l| l.broken.is_some())
     }
 
-    /// Records an error of a lane. A fatal one marks the lane as broken and returns `Interrupt::Broken`; others end
-    /// the call.
+    /// Records an error of a lane. One that is fatal to the lane marks it as broken and returns `Interrupt::Broken`:
+    /// the caller recovers it. Others end the call as `Interrupt::Failed`.
     pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
         if !e.is_fatal() {
             return Interrupt::Failed(e.into());
@@ -243,8 +243,9 @@ impl Lanes {
         Ok(())
     }
 
-    /// Blocks until the poll function `look` returns a result, or the deadline passes. Sends held pushes first, and
-    /// recovers lanes that break meanwhile. `op` names the call in errors.
+    /// Blocks until the poll function `look`, called after each event, returns a result; `None` waits on. At the
+    /// deadline the error names the appliers with unanswered frames. Sends held pushes first, and recovers lanes that
+    /// break meanwhile. `op` names the call in errors.
     pub(crate) fn wait<T>(
         &mut self,
         op: &'static str,
@@ -324,8 +325,8 @@ impl Lanes {
         any
     }
 
-    /// Reads the server's public copy of each status record that has not moved for [`STATUS_LOOK`]: its delivery may
-    /// have failed. A lane with a failed read is marked as broken.
+    /// Posts a read of the server's public copy of each status record that has not moved for [`STATUS_LOOK`]: its
+    /// delivery may have failed. Does not wait; `poll` takes the result. A lane that fails is marked as broken.
     #[cold]
     fn read_stalled_statuses(&mut self) -> Result<(), ClientError> {
         let now = clock::now();
@@ -547,12 +548,9 @@ impl Lanes {
         self.ask(server, deadline, clocks).map(Some)
     }
 
-    /// Sends a request over a server's control link and returns the answer. The request must be idempotent: it is
-    /// repeated, also at a successor of the server, until `deadline` passes or the job ends.
-    ///
-    /// # Errors
-    /// Repeated are [`ClientError::Deadline`] of one attempt, [`ClientError::ServerLost`], and refusals by which a
-    /// restarted server does not know the session yet. Other errors are returned at once.
+    /// Sends a request over a server's control link and returns the answer. Repeats it after a lost or restarted
+    /// server, also at its successor, until `deadline` passes or the job ends; other errors end it at once. The
+    /// request must be idempotent: an unanswered attempt may have been carried out.
     pub(crate) fn ask<T>(
         &mut self,
         server: usize,
@@ -663,8 +661,8 @@ impl Lanes {
         }
     }
 
-    /// Polls whether the servers have answered every frame of a ticket; `None` if some are unanswered. Otherwise
-    /// `Ok`, or the first refusal among the frames.
+    /// Tells, by what the lanes have received so far, whether the servers have answered every frame of a ticket;
+    /// `None` if some are unanswered. Otherwise `Ok`, or the first refusal, which then counts as claimed.
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes

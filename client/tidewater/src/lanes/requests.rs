@@ -32,7 +32,7 @@ pub(crate) trait Requests {
     fn payload(&mut self, n: usize) -> &[u8];
 
     /// Accepts the payload of the reply to request `n`; replies come in any order. `Err` describes an impossible
-    /// reply.
+    /// reply, and ends the call as a protocol error of the server.
     fn answer(&mut self, n: usize, reply: &[u8]) -> Result<(), String>;
 }
 

@@ -14,7 +14,8 @@ const HELD_BYTES: u64 = 32 << 10;
 
 impl Lanes {
     /// Builds a frame in a lane's ring, without sending it; waits for room until `deadline`. `fill` writes the
-    /// payload of `payload_len` bytes. Returns the sequence number. Fails if the payload never fits the ring.
+    /// payload of `payload_len` bytes. Returns the sequence number. Fails if the payload never fits the ring, and
+    /// within a task for a frame that takes effect at once; nothing is built then.
     pub(crate) fn build(
         &mut self,
         lane: usize,
@@ -103,8 +104,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Sends all built frames and blocks until the servers have acknowledged every frame of every lane: applied,
-    /// held for a tick, or refused. `op` names the call in errors.
+    /// Sends all built frames and blocks until the servers have acknowledged every frame of every lane: applied, held
+    /// for a tick, or refused. A refusal is no error here: `claim_refusal` returns it. `op` names the call in errors.
     pub(crate) fn settle(
         &mut self,
         op: &'static str,
@@ -159,7 +160,8 @@ impl Lanes {
     }
 
     /// Blocks until some waiting lane has room for its frame. `waits` has the payload bytes of each lane's frame, or
-    /// 0 for a lane that does not wait. Returns false at once if no lane waits.
+    /// 0 for a lane that does not wait. Returns false at once if no lane waits. Sends the built frames of the waiting
+    /// lanes first.
     pub(crate) fn wait_room(
         &mut self,
         waits: &[usize],

@@ -7,7 +7,8 @@ use super::Lanes;
 use crate::error::ClientError;
 
 impl Lanes {
-    /// Delivery number of the open task; `None` if no task is open.
+    /// Delivery number of the open task, by which the coordinator tells its hand-outs of tasks apart; `None` if no
+    /// task is open.
     pub(crate) const fn task(&self) -> Option<u64> {
         self.task
     }
@@ -64,7 +65,8 @@ impl Lanes {
     }
 
     /// Sends a TASK frame behind the task's pushes on each lane that carried them: with `keep` the servers keep the
-    /// pushes of this delivery, otherwise they drop them.
+    /// pushes of this delivery until the coordinator decides, otherwise they drop them. Does not wait for the
+    /// servers.
     pub(crate) fn mark_task(
         &mut self,
         delivery: u64,

@@ -181,7 +181,8 @@ impl PushRing {
         self.next_seq - self.signalled_seq
     }
 
-    /// Writes built frames to the server's ring, and signals the new tail to the applier.
+    /// Writes built frames to the server's ring, and signals the new tail (their end) to the applier. After an error
+    /// the frames stay in staging, and `resend` writes them to the recovered lane.
     pub(crate) fn send(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         self.write_frames(lane)?;
         if self.signalled != self.tail {
